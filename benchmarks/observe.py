@@ -8,6 +8,7 @@ Memory: peak resident size of a fresh process for each number of tokens, on a sm
 """
 
 import argparse
+import random
 import resource
 import statistics
 import subprocess
@@ -21,7 +22,8 @@ WORDS = ("the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was",
 
 def texts(n_texts: int, n_words: int) -> tuple[str, ...]:
     """Texts of `n_words` words each, all different."""
-    return tuple(" ".join(WORDS[(i * 7 + j * j + i * j) % len(WORDS)] for j in range(n_words)) for i in range(n_texts))
+    choose = random.Random(0)
+    return tuple(" ".join(choose.choices(WORDS, k=n_words)) for _ in range(n_texts))
 
 
 def cost(model: str, batch_size: int, max_length: int, repeats: int) -> float:

@@ -1,5 +1,6 @@
 """Options said once: what a dataclass declares is what Python, the command line and its help hold to."""
 
+import io
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from outlierlens.cli.flags import Usage, call, command
 from outlierlens.errors import BadInput
 from outlierlens.options import REQUIRED, Flag, Flat, Other, build, changed, check, options_of
 from outlierlens.tasks.options import SplitReading
+from outlierlens.view import terminal
 from outlierlens.view.section import (
     Change,
     Count,
@@ -183,6 +185,17 @@ def test_a_table_on_a_terminal_shows_text_as_it_is(capsys: pytest.CaptureFixture
     assert "\x1b" not in first
     assert first.endswith(" 3")
     assert second.split() == ["longer", "10"]
+
+
+def test_a_table_that_fits_is_written_as_it_would_be_drawn() -> None:
+    lines = [("名前", "n", "what"), ("à b", "3", "é"), ("longer", "10", "日本語 x")]
+    plain, drawn = io.StringIO(), io.StringIO()
+    print_rows(Rows("", lines[0], tuple((one, int(n), other) for one, n, other in lines[1:])), plain)
+    terminal._draw(lines, [True, False, True], drawn)
+    assert plain.getvalue() == drawn.getvalue()
+    wide = io.StringIO()
+    print_rows(Rows("", ("what",), (("word " * 100,),)), wide)
+    assert max(map(len, wide.getvalue().splitlines())) <= terminal.WIDTH
 
 
 def test_rows_of_have_a_column_for_every_name() -> None:

@@ -1,5 +1,6 @@
 """What the machine does to the command line, a full disk or a missing right, is one line; gates end with 2 then."""
 
+import gc
 import json
 import os
 import subprocess
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from outlierlens.cli import main
+from outlierlens.detection.scan import command as scan_command
 from outlierlens.errors import told
 
 FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
@@ -74,3 +77,16 @@ def test_a_file_name_that_is_no_utf8_is_written_as_json(tmp_path: Path) -> None:
     out = tmp_path / "scan.json"
     assert run("scan", folder, "--json", stdout=str(out)) == (0, "")
     assert json.loads(out.read_bytes())["provenance"]["model"] == str(folder)
+
+
+def test_garbage_is_collected_while_a_command_works_and_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    monkeypatch.setattr(scan_command, "run", lambda *_: found.append((gc.isenabled(), gc.get_freeze_count() > 0)))
+    monkeypatch.setattr(sys, "argv", ["outlierlens", "scan", "mini-bert"])
+    frozen = gc.get_freeze_count()
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    assert found == [(True, True)]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == frozen == 0

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlierlens.detection import running_statistics as stats
-from outlierlens.detection.histogram import HALF, QUANTILE_ERROR, SMALLEST, LogHistogram
+from outlierlens.detection.histogram import FEW_ROWS, HALF, QUANTILE_ERROR, SMALLEST, LogHistogram
 from outlierlens.detection.running_statistics import (
     GroupStats,
     LargeCounts,
@@ -20,6 +20,7 @@ from outlierlens.detection.running_statistics import (
     no_extremes,
     rows_of,
 )
+from outlierlens.detection.scratch import Scratch
 from outlierlens.errors import BadInput
 
 DIM = 8
@@ -99,7 +100,7 @@ def test_moments_merge_like_fractions_at_any_count(first: dict[int, int], second
 def test_a_group_goes_on_counting_after_millions_of_vectors() -> None:
     group = GroupStats(1, 3.0)
     group.moments = summed({-1: 10**7, 1: 10**7})
-    group.add(torch.tensor([[22_500.0]]), rows(1))
+    group.add(torch.tensor([[22_500.0]]), rows(1), Scratch())
     assert group.count == 2 * 10**7 + 1
     count, _, second, _, fourth = exact({-1: 10**7, 1: 10**7, 22_500: 1})
     assert float(group.moments.kurtosis()) == pytest.approx(float(count * fourth / second**2), rel=1e-12)
@@ -166,12 +167,12 @@ def test_an_extreme_that_several_entries_share_is_nobody_s() -> None:
     states = torch.tensor([[0.0, 0, 0], [-1, 0, 0], [1, 1, -3], [2, 2, 2], [-5, 4, -5]])
     group = GroupStats(3, n_sigma=3.0)
     before = states.clone()
-    group.add(states, rows(5))
+    group.add(states, rows(5), Scratch())
     assert torch.equal(states, before)
     assert group.argmin.tolist() == [1, 0, 1]
     assert group.argmax.tolist() == [0, 1, 0]
     nothing = GroupStats(3, n_sigma=3.0)
-    nothing.add(torch.zeros(4, 3), rows(4))
+    nothing.add(torch.zeros(4, 3), rows(4), Scratch())
     assert math.copysign(1, float(nothing.extremes.top[0])) == 1  # no −0
 
 
@@ -204,6 +205,18 @@ def test_what_lies_outside_the_bins() -> None:
     assert histogram.counts[HALF - 1].item() == 2  # −0 and −1e-5
     assert histogram.counts[0].item() == histogram.counts[-1].item() == 1
     assert float(histogram.quantiles([0.5])) == 0
+
+
+@pytest.mark.parametrize("columns", [None, torch.tensor([0, 2, *range(5, 21)])])
+def test_many_rows_are_counted_as_few(columns: torch.Tensor | None) -> None:
+    data = torch.tensor(np.random.default_rng(0).standard_t(2, size=(FEW_ROWS, 21)), dtype=torch.float32)
+    at_once, singly = LogHistogram(21, columns), LogHistogram(21, columns)
+    at_once.add(data)
+    for part in data.split(100):
+        singly.add(part)
+    assert torch.equal(at_once.counts, singly.counts)
+    assert int(at_once.counts.sum()) == FEW_ROWS * (21 if columns is None else len(columns))
+    assert torch.equal(at_once.all_magnitudes(), singly.all_magnitudes())
 
 
 def test_an_empty_histogram_has_no_quantile() -> None:
@@ -311,8 +324,32 @@ def test_n_sigma_is_a_threshold(n_sigma: float, hits: int) -> None:
     spike = torch.full((1, 16), -1.0)
     spike[0, 5] = 15  # 3.873 sigma
     group = GroupStats(16, n_sigma)
-    group.add(spike, rows(1))
+    group.add(spike, rows(1), Scratch())
     assert group.sigma.sum().item() == hits
+
+
+@pytest.mark.parametrize("mean", [0.0, 3.0, -300.0, 1e5])
+def test_sigma_is_that_of_the_definition(mean: float) -> None:
+    states = torch.tensor(np.random.default_rng(1).standard_t(4, size=(50, 64)) + mean, dtype=torch.float32)
+    centred = states.double() - states.double().mean(1, keepdim=True)
+    by_definition = centred.abs() >= 2 * centred.square().mean(1, keepdim=True).sqrt()
+    group = GroupStats(64, 2.0)
+    found = torch.zeros(50, 64, dtype=torch.bool)
+    found[group.add(states, rows(50), Scratch())] = True
+    assert torch.equal(found, by_definition)
+    assert torch.equal(group.sigma, by_definition.sum(0))
+
+
+def test_layers_may_share_their_scratch() -> None:
+    shared, states = Scratch(), [values(40, 1), values(9, 2), values(40, 3)]
+    together = [LayerStats(DIM, scratch=shared) for _ in states]
+    apart = [LayerStats(DIM) for _ in states]
+    for layers in (together, apart):
+        for found, one in zip(layers, states, strict=True):
+            found.keep_quantiles(2, DIM, one[None], (rows(len(one)), rows(0)))
+            found.add(one[None], rows(len(one)), rows(0))
+    for one, other in zip(together, apart, strict=True):
+        assert counted(one, "all") == counted(other, "all")
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -320,15 +357,15 @@ def test_values_that_are_no_numbers_are_refused(bad: float) -> None:
     states = values(4, 0)
     states[2, 1] = bad
     with pytest.raises(BadInput, match="1 of 4 token vectors hold NaN or infinity; use --dtype float32"):
-        GroupStats(DIM, 3.0).add(states, rows(4))
+        GroupStats(DIM, 3.0).add(states, rows(4), Scratch())
 
 
 def test_counters_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stats, "MAX_TOKENS", 10)
     group = GroupStats(DIM, 3.0)
-    group.add(values(8, 0), rows(8))
+    group.add(values(8, 0), rows(8), Scratch())
     with pytest.raises(BadInput, match="more than 10 token vectors in one result; split the data"):
-        group.add(values(3, 1), rows(3))
+        group.add(values(3, 1), rows(3), Scratch())
     with pytest.raises(BadInput, match="more than 10 token vectors"):
         group.merged(group)
 
@@ -369,7 +406,7 @@ def test_rows_name_text_and_position_whatever_the_padding(side: str) -> None:
 
 def test_large_counts_by_hand() -> None:
     found = LargeCounts(3)
-    found.add(torch.tensor([[5.99, 6.0, -7.0], [0.0, -6.0, 1.0]]))
-    found.add(torch.tensor([[0.0, 1.0, 1.0], [0.0, 9.0, 1.0]]))
+    found.add(torch.tensor([[5.99, 6.0, -7.0], [0.0, -6.0, 1.0], [9.0, 9.0, math.nan]]), torch.tensor([0, 1]))
+    found.add(torch.tensor([[8.0, 1.0, 1.0], [0.0, 1.0, 1.0], [0.0, 9.0, 1.0]]), torch.tensor([1, 2]))
     assert found.large.tolist() == [0, 3, 1]
     assert found.share().tolist() == [0, 0.75, 0.25]

@@ -13,9 +13,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 LEAST = 1000  # bytes a second
 SECONDS = 30.0  # over which they are counted
@@ -88,6 +90,8 @@ def within(seconds: float, open_: Callable[[], T]) -> T:
 
     What is given up goes on in a thread that does not keep the process alive, and is closed when it comes.
     """
+    from concurrent.futures import Future  # brings logging, for which what is on this disk would wait
+
     outcome: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
     given_up = threading.Event()
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import gc
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -35,10 +36,13 @@ def _run(experiment: Experiment, *, options: Any = None, **groups: Any) -> None:
     session.notice = (lambda _: None) if session.output.quiet else common.warn
     wanted, label = session.output.tells_progress, f"{experiment.name}: reading"
     with common.unusable_is_2() if experiment.gate else nullcontext(), Progress(wanted, label) as session.progress:
+        run = experiment.run()
+        gc.freeze()  # what was imported stays
+        gc.enable()  # `main` had no use for it
         if experiment.odd:
-            experiment.run()(session, options)
+            run(session, options)
             return
-        found = answer(experiment, session, options, lambda: experiment.run()(session, options))
+        found = answer(experiment, session, options, lambda: run(session, options))
     if experiment.gate and getattr(found, experiment.gate):
         raise SystemExit(common.FAILED)
 

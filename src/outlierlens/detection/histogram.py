@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outlierlens.detection.scratch import Scratch
 from outlierlens.errors import BadInput
 
 if TYPE_CHECKING:
@@ -24,10 +25,10 @@ BIN_BYTES = 4
 # The widest bin is [1, 1 + 1/32); its harmonic centre is off by at most width / (sum of the edges).
 QUANTILE_ERROR = 1 / (2 ** (MANTISSA_BITS + 1) + 1)
 SMALLEST = 2.0**LOWEST_EXPONENT  # smaller magnitudes are read as 0
-# On a CPU bins are many and caches small: codes wait until enough rows are there to count dimension by dimension.
-FEW_ROWS, MANY_ROWS = 512, 8192
-COLUMNS_AT_ONCE = 16
-_SHIFT = 23 - MANTISSA_BITS
+# On a CPU bins are many and caches small: with enough rows, dimensions are counted some at a time.
+FEW_ROWS = 512
+COLUMNS_AT_ONCE = 16  # as many as int16 has room for: places in their counts go up to 16 * BINS − 1
+_SHIFT = 7 - MANTISSA_BITS
 _FIRST_CODE = ((127 + LOWEST_EXPONENT) << MANTISSA_BITS) - 1
 
 
@@ -39,6 +40,7 @@ class LogHistogram:
 
     Attributes:
         columns: int64, the dimensions counted, or None for all of them.
+        counts: int32 [column * BINS], ascending in value.
         magnitudes: int64 [HALF], |h| over all dimensions; kept apart only where `columns` leaves some out.
     """
 
@@ -47,55 +49,46 @@ class LogHistogram:
 
         self.dim, self.columns = dim, columns
         kept = dim if columns is None else len(columns)
-        self._counts = torch.zeros(kept * BINS, dtype=torch.int32, device=device)
-        self._waiting: list[Tensor] = []  # int16 [column, row] each
+        self.counts = torch.zeros(kept * BINS, dtype=torch.int32, device=device)
         self.magnitudes = None if columns is None else torch.zeros(HALF, dtype=torch.int64, device=device)
         self._offset = torch.arange(kept, dtype=torch.int32, device=device) * BINS + HALF
         self._one = torch.ones((), dtype=torch.int32, device=device)
 
     def add(self, values: "Tensor") -> None:
         """Count float32 [row, dim]."""
+        self.count(self.codes(values, Scratch()))
+
+    def codes(self, values: "Tensor", scratch: Scratch, out: "Tensor | None" = None) -> "Tensor":
+        """What `count` takes for float32 [row, dim]: int16 [row, column], from −HALF up to HALF − 1, into `out` if given."""
         import torch
 
-        bits = values.view(torch.int32)
-        code = ((bits & 0x7FFFFFFF) >> _SHIFT).sub_(_FIRST_CODE).clamp_(0, HALF - 1)
+        bits = scratch.take("bits", values.shape, torch.int32, values.device)
+        torch.bitwise_right_shift(values.view(torch.int32), 16, out=bits)
+        # Sign, exponent and seven bits of the mantissa are all that a bin needs.
+        high = scratch.take("high", values.shape, torch.int16, values.device).copy_(bits)
+        every = self.columns is None
+        code = out if every and out is not None else scratch.take("code", values.shape, torch.int16, values.device)
+        torch.bitwise_and(high, 0x7FFF, out=code).bitwise_right_shift_(_SHIFT).sub_(_FIRST_CODE).clamp_(0, HALF - 1)
         if self.columns is not None and self.magnitudes is not None:
             self.magnitudes += torch.bincount(code.view(-1), minlength=HALF)
-            bits, code = bits[:, self.columns], code[:, self.columns]
-        code ^= bits >> 31  # −1 for negative values: turns code c into −c − 1
-        if code.device.type == "cpu":
-            self._waiting.append(code.short().t().contiguous())
-            if sum(codes.shape[1] for codes in self._waiting) >= MANY_ROWS:
-                self.settle()
-        else:
-            self._scatter(code)
+            high = high.index_select(1, self.columns)
+            code = torch.index_select(code, 1, self.columns, out=out)
+        return code.bitwise_xor_(high.bitwise_right_shift_(15))  # with −1 for negative values: turns code c into −c − 1
 
-    def settle(self) -> None:
-        """Count what waits: `add` keeps codes of at most 8,192 rows back, two bytes a value."""
-        waiting, self._waiting = self._waiting, []
-        n_rows = sum(codes.shape[1] for codes in waiting)
-        if n_rows < FEW_ROWS:
-            for codes in waiting:
-                self._scatter(codes.t().int())
+    def count(self, codes: "Tensor") -> None:
+        """Count codes [row, column]."""
+        import torch
+
+        if codes.device.type != "cpu" or len(codes) < FEW_ROWS:
+            index = (codes + self._offset).long().reshape(-1)
+            self.counts.scatter_add_(0, index, self._one.expand(index.numel()))
             return
-        counts = self._counts.view(-1, BINS).numpy()
-        for start in range(0, len(counts), COLUMNS_AT_ONCE):
-            block = counts[start : start + COLUMNS_AT_ONCE]
-            code = np.concatenate([part[start : start + COLUMNS_AT_ONCE].numpy() for part in waiting], axis=1)
-            index = code + (np.arange(len(block)) * BINS + HALF)[:, None]
-            block += np.bincount(index.ravel(), minlength=block.size).reshape(block.shape).astype(np.int32)
-
-    def _scatter(self, code: "Tensor") -> None:
-        """Count int32 codes [row, column]."""
-        index = (code + self._offset).long().reshape(-1)
-        self._counts.scatter_add_(0, index, self._one.expand(index.numel()))
-
-    @property
-    def counts(self) -> "Tensor":
-        """int32 [column * BINS], ascending in value."""
-        if self._waiting:
-            self.settle()
-        return self._counts
+        offset = (torch.arange(COLUMNS_AT_ONCE) * BINS + HALF).short()
+        for start in range(0, codes.shape[1], COLUMNS_AT_ONCE):
+            part = codes[:, start : start + COLUMNS_AT_ONCE]
+            size = part.shape[1] * BINS
+            index = (part + offset[: part.shape[1]]).reshape(-1)
+            self.counts[start * BINS : start * BINS + size] += torch.bincount(index, minlength=size).int()
 
     def all_magnitudes(self) -> "Tensor":
         """Counts of |h| over all dimensions, int64 [HALF]."""
@@ -110,7 +103,7 @@ class LogHistogram:
 
         new = LogHistogram(self.dim, columns, self.counts.device)
         place = columns if self.columns is None else torch.searchsorted(self.columns, columns)
-        new._counts = self.counts.view(-1, BINS)[place].reshape(-1)
+        new.counts = self.counts.view(-1, BINS)[place].reshape(-1)
         new.magnitudes = self.all_magnitudes().clone()
         return new
 
@@ -122,8 +115,7 @@ class LogHistogram:
         if self.dim != other.dim or kept[0] != kept[1]:
             raise BadInput("histograms of different dimensions cannot be merged; narrow both to the same columns first")
         new = LogHistogram.__new__(LogHistogram)
-        counts = torch.add(self.counts, other.counts)
-        new.__dict__.update(self.__dict__ | {"_counts": counts, "_waiting": []})
+        new.__dict__.update(self.__dict__ | {"counts": torch.add(self.counts, other.counts)})
         if self.magnitudes is not None:
             new.magnitudes = self.magnitudes + other.all_magnitudes()
         return new
@@ -167,7 +159,9 @@ def bin_values() -> "Tensor":
     import torch
 
     edges = (
-        (torch.arange(_FIRST_CODE, _FIRST_CODE + HALF + 1, dtype=torch.int32) << _SHIFT).view(torch.float32).double()
+        (torch.arange(_FIRST_CODE, _FIRST_CODE + HALF + 1, dtype=torch.int32) << 16 + _SHIFT)
+        .view(torch.float32)
+        .double()
     )
     centre = 2 * edges[:-1] * edges[1:] / (edges[:-1] + edges[1:])
     centre[0] = 0.0

@@ -292,23 +292,21 @@ def _describe(measured: Measured, dims: list[int], hits: _Hits) -> tuple[Outlier
         return ()
     corrected = holm(hits.p)
     rank_scale, signed_scale = ranks_from_top(np.abs(measured.z_scale)), ranks_from_top(measured.z_scale)
-    z_bias = measured.z_bias
+    z_bias = np.empty((0, rank_scale.shape[1])) if measured.z_bias is None else measured.z_bias
+    rank_bias, signed_bias = ranks_from_top(np.abs(z_bias)), ranks_from_top(z_bias)
     outliers = []
     for dim in dims:
-        has_bias = z_bias is not None and hits.bias is not None
         outliers.append(
             Outlier(
                 dim=int(dim),
                 z_scale=tuple(measured.z_scale[:, dim].tolist()),
-                z_bias=tuple(z_bias[:, dim].tolist()) if z_bias is not None else (),
+                z_bias=tuple(z_bias[:, dim].tolist()),
                 layers_scale=tuple(np.flatnonzero(hits.scale[:, dim]).tolist()),
                 layers_bias=tuple(np.flatnonzero(hits.bias[:, dim]).tolist()) if hits.bias is not None else (),
                 rank_scale=tuple(rank_scale[:, dim].tolist()),
-                rank_bias=tuple(ranks_from_top(np.abs(z_bias))[:, dim].tolist())
-                if has_bias and z_bias is not None
-                else (),
+                rank_bias=tuple(rank_bias[:, dim].tolist()) if hits.bias is not None else (),
                 signed_rank_scale=tuple(signed_scale[:, dim].tolist()),
-                signed_rank_bias=tuple(ranks_from_top(z_bias)[:, dim].tolist()) if z_bias is not None else (),
+                signed_rank_bias=tuple(signed_bias[:, dim].tolist()),
                 p=float(hits.p[dim]),
                 p_holm=float(corrected[dim]),
             )

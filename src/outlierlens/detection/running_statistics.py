@@ -18,17 +18,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from outlierlens.detection.histogram import LogHistogram
 from outlierlens.detection.rules import Rule
-from outlierlens.errors import USE_FLOAT32, BadInput
+from outlierlens.detection.scratch import Scratch
+from outlierlens.detection.within_vectors import beyond, lone_extremes
+from outlierlens.errors import BadInput
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 LARGE = 6.0  # LLM.int8's magnitude
-CHUNK_VALUES = 2**18  # float64 copies of a chunk stay in cache, and its operations outweigh the cost of calling them
+CHUNK_VALUES = 2**19  # float64 copies of a chunk stay in cache, and its operations outweigh the cost of calling them
 MAX_TOKENS = 2**31 - 1  # a bin's count is an int32
 
 
@@ -43,12 +43,14 @@ class Moments:
     m4: "Tensor"
 
     @classmethod
-    def of(cls, values: "Tensor") -> "Moments":
-        """Moments of float64 [row, dim]; `values` is used as scratch space."""
+    def of(cls, values: "Tensor", scratch: "Tensor | None" = None) -> "Moments":
+        """Moments of float64 [row, dim]; `values` and `scratch`, if given one of the same shape, are overwritten."""
+        import torch
+
         count = len(values)
         mean = values.mean(0)
         centred = values.sub_(mean)
-        square = centred * centred
+        square = torch.mul(centred, centred, out=scratch)
         m2 = square.sum(0)
         m3 = centred.mul_(square).sum(0)
         return cls(count, mean, m2, m3, square.mul_(square).sum(0))
@@ -145,7 +147,7 @@ class Extremes:
         key, token = self.key, self.token
         if len(columns):
             row = torch.arange(len(values), device=values.device).unsqueeze(1)
-            reached = values[:, columns].abs() == top[columns]
+            reached = values.index_select(1, columns).abs_() == top[columns]
             row = torch.where(reached, row, len(values)).amin(0)
             wins = (top > self.top)[columns] | (rows.key[row] < key[columns])
             key, token = key.clone(), token.clone()
@@ -199,8 +201,8 @@ class GroupStats:
         """Number of token vectors."""
         return self.moments.count
 
-    def add(self, values: "Tensor", rows: Rows) -> tuple["Tensor", "Tensor"]:
-        """Add float32 [row, dim]; return the (row, dim) indices of the entries beyond n_sigma.
+    def add(self, values: "Tensor", rows: Rows, scratch: Scratch) -> tuple["Tensor", "Tensor"]:
+        """Add float32 [row, dim], all but to `histogram`; return the (row, dim) indices of the entries beyond n_sigma.
 
         Raises:
             BadInput: a value is NaN or infinite, or the counters are full.
@@ -208,22 +210,15 @@ class GroupStats:
         import torch
 
         _check_room(self.count + len(values))
-        wide = values.double()
-        centred = wide - wide.mean(1, keepdim=True)
-        square = centred.mul_(centred)
-        variance = square.mean(1, keepdim=True)
-        if not torch.isfinite(variance).all():
-            bad = int((~torch.isfinite(variance)).sum())
-            raise BadInput(f"{bad} of {len(values)} token vectors hold NaN or infinity; {USE_FLOAT32}")
-        row, column = _places(square >= variance.mul_(self.n_sigma**2).masked_fill_(variance == 0, math.inf))
+        wide, square = (scratch.take(name, values.shape, torch.float64, values.device) for name in ("wide", "square"))
+        torch.mul(wide.copy_(values), wide, out=square)
+        row, column = beyond(values, wide, square, self.n_sigma)
         self.sigma += torch.bincount(column, minlength=self.dim)
-        low, high = _lone_extremes(values)
+        low, high = lone_extremes(values)
         self.argmin += torch.bincount(low, minlength=self.dim)
         self.argmax += torch.bincount(high, minlength=self.dim)
         self.extremes = self.extremes.with_chunk(values, rows)
-        if self.histogram is not None:
-            self.histogram.add(values)
-        self.moments = self.moments.merged(Moments.of(wide))
+        self.moments = self.moments.merged(Moments.of(wide, square))
         return row, column
 
     def merged(self, other: "GroupStats") -> "GroupStats":
@@ -238,33 +233,6 @@ class GroupStats:
             last = histograms[-1] if len(histograms) == 2 else LogHistogram(self.dim, first.columns, self.argmin.device)
             new.histogram = first.merged(last) if last is not None else None
         return new
-
-
-def _places(mask: "Tensor") -> tuple["Tensor", "Tensor"]:
-    """(row, column) of each true entry; on a CPU NumPy finds few among many several times faster than torch."""
-    import torch
-
-    if mask.device.type != "cpu":
-        row, column = mask.nonzero(as_tuple=True)
-        return row, column
-    flat = torch.from_numpy(np.flatnonzero(mask.numpy()))
-    return flat // mask.shape[1], flat % mask.shape[1]
-
-
-def _lone_extremes(values: "Tensor") -> tuple["Tensor", "Tensor"]:
-    """Columns of the smallest and of the largest entries of [row, dim], without rows where another entry equals them."""
-    import torch
-
-    quick: Any = values.numpy() if values.device.type == "cpu" else values  # NumPy finds them ten times faster
-    rows = torch.arange(len(values), device=values.device)
-    found = []
-    for name, extreme, beyond in (("argmin", torch.amin, math.inf), ("argmax", torch.amax, -math.inf)):
-        column = torch.as_tensor(getattr(quick, name)(1), device=values.device)
-        value = values[rows, column]
-        values[rows, column] = beyond
-        found.append(column[extreme(values, 1) != value])
-        values[rows, column] = value
-    return found[0], found[1]
 
 
 def _check_room(count: int) -> None:
@@ -285,12 +253,16 @@ class InputCounts:
 
 
 class LayerStats:
-    """Statistics of one layer: ordinary and special tokens apart, from which both views follow exactly."""
+    """Statistics of one layer: ordinary and special tokens apart, from which both views follow exactly.
 
-    def __init__(self, dim: int, n_sigma: float = Rule.n_sigma, device: Any = "cpu"):
+    Layers that are counted one after the other may share `scratch`.
+    """
+
+    def __init__(self, dim: int, n_sigma: float = Rule.n_sigma, device: Any = "cpu", scratch: Scratch | None = None):
         import torch
 
         self.dim, self.n_sigma, self.device = dim, n_sigma, torch.device(device)
+        self.scratch = scratch or Scratch()
         self.ordinary, self.special = (GroupStats(dim, n_sigma, device) for _ in range(2))
         none = InputCounts(0, torch.zeros(dim, dtype=torch.int64, device=device))
         self.inputs = {"without_special": none, "all": none}
@@ -303,19 +275,27 @@ class LayerStats:
         import torch
 
         flat = states.to(self.device).reshape(-1, self.dim)
-        rows = chunk_rows(self.dim, self.device, len(flat))
+        step = chunk_rows(self.dim, self.device, len(flat))
         seen = torch.zeros((len(states), self.dim + 1), dtype=torch.bool, device=self.device)  # last column: any token
         for view, group, chosen in (
             ("without_special", self.ordinary, ordinary),
             ("all", self.special, special),
         ):
-            for start in range(0, len(chosen), rows):
-                part = chosen.part(start, start + rows)
-                row, column = group.add(flat.index_select(0, part.index).float(), part)
+            histogram, codes = group.histogram, None
+            if histogram is not None:
+                kept = self.dim if histogram.columns is None else len(histogram.columns)
+                codes = self.scratch.take("codes", (len(chosen), kept), torch.int16, self.device)
+            for start in range(0, len(chosen), step):
+                part = chosen.part(start, start + step)
+                values = self.scratch.take("values", (len(part), self.dim), flat.dtype, self.device)
+                values = torch.index_select(flat, 0, part.index, out=values).float()
+                row, column = group.add(values, part, self.scratch)
                 seen[part.slot[row], column] = True
                 seen[part.slot, self.dim] = True
-            if group.histogram is not None:
-                group.histogram.settle()  # memory is that of the counts, however many layers there are
+                if histogram is not None and codes is not None:
+                    histogram.codes(values, self.scratch, codes[start : start + step])
+            if histogram is not None and codes is not None:
+                histogram.count(codes)
             inputs = seen.sum(0)
             self.inputs[view] = self.inputs[view].merged(InputCounts(int(inputs[-1]), inputs[:-1]))
 
@@ -350,7 +330,7 @@ class LayerStats:
                 f"statistics of {self.dim} dimensions at {self.n_sigma} sigma and of {other.dim} at {other.n_sigma} "
                 "cannot be merged"
             )
-        new = LayerStats(self.dim, self.n_sigma, self.device)
+        new = LayerStats(self.dim, self.n_sigma, self.device, self.scratch)
         new.ordinary, new.special = self.ordinary.merged(other.ordinary), self.special.merged(other.special)
         new.inputs = {view: counts.merged(other.inputs[view]) for view, counts in self.inputs.items()}
         return new
@@ -375,15 +355,15 @@ class LargeCounts:
         self.count, self.size = 0, size
         self.large = torch.zeros(dim, dtype=torch.int64, device=device)
 
-    def add(self, values: "Tensor") -> None:
-        """Count [row, dim]."""
+    def add(self, values: "Tensor", rows: "Tensor") -> None:
+        """Count `rows` of [row, dim]."""
         import torch
 
-        # Only these dimensions have anything to count: a handful in most models.
-        columns = (torch.maximum(values.amax(0), -values.amin(0)) >= self.size).nonzero().squeeze(1)
+        # Only these dimensions have anything to count: a handful in most models. NaN in other rows hides none.
+        columns = (~(torch.maximum(values.amax(0), -values.amin(0)) < self.size)).nonzero().squeeze(1)
         if len(columns):
-            self.large[columns] += (values[:, columns].abs() >= self.size).sum(0)
-        self.count += len(values)
+            self.large[columns] += (values.index_select(1, columns)[rows].abs() >= self.size).sum(0)
+        self.count += len(rows)
 
     def share(self) -> "Tensor":
         """Share of token vectors in [0, 1], float64 [dim]."""

@@ -8,7 +8,6 @@ Refused is also what Python's readers end on: text nested too deeply, whole numb
 """
 
 import json
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,8 @@ def parse_json(
 
 def read_toml(path: Path, error: type[OutlierlensError] = BadInput) -> dict[str, Any]:
     """The table in a file; `error` where it cannot be read as TOML."""
+    import tomllib
+
     try:
         found = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
         repr(found)  # whole numbers of thousands of hexadecimal digits are read, and cannot be said later

@@ -142,7 +142,7 @@ def test_quantiles_of_magnitudes(seed: int, share: float) -> None:
 
 def test_the_magnitude_of_llm_int8_is_a_parameter() -> None:
     counts = LargeCounts(2, size=3.0)
-    counts.add(torch.tensor([[3.0, 2.9], [-4.0, 1.0]]))
+    counts.add(torch.tensor([[3.0, 2.9], [-4.0, 1.0]]), torch.arange(2))
     assert counts.share().tolist() == [1.0, 0.0]
     with pytest.raises(BadInput, match="int8_size is 0; it must be positive"):
         ActivationRules(int8_size=0)

@@ -31,10 +31,10 @@ from outlierlens.detection.running_statistics import (
     LargeCounts,
     LayerStats,
     Rows,
-    chunk_rows,
     rows_of,
 )  # fmt: skip
 from outlierlens.detection.scan.measure import live_values
+from outlierlens.detection.scratch import Scratch
 from outlierlens.errors import BadInput, need
 from outlierlens.models.forward import check_padding
 from outlierlens.models.hooks import EMBEDDINGS, layer_name, tapped, tapped_reads
@@ -234,6 +234,7 @@ class Stream:
 
     def __init__(self, stack: BoundStack, options: ObserveOptions, device: Any):
         self.stack, self.options, self.device = stack, options, device
+        self.scratch = Scratch()
         self.layers: dict[int, LayerStats] = {}
         self.reads: dict[tuple[int, int], LargeCounts] = {}  # (layer, part)
 
@@ -241,7 +242,7 @@ class Stream:
         """Count a batch's states [batch, token, dim]; `groups` and `kept` as for `LayerStats.keep_quantiles`."""
         dim = states.shape[-1]
         if layer not in self.layers:
-            self.layers[layer] = LayerStats(dim, self.options.n_sigma, self.device)
+            self.layers[layer] = LayerStats(dim, self.options.n_sigma, self.device, self.scratch)
         stats = self.layers[layer]
         try:
             stats.keep_quantiles(groups, kept, states, (ordinary, special))
@@ -257,10 +258,9 @@ class Stream:
         flat = read.to(self.device).reshape(-1, read.shape[-1])
         size = self.options.rules.int8_size
         counts = self.reads.setdefault((layer, part), LargeCounts(flat.shape[1], self.device, size))
-        step = chunk_rows(flat.shape[1], flat.device, len(flat))
         for chosen in rows:
-            for start in range(0, len(chosen), step):
-                counts.add(flat.index_select(0, chosen.index[start : start + step]))
+            if len(chosen):
+                counts.add(flat, chosen.index)
 
     def large_shares(self) -> dict[int, "Tensor"]:
         """Share of token vectors with large |h| (6) in what each layer reads [dim]: of several norms, the larger."""
