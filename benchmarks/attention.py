@@ -94,6 +94,7 @@ def ways_of(loaded: Any, texts: Any, max_length: int) -> list[Way]:
     from outlierlens.data.texts import batches
     from outlierlens.experiments.attention.condition import measure
     from outlierlens.models.forward import TextForward
+    from outlierlens.models.products import fast_products
     from outlierlens.vectors.read import text_stack
 
     run = TextForward(loaded, [text_stack(loaded, None)])
@@ -103,7 +104,7 @@ def ways_of(loaded: Any, texts: Any, max_length: int) -> list[Way]:
         loaded.model.set_attn_implementation(attention)
         kinds = {"max_length": max_length, "batch_size": BATCH, "device": loaded.device}
         for batch in batches(loaded.tokenizer, texts, **kinds):
-            with torch.inference_mode():
+            with torch.inference_mode(), fast_products():
                 run.reader(**run.inputs(batch), **more)
 
     def ours() -> None:

@@ -75,11 +75,12 @@ def counted(loaded: Any, n_read: float) -> Iterator[Work]:
 def product_rate(loaded: Any, tokens: int, share_read: float, repeats: int = 9) -> float:
     """FLOP/s of bare matrix products at the model's shapes, each as often as the model has it, `tokens` rows at a time.
 
-    The head counts at the share of positions that are read. Outputs are written where they were before, and factors
-    change as they do in a model, so that nothing but the product is timed.
+    The head counts at the share of positions that are read. Factors change as they do in a model.
     """
     import torch
     from torch import nn
+
+    from outlierlens.models.products import linear
 
     head = loaded.model.get_output_embeddings()
     shapes: dict[tuple[int, int, int], int] = {}
@@ -91,18 +92,15 @@ def product_rate(loaded: Any, tokens: int, share_read: float, repeats: int = 9) 
     read = max(1, round(tokens * share_read))
     shapes[read, head.in_features, head.out_features] = 1
     dtype = loaded.model.dtype
-    factors = {
-        (n, k, m): (torch.randn(n, k, dtype=dtype), torch.randn(m, k, dtype=dtype).T, torch.empty(n, m, dtype=dtype))
-        for n, k, m in shapes
-    }
+    factors = {(n, k, m): (torch.randn(n, k, dtype=dtype), torch.randn(m, k, dtype=dtype)) for n, k, m in shapes}
     taken: dict[tuple[int, int, int], list[float]] = {shape: [] for shape in shapes}
     with torch.inference_mode():
-        for x, w, out in factors.values():
-            torch.mm(x, w, out=out)
+        for x, w in factors.values():
+            linear(x, w)
         for _ in range(repeats):
-            for shape, (x, w, out) in factors.items():
+            for shape, (x, w) in factors.items():
                 start = time.perf_counter()
-                torch.mm(x, w, out=out)
+                linear(x, w)
                 taken[shape].append(time.perf_counter() - start)
     flops = sum(count * 2.0 * n * k * m for (n, k, m), count in shapes.items())
     return flops / sum(count * statistics.median(taken[shape]) for shape, count in shapes.items())

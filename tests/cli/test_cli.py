@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,10 @@ def test_report(family: str, head: str, kind: str, model_folder: Any, text: str,
     arguments = ("report", model, "--data", text, "-o", str(out), "--random", "4", "--matched", "2", "--no-progress")
     code, stdout, err = run(*arguments, "--dims", "3,5")
     assert code == 0, err
+    n_times = (
+        17 if family == "t5" else 9
+    )  # observed once; with each stream: intact, chosen, 4 random sets and 2 matched ones
+    assert re.search(rf": \d+ texts, read {n_times} times: about [\d.]+ s$", err, re.MULTILINE), err
     assert stdout.strip().endswith("report.html")
     assert {path.name for path in out.iterdir()} >= {"report.html", "results.json", "manifest.json", "charts"}
     rows = list(out.glob("rows*.jsonl"))

@@ -252,3 +252,19 @@ def test_wrong_task_and_short_texts(words: Any) -> None:
 
 def test_weighted_mean() -> None:
     assert weighted_mean(np.array([1.0, 4.0]), np.array([3.0, 1.0])) == pytest.approx(1.75)
+
+
+def test_a_pass_holds_no_more_texts_than_asked_and_no_more_tokens_than_do_well(
+    words: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = model_of("llama", "CausalLM", words, kind="causal")
+    texts = [" ".join(f"w{(5 * i + j) % 35}" for j in range(20)) for i in range(12)]
+
+    def rows(batch_size: int) -> list[int]:
+        task: Any = make_task(loaded, texts, TaskOptions(max_length=32, batch_size=batch_size))
+        return [len(feed.slots) for feed in task._passes]
+
+    assert rows(5) == [5, 5, 2]
+    monkeypatch.setattr("outlierlens.models.devices.TOKENS_AT_ONCE", {"cpu": 80})
+    assert rows(5) == [4, 4, 4]
+    assert rows(3) == [3, 3, 3, 3]

@@ -21,6 +21,7 @@ from outlierlens.ablation.damage import Blank, Filled, FillKind
 from outlierlens.data.token_texts import added_ends
 from outlierlens.models.inputs import token_limit
 from outlierlens.models.load import LoadedModel
+from outlierlens.models.products import fast_products
 
 EVERY = 7  # one in seven of the words that are one token: enough context to fill it, enough blanks to see a pattern
 CONTEXT = 96
@@ -138,7 +139,7 @@ def fill(loaded: LoadedModel, work: Exercise) -> Filling:
 
     tokenizer: Any = loaded.tokenizer
     ids = torch.tensor([work.ids], device=loaded.device)
-    with torch.inference_mode():
+    with torch.inference_mode(), fast_products():
         logits = loaded.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
         there = logits[torch.tensor(work.read_at, device=logits.device)].float().softmax(-1).cpu()
     best = there.argmax(-1).tolist()
@@ -161,7 +162,7 @@ def continuation(loaded: LoadedModel, text: str) -> tuple[str, str] | None:
     prompt = prompt[: len(prompt) - len(behind)]  # an end would be gone on from as if another text began
     step, cache = torch.tensor([prompt], device=loaded.device), None
     said: list[int] = []
-    with torch.inference_mode():
+    with torch.inference_mode(), fast_products():
         while len(said) < min(CONTINUE, limit - len(prompt)):
             seen = torch.ones(1, len(prompt) + len(said), dtype=torch.long, device=loaded.device)
             output = loaded.model(input_ids=step, attention_mask=seen, past_key_values=cache, use_cache=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 # Padding counted: about what stays in a processor's cache, or fills a GPU.
-TOKENS_AT_ONCE = {"cpu": 2048, "mps": 8192, "cuda": 65536}
+TOKENS_AT_ONCE = {"cpu": 1024, "mps": 8192, "cuda": 65536}
 # What starting a forward pass costs: as much as computing so many tokens (measured for 6 × 384 and 12 × 768 on a CPU).
 TOKENS_PER_START = {"cpu": 32, "mps": 512, "cuda": 4096}
 

@@ -15,6 +15,7 @@ from outlierlens.data.texts import Batch, decoder_side
 from outlierlens.errors import BadInput
 from outlierlens.models.hooks import layer_name
 from outlierlens.models.load import LoadedModel
+from outlierlens.models.products import fast_products
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -58,7 +59,7 @@ class TextForward:
         """Run the model on `batch`; nothing is returned: hooks see the states."""
         import torch
 
-        with torch.inference_mode():
+        with torch.inference_mode(), fast_products():
             self.reader(**self.inputs(batch))
 
     def inputs(self, batch: Batch) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from outlierlens.options.read import parse_dims
 from outlierlens.replicate.luo.result import LuoReplication
 from outlierlens.replicate.puccetti.result import PuccettiReplication
 from outlierlens.report import ReportData, write
+from outlierlens.report.expected import expected
 from outlierlens.report.files import CHARTS
 from outlierlens.report.options import ReportOptions
 from outlierlens.report.result import Joined, with_result
@@ -89,6 +90,8 @@ def run(job: Job, load: LoadOptions, progress: Callable[[str, int, int], None]) 
     check_streams(sweeps, found)
     from outlierlens.detection.observe.measure import ObserveOptions, observe
 
+    if job.overwrite or not any(job.directory.glob("rows*.jsonl")):  # else a part of it is done
+        load.notice(f"{job.model}: {expected(loaded, texts, job.options)}")
     options = ObserveOptions(max_length=job.options.max_length, batch_size=job.options.batch_size, progress=progress)
     observed = observe(loaded, texts, options, command=job.command)
     damages, notes = _disable(job, loaded, texts, (found, observed), progress)

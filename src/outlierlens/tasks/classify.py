@@ -33,6 +33,7 @@ from outlierlens.models.devices import out_of_memory, tokens_at_once, tokens_per
 from outlierlens.models.hooks import norm_before_last_mlp, only_first_token
 from outlierlens.models.labelled_rows import TextRows, rows_of
 from outlierlens.models.load import LoadedModel
+from outlierlens.models.products import fast_products
 from outlierlens.tasks.base import UNSAID, TaskOptions, cut
 from outlierlens.tasks.metrics import Statistic, score
 
@@ -199,7 +200,7 @@ class LabelledScore:
     def _logits(self, feed: _Rows) -> "Tensor":
         """What the model's head says, float32."""
         model: Any = self.loaded.model
-        with only_first_token(self._norm) if self._norm is not None else nullcontext():
+        with fast_products(), only_first_token(self._norm) if self._norm is not None else nullcontext():
             return model(**feed.inputs).logits.float()
 
     def _first_is_enough(self) -> Any:

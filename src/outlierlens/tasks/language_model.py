@@ -10,15 +10,18 @@ only where a token is predicted.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from outlierlens.data.token_texts import added_ends, special_ids
 from outlierlens.errors import BadInput
+from outlierlens.models.devices import tokens_at_once
 from outlierlens.models.hooks import head_inputs, head_only_at
 from outlierlens.models.inputs import check_known, token_ids, token_limit, tokenizer_of
 from outlierlens.models.load import LoadedModel
+from outlierlens.models.products import fast_products, linear
 from outlierlens.models.token_rows import refuse_unknown, row_count
 from outlierlens.tasks.base import TaskOptions, cut
 
@@ -95,7 +98,6 @@ class LanguageModelLoss(ABC):
         self.weights = np.array([sum(len(w.positions) for w in mine) for mine in self._windows_of], dtype=np.float64)
         self.lengths = np.array([sum(len(w.ids) for w in mine) for mine in self._windows_of])
         self.n_texts, self.n_tokens = len(self.texts), int(self.weights.sum())
-        self._kept: list[PredictionRows] = []
         self._by_parts = self._agrees_by_parts()
 
     @property
@@ -171,7 +173,6 @@ class LanguageModelLoss(ABC):
     def _losses_by_parts(self, feed: PredictionRows) -> "Tensor":
         """The same from the head's weights, a part of the vocabulary at a time: no [selected, vocabulary] is ever kept."""
         import torch
-        from torch.nn import functional
 
         model: Any = self.loaded.model
         states = head_inputs(model, feed.positions, lambda: self._run(feed))
@@ -181,7 +182,7 @@ class LanguageModelLoss(ABC):
         sums = []
         for start in range(0, len(head.weight), size):
             weight = head.weight[start : start + size]
-            logits = functional.linear(states, weight, None if bias is None else bias[start : start + size]).float()
+            logits = linear(states, weight, None if bias is None else bias[start : start + size]).float()
             place = feed.targets - start
             inside = (place >= 0) & (place < len(weight))
             here = logits.gather(1, place.clamp(0, len(weight) - 1)[:, None])[:, 0]
@@ -203,16 +204,23 @@ class LanguageModelLoss(ABC):
         return bool(torch.allclose(whole, parts, rtol=close, atol=close, equal_nan=True))
 
     def _run(self, feed: PredictionRows) -> Any:
-        return self.loaded.model(**feed.inputs, **self._model_options)
+        with fast_products():
+            return self.loaded.model(**feed.inputs, **self._model_options)
+
+    @cached_property
+    def _passes(self) -> list[PredictionRows]:
+        """All texts, `batch_size` of the longest in one pass, or fewer where the device does better with fewer tokens."""
+        longest = max(len(window.ids) for windows in self._windows_of for window in windows)
+        tokens = min(self.options.batch_size * longest, tokens_at_once(self.loaded.device))
+        return list(self.feeds(range(self.n_texts), tokens))
 
     def per_text(self) -> tuple[np.ndarray, np.ndarray]:
         """(mean nats [text], predicted tokens [text]) of the model as it is now."""
         import torch
 
-        self._kept = self._kept or list(self.feeds(range(self.n_texts)))
         values = np.zeros(self.n_texts)
         with torch.inference_mode():
-            found = [(feed.slots, self.sums(feed)) for feed in self._kept]
+            found = [(feed.slots, self.sums(feed)) for feed in self._passes]
         for slots, sums in found:
             np.add.at(values, list(slots), sums.cpu().double().numpy())
         return values / self.weights, self.weights
@@ -221,10 +229,9 @@ class LanguageModelLoss(ABC):
         """(nats, number of the text) of every predicted token [prediction], of the model as it is now."""
         import torch
 
-        self._kept = self._kept or list(self.feeds(range(self.n_texts)))
         nats, texts = [], []
         with torch.inference_mode():
-            for feed in self._kept:
+            for feed in self._passes:
                 losses = self._losses_by_parts(feed) if self._by_parts else self._losses(feed)
                 nats.append(losses.cpu().double().numpy())
                 texts.append(np.array(feed.slots)[feed.positions[0].cpu().numpy()])

@@ -22,6 +22,7 @@ from outlierlens.errors import BadInput
 from outlierlens.models.inputs import model_inputs, token_limit, tokenizer_of
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.models.media.passes import ItemRows
+from outlierlens.models.products import fast_products
 from outlierlens.tasks.base import TaskOptions, cut, weighted_mean
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class OutputChange:
         import torch
 
         headless = self.loaded.head == "none"
-        with torch.inference_mode():
+        with torch.inference_mode(), fast_products():
             output: Any = self.loaded.model(**model_inputs(self.loaded, feed.batch), output_hidden_states=not headless)
         states = getattr(output, "last_hidden_state", None)
         if states is None:

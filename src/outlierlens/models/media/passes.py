@@ -10,6 +10,7 @@ from outlierlens.data.texts import Batch
 from outlierlens.models.load import LoadedModel
 from outlierlens.models.media.prepare import Prepare, Prepared
 from outlierlens.models.processor import TAKES
+from outlierlens.models.products import fast_products
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,7 +63,7 @@ class ItemReading:
         """Run the model without its head; hooks see the states."""
         import torch
 
-        with torch.inference_mode():
+        with torch.inference_mode(), fast_products():
             self.prepare.reader(**batch.inputs)
 
     def arguments(self, batch: Batch) -> dict[str, Any]:

@@ -1,0 +1,85 @@
+"""Large float32 products on a CPU: by oneDNN, which uses the whole width of AVX-512 on every processor that has it.
+
+    with torch.inference_mode(), fast_products():
+        model(**inputs)                          # its linears multiply by `linear`
+
+PyTorch hands float32 products to MKL, which takes half of that width on processors of AMD: there oneDNN, which PyTorch brings
+too, multiplies more than twice as fast. Both round in float32 and sum in another order.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FEWEST_WEIGHTS = 2**15  # of a product that oneDNN is called for: below, the call costs more than it saves
+
+
+def fast_products() -> AbstractContextManager[Any]:
+    """Inside the block products with large parameters are those of `linear`, where no gradients are made."""
+    return _mode()() if _there() else nullcontext()
+
+
+def linear(states: "Tensor", weight: "Tensor", bias: "Tensor | None" = None) -> "Tensor":
+    """states · weightᵀ + bias, of [..., in] and [out, in]: [..., out]."""
+    import torch
+    from torch.nn import functional
+
+    if _there() and _fits(states, weight, bias):
+        made: Tensor = torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
+        return made
+    return functional.linear(states, weight, bias)
+
+
+@cache
+def _there() -> bool:
+    """Whether this processor has AVX-512, and this PyTorch oneDNN."""
+    import torch
+
+    return (
+        torch.backends.cpu.get_cpu_capability() == "AVX512"
+        and torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
+
+
+def _fits(states: "Tensor", weight: "Tensor", bias: "Tensor | None") -> bool:
+    """Whether a product is one of large plain float32 tensors on a CPU, without gradients."""
+    import torch
+
+    plain = (torch.Tensor, torch.nn.Parameter)
+    return (
+        not torch.is_grad_enabled()
+        and weight.numel() >= FEWEST_WEIGHTS
+        and states.numel() > 0
+        and all(type(one) in plain for one in (states, weight, bias) if one is not None)
+        and all(
+            one.device.type == "cpu" and one.dtype is torch.float32 for one in (states, weight, bias) if one is not None
+        )
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+@cache
+def _mode() -> type:
+    import torch
+    from torch.nn import functional
+    from torch.overrides import TorchFunctionMode
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            # Parameters alone: packed experts' slices are left to `expert_calls`, which watches their products.
+            if func is functional.linear and not kwargs and isinstance(args[1], torch.nn.Parameter):
+                return linear(*args)
+            if func is torch.addmm and not kwargs and isinstance(args[2], torch.nn.Parameter):  # GPT-2's linears
+                bias, states, weight = args
+                if bias.ndim == 1 and _fits(states, weight.T, bias):
+                    return linear(states, weight.T, bias)
+            return func(*args, **(kwargs or {}))
+
+    return Mode
