@@ -85,7 +85,7 @@ def memory_kept() -> Iterator[None]:
     about 5 % of the time of a forward pass on a CPU.
     """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if not hasattr(libc, "mallopt"):
+    if libc is None or not hasattr(libc, "mallopt"):
         yield
         return
     _keep(libc, KEPT_BYTES)
