@@ -30,6 +30,7 @@ SST2 = ("glue/sst2/validation.parquet", "nyu-mll/glue:sst2:validation")
 AGREE = 1e-3  # nats
 BATCHES = (8, 16, 32, 64)  # that the plain loop may choose from
 TUNING_TEXTS = 32
+ONE_LAYER_SETS = 24  # enough that the pass up to the block, made once, weighs little
 
 
 @dataclass(frozen=True)
@@ -101,11 +102,11 @@ def blocks(folder: Path, lines: Sequence[str], n: int, length: int) -> tuple[str
 class Ours:
     """(c): the runner that `outlierlens sweep --exact` uses, made anew for each round."""
 
-    def __init__(self, loaded: Any, texts: Any, task: Any, dims: Sequence[int]):
+    def __init__(self, loaded: Any, texts: Any, task: Any, dims: Sequence[int], layers: Sequence[int] | None = None):
         from outlierlens.experiments.sweep.options import SweepOptions
         from outlierlens.experiments.sweep.units import INTACT, Unit
 
-        layers = range(loaded.stack().n_layers)
+        layers = layers or range(loaded.stack().n_layers)
         self.loaded, self.texts, self.dims = loaded, texts, dims
         self.options = SweepOptions(exact=True, dims=tuple(dims), with_found=False, n_random=0, n_matched=0, task=task)
         self.units = [INTACT, *(Unit(str(dim), "all layers", dict.fromkeys(layers, (dim,))) for dim in dims)]
@@ -121,13 +122,15 @@ class Ours:
         from outlierlens.experiments.sweep.engines import Local
         from outlierlens.experiments.sweep.schedule import pieces
         from outlierlens.experiments.sweep.units import Work as Piece
+        from outlierlens.models.devices import memory_kept
 
         found = np.full((len(self.units), runner.n_texts), np.nan)
         number = {unit.key: i for i, unit in enumerate(self.units)}
         spans = pieces((runner.n_texts,))
         works = [Piece(unit, start, stop) for start, stop in spans for unit in self.units]
-        for work, values in Local(runner).measure(works):
-            found[number[work.unit.key], runner.order[work.start : work.stop]] = values
+        with memory_kept():  # as `sweep` does
+            for work, values in Local(runner).measure(works):
+                found[number[work.unit.key], runner.order[work.start : work.stop]] = values
         return found
 
     def adaptive(self) -> Any:
@@ -166,6 +169,8 @@ class Bench:
     losses: dict[str, list[Any]] = field(default_factory=lambda: {"a": [], "b": [], "c": []})
     rates: list[float] = field(default_factory=list)
     work: Work = field(default_factory=Work)
+    whole: float = 0.0  # useful operations of one pass of the whole model over all texts
+    shares: list[tuple[float, float]] = field(default_factory=list)  # of bare products: as computed; as whole passes
 
     @property
     def tokens(self) -> int:
@@ -182,6 +187,9 @@ class Bench:
         dims = self.ours.dims
         self.timings = {"a": Timing(1), "b": Timing(1), "c": Timing(1 + len(dims))}
         loop = PlainLoop(loaded.model, self.rows, self.options.pad)
+        with counted(loaded, self.weights.sum()) as pass_:
+            loop.loss([], self.batch)
+        self.whole = pass_.useful
         for turn in range(rounds):
             dim = [dims[turn % len(dims)]]
             for way in ("abc", "cba")[turn % 2]:
@@ -193,11 +201,31 @@ class Bench:
                     found = loop.loss(dim, self.batch)
                 else:
                     with counted(self.ours.loaded, (1 + len(dims)) * self.weights.sum()) as self.work:
+                        begun = time.process_time()
                         found = self.ours.losses(runner)
+                        spent = time.process_time() - begun
                 self.timings[way].seconds.append(time.perf_counter() - start)
                 self.losses[way].append(found)
             tokens = round(self.work.tokens / self.work.passes)
             self.rates.append(product_rate(self.ours.loaded, tokens, self.weights.sum() / self.tokens))
+            bare = spent * self.rates[-1]
+            self.shares.append((self.work.useful / bare, self.whole * (1 + len(dims)) / bare))
+
+    def one_layer(self, rounds: int) -> str:
+        """What a set costs that is off in one block of the upper part alone, against one that is off in all."""
+        loaded, n_layers = self.ours.loaded, self.ours.loaded.stack().n_layers
+        layer, dims = n_layers * 5 // 6, range(loaded.model.config.hidden_size)[:ONE_LAYER_SETS]
+        upper = Ours(loaded, self.ours.texts, self.ours.options.task, dims, (layer,))
+        upper.units, runner, costs = upper.units[1:], self.ours.make(), []
+        for _ in range(rounds):
+            taken = []
+            for ours in (self.ours, upper):
+                begun = time.process_time()
+                ours.losses(runner)
+                taken.append((time.process_time() - begun) / len(ours.units))
+            costs.append(taken[1] / taken[0])
+        return (f"(c) off in block {layer} of {n_layers} alone, {len(dims)} sets: {_spread(costs, '.2f')} of the processor "
+                f"time of a set that is off in all blocks; {n_layers - 1 - layer} of {n_layers} blocks lie above")  # fmt: skip
 
     def differences(self) -> dict[str, float]:
         """Largest differences of (a) and (b) from (c), in nats."""
@@ -247,14 +275,22 @@ def measure(workload: Workload, folder: Path, texts: Any, given: argparse.Namesp
     return conclude(bench, dtype, adaptive=not given.skip_adaptive)
 
 
+def _spread(values: Sequence[float], digits: str) -> str:
+    """Median, smallest and largest of the rounds."""
+    return f"{statistics.median(values):{digits}} ({min(values):{digits}} to {max(values):{digits}})"
+
+
 def conclude(bench: Bench, dtype: str, *, adaptive: bool) -> bool:
     """Print what stands below a table; returns whether all ways gave the same losses (in bf16 nobody expects it)."""
-    work, spent, rate = bench.work, statistics.median(bench.timings["c"].seconds), statistics.median(bench.rates)
+    work = bench.work
     print(f"\n(c) computed {(work.blocks + work.head) / 1e12:.2f} TFLOP of matrix products in {work.passes} passes of "
           f"{work.tokens / work.passes:,.0f} tokens ({work.real / work.tokens:.1%} real)")  # fmt: skip
-    print(f"(c) {work.useful / spent / 1e9:.1f} GFLOP/s on real tokens: {work.useful / spent / rate:.0%} of bare products of "
-          f"the same shapes in {dtype}, {rate / 1e9:.1f} ({min(bench.rates) / 1e9:.1f} to {max(bench.rates) / 1e9:.1f})"
-    )  # fmt: skip
+    computed, whole = ([100 * share[i] for share in bench.shares] for i in (0, 1))
+    rates = [rate / 1e9 for rate in bench.rates]
+    print(f"(c) by processor time, {_spread(computed, '.0f')} % of bare products of the same shapes in {dtype}, "
+          f"{_spread(rates, '.1f')} GFLOP a second, for what it computed on real tokens; {_spread(whole, '.0f')} % for passes "
+          "of the whole model over them")  # fmt: skip
+    print(bench.one_layer(len(bench.shares)))
     print(
         f"(c) set-up, once a sweep, not in the table: {bench.set_up:.1f} s (texts read, fast ways held against plain)"
     )

@@ -1,7 +1,7 @@
 """How much arithmetic a benchmark's forward passes did, and how fast this machine multiplies matrices of those shapes.
 
 with counted(loaded, 900) as work: ...          # work.useful, work.real, work.tokens, work.passes
-product_rate(loaded, 2048, 0.15)           # FLOP/s of bare products
+product_rate(loaded, 2048, 0.15)           # FLOP of bare products a second of processor time
 """
 
 import platform
@@ -73,7 +73,8 @@ def counted(loaded: Any, n_read: float) -> Iterator[Work]:
 
 
 def product_rate(loaded: Any, tokens: int, share_read: float, repeats: int = 9) -> float:
-    """FLOP/s of bare matrix products at the model's shapes, each as often as the model has it, `tokens` rows at a time.
+    """FLOP a second of processor time of bare matrix products at the model's shapes, each as often as the model has it,
+    `tokens` rows at a time: what else runs on the machine takes no part.
 
     The head counts at the share of positions that are read. Factors change as they do in a model.
     """
@@ -99,9 +100,9 @@ def product_rate(loaded: Any, tokens: int, share_read: float, repeats: int = 9) 
             linear(x, w)
         for _ in range(repeats):
             for shape, (x, w) in factors.items():
-                start = time.perf_counter()
+                start = time.process_time()
                 linear(x, w)
-                taken[shape].append(time.perf_counter() - start)
+                taken[shape].append(time.process_time() - start)
     flops = sum(count * 2.0 * n * k * m for (n, k, m), count in shapes.items())
     return flops / sum(count * statistics.median(taken[shape]) for shape, count in shapes.items())
 

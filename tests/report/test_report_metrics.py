@@ -87,7 +87,10 @@ def test_a_screen_that_left_nothing_out_says_so(mcc: Sweep) -> None:
     [
         (Precision("bfloat16", 0.0625, 3, 8, "classes"), "2 of 32 predicted classes are other than in float32"),
         (Precision("bfloat16", 0.0021, 8, 8, "values"), "predicted values differ from float32 by at most 0.0021"),
-        (Precision("bfloat16", 0.0021, 8, 8), "changes differ from float32 by at most 0.0021"),
+        (
+            Precision("bfloat16", 0.0021, 8, 8, intact=0.00042),
+            "the intact value differs from float32 by +0.00042, changes by at most 0.0021",
+        ),
     ],
 )
 def test_precision_says_what_it_is_of(mcc: Sweep, precision: Precision, message: str) -> None:

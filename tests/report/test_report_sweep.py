@@ -157,15 +157,15 @@ def test_exact_mode_reduced_precision_and_notes_are_told(sweep):
         stop_level=0.95,
         look_level=0.95,
         cost=replace(sweep.cost, gradient_texts=0),
-        precision=Precision("bfloat16", 0.0021, 12, 16),
+        precision=Precision("bfloat16", 0.0021, 12, 16, intact=0.0004),
         notes=("only the first stream was swept",),
     )
     text = Page(render(report_of(exact))).text
     assert "Every effect is measured on every text" in text
     assert "held to" not in text
     assert (
-        "Computed in bfloat16: changes differ from float32 by at most 0.0021 nats per token (12 sets, 16 texts)."
-        in text
+        "Computed in bfloat16: the intact value differs from float32 by +0.0004, changes by at most 0.0021 nats per token "
+        "(12 sets, 16 texts)." in text
     )
     assert "only the first stream was swept" in text
     assert "first order" not in text.split("Largest changes")[1].split("How each number")[0]

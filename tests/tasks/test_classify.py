@@ -4,14 +4,11 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics as sklearn
 
@@ -25,7 +22,7 @@ from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.tasks import classify as module
 from outlierlens.tasks.base import UNSAID, TaskOptions, check_intact
-from outlierlens.tasks.classify import LabelledScore, cheapest_cuts
+from outlierlens.tasks.classify import LabelledScore
 
 SEQUENCE = (
     "bert",
@@ -420,27 +417,3 @@ def test_heads_that_read_the_last_token_need_to_know_padding(family: str, made: 
     empty = replace(examples, texts=("w1", "", *examples.texts[2:]))
     with pytest.raises(BadInput, match=f"made up, row 2: no token at all for {family}; leave such rows out"):
         LabelledScore(loaded, empty, TaskOptions(max_length=32))
-
-
-@settings(max_examples=60)
-@given(
-    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8), tokens=st.integers(1, 40), start=st.integers(0, 12)
-)  # fmt: skip
-def test_no_way_to_cut_computes_less(lengths: list[int], tokens: int, start: int) -> None:
-    """Against every way to cut the rows where their length changes."""
-    rows = np.array(sorted(lengths, reverse=True))
-    cuts = cheapest_cuts(rows, tokens=tokens, start=start)
-    assert [row for part in cuts for row in range(len(rows))[part]] == list(range(len(rows)))
-    for part in cuts:
-        assert len(rows[part]) == 1 or rows[part].max() * len(rows[part]) <= tokens
-
-    def cost(begin: int, end: int) -> int:
-        fitting = max(1, tokens // int(rows[begin]))
-        return int(rows[begin]) * (end - begin) + start * -(-(end - begin) // fitting)
-
-    places = [row for row in range(1, len(rows)) if rows[row] != rows[row - 1]]
-    ways = (chosen for n in range(len(places) + 1) for chosen in combinations(places, n))
-    least = min(sum(cost(a, b) for a, b in pairwise((0, *way, len(rows)))) for way in ways)
-    computed = sum(int(rows[part].max()) * len(rows[part]) + start for part in cuts)
-    assert computed <= least
-    assert cheapest_cuts(rows[:0], tokens=tokens, start=start) == []

@@ -1,16 +1,19 @@
 """Tasks against plain loops: one text at a time, full logits, no padding."""
 
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from architectures import FAMILIES, build
 from outlierlens.ablation.switches import zeroed_weights
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel, from_objects
-from outlierlens.tasks.base import TaskOptions, weighted_mean
+from outlierlens.tasks.base import TaskOptions, cheapest_cuts, log_sum_exp_, weighted_mean
 from outlierlens.tasks.choice import make_task
 
 TEXTS = [" ".join(f"w{(7 * i + j) % 35}" for j in range(n)) for i, n in enumerate((3, 20, 9, 14, 2))]
@@ -268,3 +271,65 @@ def test_a_pass_holds_no_more_texts_than_asked_and_no_more_tokens_than_do_well(
     monkeypatch.setattr("outlierlens.models.devices.TOKENS_AT_ONCE", {"cpu": 80})
     assert rows(5) == [4, 4, 4]
     assert rows(3) == [3, 3, 3, 3]
+
+
+@settings(max_examples=60)
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8), tokens=st.integers(1, 40), start=st.integers(0, 12)
+)  # fmt: skip
+def test_no_way_to_cut_computes_less(lengths: list[int], tokens: int, start: int) -> None:
+    """Against every way to cut the rows where their length changes."""
+    rows = np.array(sorted(lengths, reverse=True))
+    cuts = cheapest_cuts(rows, tokens=tokens, start=start)
+    assert [row for part in cuts for row in range(len(rows))[part]] == list(range(len(rows)))
+    for part in cuts:
+        assert len(rows[part]) == 1 or rows[part].max() * len(rows[part]) <= tokens
+
+    def cost(begin: int, end: int) -> int:
+        fitting = max(1, tokens // int(rows[begin]))
+        return int(rows[begin]) * (end - begin) + start * -(-(end - begin) // fitting)
+
+    places = [row for row in range(1, len(rows)) if rows[row] != rows[row - 1]]
+    ways = (chosen for n in range(len(places) + 1) for chosen in combinations(places, n))
+    least = min(sum(cost(a, b) for a, b in pairwise((0, *way, len(rows)))) for way in ways)
+    computed = sum(int(rows[part].max()) * len(rows[part]) + start for part in cuts)
+    assert computed <= least
+    assert cheapest_cuts(rows[:0], tokens=tokens, start=start) == []
+
+
+@pytest.mark.parametrize("family", MASKED)
+def test_a_narrowed_last_mlp_gives_the_same_loss_from_fewer_tokens(family: str, words: Any) -> None:
+    task = make_task(model_of(family, "MaskedLM", words), TEXTS, TaskOptions(max_length=32, batch_size=3))
+    seen: list[int] = []
+    head = task.loaded.model.get_output_embeddings()
+    before_head = next(
+        module
+        for module in reversed(list(task.loaded.model.modules()))
+        if isinstance(module, torch.nn.Linear) and module is not head
+    )
+    hook = before_head.register_forward_hook(lambda module, args, output: seen.append(output[..., 0].numel()))
+    with torch.inference_mode():
+        feeds = list(task.feeds(range(task.n_texts)))
+        whole = [task.sums(feed) for feed in feeds]
+        n_whole = sum(seen)
+        with task.narrowed():
+            seen.clear()
+            narrow = [task.sums(feed) for feed in feeds]
+            n_narrow = sum(seen)
+        seen.clear()
+        again = [task.sums(feed) for feed in feeds]
+    hook.remove()
+    for one, other, third in zip(whole, narrow, again, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6)
+        assert torch.equal(one, third)
+    assert sum(seen) == n_whole
+    wide = ("albert", "modernbert", "outlierlens-bert-rmsnorm", "outlierlens-bert-pre-norm")  # no norm is known there
+    assert (n_narrow < n_whole / 2) == (family not in wide)
+
+
+def test_the_loss_of_infinite_logits_is_infinite() -> None:
+    infinite = float("inf")
+    logits = torch.tensor(
+        [[0.5, -1.0, 2.0], [infinite, 0.0, 1.0], [-infinite, -infinite, -infinite], [100.0, 1.0, -infinite]]
+    )
+    torch.testing.assert_close(log_sum_exp_(logits.clone()), logits.logsumexp(-1))

@@ -137,16 +137,20 @@ def norm_before_last_mlp(model: "nn.Module", stack: BoundStack) -> "nn.Module | 
 
 
 @temporary
-def only_first_token(norm: "nn.Module") -> Iterator[None]:
-    """Have `norm`, of `norm_before_last_mlp`, and all that follows it, see the first token of each text alone.
+def only_at(norm: "nn.Module", places: "Tensor | None" = None) -> Iterator[None]:
+    """Have `norm`, of `norm_before_last_mlp`, and all that follows it, see the tokens numbered `places` [row, place] alone.
 
-    For models whose head reads nothing else: the last block's MLP is then computed for one token instead of all.
+    By default the first of each text. For models whose head reads nothing else: the last block's MLP is then computed for
+    these tokens instead of all.
     """
 
-    def first(_: "nn.Module", args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (args[0][:, :1], *args[1:])
+    def chosen(_: "nn.Module", args: tuple[Any, ...]) -> tuple[Any, ...]:
+        states = args[0]
+        if places is None:
+            return (states[:, :1], *args[1:])
+        return (states.gather(1, places[..., None].expand(-1, -1, states.shape[-1])), *args[1:])
 
-    with _before(norm, first):
+    with _before(norm, chosen):
         yield
 
 

@@ -1,6 +1,10 @@
-"""What every task offers, and the score of its values with an interval."""
+"""What every task offers, the score of its values with an interval, and how texts are cut into forward passes.
+
+slices = cheapest_cuts(lengths, tokens=2048, start=32)      # of lengths that descend: few passes, little padding
+"""
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
@@ -8,10 +12,12 @@ import numpy as np
 from annotated_types import Ge, Gt, Lt
 
 from outlierlens.errors import BadInput
+from outlierlens.models.devices import tokens_per_start
 from outlierlens.options import check
 from outlierlens.statistics.means import mean_interval
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from outlierlens.models.load import LoadedModel
@@ -102,6 +108,13 @@ class Task(Protocol):
         """Value × weight of each row of `feed` [row], on the model's device, without waiting for it."""
         ...
 
+    def narrowed(self) -> AbstractContextManager[None]:
+        """Inside, `sums` may leave out of the last block's MLP and what follows it the tokens whose output it does not read.
+
+        For edits of hidden states that are the same at every token.
+        """
+        ...
+
     def per_text(self) -> tuple[np.ndarray, np.ndarray]:
         """(values [text], weights [text]) of all texts."""
         ...
@@ -138,13 +151,47 @@ def check_intact(loaded: "LoadedModel", task: Task, values: np.ndarray) -> None:
     )
 
 
-def cut(lengths: Sequence[int], rows: int, tokens: int | None) -> Iterator[slice]:
-    """Slices of rows, whose `lengths` descend, for one forward pass each: `rows` rows, or as many as `tokens` allow."""
-    start = 0
-    while start < len(lengths):
-        stop = start + (rows if tokens is None else max(1, tokens // lengths[start]))
-        yield slice(start, stop)
-        start = stop
+def cut(lengths: Sequence[int] | np.ndarray, rows: int, tokens: int | None, device: "torch.device") -> Sequence[slice]:
+    """Slices of rows, whose `lengths` descend, for one forward pass each: `rows` rows, or what is cheapest on this device
+    in passes of at most `tokens` tokens."""
+    if tokens is None:
+        return [slice(start, start + rows) for start in range(0, len(lengths), rows)]
+    return cheapest_cuts(np.asarray(lengths), tokens=tokens, start=tokens_per_start(device))
+
+
+def cheapest_cuts(lengths: np.ndarray, *, tokens: int, start: int) -> list[slice]:
+    """Slices of rows, whose `lengths` (int [row]) descend, for one forward pass each of at most `tokens` tokens.
+
+    Of all ways to cut where the length changes, the one that computes least: rows × the longest of them, and `start` tokens
+    for each pass. Where rows of one length alone are too many, they are cut as well. A row longer than `tokens` is alone.
+    """
+    if not len(lengths):
+        return []
+    first = np.flatnonzero(np.r_[True, lengths[1:] != lengths[:-1]])  # row where each length begins
+    longest, ends = lengths[first], np.r_[first[1:], len(lengths)]
+    fitting = np.maximum(1, tokens // longest)  # rows of a pass that begins at this length
+    best, before = np.zeros(len(ends) + 1), np.zeros(len(ends) + 1, dtype=int)
+    for place, end in enumerate(ends, 1):
+        rows = end - first[:place]
+        cost = best[:place] + rows * longest[:place] + start * -(-rows // fitting[:place])
+        before[place] = np.argmin(cost)
+        best[place] = cost[before[place]]
+    found: list[slice] = []
+    place = len(ends)
+    while place:
+        begin, end, size = int(first[before[place]]), int(ends[place - 1]), int(fitting[before[place]])
+        found += [slice(row, min(row + size, end)) for row in range(begin, end, size)][::-1]
+        place = int(before[place])
+    return found[::-1]
+
+
+def log_sum_exp_(logits: "Tensor") -> "Tensor":
+    """log Σ exp of each row [row, word]; overwrites them where no gradient is taken: `Tensor.logsumexp` makes two copies."""
+    if logits.requires_grad:
+        return logits.logsumexp(-1)
+    largest = logits.amax(-1, keepdim=True)
+    largest.masked_fill_(largest.isinf(), 0)
+    return logits.sub_(largest).exp_().sum(-1).log_() + largest[:, 0]
 
 
 def weighted_mean(values: np.ndarray, weights: np.ndarray) -> float:

@@ -10,14 +10,10 @@ Examples are texts, or pictures and recordings with labels (`media.LabelledItems
 `measure` says what a text's value is: its "loss" (nats, or squared error of a regression); 1 where it is wrong and 0 where
 it is right ("accuracy"; the share of wrong words in a token task); or, for the task's "metric", the prediction, and
 `statistic` turns all predictions into 1 − metric.
-
-Cut texts into forward passes that waste little: few passes, little padding.
-
-slices = list(cheapest_cuts(lengths, tokens=2048, start=32))      # of lengths that descend
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +25,8 @@ from outlierlens.data.labelled.examples import NO_CLASS
 from outlierlens.data.labelled.labels import contradicted, in_order_of_outputs, says_task_order
 from outlierlens.data.media import LabelledItems
 from outlierlens.errors import BadInput
-from outlierlens.models.devices import out_of_memory, tokens_at_once, tokens_per_start
-from outlierlens.models.hooks import norm_before_last_mlp, only_first_token
+from outlierlens.models.devices import out_of_memory, tokens_at_once
+from outlierlens.models.hooks import norm_before_last_mlp, only_at
 from outlierlens.models.labelled_rows import TextRows, rows_of
 from outlierlens.models.load import LoadedModel
 from outlierlens.models.products import fast_products
@@ -41,32 +37,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HEADS = {"image": "ForImageClassification", "audio": "ForSequenceClassification"}  # how names of classes end
-
-
-def cheapest_cuts(lengths: np.ndarray, *, tokens: int, start: int) -> list[slice]:
-    """Slices of rows, whose `lengths` (int [row]) descend, for one forward pass each of at most `tokens` tokens.
-
-    Of all ways to cut where the length changes, the one that computes least: rows × the longest of them, and `start` tokens
-    for each pass. Where rows of one length alone are too many, they are cut as well. A row longer than `tokens` is alone.
-    """
-    if not len(lengths):
-        return []
-    first = np.flatnonzero(np.r_[True, lengths[1:] != lengths[:-1]])  # row where each length begins
-    longest, ends = lengths[first], np.r_[first[1:], len(lengths)]
-    fitting = np.maximum(1, tokens // longest)  # rows of a pass that begins at this length
-    best, before = np.zeros(len(ends) + 1), np.zeros(len(ends) + 1, dtype=int)
-    for place, end in enumerate(ends, 1):
-        rows = end - first[:place]
-        cost = best[:place] + rows * longest[:place] + start * -(-rows // fitting[:place])
-        before[place] = np.argmin(cost)
-        best[place] = cost[before[place]]
-    found: list[slice] = []
-    place = len(ends)
-    while place:
-        begin, end, size = int(first[before[place]]), int(ends[place - 1]), int(fitting[before[place]])
-        found += [slice(row, min(row + size, end)) for row in range(begin, end, size)][::-1]
-        place = int(before[place])
-    return found[::-1]
 
 
 @dataclass(frozen=True)
@@ -160,11 +130,7 @@ class LabelledScore:
         for places in self.rows.apart([texts[slot] for slot in order]):
             slots = [order[place] for place in places]
             lengths = self.lengths[[texts[slot] for slot in slots]]
-            if tokens is None:
-                cuts = list(cut(lengths.tolist(), self.options.batch_size, None))
-            else:
-                cuts = cheapest_cuts(lengths, tokens=tokens, start=tokens_per_start(self.loaded.device))
-            for rows in cuts:
+            for rows in cut(lengths, self.options.batch_size, tokens, self.loaded.device):
                 yield self._collate(slots[rows], [texts[slot] for slot in slots[rows]])
 
     def _collate(self, slots: list[int], texts: list[int]) -> _Rows:
@@ -200,7 +166,7 @@ class LabelledScore:
     def _logits(self, feed: _Rows) -> "Tensor":
         """What the model's head says, float32."""
         model: Any = self.loaded.model
-        with fast_products(), only_first_token(self._norm) if self._norm is not None else nullcontext():
+        with fast_products(), only_at(self._norm) if self._norm is not None else nullcontext():
             return model(**feed.inputs).logits.float()
 
     def _first_is_enough(self) -> Any:
@@ -262,6 +228,10 @@ class LabelledScore:
         said = self._log_probabilities(self._logits(feed))
         ordered = said.sort(-1, descending=True).values
         return ordered[:, :1] - ordered[:, 1:]
+
+    def narrowed(self) -> AbstractContextManager[None]:
+        """See `Task`; a head that reads the first token alone is narrow always."""
+        return nullcontext()
 
     def per_text(self) -> tuple[np.ndarray, np.ndarray]:
         """(values [text], weights [text]) of all examples."""

@@ -9,6 +9,7 @@ only where a token is predicted.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -18,37 +19,36 @@ import numpy as np
 from outlierlens.data.token_texts import added_ends, special_ids
 from outlierlens.errors import BadInput
 from outlierlens.models.devices import tokens_at_once
-from outlierlens.models.hooks import head_inputs, head_only_at
+from outlierlens.models.hooks import head_inputs, head_only_at, norm_before_last_mlp, only_at
 from outlierlens.models.inputs import check_known, token_ids, token_limit, tokenizer_of
 from outlierlens.models.load import LoadedModel
 from outlierlens.models.products import fast_products, linear
 from outlierlens.models.token_rows import refuse_unknown, row_count
-from outlierlens.tasks.base import TaskOptions, cut
+from outlierlens.tasks.base import TaskOptions, cut, log_sum_exp_
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from outlierlens.tasks.metrics import Statistic
 
 BLANK_LINE = "\n\n"  # between the texts of a block
 HEAD_ROWS = 4096  # logits of this many tokens at once: 0.8 GB for a vocabulary of 50,000 in fp32
-
-VOCABULARY_PART = {
-    "cpu": 1024,
-    "cuda": 16384,
-    "mps": 8192,
-}  # words whose logits are computed at once: on a CPU, in cache
+# Words whose logits are computed at once: on a CPU, in cache.
+VOCABULARY_PART = {"cpu": 1024, "cuda": 16384, "mps": 8192}
 
 
 @dataclass(frozen=True)
 class PredictionRows:
     """One forward pass: its inputs, where to predict (rows and tokens, [selected] each) and what ([selected]).
 
-    `slots` says which of the texts asked for each row is of.
+    `read` holds the same tokens row by row, [row, place], filled up with 0; `places` (rows and places, [selected] each) is
+    where they stand in it. `slots` says which of the texts asked for each row is of.
     """
 
     inputs: dict[str, "Tensor"]
     positions: tuple["Tensor", "Tensor"]
+    read: "Tensor"
+    places: tuple["Tensor", "Tensor"]
     targets: "Tensor"
     slots: tuple[int, ...]
     n_tokens: int
@@ -98,6 +98,7 @@ class LanguageModelLoss(ABC):
         self.weights = np.array([sum(len(w.positions) for w in mine) for mine in self._windows_of], dtype=np.float64)
         self.lengths = np.array([sum(len(w.ids) for w in mine) for mine in self._windows_of])
         self.n_texts, self.n_tokens = len(self.texts), int(self.weights.sum())
+        self._norm: nn.Module | None = None  # behind which passes see the tokens that are read alone
         self._by_parts = self._agrees_by_parts()
 
     @property
@@ -117,7 +118,8 @@ class LanguageModelLoss(ABC):
         """See `Task`."""
         windows = [(slot, window) for slot, text in enumerate(texts) for window in self._windows_of[text]]
         windows.sort(key=lambda item: -len(item[1].ids))
-        for rows in cut([len(window.ids) for _, window in windows], self.options.batch_size, tokens):
+        lengths = [len(window.ids) for _, window in windows]
+        for rows in cut(lengths, self.options.batch_size, tokens, self.loaded.device):
             yield self._collate(windows[rows])
 
     def _collate(self, rows: list[tuple[int, Window]]) -> PredictionRows:
@@ -130,11 +132,17 @@ class LanguageModelLoss(ABC):
             ids[row, : len(window.ids)] = window.ids
             valid[row, : len(window.ids)] = 1
         counts = [len(window.positions) for _, window in rows]
-        places = np.array([place for _, window in rows for place in window.positions], dtype=np.int64)
+        tokens = np.array([token for _, window in rows for token in window.positions], dtype=np.int64)
+        read = np.zeros((len(rows), max(counts)), dtype=np.int64)
+        of_row, place = np.nonzero(np.arange(max(counts)) < np.array(counts)[:, None])  # as `tokens` are ordered
+        read[of_row, place] = tokens
+        moved = self._move(of_row)
         targets = np.array([token for _, window in rows for token in window.targets], dtype=np.int64)
         return PredictionRows(
             inputs={"input_ids": self._move(ids), "attention_mask": self._move(valid)},
-            positions=(self._move(np.repeat(np.arange(len(rows)), counts)), self._move(places)),
+            positions=(moved, self._move(tokens)),
+            read=self._move(read),
+            places=(moved, self._move(place)),
             targets=self._move(targets),
             slots=tuple(slot for slot, _ in rows),
             n_tokens=int(valid.sum()),
@@ -175,7 +183,9 @@ class LanguageModelLoss(ABC):
         import torch
 
         model: Any = self.loaded.model
-        states = head_inputs(model, feed.positions, lambda: self._run(feed))
+        narrow = nullcontext() if self._norm is None else only_at(self._norm, feed.read)
+        with narrow:
+            states = head_inputs(model, feed.positions if self._norm is None else feed.places, lambda: self._run(feed))
         head = model.get_output_embeddings()
         bias, size = head.bias, VOCABULARY_PART.get(states.device.type, VOCABULARY_PART["cpu"])
         right = torch.zeros(len(states), device=states.device)
@@ -187,7 +197,7 @@ class LanguageModelLoss(ABC):
             inside = (place >= 0) & (place < len(weight))
             here = logits.gather(1, place.clamp(0, len(weight) - 1)[:, None])[:, 0]
             right = torch.where(inside, here, right)
-            sums.append(logits.logsumexp(-1))
+            sums.append(log_sum_exp_(logits))
         return torch.stack(sums).logsumexp(0) - right
 
     def _agrees_by_parts(self) -> bool:
@@ -203,9 +213,37 @@ class LanguageModelLoss(ABC):
         close = 1e-4 if model.dtype is torch.float32 else 2e-2
         return bool(torch.allclose(whole, parts, rtol=close, atol=close, equal_nan=True))
 
+    @contextmanager
+    def narrowed(self) -> Iterator[None]:
+        """See `Task`."""
+        self._norm = self._narrowest
+        try:
+            yield
+        finally:
+            self._norm = None
+
+    @cached_property
+    def _narrowest(self) -> "nn.Module | None":
+        """The norm before the last MLP, if what follows works token by token: tried on the shortest and the longest text."""
+        import torch
+
+        stacks = self.loaded.stacks
+        norm = norm_before_last_mlp(self.loaded.model, stacks[0]) if self._by_parts and len(stacks) == 1 else None
+        if norm is None or self.n_tokens > self.lengths.sum() / 2:
+            return None
+        feed = self._collate([(0, self._windows_of[i][0]) for i in (self.lengths.argmax(), self.lengths.argmin())])
+        whole = self._losses_by_parts(feed)
+        self._norm, near = norm, 1e-4 if self.loaded.model.dtype is torch.float32 else 2e-2
+        try:
+            return norm if torch.allclose(whole, self._losses_by_parts(feed), rtol=near, atol=near) else None
+        except (RuntimeError, IndexError, ValueError, TypeError):
+            return None
+        finally:
+            self._norm = None
+
     def _run(self, feed: PredictionRows) -> Any:
         with fast_products():
-            return self.loaded.model(**feed.inputs, **self._model_options)
+            return self.loaded.model(**feed.inputs, **({"use_cache": False} if self.loaded.head == "causal" else {}))
 
     @cached_property
     def _passes(self) -> list[PredictionRows]:
@@ -236,10 +274,6 @@ class LanguageModelLoss(ABC):
                 nats.append(losses.cpu().double().numpy())
                 texts.append(np.array(feed.slots)[feed.positions[0].cpu().numpy()])
         return np.concatenate(nats), np.concatenate(texts)
-
-    @property
-    def _model_options(self) -> dict[str, Any]:
-        return {"use_cache": False} if self.loaded.head == "causal" else {}
 
     def also(self) -> dict[str, float]:
         """Nothing beside the loss."""

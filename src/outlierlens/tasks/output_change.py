@@ -11,6 +11,7 @@ between intact and present vectors, in [0, 2]; it says how much outputs change, 
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +103,8 @@ class OutputChange:
         order = sorted(range(len(texts)), key=lambda slot: -self.lengths[texts[slot]])
         for places in self._rows.apart([texts[slot] for slot in order]):
             alike = [order[place] for place in places]
-            for rows in cut([int(self.lengths[texts[slot]]) for slot in alike], self.options.batch_size, tokens):
+            lengths = [int(self.lengths[texts[slot]]) for slot in alike]
+            for rows in cut(lengths, self.options.batch_size, tokens, self.loaded.device):
                 slots = tuple(alike[rows])
                 mine = tuple(texts[slot] for slot in slots)
                 yield _Rows(self._rows.batch(mine), slots, mine, int(self.lengths[list(mine)].sum()))
@@ -158,6 +160,10 @@ class OutputChange:
 
         change = self._changes(feed)[self._measure]
         return change.to(_wide(change)) * torch.tensor(self.weights[list(feed.texts)]).to(change.device, _wide(change))
+
+    def narrowed(self) -> AbstractContextManager[None]:
+        """See `Task`; every token is read."""
+        return nullcontext()
 
     def per_text(self) -> tuple[np.ndarray, np.ndarray]:
         """(change [text], tokens [text]) of the model as it is now."""

@@ -477,13 +477,18 @@ def test_a_star_is_for_what_was_named_beforehand() -> None:
 
 
 def test_the_printed_sweep_names_ranks_saving_precision_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
-    sweep = replace(synthetic.sweep(), precision=Precision("bfloat16", 0.0031, 10, 16), notes=("mind the gap",))
+    sweep = replace(
+        synthetic.sweep(), precision=Precision("bfloat16", 0.0031, 10, 16, intact=-0.0004), notes=("mind the gap",)
+    )
     print_sections(BY_NAME["sweep"], sweep)
     out = capsys.readouterr().out
     assert out.index("507 is number 1 of 576") < out.index("100 is number 2") < out.index("247 is number 3")
     exact, spent = sweep.cost.exact, sweep.cost.intact + sweep.cost.effects + 3 * sweep.cost.gradient_texts
     assert f"every text takes {exact:,}, {exact / spent:.1f} times what was spent here" in out
-    assert "bfloat16: changes differ from float32 by at most 0.0031 nats per token (10 sets, 16 texts)" in out
+    said = (
+        "the intact value differs from float32 by -0.0004, changes by at most 0.0031 nats per token (10 sets, 16 texts)"
+    )
+    assert f"bfloat16: {said}" in out
     assert out.splitlines()[-1] == "note: mind the gap"
 
 

@@ -251,18 +251,18 @@ def test_blocks_before_the_first_touched_layer_run_once(bert: LoadedModel) -> No
     runner = make_runner(bert, MANY, small())
     last = runner.stack.n_layers - 1
     plans = [{last: (dim,)} for dim in range(12)]
-    calls = {0: 0, last: 0}
+    rows = {0: 0, last: 0}
     hooks = [
         bert.model.get_submodule(runner.stack.blocks[layer]).intermediate.register_forward_hook(
-            lambda *_, layer=layer: calls.__setitem__(layer, calls[layer] + 1)
+            lambda _, args, output, layer=layer: rows.__setitem__(layer, rows[layer] + len(output))
         )
-        for layer in calls
+        for layer in rows
     ]
     values = runner.values(plans, (0, 8))
     for hook in hooks:
         hook.remove()
-    assert calls[0] == 1
-    assert calls[last] == 2  # once as it is, once with its last operation off
+    assert rows[0] == 8
+    assert rows[last] == 16  # once as it is, once with its last operation off
     plain = np.stack([runner._alone(plan, (0, 8)) for plan in plans])
     np.testing.assert_allclose(values, plain, rtol=1e-5)
 
@@ -306,6 +306,14 @@ def test_reduced_precision_is_measured_and_the_model_comes_back(words: Any) -> N
     assert swept.precision.dtype == "bfloat16"
     assert 0 < swept.precision.deviation < 0.1
     assert swept.precision.n_sets == 3
+    runner = make_runner(loaded, MANY, small(exact=True))
+    span = (0, swept.precision.n_texts)
+    reduced = runner.values([{}], span)[0]
+    loaded.model.float()
+    moved = np.average(reduced - runner.values([{}], span)[0], weights=runner.weights[: span[1]])
+    assert swept.precision.intact == pytest.approx(moved, rel=1e-4)
+    assert abs(moved) > 1e-6
+    loaded.model.bfloat16()
     for name, value in loaded.model.named_parameters():
         assert value.dtype is torch.bfloat16
         assert torch.equal(value, before[name])

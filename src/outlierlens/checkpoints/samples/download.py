@@ -295,7 +295,9 @@ def _checked_zip(path: Path, expected_bytes: int) -> Iterator[zipfile.ZipFile]:
             if entry.flag_bits & 1:
                 raise BadFile(f"{path.name}: entry {entry.filename!r} is encrypted{refused}")
             if entry.compress_type not in METHODS:
-                raise BadFile(f"{path.name}: entry {entry.filename!r} is packed by method {entry.compress_type}{refused}")
+                raise BadFile(
+                    f"{path.name}: entry {entry.filename!r} is packed by method {entry.compress_type}{refused}"
+                )
         yield archive
 
 

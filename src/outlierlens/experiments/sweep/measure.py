@@ -42,6 +42,7 @@ from outlierlens.experiments.sweep.runner import Runner, make_runner
 from outlierlens.experiments.sweep.schedule import Differences, Round, State, adaptive, exact, until
 from outlierlens.experiments.sweep.summary import compared_with_float32, cost_of, effects_of, intact_of, nulls_of
 from outlierlens.experiments.sweep.units import INTACT, Unit, Work, control_families, planned
+from outlierlens.models.devices import memory_kept
 from outlierlens.models.load import LoadedModel, fingerprint
 from outlierlens.results.row_store import RowStore, nine_digits
 from outlierlens.tasks.base import begins, check_intact
@@ -108,7 +109,7 @@ def sweep(
         BadInput: no usable text, an unknown dimension, layer or mode, or `rows` of other work.
     """
     options = options or SweepOptions()
-    with ExitStack() as held:
+    with memory_kept(), ExitStack() as held:
         runner = make_runner(loaded, texts, options)
         found = () if runner.stack.reads else scan_stream(loaded, runner.stack.name).dims
         units = planned(options, runner.stack.n_layers, runner.width, found, by_neuron=bool(runner.stack.reads))

@@ -27,6 +27,7 @@ from outlierlens.experiments.sweep.engines import PASSES_AT_ONCE, by_span
 from outlierlens.experiments.sweep.ray_cluster import Recipe, connect, room
 from outlierlens.experiments.sweep.runner import Runner
 from outlierlens.experiments.sweep.units import Work
+from outlierlens.models.devices import memory_kept
 from outlierlens.models.load import LoadOptions
 
 POLL_SECONDS = 0.5
@@ -91,7 +92,8 @@ class Host:
 
     def values(self, plans: Sequence[Any], span: tuple[int, int], only: Sequence[Any]) -> np.ndarray:
         """See `Runner.values`."""
-        return self.runner.values(plans, span, only)
+        with memory_kept():
+            return self.runner.values(plans, span, only)
 
 
 @dataclass(eq=False)

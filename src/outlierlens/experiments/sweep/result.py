@@ -131,12 +131,13 @@ class Cost:
 
 @dataclass(frozen=True)
 class Precision:
-    """How far a reduced precision moves the effects, over some sets and texts.
+    """How far a reduced precision moves the effects, over some sets and texts: against the same weights in float32.
 
     Attributes:
         deviation: the largest |change − change in float32|; where effects are those of a metric of all texts together, the
             share of predicted classes, or the largest difference of predicted values, that is other than in float32.
         of: what it is of: "changes", "classes" or "values".
+        intact: the intact model's value minus that in float32, on the same texts; None where `of` is no change.
     """
 
     dtype: str
@@ -144,6 +145,7 @@ class Precision:
     n_sets: int
     n_texts: int
     of: str = "changes"
+    intact: float | None = None
 
     @property
     def over(self) -> str:
@@ -152,12 +154,13 @@ class Precision:
 
     @property
     def said(self) -> str:
-        """In words: "changes differ from float32 by at most 0.003"."""
+        """In words: "the intact value differs from float32 by +0.0012, changes by at most 0.003"."""
         if self.of == "classes":
             compared = (self.n_sets + 1) * self.n_texts  # the intact model too
             return f"{round(self.deviation * compared):,} of {compared:,} predicted classes are other than in float32"
-        what = "changes" if self.of == "changes" else "predicted values"
-        return f"{what} differ from float32 by at most {self.deviation:.2g}"
+        if self.intact is None:
+            return f"predicted values differ from float32 by at most {self.deviation:.2g}"
+        return f"the intact value differs from float32 by {self.intact:+.2g}, changes by at most {self.deviation:.2g}"
 
 
 @dataclass(frozen=True)

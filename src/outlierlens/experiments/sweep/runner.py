@@ -3,8 +3,9 @@
     runner = make_runner(loaded, texts, SweepOptions())
     runner.values([{}, {0: (507,)}], (0, 16))        # [plan, text]: the task's values on the first 16 texts of the order
 
-Two things make it fast, and both are checked against the plain way when a runner is made. Each row of a batch has its own
-dimensions off (`written` / `edited` hooks); and what lies before the first touched layer is computed once (`prefix`).
+Three things make it fast, all checked against the plain way when a runner is made. Each row of a batch has its own dimensions
+off (`written` / `edited` hooks); what lies before the first touched layer is computed once (`prefix`); and the last MLP of an
+encoder sees the tokens that the task reads alone (`Task.narrowed`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -147,9 +148,11 @@ class Runner:
             self._kept = (span, self.backing_off(lambda: self._captured(layers, texts, bare=bare)))
 
     def _captured(self, layers: list[int], texts: np.ndarray, *, bare: bool) -> dict[int, Kept]:
-        found = captured(
-            self.loaded.model, self.stack, self.task, layers, texts.tolist(), bare=bare, tokens=self.tokens
-        )
+        import torch
+
+        model, rows = self.loaded.model, texts.tolist()
+        with torch.inference_mode(), self.task.narrowed():
+            found = captured(model, self.stack, self.task, layers, rows, bare=bare, tokens=self.tokens)
         self.reuses = bool(found)
         return found
 
@@ -187,10 +190,11 @@ class Runner:
         import torch
 
         found: list[tuple[list[int], Tensor]] = []
-        for feed in self.task.feeds([int(texts[text]) for _, text in pairs], self.tokens):
-            off = [plans[pairs[slot][0]] for slot in feed.slots]
-            with torch.inference_mode(), self._rows_off(off, kept, [pairs[slot][1] for slot in feed.slots]):
-                found.append((list(feed.slots), self.task.sums(feed)))
+        with torch.inference_mode(), self.task.narrowed():
+            for feed in self.task.feeds([int(texts[text]) for _, text in pairs], self.tokens):
+                off = [plans[pairs[slot][0]] for slot in feed.slots]
+                with self._rows_off(off, kept, [pairs[slot][1] for slot in feed.slots]):
+                    found.append((list(feed.slots), self.task.sums(feed)))
         totals = np.zeros(len(pairs))
         sums = torch.cat([part for _, part in found]).cpu().double().numpy()  # the only wait for the device
         np.add.at(totals, [slot for slots, _ in found for slot in slots], sums)

@@ -166,7 +166,7 @@ def cost_of(runner: Runner, state: State, families: Sequence[Family], n_intact: 
 
 
 def compared_with_float32(runner: Runner, state: State) -> Precision | None:
-    """The largest difference over the strongest and some evenly spread effects; None for a model in float32 already."""
+    """What float32 says of the intact model and of the strongest and some evenly spread effects; None for a model in it."""
     if runner.loaded.dtype == "float32":
         return None
     n_sets, n_texts = (N_SETS, N_TEXTS) if runner.functional is None else OF_METRIC
@@ -199,6 +199,7 @@ def compared_with_float32(runner: Runner, state: State) -> Precision | None:
         deviation=float(np.max(np.abs(changes[0] - changes[1]))),
         n_sets=len(chosen),
         n_texts=span[1],
+        intact=float(np.average(reduced[0] - full[0], weights=weights)),
     )
 
 
