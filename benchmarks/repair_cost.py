@@ -5,6 +5,9 @@
 The control has factors of the same sizes in each linear, on random neurons of which none is spiky (16 times the median neuron
 or more): they must not help. All copies give the outputs of the model in float32, so that their cost is held against one intact
 loss. A line is appended for each copy and scheme, and a rerun goes on.
+
+Weights read from a 4-bit file lie on its grid, which flatters what is not turned where they are rounded to 4 bits. `--off-grid`
+moves each weight of the linears by up to half a step of its group of 32: the same outliers, on no grid.
 """
 
 import argparse
@@ -20,6 +23,7 @@ import torch
 
 import outlierlens as ol
 from outlierlens.errors import BadInput
+from outlierlens.experiments.quantization.places import find_places
 from outlierlens.experiments.quantization.schemes import parse_all
 from outlierlens.experiments.repair.check import Check, check_of, outputs, seen_of
 from outlierlens.experiments.repair.measure import plan_for
@@ -42,6 +46,18 @@ def elsewhere(exponents: torch.Tensor, top: torch.Tensor, seed: int) -> torch.Te
     made = torch.zeros_like(exponents)
     made[calm[order]] = exponents.sort().values[: len(calm)]  # all are 0 or below
     return made
+
+
+def move_off_grid(loaded: Any, group: int = 32) -> None:
+    """Add to each weight of the blocks' linears what is uniform in ± half the least difference of its group."""
+    random = torch.Generator().manual_seed(0)
+    for place in find_places(loaded):
+        with torch.no_grad():
+            groups = place.module.weight.view(-1, group)
+            gaps = groups.sort(dim=1).values.diff(dim=1)
+            step = gaps.where(gaps > 1e-6 * groups.abs().amax(dim=1, keepdim=True), torch.inf).amin(dim=1, keepdim=True)
+            noise = torch.rand(groups.shape, generator=random).to(groups.device) - 0.5
+            groups += noise * step.where(step.isfinite(), 0)
 
 
 @dataclass(frozen=True)
@@ -106,16 +122,22 @@ def main() -> None:
     parser.add_argument("--checked", type=int, default=16, help="texts that factors rest on, after the measured ones")
     parser.add_argument("--controls", type=int, default=3)
     parser.add_argument("--schemes", default=SCHEMES)
+    parser.add_argument(
+        "--off-grid", action="store_true", help="move weights off the grid of the file that they come from"
+    )
+    parser.add_argument("--only", default="", help='these copies alone, such as "as it is,rotate"')
     parser.add_argument("-o", "--output", type=Path, default=Path("repair-cost.jsonl"))
     how = parser.parse_args()
     before = how.output.read_text().splitlines() if how.output.exists() else []
     done = {(row["copy"], row["scheme"]) for row in map(json.loads, before)}
     loaded = ol.load_model(how.model)
+    if how.off_grid:
+        move_off_grid(loaded)
     read = ol.read_texts(how.data, limit=how.limit + how.checked)
     texts, others = read.first(how.limit), read.some(range(how.limit, len(read)))
     for name, copy in copies(loaded, others, how):
         recipes = tuple(one for one in parse_all(how.schemes) if (name, str(one)) not in done)
-        if not recipes:
+        if not recipes or (how.only and name.lstrip("-") not in how.only.split(",")):
             continue
         with ExitStack() as open_:
             if not copy(open_):
