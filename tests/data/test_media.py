@@ -234,6 +234,8 @@ def test_what_is_no_picture_is_named() -> None:
     less = struct.pack(">IIBBBBB", 8_000, 8_000, 8, 2, 0, 0, 0)
     with pytest.raises(BadFile, match=r"8,000 × 8,000 pixels, more than 50,000,000; make it smaller"):
         picture(bomb.replace(chunk(b"IHDR", header), chunk(b"IHDR", less)), "bomb.png")
+    with pytest.raises(BadFile, match=r"1 × 27,000,000 pixels, a side of more than 100,000; cut it up"):
+        picture(b"P6\n1 27000000\n255\n" + bytes(200_000), "thin.ppm")
     for content in (b"not a picture", b"", png(PIXELS[0])[:60], b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"):
         with pytest.raises(BadFile, match=r"x\.png: cannot be read as an image \(.*\); use PNG, JPEG"):
             picture(content, "x.png")

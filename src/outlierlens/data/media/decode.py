@@ -16,7 +16,8 @@ import numpy as np
 
 from outlierlens.errors import BadFile, BadInput, need
 
-MAX_PIXELS = 50_000_000  # of one picture: 150 MB unpacked
+MAX_PIXELS = 50_000_000  # of one picture: 150 MB as an array, 200 MB where Pillow unpacks it
+MAX_SIDE = 100_000  # pixels; Pillow keeps an address for every row, which for rows of one pixel is more than the pixels are
 MAX_RATIO, SMALL = 2000, 8_000_000  # pixels from one byte of a file, of a picture with more pixels than this
 # Formats whose decoders run no other program and read no other file.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
@@ -41,7 +42,7 @@ def picture(content: bytes, name: str, *, channels: int = 3) -> np.ndarray:
     What is turned by a note of the camera (EXIF) is turned upright; of an animation the first frame counts.
 
     Raises:
-        BadFile: no picture of a format in FORMATS, damaged, larger than MAX_PIXELS, or larger than its bytes can hold.
+        BadFile: no picture of a format in FORMATS, damaged, larger than MAX_PIXELS or MAX_SIDE, or than its bytes can hold.
         BadInput: more than 8 bits a channel.
     """
     image_module: Any = need("PIL.Image", "vision", "reading images")
@@ -57,6 +58,8 @@ def picture(content: bytes, name: str, *, channels: int = 3) -> np.ndarray:
                 width, height = opened.size
                 if width * height > MAX_PIXELS:
                     raise BadFile(f"{name}: {width:,} × {height:,} pixels, more than {MAX_PIXELS:,}; make it smaller")
+                if max(width, height) > MAX_SIDE:
+                    raise BadFile(f"{name}: {width:,} × {height:,} pixels, a side of more than {MAX_SIDE:,}; cut it up")
                 if width * height > max(SMALL, MAX_RATIO * len(content)):
                     raise BadFile(
                         f"{name}: {len(content):,} bytes cannot hold {width:,} × {height:,} pixels; fetch it again"
