@@ -54,7 +54,7 @@ from outlierlens.models.hooks import (
     edited_output,
     head_only_at,
     norm_before_last_mlp,
-    only_first_token,
+    only_at,
     tapped,
     tapped_reads,
     written,
@@ -121,7 +121,7 @@ def contexts(encoder: LoadedModel, decoder: LoadedModel) -> dict[str, tuple[Load
         "tapped_reads": (decoder, lambda: tapped_reads(decoder.model, [body], nothing)),
         "tapped_attention": (encoder, lambda: tapped_attention(encoder, stack, nothing)),
         "written": (encoder, lambda: written(model, stack, nothing, [0, 1])),
-        "only_first_token": (encoder, lambda: only_first_token(norm)),
+        "only_at": (encoder, lambda: only_at(norm)),
         "edited_output": (encoder, lambda: edited_output(model, reader, same)),
         "edited_calls": (
             encoder,

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -63,6 +64,8 @@ def pytest_configure() -> None:
     os.environ[network.LOG] = str(Path(tempfile.mkdtemp(prefix="outlierlens-")) / "outside.log")
     network.close()
     gpus.hide()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what goes on in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # The same examples in every run and order, however long they take: what passes depends on neither chance nor load.
     settings.register_profile(
         "outlierlens",
