@@ -154,7 +154,7 @@ def test_exact_mode_reduced_precision_and_notes_are_told(sweep):
         sweep,
         method="exact",
         looks=(2261,),
-        stop_level=0.95,
+        widening=0.0,
         look_level=0.95,
         cost=replace(sweep.cost, gradient_texts=0),
         precision=Precision("bfloat16", 0.0021, 12, 16),

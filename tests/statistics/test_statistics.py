@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from outlierlens.statistics.means import Noise, mean_interval, mean_noise, n_changed, ratio_interval, reach
+from outlierlens.statistics.means import (
+    Noise,
+    count_at_most,
+    mean_interval,
+    mean_noise,
+    n_changed,
+    ratio_interval,
+    reach,
+)
 from outlierlens.statistics.words import interval_text, unseen
 
 CASES = {
@@ -141,3 +149,8 @@ def test_noise_is_covered_whoever_has_it(own: float, shared: float) -> None:
         low, high = mean_interval(runs[0], noise=mean_noise(runs[:, :16], np.ones(16), 64))
         covered += low <= 0 <= high
     assert covered / n > 0.93 - 2 * math.sqrt(0.93 * 0.07 / n)
+
+
+def test_what_a_count_of_rare_events_allows_for() -> None:
+    # Half the 95 % points of χ² with 2, 4 and 22 degrees of freedom, from a table.
+    assert [count_at_most(found) for found in (0, 1, 10)] == pytest.approx([2.996, 4.744, 16.962], abs=1e-3)

@@ -161,6 +161,12 @@ def share_at_most(found: int, n: int, level: float = LEVEL) -> float:
     return float(special.betaincinv(found + 1, n - found, level)) if n > found else 1.0
 
 
+def count_at_most(found: int, level: float = LEVEL) -> float:
+    """The number that a count of `found` rare events allows for at most, at confidence `level` (Garwood 1936)."""
+    special: Any = need("scipy.special", "models", "an interval")
+    return float(special.gammaincinv(found + 1, level))
+
+
 @lru_cache(maxsize=4096)
 def critical(degrees: float, level: float = LEVEL) -> float:
     """What |t| of Student's distribution with so many `degrees` of freedom stays below with probability `level`."""

@@ -9,11 +9,11 @@ import pytest
 
 from outlierlens.experiments.sweep import schedule
 from outlierlens.experiments.sweep.bulk import Bulk
-from outlierlens.experiments.sweep.levels import look_level, look_sizes, stop_level
+from outlierlens.experiments.sweep.levels import look_sizes
 from outlierlens.experiments.sweep.measure import sweep
 from outlierlens.experiments.sweep.options import SweepOptions
-from outlierlens.experiments.sweep.schedule import Differences, State, adaptive
-from outlierlens.experiments.sweep.units import Unit
+from outlierlens.experiments.sweep.schedule import State, adaptive
+from outlierlens.experiments.sweep.units import Differences, Unit
 from outlierlens.experiments.sweep.view import sections
 from outlierlens.results.document import from_json, to_json
 from outlierlens.tasks.base import TaskOptions
@@ -37,7 +37,7 @@ def swept(values: np.ndarray, gradients: np.ndarray, **options: Any) -> State:
     units = [Unit(str(dim), "all layers", {0: (dim,)}) for dim in range(len(values))]
     looks, asked = look_sizes(values.shape[1]), SweepOptions(top=3, **options)
     ones = np.ones(values.shape[1])
-    state = State(units, asked, looks, stop_level(looks), look_level(looks), Differences(ones), gradients[:, :64].T)
+    state = State(units, asked, looks, Differences(ones), gradients[:, :64].T)
     state.find_bulk(())
     for _, works in adaptive(state):
         for work in works:
@@ -142,3 +142,16 @@ def test_a_model_s_bulk_is_told_kept_and_resumed(words: Any, tmp_path: Path, mon
     same = dataclasses.replace(again, provenance=found.provenance, cost=found.cost)
     assert same.together == found.together
     assert [effect.change for effect in same.effects] == pytest.approx([effect.change for effect in found.effects])
+
+
+def test_the_strongest_are_measured_again_only_where_their_order_is_not_sure() -> None:
+    values, gradients = heavy_tails(3)
+    assert swept(values, gradients, tolerance=0.006).again == {3: 0, 40: 0, 77: 0}
+    values[77] = values[40] + np.random.default_rng(0).permutation(np.tile([0.003, -0.003], 120))  # as strong as 40
+    state = swept(values, gradients, tolerance=0.006)
+    assert state.strongest()[0] == 3
+    assert [state.again[number] > 0 for number in (3, 40, 77)] == [False, True, True]
+    for number, chosen_by in state.again.items():
+        found = state.estimates[number]
+        assert found
+        assert found.n_texts == state.measured.n(state.units[number].key) - chosen_by

@@ -3,7 +3,8 @@
 slopes = gradient_scale(first, weights, gradients) * gradients               # [unit, text], where there are some
 found = estimate(values, weights, level)             # weighted mean of the differences seen so far, with interval
 precise(found, tolerance=0.01, relative=0.1)         # whether measuring this effect may stop
-unsettled(estimates, series, weights, k=5, level=level, tolerance=0.01)      # who needs more texts to be ranked
+pairs = open_pairs(estimates, series, weights, Ranking(5, level, 0.01))      # whose order is not known
+unsettled(pairs, estimates)                          # who needs more texts for it
 
 An effect on a metric of all texts together (MCC, F1, correlations) is no mean over texts; `Functional` estimates it:
 
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from outlierlens.errors import BadInput
-from outlierlens.statistics.means import FEWEST_CHANGED, reach, settled, third_cumulant
+from outlierlens.statistics.means import FEWEST_CHANGED, count_at_most, reach, settled, third_cumulant
 from outlierlens.tasks.metrics import Statistic
 
 GIANT = 30.0  # median absolute deviations; of normal values 20 σ
@@ -130,17 +131,20 @@ class Rare:
     def among(cls, series: Sequence[np.ndarray]) -> "Rare":
         """Of the differences of each unit [unit][text], the same texts first; units without a deviation say nothing.
 
-        The mean over units with two standard errors: over units, or of the number r of texts that hold a rare difference,
-        whichever is larger. r is taken as r + 2 (after Agresti & Coull 1998): a few are easily too few.
+        The mean over all differences, of which short series have few, at its upper end: two standard errors over units above
+        it, or what the number of texts that hold a rare difference allows for (Garwood 1936), whichever is larger.
         """
         seen = [found for values in series if (found := giants(values)[0]) is not None]
         texts = len(set().union(*(np.flatnonzero(away).tolist() for away in seen)))
         if len(seen) < 2 or not texts:
             return cls(0.0, 0.0, 0.0)
-        adds = np.array([_adds(away) for away in seen])
-        mean, error = adds.mean(0), adds.std(0, ddof=1) / np.sqrt(len(seen))
-        below, above = mean * (1 + 2 / texts) + 2 * np.maximum(error, mean * np.sqrt(texts + 2) / texts)
-        return cls(float(np.mean([np.mean(away != 0) for away in seen])), float(below), float(above))
+        lengths = np.array([len(away) for away in seen])
+        sums = lengths[:, None] * np.array([_adds(away) for away in seen])  # [unit, below and above]
+        mean = sums.sum(0) / lengths.sum()
+        error = np.sqrt(len(seen) * (sums - lengths[:, None] * mean).var(0, ddof=1)) / lengths.sum()
+        below, above = np.maximum(mean + 2 * error, mean * count_at_most(texts) / texts)
+        share = sum(np.count_nonzero(away) for away in seen) / lengths.sum()
+        return cls(float(share), float(below), float(above))
 
     def allowed_for(self, found: Estimate, values: np.ndarray) -> Estimate:
         """`found` of `values` [text], widened by what its own rare texts add too little, until 10 are to be expected.
@@ -216,19 +220,18 @@ def precise(found: Estimate, tolerance: float, relative: float) -> bool:
     return found.settled and found.half_width <= max(tolerance, relative * abs(found.change))
 
 
-def unsettled(
+def open_pairs(
     estimates: Sequence[Estimate],
     series: Callable[[int], np.ndarray],
     weights: np.ndarray,
     ranking: Ranking,
     gradients: Callable[[int], np.ndarray | None] | None = None,
-) -> set[int]:
-    """Indices of the units that need more texts before the `k` largest changes are known, in order.
+) -> list[tuple[int, int]]:
+    """(upper, lower) indices of units that may be in the wrong order, of the `k` largest changes and all below each.
 
     A unit among the top k and one ranked below it are in the right order, or differ by less than the tolerance, once the
     lower is shown to exceed the higher by no more than `tolerance`: by their intervals alone, or else by the interval of
-    their difference on the texts both were measured on, where what the texts have in common cancels. Of a pair that is
-    still open the unit with fewer texts needs more; both, where they have the same number.
+    their difference on the texts both were measured on, where what the texts have in common cancels.
 
     Args:
         series: the values of a unit.
@@ -241,7 +244,7 @@ def unsettled(
     low[doubtful], high[doubtful] = -np.inf, np.inf
     lengths = np.array([e.n_texts for e in estimates])
     order = np.lexsort((np.arange(len(change)), -change))
-    needed: set[int] = set()
+    pairs: list[tuple[int, int]] = []
     for rank, upper in enumerate(order[: ranking.k].tolist()):
         below = order[rank + 1 :]
         if np.isinf(change[upper]):
@@ -251,11 +254,14 @@ def unsettled(
             lowers = close[lengths[close] == length]
             common = min(length, int(lengths[upper]))
             ends = _may_exceed(upper, lowers.tolist(), common, (series, gradients, weights, ranking))
-            open_ = lowers[ends > ranking.tolerance]
-            if len(open_):
-                needed |= set(open_.tolist()) if length <= lengths[upper] else set()
-                needed |= {upper} if lengths[upper] <= length else set()
-    return needed
+            pairs += [(upper, lower) for lower in lowers[ends > ranking.tolerance].tolist()]
+    return pairs
+
+
+def unsettled(pairs: Sequence[tuple[int, int]], estimates: Sequence[Estimate]) -> set[int]:
+    """Who needs more texts: of each open pair the unit with fewer; both, where they have the same number."""
+    fewest = [(pair, min(estimates[number].n_texts for number in pair)) for pair in pairs]
+    return {number for pair, n in fewest for number in pair if estimates[number].n_texts == n}
 
 
 def _may_exceed(upper: int, lowers: list[int], n: int, known: tuple[Any, ...]) -> np.ndarray:

@@ -43,8 +43,8 @@ class Effect:
         times_random: change over the mean change of the dimensions that the weights did not name (or of ordinary sets);
             None where that mean is not positive. Puccetti et al. (2022) ask for 5.
         n_parameters: parameters that are zero while it is off; 0 for edits of hidden states.
-        again: of the strongest that were measured again: texts that `change` rests on, none of which chose it (or all there
-            are); 0 for others.
+        again: of the strongest: texts that `change` rests on; where its place is not sure, none of them chose it (or they are
+            all there are). 0 for others.
     """
 
     label: str
@@ -222,8 +222,8 @@ class Sweep(OnTask, Result):
             change (see `Screening`), and the strongest on all; adaptive stops an effect when its interval is narrower than
             ± max(tolerance, relative × |change|), and separates the `top` strongest; ordinary ones are known `together`.
         level: confidence of each interval. Each look's t interval is held to more, so that the interval at which measuring
-            stops holds with `level`: to `stop_level` where it stops at a width, to `look_level` where the order of the
-            strongest decides, which is valid at any look for any reason.
+            stops holds with `level`: after n texts it is √(1 + `widening` / (n + 16)) times as wide where it stops at a width
+            and of `look_level` where the order of the strongest decides, which is valid at any look for any reason.
         looks: numbers of texts at which intervals are looked at; one look in exact mode.
         n_texts, n_tokens: of the whole evaluation set; intact: the intact model's value on the texts that were used.
         found: dimensions that the weight rule names in this stream.
@@ -249,7 +249,7 @@ class Sweep(OnTask, Result):
     relative: float
     top_k: int
     level: float
-    stop_level: float
+    widening: float
     look_level: float
     looks: tuple[int, ...]
     n_texts: int
@@ -297,7 +297,7 @@ class Sweep(OnTask, Result):
     def top(self, k: int = 5, window: str | None = None) -> tuple[Effect, ...]:
         """The `k` largest effects (in one window), largest first; of equal ones the smaller dimension first.
 
-        Those that were measured again come before the others, whose order is that of estimates they were chosen by.
+        The strongest that the sweep told apart come before the others, whose order is that of estimates they were chosen by.
         """
         among = [e for e in self.effects if window in (None, e.window)]
         return tuple(sorted(among, key=lambda e: (not e.again, -np.nan_to_num(e.change, nan=np.inf), e.dims))[:k])

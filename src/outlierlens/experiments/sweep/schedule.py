@@ -21,14 +21,16 @@ from outlierlens.experiments.sweep.estimate import (
     Rare,
     estimate,
     gradient_scale,
+    open_pairs,
     precise,
     unsettled,
     use_gradients,
 )
 from outlierlens.experiments.sweep.gradients import Screen
+from outlierlens.experiments.sweep.levels import look_level, stop_widening, widened
 from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.experiments.sweep.result import Together
-from outlierlens.experiments.sweep.units import Unit, Work
+from outlierlens.experiments.sweep.units import Differences, Unit, Work
 from outlierlens.statistics.means import share_at_most
 
 PIECE = 64
@@ -45,43 +47,6 @@ def pieces(looks: Sequence[int]) -> list[tuple[int, int]]:
 
 
 @dataclass
-class Differences:
-    """Per-text differences of every unit, the first texts of the order first; `dropped` texts were run and forgotten."""
-
-    weights: np.ndarray
-    dropped: int = 0
-    _parts: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    left_out: dict[str, int] = field(default_factory=dict)
-
-    def drop(self, key: str) -> None:
-        """Forget a unit, to measure it anew."""
-        self.dropped += self.spent(key)
-        self._parts.pop(key, None)
-        self.left_out.pop(key, None)
-
-    def spent(self, key: str) -> int:
-        """Texts that were run for a unit."""
-        return self.n(key) - self.left_out.get(key, 0)
-
-    def add(self, key: str, start: int, values: np.ndarray, left_out: int = 0) -> None:
-        """Append differences on the texts from `start`, which follow those of `key` so far; `left_out` were not run."""
-        self.left_out[key] = self.left_out.get(key, 0) + left_out
-        assert start == self.n(key), f"{key} is measured up to {self.n(key)}, not {start}"
-        self._parts.setdefault(key, []).append(values)
-
-    def n(self, key: str) -> int:
-        """Texts a unit was measured on."""
-        return sum(map(len, self._parts.get(key, ())))
-
-    def values(self, key: str) -> np.ndarray:
-        """All differences of a unit, float64 [text]."""
-        parts = self._parts.get(key, [])
-        if len(parts) > 1:
-            parts[:] = [np.concatenate(parts)]
-        return parts[0] if parts else np.empty(0)
-
-
-@dataclass
 class State:
     """A sweep so far.
 
@@ -89,12 +54,11 @@ class State:
         gradients: first-order estimates [text, unit] on the first texts, or None.
         scales: by window, what its units' gradients are multiplied by; taken at the first look.
         uses_gradients: of each unit, whether they serve as its control variate; decided at its first look.
-        level: of the interval at each look, for the rule that stops at its width.
-        strict: likewise, for any reason to look or stop: what the order of the strongest is decided by, and what the
-            intervals of units hold that were measured further for it (`ranked`).
         estimates: of each unit at its last look; None before the first.
+        ranked: units that were measured further for the order of the strongest: their intervals are `strict`.
         separated: whether the top is told apart.
-        again: of each of the strongest that are measured again, how many texts chose it: its estimate rests on later ones.
+        again: of each of the strongest, how many texts chose it where it is measured again: its estimate rests on later
+            ones. 0 for those whose place is sure.
         smallest: the smallest step of a difference, as in `Task`.
         rare: what rare texts add, as far as all units together have shown at the last look.
         screen: which texts are run for each unit; None runs all.
@@ -105,8 +69,6 @@ class State:
     units: Sequence[Unit]
     options: SweepOptions
     looks: tuple[int, ...]
-    level: float
-    strict: float
     measured: Differences
     gradients: np.ndarray | None = None
     scales: dict[str, float] = field(default_factory=dict)
@@ -123,6 +85,16 @@ class State:
 
     def __post_init__(self) -> None:
         self.estimates = [None] * len(self.units)
+
+    @property
+    def widening(self) -> float:
+        """What widens the interval at each look (`widened`), for the rule that stops at its width; 0 where all are `strict`."""
+        return 0.0 if self.options.anytime else stop_widening(self.looks, self.options.level, self.options.relative)
+
+    @property
+    def strict(self) -> float:
+        """Level of an interval for any reason to look or stop: what the order of the strongest is decided by."""
+        return look_level(self.looks, self.options.level)
 
     @property
     def spans(self) -> list[tuple[int, int]]:
@@ -149,16 +121,18 @@ class State:
             series = [self.measured.values(unit.key) for unit in self.units]
             self.rare = Rare.among([values for values in series if len(values) >= self.looks[0]])
         for number in numbers:
-            self.estimates[number] = self.estimate(number, self.strict if number in self.ranked else self.level)
+            self.estimates[number] = self.estimate(number, strict=number in self.ranked)
 
-    def estimate(self, number: int, level: float) -> Estimate:
-        """A unit's effect with an interval of this level, from all that is measured of it."""
+    def estimate(self, number: int, *, strict: bool) -> Estimate:
+        """A unit's effect, from all that is measured of it, with an interval that holds for any reason to stop or for one."""
         values, weights = self.measured.values(self.units[number].key), self.measured.weights
+        skipped = self.again.get(number, 0)
+        strict |= self.options.anytime
+        level = self.strict if strict else widened(len(values) - skipped, self.options.level, self.widening)
         if self.functional is not None:
             return self.functional.estimate(values, level)
-        if number in self.again:
-            values, weights = values[self.again[number] :], weights[self.again[number] :]
-        control = None if number in self.again else self.control(number)
+        values, weights = values[skipped:], weights[skipped:]
+        control = None if skipped else self.control(number)
         found = estimate(values, weights, level, control, weights, smallest=self.smallest)
         return self.rare.allowed_for(found, values) if self.rare else found
 
@@ -333,15 +307,17 @@ def _again(state: State) -> Iterator[Round]:
     """The strongest once more, on texts that had no part in choosing them, until their intervals are narrow enough.
 
     The largest of many estimates is too large by chance, and its interval misses on that side (with 64 equal effects 80 %
-    held at nominal 95). Where the texts do not suffice, all of them are measured: that is no estimate any more.
+    held at nominal 95). Not where its place is sure: other texts would have chosen it too. Where the texts do not suffice,
+    all of them are measured: that is no estimate any more.
     """
     last = state.looks[-1]
+    doubtful = {number for pair in _open(state, 0.0)[0] for number in pair}
     ranked = state.strongest()
     n_texts = {number: state.measured.n(state.units[number].key) for number in ranked}
     state.ranked -= {*ranked}
     state.leave_bulk(ranked)
-    state.again |= {number: n if n < last else 0 for number, n in n_texts.items()}
-    open_ = [number for number, n in n_texts.items() if n < last and np.isfinite(state.change(number))]
+    state.again |= {number: n if n < last and number in doubtful else 0 for number, n in n_texts.items()}
+    open_ = [number for number in ranked if state.again[number] and np.isfinite(state.change(number))]
     while open_:
         looks = {number: _next(state, number) for number in open_}
         works = [work for number, look in looks.items() for work in _until(state, [number], look)]
@@ -366,21 +342,28 @@ def _needed(state: State) -> set[int]:
     if members := set(filter(state.is_bulk, state.strongest())):
         state.leave_bulk(members)
         return members
-    # Of the bulk its common interval, which has one reason to stop.
-    found = [
-        one if one and state.is_bulk(number) else state.estimate(number, state.strict)
-        for number, one in enumerate(state.estimates)
-    ]
-    wanted = unsettled(
-        found,
-        lambda number: state.measured.values(state.units[number].key),
-        state.measured.weights,
-        Ranking(state.options.top, state.strict, state.options.tolerance, state.smallest),
-        state.control,
-    )
+    pairs, found = _open(state, state.options.tolerance)
+    wanted = unsettled(pairs, found)
     state.separated = not wanted
     state.leave_bulk(wanted)
     return {number for number in wanted if found[number].n_texts < state.looks[-1]}
+
+
+def _open(state: State, tolerance: float) -> tuple[list[tuple[int, int]], list[Estimate]]:
+    """The pairs of strongest and weaker whose order is not known, and what is known of each unit at any look."""
+    # Of the bulk its common interval, which has one reason to stop.
+    found = [
+        one if one and state.is_bulk(number) else state.estimate(number, strict=True)
+        for number, one in enumerate(state.estimates)
+    ]
+    pairs = open_pairs(
+        found,
+        lambda number: state.measured.values(state.units[number].key),
+        state.measured.weights,
+        Ranking(state.options.top, state.strict, tolerance, state.smallest),
+        state.control,
+    )
+    return pairs, found
 
 
 def _next(state: State, number: int) -> int:
