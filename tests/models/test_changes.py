@@ -51,6 +51,8 @@ def equal(model: torch.nn.Module, before: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(value, before[name]) for name, value in values(model).items())
 
 
+# Python drops what is raised in a callback of a weak reference of PyTorch's.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_no_interrupt_leaves_a_trace(interrupts: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM)]
     monkeypatch.setattr(sys, "argv", ["interrupts.py", "--trials", "280"])
