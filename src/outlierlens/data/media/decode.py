@@ -17,7 +17,7 @@ import numpy as np
 from outlierlens.errors import BadFile, BadInput, need
 
 MAX_PIXELS = 50_000_000  # of one picture: 150 MB as an array, 200 MB where Pillow unpacks it
-MAX_SIDE = 100_000  # pixels; Pillow keeps an address for every row, which for rows of one pixel is more than the pixels are
+MAX_SIDE = 100_000  # pixels: Pillow keeps an address for every row, which of rows of one pixel is the most
 MAX_RATIO, SMALL = 2000, 8_000_000  # pixels from one byte of a file, of a picture with more pixels than this
 # Formats whose decoders run no other program and read no other file.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
