@@ -16,8 +16,6 @@ GPU = any(Path("/dev").glob("nvidia[0-9]*"))
 pytestmark = pytest.mark.skipif(not GPU, reason="no GPU of NVIDIA's")
 HERE = Path(__file__).parent
 CLOSE = 1e-2  # relative: some numbers are small differences of what float32 sums in another order
-# Differences between two ways of computing the same: nothing but rounding, which is another one there.
-ROUNDING = ("export-embedder",)
 
 RUNS = """
 import json
@@ -77,8 +75,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_a_command_finds_the_same(path: Path, found: dict[str, Any]) -> None:
     now = next(one for name, one in found.items() if make.path_of("runs", name) == path)
     differences = files.differences(files.read(path), now, close=CLOSE)
-    if path.stem in ROUNDING:
-        differences = [line for line in differences if ".difference:" not in line]
     assert not differences, "\n".join([f"{len(differences)} differences:", *differences[:20]])
 
 
