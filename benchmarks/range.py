@@ -7,19 +7,12 @@ Each pair is one batch, bare and measured, one after the other in one process; t
 """
 
 import argparse
-import random
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
-WORDS = ("the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not", "he")
-
-
-def texts(n_texts: int, n_words: int) -> tuple[str, ...]:
-    """Texts of `n_words` words each, all different."""
-    choose = random.Random(0)
-    return tuple(" ".join(choose.choices(WORDS, k=n_words)) for _ in range(n_texts))
+from observe import texts
 
 
 def loaded_model(name: str, layers: int) -> Any:
