@@ -16,6 +16,7 @@ replacement, so errors are divided by √(1 − n / N) before they are compared 
 import argparse
 import itertools
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -272,8 +273,11 @@ def _swept(values: np.ndarray, options: SweepOptions, looks: tuple[int, ...]) ->
     return state
 
 
-def measure(model: str, data: str, limit: int | None, min_words: int, max_length: int) -> Matrix:
-    """Every dimension of a model on every text, with the library's runner and gradient pass."""
+def measure(model: str, data: str, limit: int | None, min_words: int, max_length: int, part: Path) -> Matrix:
+    """Every dimension of a model on every text, with the library's runner and gradient pass.
+
+    What is measured is kept in `part`, a file of NumPy's, so that a run that was cut off goes on.
+    """
     import torch
 
     from outlierlens.data.texts import Texts, read_texts
@@ -292,15 +296,22 @@ def measure(model: str, data: str, limit: int | None, min_words: int, max_length
     units = planned(options, runner.stack.n_layers, runner.width, ())
     span = (0, runner.n_texts)
     intact = runner.values([INTACT.plan], span)[0]
-    changes = np.empty((len(units), runner.n_texts))
+    shape = (len(units), runner.n_texts)
+    if not part.exists():
+        np.lib.format.open_memmap(part, "w+", np.float64, shape)[:] = np.nan
+    changes = np.lib.format.open_memmap(part, "r+")
+    if changes.shape != shape:
+        raise SystemExit(f"{part} holds {changes.shape} changes, of other texts or another model: take another file")
     for number, unit in enumerate(units):
-        changes[number] = runner.values([unit.plan], span)[0] - intact
+        if np.isnan(changes[number]).any():
+            changes[number] = runner.values([unit.plan], span)[0] - intact
+            changes.flush()
         print(f"\rmeasured {number + 1} of {len(units)} dimensions", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    gradients = first_order(runner, units, span).T
+    gradients = runner.backing_off(lambda: first_order(runner, units, span)).T
     print(f"{loaded.name}: {runner.task.name}, {runner.n_texts} texts ({runner.task.text}), "
           f"intact {np.average(intact, weights=runner.weights):.4f} {runner.task.unit}")  # fmt: skip
-    return Matrix(changes, gradients.astype(float), runner.weights)
+    return Matrix(np.array(changes), gradients.astype(float), runner.weights)
 
 
 def main() -> int:
@@ -349,9 +360,12 @@ def main() -> int:
         with np.load(given.matrix) as kept:
             matrix = Matrix(kept["changes"], kept["gradients"], kept["weights"])
     else:
-        matrix = measure(given.model, given.data, given.limit, given.min_words, given.max_length)
+        with tempfile.TemporaryDirectory() as folder:
+            part = given.matrix.with_suffix(".part.npy") if given.matrix else Path(folder) / "changes.npy"
+            matrix = measure(given.model, given.data, given.limit, given.min_words, given.max_length, part)
         if given.matrix:
             np.savez(given.matrix, changes=matrix.changes, gradients=matrix.gradients, weights=matrix.weights)
+            part.unlink()
     spread = matrix.changes.std(axis=1, ddof=1)
     correlation = [np.corrcoef(x, g)[0, 1] for x, g in zip(matrix.changes, matrix.gradients, strict=True)]
     print(f"{len(matrix.changes)} dimensions, {len(matrix.weights)} texts; ± max({given.tolerance}, {given.relative:.0%}); "

@@ -134,9 +134,14 @@ def test_an_entry_of_an_archive_whose_own_name_is_no_utf8(kind: str, tmp_path: P
         pass
 
 
-def test_a_numpy_header_that_does_not_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "header",
+    [b"{'descr': '<f4', 'shape': (((\n", b" 'shape': (1, 2), }\n\x00\x00 \xff\xff"],
+    ids=["no end", "null bytes"],
+)
+def test_a_damaged_numpy_header(header: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.npy"
-    path.write_bytes(npy(b"{'descr': '<f4', 'shape': (((\n"))
+    path.write_bytes(npy(header))
     with pytest.raises(BadFile, match="cannot be read as NumPy arrays"):
         arrays_in(path)
 

@@ -40,7 +40,7 @@ MAX_UNPACKED = 8_000_000_000  # bytes of all arrays of an .npz, which are held i
 MAX_MEMBERS = 64
 _DAMAGED = (
     zipfile.BadZipFile, zlib.error, tokenize.TokenError, ValueError, OSError, EOFError, KeyError, SyntaxError, TypeError,
-    OverflowError, RuntimeError, MemoryError,
+    OverflowError, RuntimeError, MemoryError, SystemError,  # the last of Python 3.12, for a null byte in a header
 )  # fmt: skip
 
 
