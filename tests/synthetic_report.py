@@ -312,7 +312,7 @@ def swept(effects, nulls=(), *, windows="all", found=NEEDLES, width=576, n_layer
         relative=0.1,
         top_k=5,
         level=0.95,
-        stop_level=0.965,
+        widening=(3.0, 30.0),
         look_level=0.991,
         looks=(8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 2261),
         n_texts=2261,

@@ -70,3 +70,19 @@ def test_only_large_float32_parameters_without_gradients_are_meant(called):
     for one, other in zip(found, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
     assert len(called) == 2
+
+
+def test_gradients_of_states_are_those_of_float64_to_rounding(called):
+    random = torch.Generator().manual_seed(0)
+    states = torch.randn(4, 192, generator=random, requires_grad=True)
+    layer = torch.nn.Linear(192, 256).requires_grad_(False)
+    with products.fast_products():
+        (layer(states) ** 2).sum().backward()
+    assert called == [
+        ((4, 192), (256, 192)),
+        ((4, 192), (256, 192)),
+        ((4, 256), (192, 256)),
+    ]  # its first step twice: outside and inside
+    exact = states.detach().double().requires_grad_()
+    ((exact @ layer.weight.double().T + layer.bias.double()) ** 2).sum().backward()
+    torch.testing.assert_close(states.grad.double(), exact.grad, rtol=1e-5, atol=1e-4)

@@ -142,7 +142,10 @@ def test_the_section_has_every_chart_a_ranked_table_and_how_it_was_made(page, sw
     assert "on wikitext-2 test: causal loss in nats per token of 2,261 texts" in text
     assert "where a text is a block of 128 tokens" in text
     assert "narrower than ± the larger of 0.01 and 10 % of the change" in text
-    assert "after 8, 12, 16, 24, 32, 48, … 2,261 texts, and each look's t interval is held to 96.50 %" in text
+    assert "after 8, 12, 16, 24, 32, 48, … 2,261 texts." in text
+    assert (
+        "√(1 + b / (n + 16)) times as wide as one of 95 %, with b from 3 (normal differences) to 30 (log-normal" in text
+    )
     assert f"{sweep.cost.exact:,}, {sweep.cost.saving:.1f} times what was spent here" in text
     assert "can hardly reject anything, whatever the effects" in text
     assert "cd" * 32 in text
@@ -154,7 +157,7 @@ def test_exact_mode_reduced_precision_and_notes_are_told(sweep):
         sweep,
         method="exact",
         looks=(2261,),
-        stop_level=0.95,
+        widening=(0.0, 0.0),
         look_level=0.95,
         cost=replace(sweep.cost, gradient_texts=0),
         precision=Precision("bfloat16", 0.0021, 12, 16, intact=0.0004),

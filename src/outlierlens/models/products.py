@@ -19,7 +19,7 @@ FEWEST_WEIGHTS = 2**15  # of a product that oneDNN is called for: below, the cal
 
 
 def fast_products() -> AbstractContextManager[Any]:
-    """Inside the block products with large parameters are those of `linear`, where no gradients are made."""
+    """Inside the block products with large parameters are those of `linear`, where no gradients of these are made."""
     return _mode()() if _there() else nullcontext()
 
 
@@ -28,10 +28,32 @@ def linear(states: "Tensor", weight: "Tensor", bias: "Tensor | None" = None) -> 
     import torch
     from torch.nn import functional
 
-    if _there() and _fits(states, weight, bias):
-        made: Tensor = torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
-        return made
-    return functional.linear(states, weight, bias)
+    if not (_there() and _fits(states, weight, bias)):
+        return functional.linear(states, weight, bias)
+    if torch.is_grad_enabled() and states.requires_grad:
+        differentiable: Tensor = _function().apply(states, weight, bias)
+        return differentiable
+    made: Tensor = torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
+    return made
+
+
+@cache
+def _function() -> Any:
+    """`linear` with gradients of the states alone, which are a product with the same weights."""
+    import torch
+
+    class Linear(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, states: "Tensor", weight: "Tensor", bias: "Tensor | None") -> "Tensor":
+            ctx.save_for_backward(weight)
+            return linear(states, weight, bias)
+
+        @staticmethod
+        def backward(ctx: Any, *slopes: "Tensor") -> "tuple[Tensor, None, None]":
+            (weight,) = ctx.saved_tensors
+            return linear(slopes[0], weight.T), None, None
+
+    return Linear
 
 
 @cache
@@ -47,12 +69,12 @@ def _there() -> bool:
 
 
 def _fits(states: "Tensor", weight: "Tensor", bias: "Tensor | None") -> bool:
-    """Whether a product is one of large plain float32 tensors on a CPU, without gradients."""
+    """Whether a product is one of large plain float32 tensors on a CPU, without gradients of the parameters."""
     import torch
 
     plain = (torch.Tensor, torch.nn.Parameter)
     return (
-        not torch.is_grad_enabled()
+        not (torch.is_grad_enabled() and any(one.requires_grad for one in (weight, bias) if one is not None))
         and weight.numel() >= FEWEST_WEIGHTS
         and states.numel() > 0
         and all(type(one) in plain for one in (states, weight, bias) if one is not None)

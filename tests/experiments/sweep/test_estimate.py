@@ -20,7 +20,7 @@ from outlierlens.experiments.sweep.estimate import (
     unsettled,
     use_gradients,
 )
-from outlierlens.experiments.sweep.levels import look_level, look_sizes, stop_level
+from outlierlens.experiments.sweep.levels import Widening, look_level, look_sizes, stop_widening, widened
 from outlierlens.statistics.means import reach
 
 T1, T3 = 12.706204736, 3.182446305  # 97.5 % points of t with 1 and 3 degrees of freedom, from a table
@@ -32,9 +32,33 @@ def near(value: float) -> object:
 
 class TestLooks:
     def test_sizes_grow_by_halves_and_end_in_all_texts(self) -> None:
-        assert look_sizes(100, 8) == (8, 12, 16, 24, 32, 48, 64, 96, 100)
-        assert look_sizes(96, 8) == (8, 12, 16, 24, 32, 48, 64, 96)
-        assert look_sizes(40, first=12) == (12, 18, 24, 36, 40)
+        assert look_sizes(50, 8) == (
+            8,
+            9,
+            10,
+            11,
+            12,
+            13,
+            14,
+            15,
+            16,
+            18,
+            20,
+            22,
+            24,
+            26,
+            28,
+            30,
+            32,
+            36,
+            40,
+            44,
+            48,
+            50,
+        )
+        assert look_sizes(24, 8) == (8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 22, 24)
+        assert look_sizes(40, first=12) == (12, 13, 15, 16, 18, 19, 21, 22, 24, 27, 30, 33, 36, 39, 40)
+        assert look_sizes(9, first=2) == (2, 3, 4, 5, 6, 7, 8, 9)
 
     def test_few_texts_are_looked_at_once(self) -> None:
         assert [look_sizes(n) for n in (1, 7, 16, 17)] == [(1,), (7,), (16,), (16, 17)]
@@ -86,14 +110,38 @@ class TestLooks:
         assert covered / 1_500 > 0.95 - 4 * math.sqrt(0.05 * 0.95 / 1_500)
 
 
-class TestStopLevel:
+class TestStopWidening:
     def test_one_look_needs_no_more_than_the_level(self) -> None:
-        assert stop_level((40,), 0.9) == 0.9
+        assert stop_widening((40,), 0.9) == Widening(0, 0)
+        assert widened(40, 0.9, 0) == 0.9
 
     def test_lies_between_the_level_and_that_of_any_stop(self) -> None:
         looks = look_sizes(2000)
-        assert 0.975 < stop_level(looks) < 0.99 < look_level(looks)
-        assert stop_level(looks, 0.9) < 0.97
+        found = stop_widening(looks)
+        assert 1 < found.normal < found.skewed / 4
+        levels = [widened(look, 0.95, found.skewed) for look in looks]
+        assert levels == sorted(levels, reverse=True)
+        assert 0.98 < levels[0] < look_level(looks)
+        assert 0.95 < levels[-1] < 0.952
+        ratio = stats.t.ppf(0.5 + widened(48, 0.95, 30) / 2, 47) / stats.t.ppf(0.975, 47)
+        assert ratio**2 == pytest.approx(1 + 30 / (48 + 16))
+
+    def test_goes_by_how_skewed_the_differences_are(self) -> None:
+        found = stop_widening(look_sizes(2000))
+        assert found.sizes[:3] == (16, 18, 20)
+        values = np.array([0.0] * 15 + [16.0])  # mean 1, variance 16, third cumulant 16 (15 · −1 + 15³) / (15 · 14)
+        skewness = 16 * (15**3 - 15) / 210 / 4**3
+        normal = math.sqrt(2 / math.pi * 6 * 16 * 15 / (14 * 17 * 19))  # of normal samples, mean size (Fisher 1930)
+        assert found.share(values) == pytest.approx((skewness - normal) / (found.skewness[0] - normal))
+        assert found.share(-values) == found.share(values)
+        assert found.share(np.ones(20)) == 0
+        assert found.share(np.tile([-1.0, 1.0], 8)) == pytest.approx(-normal / (found.skewness[0] - normal))
+        for draw, share in ((np.random.default_rng(1).normal, 0), (np.random.default_rng(1).lognormal, 1)):
+            assert np.mean([found.share(one) for one in draw(size=(4_000, 16))]) == pytest.approx(share, abs=0.05)
+        assert found.of(-1) == found.normal
+        assert found.of(0) == found.normal
+        assert found.of(0.5) == (found.normal + found.skewed) / 2
+        assert found.of(3) == found.skewed
 
     @pytest.mark.parametrize("relative", [0.1, 0.3])
     def test_holds_where_the_rule_stops_and_the_bare_level_does_not(self, relative: float) -> None:
@@ -105,9 +153,9 @@ class TestStopLevel:
         at = np.array(looks) - 1
         means, errors = means[:, at], np.sqrt(variances[:, at] / np.array(looks))
 
-        def worst(level: float) -> float:
+        def worst(widening: float) -> float:
             shares = []
-            widths = errors * stats.t.ppf((1 + level) / 2, at)
+            widths = errors * stats.t.ppf(0.975, at) * np.sqrt(1 + widening / (np.array(looks) + 16))
             for spread in (0.6, 1, 1.5, 2, 3, 5):
                 for effect, tolerance in ((0.0, 1 / spread), (1 / (spread * relative), 0.0)):
                     narrow = widths <= np.maximum(tolerance, relative * np.abs(effect + means))
@@ -118,28 +166,29 @@ class TestStopLevel:
             return min(shares)
 
         noise = math.sqrt(0.05 * 0.95 / 6_000)
-        assert worst(stop_level(looks, 0.95, relative)) > 0.95 - 3 * noise
-        assert worst(0.95) < 0.95 - 2 * noise
+        assert worst(stop_widening(looks, 0.95, relative).normal) > 0.95 - 3 * noise
+        assert worst(0) < 0.95 - 2 * noise
 
     def test_holds_for_skewed_differences_where_the_bare_level_does_not(self) -> None:
         looks = look_sizes(256)
         draws = np.random.default_rng(9).lognormal(size=(1_500, 256))
         truth, spread = math.exp(0.5), math.sqrt(math.e * (math.e - 1))
 
-        def worst(level: float) -> float:
+        def worst(widening: float) -> float:
             shares = []
             for texts in (24, 48, 96, 140):
                 held = []
                 for values in draws[:400]:
                     for look in looks:
-                        found = estimate(values[:look], np.ones(look), level)
+                        found = estimate(values[:look], np.ones(look), widened(look, 0.95, widening))
                         if precise(found, 2 * spread / math.sqrt(texts), 0):
                             break
                     held.append(found.low <= truth <= found.high)
                 shares.append(np.mean(held))
             return min(shares)
 
-        assert worst(stop_level(looks)) > 0.93 - 2 * math.sqrt(0.93 * 0.07 / 400)
+        assert worst(stop_widening(looks).skewed) > 0.93 - 2 * math.sqrt(0.93 * 0.07 / 400)
+        assert worst(0) < 0.93 - 2 * math.sqrt(0.93 * 0.07 / 400)
 
 
 class TestEstimate:

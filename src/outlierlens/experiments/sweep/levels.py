@@ -1,41 +1,47 @@
 """How surely each look must hold what the whole sequence of looks shall: simulated once for the looks of a sweep.
 
-    looks = look_sizes(2000)              # (16, 24, 32, 48, 64, ..., 2000) texts
-    level = look_level(looks)             # 0.994: what each look must hold for 95 % over all of them
-    level = stop_level(looks)             # 0.983: for 95 % at the look where `precise` stops
+    looks = look_sizes(2000)              # (16, 18, 20, ..., 30, 32, 36, ..., 2000) texts
+    level = look_level(looks)             # 0.996: what each look must hold for 95 % over all of them
+    widening = stop_widening(looks)       # 37: what makes it 95 % at the look where `precise` stops
+    level = widened(100, 0.95, widening)  # 0.977: of that look, after 100 texts
 
 Texts come in random order, so the first n of them are a random sample. Intervals are looked at only at the numbers of
 texts `look_sizes` names, each at a confidence that makes the chance that *any* of them misses 1 − 0.95 in all: repeated
 confidence intervals (Jennison & Turnbull 1989), which hold for whatever reason the measuring stopped. Where the only
-reason is that the interval is narrow enough, fewer texts do (`stop_level`).
+reason is that the interval is narrow enough, fewer texts do (`stop_widening`).
 """
 
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from outlierlens.errors import BadInput
-from outlierlens.statistics.means import FEWEST_TEXTS, critical, reach
+from outlierlens.statistics.means import FEWEST_TEXTS, critical, reach, third_cumulant
 from outlierlens.statistics.p_values import two_sided_p
 
 FIRST_LOOK = FEWEST_TEXTS  # fewer settle nothing
+LOOKS = 8  # for every doubling: a look later than need be measures 6 % too many texts on average
 SKEWED_LOSS = 0.015  # of coverage, where differences are log-normal
 SKEWED_TEXTS = 768  # of simulated log-normal sequences: the mean of more is as good as normal
+MOST_WIDENING = 256.0
 
 
 def look_sizes(n_texts: int, first: int = FIRST_LOOK) -> tuple[int, ...]:
-    """Numbers of texts at which intervals are looked at: first, 1.5 × first, and their doubles, then all `n_texts`.
+    """Numbers of texts at which intervals are looked at: first, then in eighths of the last doubling, then all `n_texts`.
 
     Raises:
         BadInput: no text, or a first look at fewer than 2 texts.
     """
     if n_texts < 1 or first < 2:
         raise BadInput(f"cannot look at {first} of {n_texts} texts first; need at least one text and a first look of 2")
-    sizes, step = [], first
+    sizes, step = {n_texts}, first
     while step < n_texts:
-        sizes += [step, step + step // 2]
+        sizes |= {size for part in range(LOOKS) if (size := step + step * part // LOOKS) < n_texts}
         step *= 2
-    return (*(size for size in sizes if size < n_texts), n_texts)
+    return tuple(sorted(sizes))
 
 
 @lru_cache(maxsize=64)
@@ -57,24 +63,61 @@ def look_level(looks: tuple[int, ...], level: float = 0.95, draws: int = 200_000
     return float(1 - np.quantile(smallest, 1 - level))
 
 
+@lru_cache(maxsize=4096)
+def widened(n: int, level: float, widening: float) -> float:
+    """The confidence of a t interval of `n` values that is √(1 + widening / (n + 16)) times as wide as one of `level`."""
+    if n < 2 or not widening:
+        return level
+    wide = critical(n - 1, level) * np.sqrt(1 + widening / (n + FIRST_LOOK))
+    return float(1 - two_sided_p(wide, n - 1))
+
+
+@dataclass(frozen=True)
+class Widening:
+    """What makes the interval at which `precise` stops hold, as `widened` takes it; see `stop_widening`.
+
+    Attributes:
+        normal, skewed: for normal differences, and for log-normal ones (σ = 1).
+        sizes, skewness: numbers of texts, and the mean skewness, in size, of samples of so many log-normal values.
+    """
+
+    normal: float = 0.0
+    skewed: float = 0.0
+    sizes: tuple[int, ...] = ()
+    skewness: tuple[float, ...] = ()
+
+    def share(self, values: np.ndarray) -> float:
+        """How skewed values [text] are: 0 as samples of so many normal ones are on average, 1 as those of log-normal ones."""
+        n = len(values)
+        if n < 3 or not self.sizes or np.ptp(values) == 0 or not np.isfinite(values).all():
+            return 0.0
+        away = values - values.mean()
+        skewness = abs(float(third_cumulant(away))) / float(away @ away / (n - 1)) ** 1.5
+        normal = math.sqrt(2 / math.pi * 6 * n * (n - 1) / ((n - 2) * (n + 1) * (n + 3)))
+        return (skewness - normal) / (float(np.interp(np.log(n), np.log(self.sizes), self.skewness)) - normal)
+
+    def of(self, share: float) -> float:
+        """The widening where differences are so skewed: in proportion, which is more than is needed between the two."""
+        return self.normal + (self.skewed - self.normal) * min(1.0, max(0.0, share))
+
+
 @lru_cache(maxsize=16)
-def stop_level(looks: tuple[int, ...], level: float = 0.95, relative: float = 0.1, draws: int = 20_000) -> float:
-    """The confidence of each look's t interval at which the interval that `precise` stops at holds with `level`.
+def stop_widening(looks: tuple[int, ...], level: float = 0.95, relative: float = 0.1, draws: int = 20_000) -> Widening:
+    """What makes the interval that `precise` stops at hold with `level`, as each look's is `widened` by it.
 
     Less is needed than for `look_level`, because that rule asks how wide the interval is and not where: the width comes
     from the variance, which for normal values says nothing about the error of the mean, and all that is lost is lost to
     stopping early when the variance came out small (fixed-width intervals: Chow & Robbins 1965; relative ones: Nádas
-    1969). How much that is at small samples is simulated here, for 24 spreads (that need 4 texts to all of them) under
-    both limits, ± tolerance and ± `relative` × |change|. Where differences are skewed, a small variance goes with a small
-    mean: the same is simulated for log-normal values (σ = 1), and the level returned serves the worst of these 48 cases
-    too, of which `SKEWED_LOSS` less is asked. It
-    lies between `level` and `look_level`, whose intervals alone may be looked at for any other reason to stop.
+    1969). That is a loss of order 1 / n, which the widening makes good. How much it is at small samples is simulated here,
+    for 24 spreads (that need 4 texts to all of them) under both limits, ± tolerance and ± `relative` × |change|; what is
+    returned serves the worst of these 48 cases, of which two Monte Carlo errors less are asked. Where differences are skewed,
+    a small variance goes with a small mean: the same is simulated for log-normal values (σ = 1), of which `SKEWED_LOSS` less
+    is asked.
     """
     if len(looks) == 1:
-        return level
-    few = tuple(look for look in looks if look <= SKEWED_TEXTS)
+        return Widening()
     means, errors = _sequences(looks, draws)
-    skewed = _skewed_sequences(few, draws // 4) if len(few) > 1 else None
+    noise = 2 * np.sqrt(level * (1 - level) / draws)
 
     def worst(means: np.ndarray, below: np.ndarray, above: np.ndarray, most: float) -> float:
         """The smallest share of sequences whose interval holds 0 where it stops; what is given is [look, draw]."""
@@ -86,18 +129,31 @@ def stop_level(looks: tuple[int, ...], level: float = 0.95, relative: float = 0.
                 shares.append(np.mean(held[narrow.argmax(0), np.arange(held.shape[1])]))
         return float(min(shares))
 
-    def holds(confidence: float) -> bool:
-        widths = errors * np.array([[critical(look - 1, confidence)] for look in looks])
-        if worst(means, widths, widths, looks[-1]) < level:
-            return False
-        if skewed is None:
-            return True
-        ends = [reach(row, look - 1, confidence) for look, row in zip(few, skewed[2], strict=True)]
-        below, above = (np.stack(side) * skewed[1] for side in zip(*ends, strict=True))
-        return worst(skewed[0], below, above, few[-1] / 4) >= level - SKEWED_LOSS
+    def normal(widening: float) -> bool:
+        widths = errors * np.array([[critical(look - 1, widened(look, level, widening))] for look in looks])
+        return worst(means, widths, widths, looks[-1]) >= level - noise
 
-    low, high = level, look_level(looks, level)
-    while high - low > 2e-4:
+    few = tuple(look for look in looks if look <= SKEWED_TEXTS)
+    least = _least(normal, 0.0)
+    if len(few) == 1:
+        return Widening(least, least)
+    its_means, its_errors, its_skewness = _skewed_sequences(few, draws // 4)
+
+    def skewed(widening: float) -> bool:
+        ends = [
+            reach(row, look - 1, widened(look, level, widening)) for look, row in zip(few, its_skewness, strict=True)
+        ]
+        below, above = (np.stack(side) * its_errors for side in zip(*ends, strict=True))
+        return worst(its_means, below, above, few[-1] / 4) >= level - SKEWED_LOSS
+
+    usual = np.sqrt(few) * np.abs(its_skewness).mean(1)
+    return Widening(least, _least(skewed, least), few, tuple(usual.tolist()))
+
+
+def _least(holds: Callable[[float], bool], low: float) -> float:
+    """The least widening above `low` that holds, to 1."""
+    high = MOST_WIDENING
+    while high - low > 1:
         middle = (low + high) / 2
         low, high = (low, middle) if holds(middle) else (middle, high)
     return high

@@ -35,13 +35,13 @@ from outlierlens.experiments.sweep.gradients import (
     packed,
     unpacked,
 )
-from outlierlens.experiments.sweep.levels import look_level, look_sizes, stop_level
+from outlierlens.experiments.sweep.levels import look_sizes
 from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.experiments.sweep.result import Precision, Sweep
 from outlierlens.experiments.sweep.runner import Runner, make_runner
-from outlierlens.experiments.sweep.schedule import Differences, Round, State, adaptive, exact, until
+from outlierlens.experiments.sweep.schedule import Round, State, adaptive, exact, until
 from outlierlens.experiments.sweep.summary import compared_with_float32, cost_of, effects_of, intact_of, nulls_of
-from outlierlens.experiments.sweep.units import INTACT, Unit, Work, control_families, planned
+from outlierlens.experiments.sweep.units import INTACT, Differences, Unit, Work, control_families, planned
 from outlierlens.models.devices import memory_kept
 from outlierlens.models.load import LoadedModel, fingerprint
 from outlierlens.results.row_store import RowStore, nine_digits
@@ -119,12 +119,8 @@ def sweep(
         store = held.enter_context(RowStore.open(rows, _identity(runner, texts, model))) if rows else _Memory()
         is_exact = runner.exact
         looks = _looks(runner)
-        strict = look_level(looks, options.level)
-        level = strict if options.anytime else stop_level(looks, options.level, options.relative)
-        state = State(
-            units, options, looks, level, strict, Differences(runner.weights), smallest=runner.task.smallest,
-            functional=runner.functional,
-        )  # fmt: skip
+        measured = Differences(runner.weights)
+        state = State(units, options, looks, measured, smallest=runner.task.smallest, functional=runner.functional)
         state.find_bulk(found)
         run = _SweepRun(runner, store, engine or Local, state, progress)
         held.callback(run.close)
@@ -166,7 +162,7 @@ def sweep(
             relative=options.relative,
             top_k=options.top,
             level=options.level,
-            stop_level=state.level,
+            widening=(0.0, 0.0) if options.anytime else (state.widening.normal, state.widening.skewed),
             look_level=state.strict,
             looks=looks,
             n_texts=runner.n_texts,

@@ -169,8 +169,9 @@ class Together:
 
     Attributes:
         n: of them; texts: each was measured on. reach: of their common interval, to either side of each change.
-        audited: ordinary ones, drawn at random and measured on `audit_texts`; the furthest is off by `furthest`.
-        bound: upper bound of the share of all that are further off, at confidence 0.95 (Wilks 1941).
+        audited: ordinary ones, drawn at random and measured on `audit_texts`. off: of them, those that were further off; they
+            have intervals of their own. furthest: by how much the furthest of the others is off.
+        bound: upper bound of the share of the bulk that is further off, at confidence 0.95 (`bulk.most_off`).
     """
 
     n: int
@@ -178,6 +179,7 @@ class Together:
     reach: float
     audited: int
     audit_texts: int
+    off: int
     furthest: float
     bound: float
 
@@ -187,8 +189,9 @@ class Together:
         return (
             f"The bulk: {self.n:,} effects that stand out by neither size nor spread were measured on {self.texts} "
             f"text{'s' * (self.texts != 1)} each; each is its estimate ± {self.reach:g}. Of {self.audited} ordinary ones, "
-            f"drawn at random and measured on {self.audit_texts} texts, none was further off (the furthest by "
-            f"{self.furthest:.2g}): at most {100 * self.bound:.2g} % of the bulk are, at confidence 0.95."
+            f"drawn at random and measured on {self.audit_texts} texts, {self.off or 'none'} "
+            f"{'were' if self.off > 1 else 'was'} further off (the furthest other by {self.furthest:.2g}): at most "
+            f"{100 * self.bound:.2g} % of the bulk are, at confidence 0.95."
         )
 
 
@@ -225,8 +228,11 @@ class Sweep(OnTask, Result):
             change (see `Screening`), and the strongest on all; adaptive stops an effect when its interval is narrower than
             ± max(tolerance, relative × |change|), and separates the `top` strongest; ordinary ones are known `together`.
         level: confidence of each interval. Each look's t interval is held to more, so that the interval at which measuring
-            stops holds with `level`: to `stop_level` where it stops at a width, to `look_level` where the order of the
-            strongest decides, which is valid at any look for any reason.
+            stops holds with `level`: where it stops at a width it is √(1 + b / (n + 16)) times as wide after n texts, and where
+            the order of the strongest decides it is one of `look_level`, which is valid at any look for any reason. The
+            intervals of the strongest, measured again, hold together (Bonferroni).
+        widening: b for normal differences, and for log-normal ones; that of an effect lies between, by how skewed its
+            differences are and those of all. 0, 0 where no effect stops at a width.
         looks: numbers of texts at which intervals are looked at; one look in exact mode.
         n_texts, n_tokens: of the whole evaluation set; intact: the intact model's value on the texts that were used.
         found: dimensions that the weight rule names in this stream.
@@ -252,7 +258,7 @@ class Sweep(OnTask, Result):
     relative: float
     top_k: int
     level: float
-    stop_level: float
+    widening: tuple[float, float]
     look_level: float
     looks: tuple[int, ...]
     n_texts: int

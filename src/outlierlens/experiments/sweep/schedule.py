@@ -26,10 +26,10 @@ from outlierlens.experiments.sweep.estimate import (
     use_gradients,
 )
 from outlierlens.experiments.sweep.gradients import Screen
+from outlierlens.experiments.sweep.levels import Widening, look_level, stop_widening, widened
 from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.experiments.sweep.result import Together
-from outlierlens.experiments.sweep.units import Unit, Work
-from outlierlens.statistics.means import share_at_most
+from outlierlens.experiments.sweep.units import Differences, Unit, Work
 
 PIECE = 64
 SCALE_UNITS = 16  # the fewest that a common scale of gradients is taken from
@@ -45,43 +45,6 @@ def pieces(looks: Sequence[int]) -> list[tuple[int, int]]:
 
 
 @dataclass
-class Differences:
-    """Per-text differences of every unit, the first texts of the order first; `dropped` texts were run and forgotten."""
-
-    weights: np.ndarray
-    dropped: int = 0
-    _parts: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    left_out: dict[str, int] = field(default_factory=dict)
-
-    def drop(self, key: str) -> None:
-        """Forget a unit, to measure it anew."""
-        self.dropped += self.spent(key)
-        self._parts.pop(key, None)
-        self.left_out.pop(key, None)
-
-    def spent(self, key: str) -> int:
-        """Texts that were run for a unit."""
-        return self.n(key) - self.left_out.get(key, 0)
-
-    def add(self, key: str, start: int, values: np.ndarray, left_out: int = 0) -> None:
-        """Append differences on the texts from `start`, which follow those of `key` so far; `left_out` were not run."""
-        self.left_out[key] = self.left_out.get(key, 0) + left_out
-        assert start == self.n(key), f"{key} is measured up to {self.n(key)}, not {start}"
-        self._parts.setdefault(key, []).append(values)
-
-    def n(self, key: str) -> int:
-        """Texts a unit was measured on."""
-        return sum(map(len, self._parts.get(key, ())))
-
-    def values(self, key: str) -> np.ndarray:
-        """All differences of a unit, float64 [text]."""
-        parts = self._parts.get(key, [])
-        if len(parts) > 1:
-            parts[:] = [np.concatenate(parts)]
-        return parts[0] if parts else np.empty(0)
-
-
-@dataclass
 class State:
     """A sweep so far.
 
@@ -89,14 +52,13 @@ class State:
         gradients: first-order estimates [text, unit] on the first texts, or None.
         scales: by window, what its units' gradients are multiplied by; taken at the first look.
         uses_gradients: of each unit, whether they serve as its control variate; decided at its first look.
-        level: of the interval at each look, for the rule that stops at its width.
-        strict: likewise, for any reason to look or stop: what the order of the strongest is decided by, and what the
-            intervals of units hold that were measured further for it (`ranked`).
         estimates: of each unit at its last look; None before the first.
+        ranked: units that were measured further for the order of the strongest: their intervals are `strict`.
         separated: whether the top is told apart.
         again: of each of the strongest that are measured again, how many texts chose it: its estimate rests on later ones.
         smallest: the smallest step of a difference, as in `Task`.
         rare: what rare texts add, as far as all units together have shown at the last look.
+        skewed: likewise, how skewed differences are, as in `Widening.share`.
         screen: which texts are run for each unit; None runs all.
         functional: what turns a unit's differences on all texts into its effect, where that is no mean; else None.
         bulk: the ordinary units, which are known together; None where every unit has its own interval.
@@ -105,8 +67,6 @@ class State:
     units: Sequence[Unit]
     options: SweepOptions
     looks: tuple[int, ...]
-    level: float
-    strict: float
     measured: Differences
     gradients: np.ndarray | None = None
     scales: dict[str, float] = field(default_factory=dict)
@@ -118,11 +78,22 @@ class State:
     smallest: float = 0.0
     functional: Functional | None = None
     rare: Rare | None = None
+    skewed: float = 1.0
     screen: Screen | None = None
     bulk: Bulk | None = None
 
     def __post_init__(self) -> None:
         self.estimates = [None] * len(self.units)
+
+    @property
+    def widening(self) -> Widening:
+        """What widens the interval at each look (`widened`), for the rule that stops at its width."""
+        return stop_widening(self.looks, self.options.level, self.options.relative)
+
+    @property
+    def strict(self) -> float:
+        """Level of an interval for any reason to look or stop: what the order of the strongest is decided by."""
+        return look_level(self.looks, self.options.level)
 
     @property
     def spans(self) -> list[tuple[int, int]]:
@@ -148,17 +119,26 @@ class State:
         if self.functional is None and not self.smallest and len(self.looks) > 1 and len(self.units) >= SCALE_UNITS:
             series = [self.measured.values(unit.key) for unit in self.units]
             self.rare = Rare.among([values for values in series if len(values) >= self.looks[0]])
+            own = [n for n, values in enumerate(series) if len(values) >= self.looks[0] and not self.is_bulk(n)]
+            if len(own) >= SCALE_UNITS:
+                shares = np.array([self.widening.share(self._residuals(n)) for n in own])
+                self.skewed = float(shares.mean() + 2 * shares.std(ddof=1) / np.sqrt(len(own)))
         for number in numbers:
-            self.estimates[number] = self.estimate(number, self.strict if number in self.ranked else self.level)
+            self.estimates[number] = self.estimate(number, strict=number in self.ranked)
 
-    def estimate(self, number: int, level: float) -> Estimate:
-        """A unit's effect with an interval of this level, from all that is measured of it."""
+    def estimate(self, number: int, *, strict: bool) -> Estimate:
+        """A unit's effect, from all that is measured of it, with an interval that holds for any reason to stop or for one."""
         values, weights = self.measured.values(self.units[number].key), self.measured.weights
+        skipped = self.again.get(number, 0)
+        level = self.strict
+        if not (strict or self.options.anytime):
+            share = max(self.skewed, self.widening.share(values[skipped:] if skipped else self._residuals(number)))
+            together = len(self.again) if skipped else 1  # whoever reads chooses among the strongest once more
+            level = widened(len(values) - skipped, 1 - (1 - self.options.level) / together, self.widening.of(share))
         if self.functional is not None:
             return self.functional.estimate(values, level)
-        if number in self.again:
-            values, weights = values[self.again[number] :], weights[self.again[number] :]
-        control = None if number in self.again else self.control(number)
+        values, weights = values[skipped:], weights[skipped:]
+        control = None if skipped else self.control(number)
         found = estimate(values, weights, level, control, weights, smallest=self.smallest)
         return self.rare.allowed_for(found, values) if self.rare else found
 
@@ -175,6 +155,11 @@ class State:
             self.scales[window] = gradient_scale(first, self.measured.weights, gradients[:, numbers].T) if many else 1.0
             for number, values in zip(numbers, first, strict=True):
                 self.uses_gradients[number] = use_gradients(values, self.measured.weights, self._slopes(number))
+
+    def _residuals(self, number: int) -> np.ndarray:
+        """What a unit's first-order estimates leave of its differences [text], where it uses them."""
+        values, control = self.measured.values(self.units[number].key), self.control(number)
+        return values if control is None or len(control) <= len(values) else values - control[: len(values)]
 
     def _slopes(self, number: int) -> np.ndarray:
         """Scaled first-order estimates of a unit [text]."""
@@ -207,10 +192,10 @@ class State:
         bulk = self.bulk
         if bulk is None or not bulk.members:
             return None
-        n, audited = len(bulk.members), len(bulk.audited)
-        # All that are further off may be among those that stayed.
-        bound = min(1.0, share_at_most(0, audited) * bulk.fitted / n)
-        return Together(n, bulk.texts, bulk.tolerance, audited, OPENINGS[bulk.texts], bulk.furthest, bound)
+        return Together(
+            len(bulk.members), bulk.texts, bulk.tolerance, len(bulk.audited), OPENINGS[bulk.texts], len(bulk.off),
+            bulk.furthest, bulk.bound,
+        )  # fmt: skip
 
     def is_bulk(self, number: int) -> bool:
         """Whether a unit is known together with others."""
@@ -318,14 +303,21 @@ def _together(state: State, bulk: Bulk) -> Iterator[Round]:
         yield "ordinary ones", _until(state, bulk.candidates, texts)
         few = np.stack([state.measured.values(key)[:texts] for key in keys])
         bulk.divide(few, slopes)
-        yield "ordinary ones at random", _until(state, bulk.audited, audit)
         members = [place[number] for number in bulk.members]
-        further = [state.measured.values(state.units[number].key)[texts:audit] for number in bulk.audited]
-        found = bulk.fit(few[members], np.array(further), weights, None if slopes is None else slopes[members])
-        if found is not None:
-            for number, one in zip(bulk.members, found, strict=True):
-                state.estimates[number] = one
-            return
+        its_slopes = None if slopes is None else slopes[members]
+        may_be_off = 0
+        while may_be_off < len(bulk.sizes):
+            bulk.audit(may_be_off)
+            yield "ordinary ones at random", _until(state, bulk.audited, audit)
+            further = [state.measured.values(state.units[number].key)[texts:audit] for number in bulk.audited]
+            found = bulk.fit(few[members], np.array(further), weights, its_slopes)
+            if found is not None:
+                bulk.members = dict.fromkeys(found)
+                state.estimates = [found.get(number, one) for number, one in enumerate(state.estimates)]
+                return
+            if len(bulk.off) <= may_be_off:  # no more can be drawn
+                break
+            may_be_off = len(bulk.off)
     bulk.members, bulk.audited, bulk.texts = {}, [], 0
 
 
@@ -368,7 +360,7 @@ def _needed(state: State) -> set[int]:
         return members
     # Of the bulk its common interval, which has one reason to stop.
     found = [
-        one if one and state.is_bulk(number) else state.estimate(number, state.strict)
+        one if one and state.is_bulk(number) else state.estimate(number, strict=True)
         for number, one in enumerate(state.estimates)
     ]
     wanted = unsettled(

@@ -89,6 +89,43 @@ class Work:
         return self.stop - self.start if self.only is None else len(self.only)
 
 
+@dataclass
+class Differences:
+    """Per-text differences of every unit, the first texts of the order first; `dropped` texts were run and forgotten."""
+
+    weights: np.ndarray
+    dropped: int = 0
+    _parts: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
+
+    def drop(self, key: str) -> None:
+        """Forget a unit, to measure it anew."""
+        self.dropped += self.spent(key)
+        self._parts.pop(key, None)
+        self.left_out.pop(key, None)
+
+    def spent(self, key: str) -> int:
+        """Texts that were run for a unit."""
+        return self.n(key) - self.left_out.get(key, 0)
+
+    def add(self, key: str, start: int, values: np.ndarray, left_out: int = 0) -> None:
+        """Append differences on the texts from `start`, which follow those of `key` so far; `left_out` were not run."""
+        self.left_out[key] = self.left_out.get(key, 0) + left_out
+        assert start == self.n(key), f"{key} is measured up to {self.n(key)}, not {start}"
+        self._parts.setdefault(key, []).append(values)
+
+    def n(self, key: str) -> int:
+        """Texts a unit was measured on."""
+        return sum(map(len, self._parts.get(key, ())))
+
+    def values(self, key: str) -> np.ndarray:
+        """All differences of a unit, float64 [text]."""
+        parts = self._parts.get(key, [])
+        if len(parts) > 1:
+            parts[:] = [np.concatenate(parts)]
+        return parts[0] if parts else np.empty(0)
+
+
 def layer_windows(options: SweepOptions, n_layers: int) -> list[tuple[str, tuple[int, ...]]]:
     """(name, layers) of every window of a stream with `n_layers` layers.
 
