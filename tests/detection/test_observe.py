@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from architectures import FAMILIES, Family, build
 from outlierlens.data import texts as data
@@ -58,6 +59,22 @@ def test_every_statistic_of_every_family(family: Family, words: Callable[..., An
                 expected = oracle.expected(stack.stack, row, view)
                 compare(stack.view(view), row, expected, tokenizer, stack.quantile_error)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in loaded.model.modules())
+
+
+def test_the_pass_watches_no_function_of_the_statistics(
+    words: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = set()
+
+    class Watching(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.add(func)
+            return func(*args, **(kwargs or {}))
+
+    monkeypatch.setattr("outlierlens.models.forward.fast_products", Watching)
+    observe(wrap(FAMILIES["bert"], words()), some_texts(3), ObserveOptions(max_length=10))
+    assert torch.nn.functional.linear in seen
+    assert torch.bincount not in seen
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "gpt2", "llama", "xlnet", "bart", "t5"])

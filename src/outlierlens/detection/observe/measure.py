@@ -25,14 +25,7 @@ from outlierlens.detection.observe.imatrix import observe_imatrix
 from outlierlens.detection.observe.options import Asked, ObserveOptions
 from outlierlens.detection.observe.result import QUANTILES, VIEWS, Observation, Passage, StackObservation, Statistics
 from outlierlens.detection.rules import zscore
-from outlierlens.detection.running_statistics import (
-    GroupStats,
-    InputCounts,
-    LargeCounts,
-    LayerStats,
-    Rows,
-    rows_of,
-)  # fmt: skip
+from outlierlens.detection.running_statistics import GroupStats, InputCounts, LargeCounts, LayerStats, Rows, rows_of
 from outlierlens.detection.scan.measure import live_values
 from outlierlens.detection.scratch import Scratch
 from outlierlens.errors import BadInput, need
@@ -162,12 +155,15 @@ class Observer:
                 rows_of(parts[1], parts[2], parts[3], batch.texts),
             )
 
+        # What `fast_products` does to each function of the model is not needed here, and takes time at each.
         def look(stack: BoundStack, layer: int, states: "Tensor") -> None:
             check_padding(stack, layer, states, batch.valid)
-            self.streams[stack.name].add(layer, states, *rows[stack.name], self.groups, kept)
+            with torch._C.DisableTorchFunction():
+                self.streams[stack.name].add(layer, states, *rows[stack.name], self.groups, kept)
 
         def look_at_read(stack: BoundStack, layer: int, part: int, read: "Tensor") -> None:
-            self.streams[stack.name].add_read(layer, part, read, rows[stack.name])
+            with torch._C.DisableTorchFunction():
+                self.streams[stack.name].add_read(layer, part, read, rows[stack.name])
 
         with (
             torch.inference_mode(),
