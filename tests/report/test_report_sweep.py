@@ -174,6 +174,13 @@ def test_exact_mode_reduced_precision_and_notes_are_told(sweep):
     assert "first order" not in text.split("Largest changes")[1].split("How each number")[0]
 
 
+def test_that_the_strongest_were_measured_again_is_told(page, sweep):
+    said = "measured again on later texts, where their 95 % intervals hold all together. Intervals are looked at"
+    assert said not in Page(page).text
+    again = replace(sweep, effects=tuple(replace(effect, again=40) for effect in sweep.effects))
+    assert said in Page(render(report_of(again))).text
+
+
 def test_two_sweeps_get_sections_and_files_of_their_own(sweep):
     data = report_of(sweep, synthetic.layer_sweep())
     names = [chart.name for chart in all_charts(data)]
