@@ -59,7 +59,7 @@ class Bulk:
         return cls(np.random.default_rng([seed, 29]).permutation(candidates).tolist(), level, tolerance)
 
     def divide(self, values: np.ndarray, slopes: np.ndarray | None) -> None:
-        """Settle the members, and draw the audited ones of them, from what candidates did on the first texts.
+        """Settle the members, from what candidates did on the first texts.
 
         Args:
             values: differences [candidate, text]. slopes: first-order estimates [candidate, text or more], or None.
@@ -70,7 +70,7 @@ class Bulk:
             seen += [slopes.mean(1), np.log(slopes.std(1) + np.finfo(float).tiny)]
         for of in seen:
             if plain.any():
-                plain &= _near(of, of[plain])
+                plain &= near(of, of[plain])
         self.members = {number: None for number, ordinary in zip(self.candidates, plain, strict=True) if ordinary}
 
     @property
@@ -134,12 +134,12 @@ class Bulk:
         found = zip(list(self.members), changes.tolist(), spreads.tolist(), strict=True)
         return {
             number: Estimate(change, change - width, change + width, spread, n)
-            for (number, change, spread), near in zip(found, _near(changes, changes), strict=True)
-            if near and number not in self.off
+            for (number, change, spread), ordinary in zip(found, near(changes, changes), strict=True)
+            if ordinary and number not in self.off
         }
 
 
-def _near(values: np.ndarray, ordinary: np.ndarray) -> np.ndarray:
+def near(values: np.ndarray, ordinary: np.ndarray) -> np.ndarray:
     """Whether values do not stand out from ordinary ones, bool [unit]."""
     middle = np.median(ordinary)
     return np.abs(values - middle) <= FAR * NORMAL_MAD * np.median(np.abs(ordinary - middle))

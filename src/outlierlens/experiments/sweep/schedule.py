@@ -120,7 +120,7 @@ class State:
             series = [self.measured.values(unit.key) for unit in self.units]
             self.rare = Rare.among([values for values in series if len(values) >= self.looks[0]])
             own = [n for n, values in enumerate(series) if len(values) >= self.looks[0] and not self.is_bulk(n)]
-            if len(own) >= SCALE_UNITS:
+            if len(own) >= SCALE_UNITS and not self.options.anytime:
                 shares = np.array([self.widening.share(self._residuals(n)) for n in own])
                 self.skewed = float(shares.mean() + 2 * shares.std(ddof=1) / np.sqrt(len(own)))
         for number in numbers:
