@@ -510,7 +510,13 @@ def test_a_model_that_broke_down_has_no_interval() -> None:
 
 
 def state(phase: str = "effects", done: int = 3, texts: int = 40, **more: Any) -> Any:
-    given = {"texts_per_second": 12.34, "seconds_left": 754.0, "leaders": (("507", 8.4, 0.4), ("100", 0.29, 0.014))}
+    given = {
+        "measured": 0,
+        "asked": 1,
+        "texts_per_second": 12.34,
+        "seconds_left": 754.0,
+        "leaders": (("507", 8.4, 0.4), ("100", 0.29, 0.014)),
+    }
     return SimpleNamespace(phase=phase, done=done, total=577, texts=texts, **(given | more))
 
 
@@ -518,6 +524,8 @@ def test_progress_in_words() -> None:
     assert headline(state()) == "effects: 3 of 577 settled, 12.3 texts/s, 13 min left"
     assert board(state()) == ["507: +8.4 ± 0.4", "100: +0.29 ± 0.014"]
     assert headline(state("intact", 0, 0, seconds_left=None, leaders=())) == "intact: 0 of 577 settled"
+    opening = state("ordinary ones", 0, 480, measured=120, asked=1952, seconds_left=None)
+    assert headline(opening) == "ordinary ones: 120 of 1,952, 0 of 577 settled, 12.3 texts/s"
     assert headline(state(texts_per_second=1234.5)) == "effects: 3 of 577 settled, 1,234 texts/s, 13 min left"
     assert [duration(s) for s in (0.04, 89, 90, 3600, 18_300)] == ["0.0 s", "89 s", "2 min", "60 min", "5 h 05 min"]
 

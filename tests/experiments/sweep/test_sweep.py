@@ -4,6 +4,7 @@ import dataclasses
 import json
 import random
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from outlierlens.ablation.controls import random_families
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.experiments.disable.measure import DisableOptions, disable
+from outlierlens.experiments.sweep.command import headline
 from outlierlens.experiments.sweep.engines import Local
 from outlierlens.experiments.sweep.gradients import first_order
 from outlierlens.experiments.sweep.measure import SweepProgress, sweep
@@ -334,6 +336,13 @@ def test_progress_tells_the_leaders(bert: LoadedModel, monkeypatch: pytest.Monke
     phases = list(dict.fromkeys(one.phase for one in seen))
     assert phases[:3] == ["gradients", "intact", "effects"]
     assert phases[-2:] == ["controls", "done"]
+    rounds = [(one.measured, one.asked) for one in seen if one.phase == "effects"]
+    begun = [place for place, (measured, _) in enumerate(rounds) if not measured] + [len(rounds)]
+    for start, end in pairwise(begun):  # every round counts its pieces one by one
+        assert rounds[start:end] == [(n, rounds[start][1]) for n in range(rounds[start][1] + 1)]
+    middle = next(one for one in seen if one.phase == "effects" and one.measured == 2)
+    assert headline(middle).startswith(f"effects: 2 of {middle.asked}, {middle.done} of {middle.total} settled, ")
+    assert headline(seen[-1]).startswith(f"done: {seen[-1].done} of {seen[-1].total} settled, ")
     assert seen[-1].done == seen[-1].total == len(swept.effects)
     assert seen[-1].leaders[0][0] == swept.top(1)[0].label
     assert seen[-1].texts == swept.cost.total

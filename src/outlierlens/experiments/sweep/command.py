@@ -188,7 +188,8 @@ class SweepView:
 
 def headline(state: "SweepProgress") -> str:
     """How far, how fast and how long still, in words."""
-    parts = [f"{state.phase}: {state.done:,} of {state.total:,} settled"]
+    pieces = f"{state.measured:,} of {state.asked:,}, " if state.asked > 1 else ""
+    parts = [f"{state.phase}: {pieces}{state.done:,} of {state.total:,} settled"]
     if state.texts:
         speed = state.texts_per_second
         parts.append(f"{speed:,.0f} texts/s" if speed >= 100 else f"{speed:.3g} texts/s")

@@ -9,7 +9,6 @@ what was measured into the result: a function of the rows, so an interrupted, re
 """
 
 import base64
-import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -24,8 +23,6 @@ from outlierlens.data.texts import Data
 from outlierlens.detection.scan.measure import scan_stream
 from outlierlens.experiments.sweep.engines import Engine, Local
 from outlierlens.experiments.sweep.gradients import (
-    AUDITED,
-    SAFETY,
     Screen,
     can_differentiate,
     can_screen,
@@ -38,6 +35,7 @@ from outlierlens.experiments.sweep.gradients import (
 from outlierlens.experiments.sweep.levels import look_sizes
 from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.experiments.sweep.result import Precision, Sweep
+from outlierlens.experiments.sweep.rows import Memory, digest, identity
 from outlierlens.experiments.sweep.runner import Runner, make_runner
 from outlierlens.experiments.sweep.schedule import Round, State, adaptive, exact, until
 from outlierlens.experiments.sweep.summary import compared_with_float32, cost_of, effects_of, intact_of, nulls_of
@@ -45,10 +43,9 @@ from outlierlens.experiments.sweep.units import INTACT, Differences, Unit, Work,
 from outlierlens.models.devices import memory_kept
 from outlierlens.models.load import LoadedModel, fingerprint
 from outlierlens.results.row_store import RowStore, nine_digits
-from outlierlens.tasks.base import begins, check_intact
+from outlierlens.tasks.base import check_intact
 
 REPORT_SECONDS = 0.25
-ROWS_VERSION = 1  # of what the keys and values of rows mean
 
 
 def work_through(rounds: Iterable[Round], run: "_SweepRun") -> None:
@@ -56,10 +53,10 @@ def work_through(rounds: Iterable[Round], run: "_SweepRun") -> None:
     for phase, works in rounds:  # resume and adaptive sampling: what is still worth doing
         intact = run.intact_on({work.span for work in works})  # {span: values [text]}
         missing = [work for work in works if run.rows.get(work.key) is None]
-        run.begin(phase, bool(missing))
+        run.begin(phase, len(missing))
         for work, values in run.engine.measure(missing) if missing else ():  # this process, prefix reuse, batches; Ray
             run.rows.append(work.key, {"differences": nine_digits(difference(work, values, intact[work.span]))})
-            run.count(work.n_texts, phase)
+            run.count(work.n_texts, pieces=1)
         run.end(bool(missing))
         run.state.take(works, run.rows.done)
 
@@ -75,6 +72,7 @@ class SweepProgress:
 
     Attributes:
         phase: "intact", "gradients", "controls", "done", or as `schedule` names its rounds.
+        measured, asked: pieces of work (an effect on some texts) of the round that runs.
         done, total: effects that are precise (or on all texts) and planned.
         texts: text evaluations in this run; texts_per_second: of them, since the first.
         seconds_left: about; None while unknown.
@@ -82,6 +80,8 @@ class SweepProgress:
     """
 
     phase: str
+    measured: int
+    asked: int
     done: int
     total: int
     texts: int
@@ -116,7 +116,7 @@ def sweep(
         for unit in units:
             runner.ablation.check(unit.plan)
         model = fingerprint(loaded.model)
-        store = held.enter_context(RowStore.open(rows, _identity(runner, texts, model))) if rows else _Memory()
+        store = held.enter_context(RowStore.open(rows, identity(runner, texts, model))) if rows else Memory()
         is_exact = runner.exact
         looks = _looks(runner)
         measured = Differences(runner.weights)
@@ -139,7 +139,7 @@ def sweep(
         run.plan_controls(until(state, compared, n_compared))
         work_through(until(state, compared, n_compared), run)
         precision = run.precision()
-        run.report("done")
+        run.begin("done", 0)
         nulls = nulls_of(state, families, n_compared)
         value, low, high = intact_of(run.intact(), runner, options.seed)
         return Sweep(
@@ -180,29 +180,13 @@ def sweep(
         )
 
 
-class _Memory:
-    """A row store without a file."""
-
-    def __init__(self) -> None:
-        self.done: dict[str, Any] = {}
-
-    def get(self, key: str) -> Any | None:
-        """The value of a finished unit, or None."""
-        return self.done.get(key)
-
-    def append(self, key: str, value: Any) -> Any:
-        """Keep one finished unit."""
-        self.done[key] = value
-        return value
-
-
 class _SweepRun:
     """One run of a sweep: measures rounds of work into the rows and the state."""
 
     def __init__(
         self,
         runner: Runner,
-        rows: RowStore | _Memory,
+        rows: RowStore | Memory,
         engine: Callable[[Runner], Engine],
         state: State,
         progress: Callable[[SweepProgress], None] | None,
@@ -216,6 +200,7 @@ class _SweepRun:
         self._begun = 0.0
         self._started: float | None = None  # of the first evaluation: reading rows back is no measure of speed
         self._phase, self._told = "", 0.0
+        self._measured = self._asked = 0
 
     @cached_property
     def engine(self) -> Engine:
@@ -227,17 +212,19 @@ class _SweepRun:
         if "engine" in self.__dict__:
             self.engine.close()
 
-    def begin(self, phase: str, measures: bool = True) -> None:
-        """Report the phase, and start the clock if there is something to measure."""
+    def begin(self, phase: str, pieces: int = 1) -> None:
+        """Report the phase, and start the clock if there are pieces to measure."""
+        self._measured, self._asked = 0, pieces
         self.report(phase)
         self._begun = time.monotonic()
-        self._started = self._started or (self._begun if measures else None)
+        self._started = self._started or (self._begun if pieces else None)
 
-    def count(self, n_texts: int, phase: str = "") -> None:
-        """Note that so many texts were evaluated."""
+    def count(self, n_texts: int, pieces: int = 0) -> None:
+        """Note that so many texts were evaluated, and that pieces of the round are done with them."""
         self._texts += n_texts
-        if phase:
-            self.report(phase)
+        self._measured += pieces
+        if pieces:
+            self.report(self._phase)
 
     def end(self, measured: bool = True) -> None:
         """Keep in the rows how long that took: what a sweep took is the sum over its runs."""
@@ -274,7 +261,7 @@ class _SweepRun:
             return {"float32": base64.b64encode(found.tobytes()).decode()}
 
         for span in (span for span in self.spans if span[0] < n_texts):
-            kept = self._by_gradients(f"gradients {_digest(units)}", span, estimates, 3)
+            kept = self._by_gradients(f"gradients {digest(units)}", span, estimates, 3)
             parts.append(np.frombuffer(base64.b64decode(kept["float32"]), "<f4").reshape(-1, len(units)))
         return np.concatenate(parts)
 
@@ -286,7 +273,7 @@ class _SweepRun:
             return [packed(mask) for mask in masks(self.runner, units, span)]
 
         for span in self.spans:
-            kept = self._by_gradients(f"screen {_digest(units)}", span, wanted, evaluations(self.runner))
+            kept = self._by_gradients(f"screen {digest(units)}", span, wanted, evaluations(self.runner))
             shape = (span[1] - span[0], len(units))
             screen.wanted[span], screen.audited[span] = (unpacked(text, shape) for text in kept)
         return screen
@@ -309,7 +296,7 @@ class _SweepRun:
 
     def precision(self) -> Precision | None:
         """What a reduced precision does to the effects; kept in the rows like all that is measured."""
-        key = f"precision {_digest(self.state.units)}"
+        key = f"precision {digest(self.state.units)}"
         kept = self.rows.get(key)
         if kept is None:
             found = compared_with_float32(self.runner, self.state)
@@ -344,6 +331,8 @@ class _SweepRun:
         self.progress(
             SweepProgress(
                 phase=phase,
+                measured=self._measured,
+                asked=self._asked,
                 done=done,
                 total=len(state.units),
                 texts=self._texts,
@@ -352,41 +341,6 @@ class _SweepRun:
                 leaders=tuple((state.units[n].label, found.change, found.half_width) for n, found in leaders),
             )
         )
-
-
-def _digest(units: Sequence[Unit]) -> str:
-    """What is switched off, as part of the names of rows."""
-    return hashlib.sha256("\n".join(unit.key for unit in units).encode()).hexdigest()[:16]
-
-
-def _identity(runner: Runner, texts: Data, model: str) -> dict[str, Any]:
-    """What must be equal for rows to be reusable: all that a per-text difference depends on, and the order of texts."""
-    options = runner.options
-    task = asdict(options.task)
-    del task["batch_size"]
-    return {
-        "rows": ROWS_VERSION,
-        "model": model,
-        "data": texts.digest,
-        "task": {**task, "name": runner.task.name},
-        "mode": runner.ablation.name,
-        "stack": runner.stack.name,
-        "seed": options.seed,
-        "texts": runner.n_texts,
-        "exact": runner.exact,
-        "max_texts": options.max_texts,
-        # It permutes values among the tokens of a batch: what is in a batch is part of what is measured.
-        **({"tokens in a batch": runner.tokens} if options.mode == "resample" else {}),
-        **({"screen": [SAFETY, AUDITED]} if runner.functional else {}),
-        **begins(runner.task),
-        **_labels(runner),
-    }
-
-
-def _labels(runner: Runner) -> dict[str, Any]:
-    """What the outputs mean, where that is not the task's own order: a config can change under the same weights."""
-    order = getattr(runner.task, "order", ())
-    return {} if tuple(order) == tuple(range(len(order))) else {"labels of outputs": list(order)}
 
 
 def _looks(runner: Runner) -> tuple[int, ...]:
