@@ -86,3 +86,35 @@ def test_gradients_of_states_are_those_of_float64_to_rounding(called):
     exact = states.detach().double().requires_grad_()
     ((exact @ layer.weight.double().T + layer.bias.double()) ** 2).sum().backward()
     torch.testing.assert_close(states.grad.double(), exact.grad, rtol=1e-5, atol=1e-4)
+
+
+def test_weights_in_order_give_the_same_bits_and_are_let_go_of(monkeypatch):
+    monkeypatch.setattr(products, "_there", lambda: True)
+    random = torch.Generator().manual_seed(0)
+    layers = [torch.nn.Linear(192, 256), torch.nn.Linear(256, 192, bias=False)]
+    states, turned = torch.randn(300, 192, generator=random), torch.randn(192, 256, generator=random).T
+
+    def run():
+        with torch.inference_mode(), products.fast_products():
+            some = products.linear(states, layers[0].weight[64:])  # a part of a vocabulary
+            return layers[1](layers[0](states)), some, products.linear(states, turned)
+
+    plain = run()
+    with products.ordered_weights():
+        for _ in range(2):
+            assert all(map(torch.equal, plain, run()))
+        with products.ordered_weights():  # the outer one's are used
+            kept = list(products._ordered.get().values())
+        assert [tuple(weight.shape) for weight, _ in kept] == [(192, 192), (256, 192), (192, 256), (256, 192)]
+        monkeypatch.setattr(products, "MOST_ORDERED", sum(weight.numel() for weight, _ in kept) + 1)
+        other = torch.nn.Linear(192, 256).requires_grad_(False)
+        assert torch.equal(products.linear(states, other.weight), products.linear(states, other.weight.clone()))
+        assert len(products._ordered.get()) == 4  # no room for more
+    assert products._ordered.get() is None
+    layers[0].weight.data *= 2
+    with torch.inference_mode():
+        changed = run()[1]
+    torch.testing.assert_close(changed, 2 * plain[1])
+    monkeypatch.setattr(products, "_there", lambda: False)
+    with products.ordered_weights():
+        assert products._ordered.get() is None

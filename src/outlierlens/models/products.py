@@ -2,13 +2,16 @@
 
     with torch.inference_mode(), fast_products():
         model(**inputs)                          # its linears multiply by `linear`
+    with ordered_weights():                      # around many passes: each weight is put in oneDNN's order once
+        ...
 
 PyTorch hands float32 products to MKL, which takes half of that width on processors of AMD: there oneDNN, which PyTorch brings
 too, multiplies more than twice as fast. Both round in float32 and sum in another order.
 """
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +19,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FEWEST_WEIGHTS = 2**15  # of a product that oneDNN is called for: below, the call costs more than it saves
+MOST_ORDERED = 2**28  # weights, 4 bytes each, that `ordered_weights` keeps a second time
+ORDERED_FOR = 2048  # rows of states that oneDNN is told to expect; others work as well
+
+_ordered: "ContextVar[dict[Hashable, tuple[Tensor, Tensor]] | None]" = ContextVar("_ordered", default=None)
 
 
 def fast_products() -> AbstractContextManager[Any]:
@@ -33,8 +40,39 @@ def linear(states: "Tensor", weight: "Tensor", bias: "Tensor | None" = None) -> 
     if torch.is_grad_enabled() and states.requires_grad:
         differentiable: Tensor = _function().apply(states, weight, bias)
         return differentiable
-    made: Tensor = torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
+    made: Tensor = torch.ops.mkldnn._linear_pointwise(states, _in_order(weight), bias, "none", [], "")
     return made
+
+
+@contextmanager
+def ordered_weights() -> Iterator[None]:
+    """Inside the block `linear` keeps weights in the order that oneDNN multiplies by; else each product makes it anew.
+
+    Results are the same bit for bit. No weight of a linear may be changed inside: its old values would be used.
+    """
+    if _ordered.get() is not None or not _there():
+        yield
+        return
+    before = _ordered.set({})
+    try:
+        yield
+    finally:
+        _ordered.reset(before)
+
+
+def _in_order(weight: "Tensor") -> "Tensor":
+    """`weight` as oneDNN wants it, inside `ordered_weights` and where there is room; else as it is."""
+    import torch
+
+    if (kept := _ordered.get()) is None:
+        return weight
+    key = (weight.data_ptr(), weight.shape, weight.stride())
+    if key not in kept:
+        if sum(one.numel() for one, _ in kept.values()) + weight.numel() > MOST_ORDERED:
+            return weight
+        # `weight` is kept as well, so that nothing else takes its place in memory.
+        kept[key] = weight, torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ORDERED_FOR)
+    return kept[key][1]
 
 
 @cache

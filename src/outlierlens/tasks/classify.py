@@ -29,7 +29,7 @@ from outlierlens.models.devices import out_of_memory, tokens_at_once
 from outlierlens.models.hooks import norm_before_last_mlp, only_at
 from outlierlens.models.labelled_rows import TextRows, rows_of
 from outlierlens.models.load import LoadedModel
-from outlierlens.models.products import fast_products
+from outlierlens.models.products import fast_products, ordered_weights
 from outlierlens.tasks.base import UNSAID, TaskOptions, cut
 from outlierlens.tasks.metrics import Statistic, score
 
@@ -278,7 +278,7 @@ class LabelledScore:
 
         while True:
             try:
-                with torch.inference_mode():
+                with torch.inference_mode(), ordered_weights():
                     return [(feed.slots, *self._said(feed)) for feed in self.feeds(range(self.n_texts), self.tokens)]
             except (RuntimeError, MemoryError) as error:
                 if not out_of_memory(error) or self.tokens <= self.lengths.max():

@@ -22,7 +22,7 @@ from outlierlens.models.devices import tokens_at_once
 from outlierlens.models.hooks import head_inputs, head_only_at, norm_before_last_mlp, only_at
 from outlierlens.models.inputs import check_known, token_ids, token_limit, tokenizer_of
 from outlierlens.models.load import LoadedModel
-from outlierlens.models.products import fast_products, linear
+from outlierlens.models.products import fast_products, linear, ordered_weights
 from outlierlens.models.token_rows import refuse_unknown, row_count
 from outlierlens.tasks.base import TaskOptions, cut, log_sum_exp_
 
@@ -257,7 +257,7 @@ class LanguageModelLoss(ABC):
         import torch
 
         values = np.zeros(self.n_texts)
-        with torch.inference_mode():
+        with torch.inference_mode(), ordered_weights():
             found = [(feed.slots, self.sums(feed)) for feed in self._passes]
         for slots, sums in found:
             np.add.at(values, list(slots), sums.cpu().double().numpy())
@@ -268,7 +268,7 @@ class LanguageModelLoss(ABC):
         import torch
 
         nats, texts = [], []
-        with torch.inference_mode():
+        with torch.inference_mode(), ordered_weights():
             for feed in self._passes:
                 losses = self._losses_by_parts(feed) if self._by_parts else self._losses(feed)
                 nats.append(losses.cpu().double().numpy())

@@ -23,7 +23,7 @@ from outlierlens.errors import BadInput
 from outlierlens.models.inputs import model_inputs, token_limit, tokenizer_of
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.models.media.passes import ItemRows
-from outlierlens.models.products import fast_products
+from outlierlens.models.products import fast_products, ordered_weights
 from outlierlens.tasks.base import TaskOptions, cut, weighted_mean
 
 if TYPE_CHECKING:
@@ -168,10 +168,11 @@ class OutputChange:
     def per_text(self) -> tuple[np.ndarray, np.ndarray]:
         """(change [text], tokens [text]) of the model as it is now."""
         named: dict[str, np.ndarray] = {}
-        for feed in self.feeds(range(self.n_texts)):
-            for name, change in self._changes(feed).items():
-                values = named.setdefault(name, np.zeros(self.n_texts))
-                values[list(feed.slots)] = change.cpu().double().numpy()
+        with ordered_weights():
+            for feed in self.feeds(range(self.n_texts)):
+                for name, change in self._changes(feed).items():
+                    values = named.setdefault(name, np.zeros(self.n_texts))
+                    values[list(feed.slots)] = change.cpu().double().numpy()
         self._also = {name: weighted_mean(values, self.weights) for name, values in named.items()}
         return named[self._measure], self.weights
 

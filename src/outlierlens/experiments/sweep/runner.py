@@ -27,6 +27,7 @@ from outlierlens.models.devices import out_of_memory, tokens_at_once
 from outlierlens.models.hooks import edited, last_operations, written
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel, stream_width
+from outlierlens.models.products import ordered_weights
 from outlierlens.tasks.base import Task
 from outlierlens.tasks.choice import make_task
 
@@ -190,7 +191,7 @@ class Runner:
         import torch
 
         found: list[tuple[list[int], Tensor]] = []
-        with torch.inference_mode(), self.task.narrowed():
+        with torch.inference_mode(), self.task.narrowed(), ordered_weights():
             for feed in self.task.feeds([int(texts[text]) for _, text in pairs], self.tokens):
                 off = [plans[pairs[slot][0]] for slot in feed.slots]
                 with self._rows_off(off, kept, [pairs[slot][1] for slot in feed.slots]):
@@ -245,7 +246,7 @@ class Runner:
 
         def measure() -> np.ndarray:
             totals = np.zeros(len(texts))
-            with self.ablation.off(plan), torch.inference_mode():
+            with self.ablation.off(plan), torch.inference_mode(), ordered_weights():
                 for feed in self.task.feeds(texts.tolist(), self.tokens):
                     np.add.at(totals, list(feed.slots), self.task.sums(feed).cpu().double().numpy())
             return totals / self.task.weights[texts]
