@@ -3,8 +3,8 @@
 slices = cheapest_cuts(lengths, tokens=2048, start=32)      # of lengths that descend: few passes, little padding
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
@@ -13,6 +13,7 @@ from annotated_types import Ge, Gt, Lt
 
 from outlierlens.errors import BadInput
 from outlierlens.models.devices import tokens_per_start
+from outlierlens.models.products import ordered_weights
 from outlierlens.options import check
 from outlierlens.statistics.means import mean_interval
 
@@ -122,6 +123,30 @@ class Task(Protocol):
     def also(self) -> dict[str, float]:
         """Further numbers of the last call of `per_text`, by name; {} where there are none."""
         ...
+
+
+def values_of(
+    task: Task,
+    feeds: Iterable[Any],
+    weights: np.ndarray,
+    around: Callable[[int, Any], AbstractContextManager[None]] | None = None,
+) -> np.ndarray:
+    """Values of the texts that `feeds` read, by their slots [text], of the model as it is now; `weights` [text] are theirs.
+
+    Each pass runs inside `around(its number, its feed)`, which changes no weight of a linear.
+    """
+    import torch
+
+    found = []
+    with torch.inference_mode(), ordered_weights():
+        for number, feed in enumerate(feeds):
+            with around(number, feed) if around else nullcontext():
+                found.append((list(feed.slots), task.sums(feed)))
+    total = np.zeros(len(weights))
+    for slots, sums in found:  # the only wait for the device
+        np.add.at(total, slots, sums.cpu().double().numpy())
+    values: np.ndarray = total / weights
+    return values
 
 
 def begins(task: Task) -> dict[str, list[int]]:

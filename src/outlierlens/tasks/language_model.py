@@ -24,7 +24,7 @@ from outlierlens.models.inputs import check_known, token_ids, token_limit, token
 from outlierlens.models.load import LoadedModel
 from outlierlens.models.products import fast_products, linear, ordered_weights
 from outlierlens.models.token_rows import refuse_unknown, row_count
-from outlierlens.tasks.base import TaskOptions, cut, log_sum_exp_
+from outlierlens.tasks.base import TaskOptions, cut, log_sum_exp_, values_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -254,14 +254,7 @@ class LanguageModelLoss(ABC):
 
     def per_text(self) -> tuple[np.ndarray, np.ndarray]:
         """(mean nats [text], predicted tokens [text]) of the model as it is now."""
-        import torch
-
-        values = np.zeros(self.n_texts)
-        with torch.inference_mode(), ordered_weights():
-            found = [(feed.slots, self.sums(feed)) for feed in self._passes]
-        for slots, sums in found:
-            np.add.at(values, list(slots), sums.cpu().double().numpy())
-        return values / self.weights, self.weights
+        return values_of(self, self._passes, self.weights), self.weights
 
     def per_token(self) -> tuple[np.ndarray, np.ndarray]:
         """(nats, number of the text) of every predicted token [prediction], of the model as it is now."""

@@ -18,10 +18,10 @@ scaled     multiplied by a factor
 random     as many weights of the same layers at random, several times; largest: the largest of the others there
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -44,7 +44,7 @@ from outlierlens.models.hooks import valid_tokens
 from outlierlens.models.load import LoadedModel
 from outlierlens.models.passes import TextReading
 from outlierlens.statistics.means import mean_interval
-from outlierlens.tasks.base import Task, weighted_mean
+from outlierlens.tasks.base import Task, values_of, weighted_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -149,13 +149,14 @@ def with_trials(
         return found
     feeds = list(task.feeds(range(task.n_texts)))
     recorded = _Recorded(loaded, stack, places)
-    intact = _per_text(task, feeds, recorded.recording)
+    intact = values_of(task, feeds, task.weights, lambda number, _: recorded.recording(number))
     trials = [Trial("intact", "intact", 1.0, weighted_mean(intact, task.weights), 0.0, 0.0, 0.0)]
     plan, restored = _plan(loaded, stack, places, options), 0
     for number, (name, kind, factor, chosen) in enumerate(plan):
         back = _Restoring(recorded, chosen, found.spike) if kind == "restored" else None
+        around = (lambda number, _, back=back: back.restored(number)) if back else None
         with scaled(loaded, stack, chosen, factor if kind == "scaled" else 0.0):
-            values = _per_text(task, feeds, back.restored if back else lambda _: nullcontext())
+            values = values_of(task, feeds, task.weights, around)
         restored = back.count if back and chosen == places else restored
         change = values - intact
         low, high = mean_interval(change, task.weights)
@@ -169,17 +170,6 @@ def with_trials(
     return replace(
         found, task=task.name, unit=task.unit, n_texts=task.n_texts, restored_tokens=restored, trials=tuple(trials)
     )
-
-
-def _per_text(task: Task, feeds: list[Any], around: Callable[[int], AbstractContextManager[None]]) -> np.ndarray:
-    """Value of each text [text], each feed inside `around(its number)`."""
-    import torch
-
-    values = np.zeros(task.n_texts)
-    for number, feed in enumerate(feeds):
-        with torch.inference_mode(), around(number):
-            np.add.at(values, list(feed.slots), task.sums(feed).cpu().double().numpy())
-    return values / task.weights
 
 
 def _plan(

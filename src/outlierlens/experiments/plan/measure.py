@@ -10,9 +10,10 @@ random choices of the same sizes and the tools' own rules.
 
 import math
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +40,7 @@ from outlierlens.results.safe_files import check_file, write_text
 from outlierlens.session import Session
 from outlierlens.statistics.means import FEWEST_TEXTS, mean_interval, ratio_interval
 from outlierlens.statistics.p_values import rank_p
-from outlierlens.tasks.base import weighted_mean
+from outlierlens.tasks.base import values_of, weighted_mean
 from outlierlens.tasks.choice import make_task
 
 ESTIMATING = 8  # texts of the pass with gradients
@@ -176,22 +177,16 @@ class _Study:
         return self.bench.values(key, lambda: TextValues(self._run(kept, more, texts), {})).per_text
 
     def _run(self, kept: frozenset[Entry], more: Entry | None, texts: Sequence[int]) -> np.ndarray:
-        import torch
-
-        total = np.zeros(len(texts))
         behind, both = None, kept
         if more is not None:
             both = kept | {more}
             behind = self._states.behind(self._first[more] - 1, texts, kept, lambda: self.model.keep(self.kept(kept)))
         self.model.keep(self.kept(both))
-        with torch.inference_mode():
-            for feed in self.task.feeds(list(texts)):
-                with ExitStack() as inside:
-                    if behind:
-                        inside.enter_context(resumed(self.loaded.model, self.stack, behind, feed.slots))
-                    np.add.at(total, list(feed.slots), self.task.sums(feed).cpu().double().numpy())
-        found: np.ndarray = total / self.weights[list(texts)]
-        return found
+
+        def begun(_: int, feed: Any) -> AbstractContextManager[None]:
+            return resumed(self.loaded.model, self.stack, behind, feed.slots) if behind else nullcontext()
+
+        return values_of(self.task, self.task.feeds(list(texts)), self.weights[list(texts)], begun)
 
     def score(self, kept: frozenset[Entry], more: Entry | None, group: Group, begin: int, end: int) -> np.ndarray:
         """See `search.Score`."""

@@ -21,7 +21,7 @@ from outlierlens.models.changes import temporary
 from outlierlens.models.forward import reader_of
 from outlierlens.models.hooks import EMBEDDINGS, edited, running_masks
 from outlierlens.models.load import LoadedModel
-from outlierlens.tasks.base import Task
+from outlierlens.tasks.base import Task, values_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,14 +48,8 @@ class NoiseDraws:
         return np.array([values[: self.n_texts], *(self._run(draw) for draw in range(self.n))])
 
     def _run(self, draw: int) -> np.ndarray:
-        import torch
-
-        total = np.zeros(self.n_texts)
-        with torch.inference_mode(), self.noisy(draw):
-            for feed in self._feeds:
-                np.add.at(total, list(feed.slots), self.task.sums(feed).cpu().double().numpy())
-        found: np.ndarray = total / self.task.weights[: self.n_texts]
-        return found
+        with self.noisy(draw):
+            return values_of(self.task, self._feeds, self.task.weights[: self.n_texts])
 
     @temporary
     def noisy(self, draw: int) -> Iterator[None]:

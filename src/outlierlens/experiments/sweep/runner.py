@@ -9,7 +9,7 @@ encoder sees the tokens that the task reads alone (`Task.narrowed`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -27,8 +27,7 @@ from outlierlens.models.devices import out_of_memory, tokens_at_once
 from outlierlens.models.hooks import edited, last_operations, written
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel, stream_width
-from outlierlens.models.products import ordered_weights
-from outlierlens.tasks.base import Task
+from outlierlens.tasks.base import Task, values_of
 from outlierlens.tasks.choice import make_task
 
 if TYPE_CHECKING:
@@ -190,19 +189,17 @@ class Runner:
     ) -> np.ndarray:
         import torch
 
-        found: list[tuple[list[int], Tensor]] = []
-        with torch.inference_mode(), self.task.narrowed(), ordered_weights():
-            for feed in self.task.feeds([int(texts[text]) for _, text in pairs], self.tokens):
-                off = [plans[pairs[slot][0]] for slot in feed.slots]
-                with self._rows_off(off, kept, [pairs[slot][1] for slot in feed.slots]):
-                    found.append((list(feed.slots), self.task.sums(feed)))
-        totals = np.zeros(len(pairs))
-        sums = torch.cat([part for _, part in found]).cpu().double().numpy()  # the only wait for the device
-        np.add.at(totals, [slot for slots, _ in found for slot in slots], sums)
+        def off(_: int, feed: Any) -> AbstractContextManager[None]:
+            mine = [pairs[slot] for slot in feed.slots]
+            return self._rows_off([plans[plan] for plan, _ in mine], kept, [text for _, text in mine])
+
+        of_plan, of_text = np.array(pairs).T
+        with torch.inference_mode(), self.task.narrowed():
+            feeds = self.task.feeds(texts[of_text].tolist(), self.tokens)
+            found = values_of(self.task, feeds, self.task.weights[texts[of_text]], off)
         values = np.full((len(plans), len(texts)), np.nan)
-        places = np.array(pairs)
-        values[places[:, 0], places[:, 1]] = totals
-        return values / self.task.weights[texts]
+        values[of_plan, of_text] = found
+        return values
 
     @temporary
     def _rows_off(self, plans: list[Plan], kept: Kept | None, texts: list[int]) -> Iterator[None]:
@@ -240,16 +237,12 @@ class Runner:
 
     def _alone(self, plan: Plan, span: tuple[int, int]) -> np.ndarray:
         """Values with one plan off by its context manager, the plain way."""
-        import torch
-
         texts = self._texts(span)
 
         def measure() -> np.ndarray:
-            totals = np.zeros(len(texts))
-            with self.ablation.off(plan), torch.inference_mode(), ordered_weights():
-                for feed in self.task.feeds(texts.tolist(), self.tokens):
-                    np.add.at(totals, list(feed.slots), self.task.sums(feed).cpu().double().numpy())
-            return totals / self.task.weights[texts]
+            with self.ablation.off(plan):
+                feeds = self.task.feeds(texts.tolist(), self.tokens)
+                return values_of(self.task, feeds, self.task.weights[texts])
 
         return self.backing_off(measure)
 

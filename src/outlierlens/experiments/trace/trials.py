@@ -4,9 +4,9 @@ trials = run_trials(task, weights, Restored(loaded, stack, dim, layers, peak), n
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from outlierlens.models.changes import set_values, temporary
 from outlierlens.models.hooks import edited, tapped, valid_tokens
 from outlierlens.models.load import LoadedModel
 from outlierlens.statistics.means import mean_interval
-from outlierlens.tasks.base import Task, weighted_mean
+from outlierlens.tasks.base import Task, values_of, weighted_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,24 +107,14 @@ def run_trials(
     mine = [(one.parameter, one.place) for one in weights]
     plan: list[tuple[str, str, Sequence[Place]]] = [("named", "zeroed", mine), ("named", "restored", mine)]
     plan += [(f"draw {draw}", "random", like(back.loaded, weights, seed=seed + draw)) for draw in range(n_random)]
-    intact = _per_text(task, feeds, back.recording)
+    intact = values_of(task, feeds, task.weights, lambda number, _: back.recording(number))
     trials = []
     for number, (name, kind, places) in enumerate(plan):
         if progress:
             progress("zeroing weights", number, len(plan))
         with zeroed(back.loaded, places):
-            values = _per_text(task, feeds, back.restored if kind == "restored" else lambda _: nullcontext())
+            around = (lambda number, _: back.restored(number)) if kind == "restored" else None
+            values = values_of(task, feeds, task.weights, around)
         change = values - intact
         trials.append(Trial(name, kind, weighted_mean(change, task.weights), *mean_interval(change, task.weights)))
     return tuple(trials)
-
-
-def _per_text(task: Task, feeds: list[Any], around: Callable[[int], AbstractContextManager[None]]) -> np.ndarray:
-    """Value of each text [text], each feed inside `around(its number)`."""
-    import torch
-
-    values = np.zeros(task.n_texts)
-    for number, feed in enumerate(feeds):
-        with torch.inference_mode(), around(number):
-            np.add.at(values, list(feed.slots), task.sums(feed).cpu().double().numpy())
-    return values / task.weights
