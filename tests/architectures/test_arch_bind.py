@@ -182,6 +182,7 @@ def test_rows_from_toml(tmp_path: Any) -> None:
         ("layer.{layer}", "layer", "has no {layer}"),
         ('blocks = "encoder.layer.{layer}"', "", "needs `blocks`"),
         ("[[stack]]", "[stack]", r"holds no \[\[stack\]\] table"),
+        ("[[stack]]", 'stack = ["bert"]', r"holds no \[\[stack\]\] table"),
         ("[[stack]]", "[[stack", "cannot be read as TOML"),
     ],
 )

@@ -123,7 +123,7 @@ def load_toml(path: Path) -> tuple[Stack, ...]:
     """The stacks declared in a TOML file; raises BadInput with the offending key."""
     document = read_toml(path)
     tables = document.get("stack")
-    if not isinstance(tables, list) or not tables:
+    if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise BadInput(f"{path}: holds no [[stack]] table; `outlierlens scan --propose` prints one")
     return tuple(_stack(table, path) for table in tables)
 
