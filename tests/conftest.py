@@ -61,6 +61,7 @@ def pytest_configure() -> None:
     folder = str(Path(network.__file__).parent)
     others = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one and one != folder]
     os.environ["PYTHONPATH"] = os.pathsep.join([folder, *others])
+    os.environ["RAY_TQDM_PATCH_PRINT"] = "0"  # else Ray changes Python's print for the tests that come later
     os.environ[network.LOG] = str(Path(tempfile.mkdtemp(prefix="outlierlens-")) / "outside.log")
     network.close()
     gpus.hide()
