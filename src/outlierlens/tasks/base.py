@@ -143,7 +143,7 @@ def values_of(
             with around(number, feed) if around else nullcontext():
                 found.append((list(feed.slots), task.sums(feed)))
     total = np.zeros(len(weights))
-    for slots, sums in found:  # the only wait for the device
+    for slots, sums in found:  # only now is the device waited for
         np.add.at(total, slots, sums.cpu().double().numpy())
     values: np.ndarray = total / weights
     return values
