@@ -82,15 +82,13 @@ def _forget_the_most() -> None:
 
 def tried(reader: Reader, path: Path) -> tuple[str, str]:
     """("read" or "refused" or what went wrong, where)."""
-    from outlierlens.errors import OutlierlensError, told
+    from outlierlens.errors import OF_THE_MACHINE, is_told, told
 
     try:
         reader.read(path)
-    except OutlierlensError as error:
-        if not told(error):
-            return "says nothing", _place(error)
-        return "refused", ""
     except BaseException as error:  # a panic of a library in Rust is no Exception
+        if is_told(error) and not isinstance(error, OF_THE_MACHINE):
+            return ("refused", "") if told(error) else ("says nothing", _place(error))
         return f"{type(error).__name__}: {' '.join(str(error).split())[:150]}", _place(error)
     return "read", ""
 

@@ -73,11 +73,16 @@ class Gated(RemoteError):
 OF_THE_MACHINE = (OSError, MemoryError, RecursionError, UnicodeError)
 
 
+def is_told(error: BaseException) -> bool:
+    """Whether the command line says it in one line: ours, `OF_THE_MACHINE`, or a bare one, which only tokenizers raise."""
+    return isinstance(error, (OutlierlensError, *OF_THE_MACHINE)) or type(error) is Exception
+
+
 LONGEST = 1500  # characters of a line that is told; a file may hold names of any length
 
 
 def told(error: BaseException) -> str:
-    """One line on an error of ours or `OF_THE_MACHINE`: what, where, and what can be done.
+    """One line on an error that `is_told`: what, where, and what can be done.
 
     Of a very long one the middle is left out: what and where stand in front, and the remedy at the end.
     """
@@ -86,6 +91,8 @@ def told(error: BaseException) -> str:
 
 
 def _told(error: BaseException) -> str:
+    if type(error) is Exception:
+        return one_line(f"the tokenizer cannot read these texts ({error}); give others, or another --tokenizer")
     if isinstance(error, MemoryError):
         return "there is not enough memory; take fewer or shorter texts, a smaller --batch-size, or a larger machine"
     if isinstance(error, RecursionError):

@@ -66,6 +66,27 @@ def test_errors_of_the_machine_say_what_can_be_done(error: BaseException, said: 
     assert "\n" not in told(error)
 
 
+def test_a_tokenizer_that_fails_on_a_word_is_one_line(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    from outlierlens.checkpoints.samples import directory
+
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).symlink_to(directory("mini-bert") / name)
+    Tokenizer(WordLevel({"the": 0, "cat": 1, "sat": 2, "on": 3}, unk_token="[UNK]")).save(
+        str(tmp_path / "tokenizer.json")
+    )
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "the"}'
+    )
+    (tmp_path / "texts.txt").write_text("mat\n")
+    code, said = run("observe", tmp_path, "--data", tmp_path / "texts.txt", "-q")
+    assert code == 1
+    assert "error: the tokenizer cannot read these texts (WordLevel error: Missing [UNK] token" in said.splitlines()[-1]
+    assert "Traceback" not in said
+
+
 @pytest.mark.skipif(os.name != "posix" or sys.platform == "darwin", reason="file names are UTF-8 there")
 def test_a_file_name_that_is_no_utf8_is_written_as_json(tmp_path: Path) -> None:
     from outlierlens.checkpoints.samples import directory

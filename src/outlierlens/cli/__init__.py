@@ -10,7 +10,7 @@ import sys
 from shutil import get_terminal_size
 from typing import NoReturn
 
-from outlierlens.errors import OF_THE_MACHINE, OutlierlensError, told
+from outlierlens.errors import is_told, told
 
 
 def main() -> NoReturn:
@@ -34,7 +34,9 @@ def main() -> NoReturn:
         drop_output()
         sys.stderr.close()
         raise SystemExit(code) from None
-    except (OutlierlensError, *OF_THE_MACHINE) as error:
+    except Exception as error:
+        if not is_told(error):
+            raise
         drop_output()
         print(f"error: {told(error)}", file=sys.stderr)
         raise SystemExit(getattr(error, "code", code)) from None

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from outlierlens.checkpoints import pace
 from outlierlens.cli import drop_output
-from outlierlens.errors import OF_THE_MACHINE, BadInput, OutlierlensError, need, printable, told
+from outlierlens.errors import BadInput, is_told, need, printable, told
 
 if TYPE_CHECKING:
     from outlierlens.view.charts.base import Chart, PictureKind
@@ -34,7 +34,9 @@ def unusable_is_2() -> Iterator[None]:
         sys.stdout.flush()  # a full disk shows here
     except BrokenPipeError:
         raise  # the reader went away: nothing is wrong with what was checked
-    except (OutlierlensError, *OF_THE_MACHINE) as error:
+    except Exception as error:
+        if not is_told(error):
+            raise
         drop_output()  # or `main` would meet the same full disk again
         warn(f"error: {told(error)}")
         raise SystemExit(UNUSABLE) from None
