@@ -265,7 +265,7 @@ def main() -> int:
     if asked.guided and importlib.util.find_spec("atheris") is None:
         parser.error("--guided needs atheris; run: pip install atheris")
     print(
-        f"{'reader':<22}{'mutants':>9}{'read':>9}{'refused':>9}{'findings':>9}{'most s':>8}{'most MB':>9}{'minutes':>9}"
+        f"{'reader':<22}{'mutants':>11}{'read':>11}{'refused':>11}{'findings':>9}{'most s':>8}{'most MB':>9}{'minutes':>9}"
     )
     n_found, done = 0, []
     for name in asked.reader or READERS:
@@ -288,7 +288,7 @@ def main() -> int:
 
 
 def _row(name: str, tally: Tally, n_found: int) -> str:
-    numbers = f"{tally.n:>9,}{tally.read:>9,}{tally.refused:>9,}{n_found:>9,}"
+    numbers = f"{tally.n:>11,}{tally.read:>11,}{tally.refused:>11,}{n_found:>9,}"
     return f"{name:<22}{numbers}{tally.seconds:>8.2f}{tally.megabytes:>9,.0f}{tally.total / 60:>9.1f}"
 
 

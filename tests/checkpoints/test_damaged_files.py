@@ -24,6 +24,7 @@ from outlierlens.data.media.read import arrays_in, names_in
 from outlierlens.data.tables import open_table
 from outlierlens.data.token_counts import open_counts
 from outlierlens.errors import LONGEST, BadFile, BadInput, told
+from outlierlens.experiments.atlas import names as atlas_names
 from outlierlens.experiments.count.measure import _nothing, _Watch
 from outlierlens.experiments.similarity.pooling import own_pooling
 from outlierlens.models.load import LoadOptions, load_model, load_tokenizer
@@ -263,6 +264,20 @@ def test_texts_in_parquet_that_are_no_utf8(tmp_path: Path) -> None:
         list(open_table(path).rows(("text",)))
     with pytest.raises(BadFile, match="not a parquet file of token counts"):
         open_counts(path)
+
+
+def test_times_in_parquet_that_python_cannot_hold(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "x.parquet"
+    for kind in (arrow.duration("s"), arrow.timestamp("ms")):
+        times = arrow.array([2**62], kind)
+        parquet.write_table(arrow.table({"text": times, "token": times, "model": times, "count": [1]}), path)
+        with pytest.raises(BadInput, match="not a parquet file: "):
+            list(open_table(path).rows(("text",)))
+        with pytest.raises(BadFile, match="not a parquet file of token counts: "):
+            open_counts(path)
+        with pytest.raises(BadFile, match="not a parquet file: "):
+            list(atlas_names.names_in(path))
 
 
 def test_half_a_character_is_no_token(tmp_path: Path) -> None:

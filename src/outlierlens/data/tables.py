@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outlierlens.errors import BadInput, Offline, need, one_line
+from outlierlens.errors import BadInput, Offline, OutlierlensError, need, one_line
 from outlierlens.results.json_toml import parse_json
 
 PARQUET_ROWS = 128  # unpacked at once: a value may be stored once and stand in every row
@@ -161,14 +161,13 @@ def _from_file(path: Path) -> Table:
 
 
 def _parquet(path: Path) -> Table:
-    parquet = need("pyarrow.parquet", "models", "reading parquet")
-    with _damaged(path):
+    with parquet_of(path) as parquet:
         file = parquet.ParquetFile(path)
         names, metadata = tuple(file.schema_arrow.names), file.schema_arrow.metadata
         _check_unpacked(file, path)
 
     def read(columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        with _damaged(path):
+        with parquet_of(path):
             for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=list(dict.fromkeys(columns))):
                 yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
 
@@ -176,14 +175,14 @@ def _parquet(path: Path) -> Table:
 
 
 @contextmanager
-def _damaged(path: Path) -> Iterator[None]:
-    """Says of a parquet file that it is none, whatever pyarrow finds wrong with it or with the texts in it."""
-    arrow = need("pyarrow", "models", "reading parquet")
+def parquet_of(path: Path, kind: type[OutlierlensError] = BadInput, what: str = "a parquet file") -> Iterator[Any]:
+    """`pyarrow.parquet`; inside, whatever it finds wrong with the file or with a value in it is an error of this kind."""
+    arrow, parquet = (need(name, "models", "reading parquet") for name in ("pyarrow", "pyarrow.parquet"))
     try:
-        yield
-    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        yield parquet
+    except (arrow.ArrowException, OSError, ValueError, OverflowError) as error:  # a date beyond Python's, say
         text = one_line(str(error)) or type(error).__name__
-        raise BadInput(f"{path}: not a parquet file: {text[:300]}") from None
+        raise kind(f"{path}: not {what}: {text[:300]}") from None
 
 
 def _check_unpacked(file: Any, path: Path) -> None:

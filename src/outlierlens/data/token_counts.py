@@ -20,8 +20,9 @@ import numpy as np
 
 from outlierlens import __version__
 from outlierlens.data.published_counts import Mapped, as_released, by_id
+from outlierlens.data.tables import parquet_of
 from outlierlens.data.token_texts import LARGEST_VOCABULARY, texts_of, vocabulary_digest, vocabulary_of
-from outlierlens.errors import BadFile, BadInput, need, one_line
+from outlierlens.errors import BadFile, BadInput, need
 from outlierlens.results.safe_files import write_bytes
 
 FORMAT = 1
@@ -190,10 +191,13 @@ def _read(file: Path) -> "TokenCounts | dict[str, int]":
     """Our own counts, or published ones by text."""
     if file.suffix.lower() == ".json":
         return _pairs(file)
-    table = _table(file)
-    metadata = (table.schema.metadata or {}).get(METADATA)
-    if metadata is not None:
-        return _own(file, table, metadata)
+    with parquet_of(file, BadFile, "a parquet file of token counts") as parquet:
+        table = _table(file, parquet)
+        metadata = (table.schema.metadata or {}).get(METADATA)
+        return _published(file, table) if metadata is None else _own(file, table, metadata)
+
+
+def _published(file: Path, table: Any) -> dict[str, int]:
     for name in ("token", "count"):
         if name not in table.column_names:
             raise BadFile(
@@ -231,23 +235,17 @@ def _own(file: Path, table: Any, metadata: bytes) -> TokenCounts:
     return found
 
 
-def _table(file: Path) -> Any:
-    parquet = need("pyarrow.parquet", "models", "reading token counts")
-    invalid = need("pyarrow", "models", "reading token counts").ArrowException
-    try:
-        opened = parquet.ParquetFile(file)
-        about = opened.metadata
-        unpacked = sum(about.row_group(n).total_byte_size for n in range(about.num_row_groups))
-        if about.num_rows > LARGEST_VOCABULARY or unpacked > MAX_BYTES:
-            raise BadFile(
-                f"{file}: {about.num_rows:,} rows of {unpacked:,} bytes are no vocabulary (at most {LARGEST_VOCABULARY:,})"
-            )
-        table = opened.read()
-        table.validate(full=True)  # that texts are UTF-8 too
-        return table
-    except (invalid, OSError, UnicodeDecodeError) as error:
-        text = one_line(str(error)) or type(error).__name__
-        raise BadFile(f"{file}: not a parquet file of token counts: {text[:300]}") from None
+def _table(file: Path, parquet: Any) -> Any:
+    opened = parquet.ParquetFile(file)
+    about = opened.metadata
+    unpacked = sum(about.row_group(n).total_byte_size for n in range(about.num_row_groups))
+    if about.num_rows > LARGEST_VOCABULARY or unpacked > MAX_BYTES:
+        raise BadFile(
+            f"{file}: {about.num_rows:,} rows of {unpacked:,} bytes are no vocabulary (at most {LARGEST_VOCABULARY:,})"
+        )
+    table = opened.read()
+    table.validate(full=True)  # that texts are UTF-8 too
+    return table
 
 
 def _whole_numbers(file: Path, table: Any, name: str) -> np.ndarray:

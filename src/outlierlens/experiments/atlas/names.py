@@ -12,7 +12,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from outlierlens.errors import BadFile, BadInput, RemoteError, near, need, one_line
+from outlierlens.data.tables import parquet_of
+from outlierlens.errors import BadFile, BadInput, RemoteError, near, one_line
 
 LONGEST_NAME = 300  # characters
 GIVEN = ("model", "revision", "license", "created", "downloads")
@@ -103,25 +104,18 @@ def _in_text(path: Path) -> Iterator[Named]:
 
 
 def _in_parquet(path: Path) -> Iterator[Named]:
-    arrow = need("pyarrow", "models", "reading parquet")
-    parquet = need("pyarrow.parquet", "models", "reading parquet")
-    try:
-        with parquet.ParquetFile(path) as file:
-            columns = [name for name in GIVEN if name in file.schema_arrow.names]
-            if "model" not in columns:
-                raise BadFile(
-                    f"{path}: has no column 'model'; it has {', '.join(file.schema_arrow.names[:8]) or 'none'}"
-                )
-            for batch in file.iter_batches(columns=columns):
-                for row in batch.to_pylist():
-                    if isinstance(row["model"], str) and row["model"]:
-                        downloads = row.get("downloads")
-                        yield Named(
-                            row["model"], str(row.get("revision") or ""), _text(row.get("license")),
-                            _text(row.get("created")), downloads if isinstance(downloads, int) else None,
-                        )  # fmt: skip
-    except (arrow.ArrowException, OSError) as error:
-        raise BadFile(f"{path}: cannot be read as Parquet ({one_line(str(error))[:200]})") from error
+    with parquet_of(path, BadFile) as parquet, parquet.ParquetFile(path) as file:
+        columns = [name for name in GIVEN if name in file.schema_arrow.names]
+        if "model" not in columns:
+            raise BadFile(f"{path}: has no column 'model'; it has {', '.join(file.schema_arrow.names[:8]) or 'none'}")
+        for batch in file.iter_batches(columns=columns):
+            for row in batch.to_pylist():
+                if isinstance(row["model"], str) and row["model"]:
+                    downloads = row.get("downloads")
+                    yield Named(
+                        row["model"], str(row.get("revision") or ""), _text(row.get("license")),
+                        _text(row.get("created")), downloads if isinstance(downloads, int) else None,
+                    )  # fmt: skip
 
 
 def _text(value: Any) -> str | None:

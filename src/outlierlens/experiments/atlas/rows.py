@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from outlierlens.data.tables import parquet_of
 from outlierlens.errors import BadFile, BadInput, need
 from outlierlens.results import row_store
 from outlierlens.results.row_store import RowStore, alone_in
@@ -206,16 +207,11 @@ def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[Atla
 
 
 def _plain_rows(file: Path, columns: Sequence[str] | None) -> Iterator[dict[str, Any]]:
-    arrow = need("pyarrow", "models", "the atlas")
-    parquet = need("pyarrow.parquet", "models", "the atlas")
-    try:
-        with parquet.ParquetFile(file) as opened:
-            if b"outlierlens_atlas" not in (opened.schema_arrow.metadata or {}):
-                raise BadFile(f"{file}: not rows of an atlas; `outlierlens atlas build` makes them")
-            for batch in opened.iter_batches(batch_size=PART_MODELS, columns=columns):
-                yield from batch.to_pylist()
-    except (arrow.ArrowException, OSError) as error:
-        raise BadFile(f"{file}: cannot be read as Parquet ({' '.join(str(error).split())[:200]})") from error
+    with parquet_of(file, BadFile) as parquet, parquet.ParquetFile(file) as opened:
+        if b"outlierlens_atlas" not in (opened.schema_arrow.metadata or {}):
+            raise BadFile(f"{file}: not rows of an atlas; `outlierlens atlas build` makes them")
+        for batch in opened.iter_batches(batch_size=PART_MODELS, columns=columns):
+            yield from batch.to_pylist()
 
 
 def _journal_line(rows: Sequence[AtlasRow]) -> list[dict[str, Any]]:
