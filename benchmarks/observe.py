@@ -3,19 +3,24 @@
     OMP_NUM_THREADS=1 python benchmarks/observe.py                    # mpnet-base, batch 32, length 128, 1 thread
     python benchmarks/observe.py --model DIR --repeats 7 --skip-memory
 
-Cost: a bare and an observed pass over each batch, interleaved in one process; medians and the ratio's spread.
+Cost: three passes over each batch, in turn in one process: one by PyTorch's own products, as transformers makes it; the bare
+pass of `observe`, by `fast_products` and with the memory that the last one freed; and an observed one. What observing adds is
+told against both, with single pairs.
 Memory: peak resident size of a fresh process for each number of tokens, on a small model.
 """
 
 import argparse
 import random
 import resource
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
 
 WORDS = ("the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not", "he")
 
@@ -27,11 +32,12 @@ def texts(n_texts: int, n_words: int) -> tuple[str, ...]:
 
 
 def cost(model: str, batch_size: int, max_length: int, repeats: int) -> float:
-    """Print the times and return what observing adds to the bare pass's median processor time, as a share of it."""
+    """Print the times and return what observing adds to the processor time of the bare pass, as a share of it."""
     import torch
 
     from outlierlens.data.texts import Texts
     from outlierlens.detection.observe.measure import ObserveOptions, Observer
+    from outlierlens.models.devices import memory_kept
     from outlierlens.models.load import LoadOptions, load_model
 
     torch.set_num_threads(1)
@@ -40,24 +46,39 @@ def cost(model: str, batch_size: int, max_length: int, repeats: int) -> float:
     warm, *fresh = observer.batches(Texts("benchmark", texts(batch_size * (repeats + 1), max_length)))
     tokens = int(warm.valid.sum())
     observer.consume(warm)
-    bare, observed = [], []
+    taken: dict[str, list[tuple[float, float]]] = {"PyTorch's own pass": [], "bare pass": [], "observed pass": []}
     for batch in fresh:
-        bare.append(_seconds(lambda batch=batch: observer.reading(batch)))
-        observed.append(_seconds(lambda batch=batch: observer.consume(batch)))
+        taken["PyTorch's own pass"].append(_seconds(lambda batch=batch: _by_pytorch(observer.reading, batch)))
+        with memory_kept():  # as in `observe`
+            observer.reading(batch)
+            taken["bare pass"].append(_seconds(lambda batch=batch: observer.reading(batch)))
+            taken["observed pass"].append(_seconds(lambda batch=batch: observer.consume(batch)))
     finish, _ = _seconds(observer.finish)
     print(
         f"{model}: batch {batch_size} x {max_length} ({tokens:,} tokens), 1 thread, float32, {repeats} repeats interleaved"
     )
+    added = {}
     for kind, which in (("processor", 0), ("wall", 1)):
-        ours, theirs = ([pair[which] for pair in pairs] for pairs in (observed, bare))
-        cost_now = statistics.median(ours) / statistics.median(theirs) - 1
-        single = sorted(b / a - 1 for a, b in zip(theirs, ours, strict=True))
-        print(f"{kind} time: bare {statistics.median(theirs):.3f} s ({min(theirs):.3f} to {max(theirs):.3f}), "
-              f"observed {statistics.median(ours):.3f} s ({min(ours):.3f} to {max(ours):.3f}), "
-              f"cost {cost_now:.1%} (single pairs {single[0]:.1%} to {single[-1]:.1%})")  # fmt: skip
-        ratio = cost_now if which == 0 else ratio
+        plain, bare, observed = (np.array([pair[which] for pair in pairs]) for pairs in taken.values())
+        shown = zip(taken, (plain, bare, observed), strict=True)
+        print(f"{kind} time:", ", ".join(f"{name} {np.median(of):.3f} s {_range(of, '.3f')}" for name, of in shown))
+        for name, of in (("the bare pass", bare), ("PyTorch's own", plain)):
+            added[kind, name] = float(np.median(observed - bare) / np.median(of))
+            print(f"  what is observed: {added[kind, name]:.1%} of {name} {_range((observed - bare) / of, '.1%')}")
+        print(
+            f"  pass and statistics: {np.median(observed / plain):.2f} of PyTorch's own {_range(observed / plain, '.2f')}"
+        )
     print(f"once at the end: {finish:.3f} s (quantiles, rules, both views)")
-    return ratio
+    return added["processor", "the bare pass"]
+
+
+def _range(of: np.ndarray, form: str) -> str:
+    return f"({of.min():{form}} to {of.max():{form}})"
+
+
+def _by_pytorch(reading: Any, batch: Any) -> None:
+    with patch("outlierlens.models.products._there", lambda: False):
+        reading(batch)
 
 
 def _seconds(work: Callable[[], object]) -> tuple[float, float]:

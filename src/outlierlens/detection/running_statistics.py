@@ -267,8 +267,8 @@ class LayerStats:
         none = InputCounts(0, torch.zeros(dim, dtype=torch.int64, device=device))
         self.inputs = {"without_special": none, "all": none}
 
-    def add(self, states: "Tensor", ordinary: Rows, special: Rows) -> None:
-        """Add the token vectors of whole texts, [batch, token, dim] in any float type.
+    def add(self, states: "Tensor", ordinary: Rows, special: Rows, large: "LargeCounts | None" = None) -> None:
+        """Add the token vectors of whole texts, [batch, token, dim] in any float type, to `large` as well if it is given.
 
         Each text must come whole and once: the counts by input rest on it.
         """
@@ -290,6 +290,8 @@ class LayerStats:
                 values = self.scratch.take("values", (len(part), self.dim), flat.dtype, self.device)
                 values = torch.index_select(flat, 0, part.index, out=values).float()
                 row, column = group.add(values, part, self.scratch)
+                if large is not None:
+                    large.add(values, top=group.extremes.top)
                 seen[part.slot[row], column] = True
                 seen[part.slot, self.dim] = True
                 if histogram is not None and codes is not None:
@@ -355,15 +357,18 @@ class LargeCounts:
         self.count, self.size = 0, size
         self.large = torch.zeros(dim, dtype=torch.int64, device=device)
 
-    def add(self, values: "Tensor", rows: "Tensor") -> None:
-        """Count `rows` of [row, dim]."""
+    def add(self, values: "Tensor", rows: "Tensor | None" = None, top: "Tensor | None" = None) -> None:
+        """Count `rows` of [row, dim], or all; `top` [dim], if it is known, is no less than the largest |h| of a dimension."""
         import torch
 
+        if top is None:
+            top = torch.maximum(values.amax(0), -values.amin(0))
         # Only these dimensions have anything to count: a handful in most models. NaN in other rows hides none.
-        columns = (~(torch.maximum(values.amax(0), -values.amin(0)) < self.size)).nonzero().squeeze(1)
+        columns = (~(top < self.size)).nonzero().squeeze(1)
         if len(columns):
-            self.large[columns] += (values.index_select(1, columns)[rows].abs() >= self.size).sum(0)
-        self.count += len(rows)
+            some = values.index_select(1, columns)
+            self.large[columns] += ((some if rows is None else some[rows]).abs() >= self.size).sum(0)
+        self.count += len(values if rows is None else rows)
 
     def share(self) -> "Tensor":
         """Share of token vectors in [0, 1], float64 [dim]."""

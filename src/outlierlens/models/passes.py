@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from outlierlens.architectures import BoundStack
 from outlierlens.data.media.items import Items
 from outlierlens.data.texts import Batch, Data, Texts, batches
+from outlierlens.models.devices import memory_kept
 from outlierlens.models.forward import NOT_TEXT, TextForward, text_stacks
 from outlierlens.models.inputs import token_limit, tokenizer_of
 from outlierlens.models.load import LoadedModel
@@ -101,11 +102,12 @@ class TextReading:
         """Padded batches of `data`."""
         length = self.max_length if max_length is None else min(self.max_length, max_length)
         tokenizer, device = self.loaded.tokenizer, self.loaded.device
-        for batch in batches(tokenizer, data, max_length=length, batch_size=batch_size, device=device):
-            if max_length is None:  # else it is a closer look at texts that are read anyway
-                for ids, valid in zip(batch.inputs["input_ids"].tolist(), batch.valid.sum(1).tolist(), strict=True):
-                    self.loaded.known.add(tokenizer, ids[:valid])
-            yield batch
+        with memory_kept():  # while whoever asks for them runs the model
+            for batch in batches(tokenizer, data, max_length=length, batch_size=batch_size, device=device):
+                if max_length is None:  # else it is a closer look at texts that are read anyway
+                    for ids, valid in zip(batch.inputs["input_ids"].tolist(), batch.valid.sum(1).tolist(), strict=True):
+                        self.loaded.known.add(tokenizer, ids[:valid])
+                yield batch
 
     def __call__(self, batch: Batch) -> None:
         """Run the model; see `TextForward`."""

@@ -20,6 +20,7 @@ import numpy as np
 from outlierlens.architectures import BoundStack
 from outlierlens.data.texts import Batch, Texts, collate
 from outlierlens.errors import USE_FLOAT32, BadInput
+from outlierlens.models.devices import memory_kept
 from outlierlens.models.forward import TextForward, check_padding, text_stacks
 from outlierlens.models.hooks import EMBEDDINGS, layer_name, tapped
 from outlierlens.models.inputs import check_known, token_limit, tokenizer_of
@@ -245,7 +246,7 @@ def token_batches(
             found[layer] = states if norm is None else norm(states)
 
     done = 0
-    with tapped(loaded.model, [stack], look):
+    with memory_kept(), tapped(loaded.model, [stack], look):
         for batch, special in _batches(loaded, tokens, options.batch_size, order):
             found.clear()
             with torch.inference_mode():

@@ -240,23 +240,24 @@ class Stream:
         if layer not in self.layers:
             self.layers[layer] = LayerStats(dim, self.options.n_sigma, self.device, self.scratch)
         stats = self.layers[layer]
+        # Without norms on what is read, the next block reads the stream itself.
+        is_read = not any(self.stack.reading) and not self.stack.reads
         try:
             stats.keep_quantiles(groups, kept, states, (ordinary, special))
-            stats.add(states, ordinary, special)
+            stats.add(states, ordinary, special, self._counts(layer, 0, dim) if is_read else None)
         except BadInput as error:
             raise BadInput(f"stream {self.stack.name}, layer {layer_name(layer)}: {error}") from None
-        if not any(self.stack.reading) and not self.stack.reads:
-            # Without norms on what is read, the next block reads the stream itself.
-            self.add_read(layer, 0, states, (ordinary, special))
 
     def add_read(self, layer: int, part: int, read: "Tensor", rows: tuple[Rows, Rows]) -> None:
         """Count what norm number `part` of a layer hands on, [batch * token, dim]."""
         flat = read.to(self.device).reshape(-1, read.shape[-1])
-        size = self.options.rules.int8_size
-        counts = self.reads.setdefault((layer, part), LargeCounts(flat.shape[1], self.device, size))
+        counts = self._counts(layer, part, flat.shape[1])
         for chosen in rows:
             if len(chosen):
                 counts.add(flat, chosen.index)
+
+    def _counts(self, layer: int, part: int, dim: int) -> LargeCounts:
+        return self.reads.setdefault((layer, part), LargeCounts(dim, self.device, self.options.rules.int8_size))
 
     def large_shares(self) -> dict[int, "Tensor"]:
         """Share of token vectors with large |h| (6) in what each layer reads [dim]: of several norms, the larger."""

@@ -7,6 +7,7 @@ import numpy as np
 
 from outlierlens.data.media.items import PLURAL, Items, Kind, LabelledItems
 from outlierlens.data.texts import Batch
+from outlierlens.models.devices import memory_kept
 from outlierlens.models.load import LoadedModel
 from outlierlens.models.media.prepare import Prepare, Prepared
 from outlierlens.models.processor import TAKES
@@ -54,10 +55,11 @@ class ItemReading:
         if max_length is None:  # else it is the passage, which was read before
             self.n_cut += sum(one.cut for one in made)
         order = sorted(range(len(made)), key=lambda number: -made[number].length)
-        for group in self.prepare.apart([made[number] for number in order]):
-            for start in range(0, len(group), batch_size):
-                numbers = tuple(order[place] for place in group[start : start + batch_size])
-                yield self.prepare.batch([made[number] for number in numbers], numbers)
+        with memory_kept():  # while whoever asks for them runs the model
+            for group in self.prepare.apart([made[number] for number in order]):
+                for start in range(0, len(group), batch_size):
+                    numbers = tuple(order[place] for place in group[start : start + batch_size])
+                    yield self.prepare.batch([made[number] for number in numbers], numbers)
 
     def __call__(self, batch: Batch) -> None:
         """Run the model without its head; hooks see the states."""
