@@ -21,7 +21,7 @@ from outlierlens.data.labelled.examples import read_examples
 from outlierlens.data.labelled.table import plain_task
 from outlierlens.data.media.decode import picture, recording
 from outlierlens.data.media.read import arrays_in, names_in
-from outlierlens.data.tables import open_table
+from outlierlens.data.tables import open_table, parquet_of
 from outlierlens.data.token_counts import open_counts
 from outlierlens.errors import LONGEST, BadFile, BadInput, told
 from outlierlens.experiments.atlas import names as atlas_names
@@ -278,6 +278,12 @@ def test_times_in_parquet_that_python_cannot_hold(tmp_path: Path) -> None:
             open_counts(path)
         with pytest.raises(BadFile, match="not a parquet file: "):
             list(atlas_names.names_in(path))
+
+
+def test_a_column_of_parquet_without_parts_is_none(tmp_path: Path) -> None:
+    """An empty group is named in the schema and never read; pyarrow does not write one."""
+    with pytest.raises(BadInput, match=r"x.parquet: not a parquet file: 'Field"), parquet_of(tmp_path / "x.parquet"):
+        raise KeyError('Field "label" does not exist in schema')
 
 
 def test_half_a_character_is_no_token(tmp_path: Path) -> None:

@@ -131,6 +131,8 @@ def test_a_table_holds_paths_or_bytes(tmp_path: Path) -> None:
         ("/etc/hostname", r"leads out of"),
         ("none.png", r"row 1: no such file: 'none.png' beside the table"),
         ("", r"row 1: a str where the image should be; need a path or the bytes of a file"),
+        ("a\0.png", r"row 1: 'a\\x00.png' is no name of a file"),
+        ("x" * 5000, r"row 1: 'x{100}' is no name of a file"),
     ],
 )
 def test_paths_of_a_table_stay_beside_it(tmp_path: Path, path: str, message: str) -> None:
@@ -140,6 +142,13 @@ def test_paths_of_a_table_stay_beside_it(tmp_path: Path, path: str, message: str
     table.write_text(json.dumps({"image": path, "label": "red"}))
     with pytest.raises(BadInput, match=message):
         read_items("image", table)
+
+
+@pytest.mark.parametrize("sound", [{"array": [0.5]}, {"array": ["loud"], "sampling_rate": 16000}])
+def test_an_array_of_sound_needs_numbers_and_a_rate(tmp_path: Path, sound: dict[str, Any]) -> None:
+    (tmp_path / "list.jsonl").write_text(json.dumps({"audio": sound, "label": "red"}))
+    with pytest.raises(BadInput, match="row 1: an array needs numbers, and a sampling_rate beside it"):
+        read_items("audio", tmp_path / "list.jsonl")
 
 
 def test_of_a_hub_data_set_files_are_left_undecoded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,7 +180,7 @@ def parquet_of(path: Path, kind: type[OutlierlensError] = BadInput, what: str = 
     arrow, parquet = (need(name, "models", "reading parquet") for name in ("pyarrow", "pyarrow.parquet"))
     try:
         yield parquet
-    except (arrow.ArrowException, OSError, ValueError, OverflowError) as error:  # a date beyond Python's, say
+    except (arrow.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:  # a date beyond Python's, say
         text = one_line(str(error)) or type(error).__name__
         raise kind(f"{path}: not {what}: {text[:300]}") from None
 

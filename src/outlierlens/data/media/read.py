@@ -265,7 +265,10 @@ def _part(kind: Kind, value: Any, name: str, folder: Path | None) -> Part:
         if value.get("bytes") is not None:
             value = value["bytes"]
         elif kind == "audio" and value.get("array") is not None:
-            return Part(name, array=np.asarray(value["array"], dtype=np.float32), rate=int(value["sampling_rate"]))
+            try:
+                return Part(name, array=np.asarray(value["array"], dtype=np.float32), rate=int(value["sampling_rate"]))
+            except (KeyError, TypeError, ValueError, OverflowError):
+                raise BadInput(f"{name}: an array needs numbers, and a sampling_rate beside it") from None
         else:
             value = value.get("path")
     if isinstance(value, bytes):
@@ -275,10 +278,14 @@ def _part(kind: Kind, value: Any, name: str, folder: Path | None) -> Part:
         raise BadInput(f"{name}: {shown} where the {kind} should be; need a path or the bytes of a file")
     if folder is None:
         raise BadInput(f"{name}: a path ({value!r}) in a data set that is no local file; it must hold the bytes")
-    file = (folder / value).resolve()
+    try:
+        file = (folder / value).resolve()
+        is_there = file.is_relative_to(folder) and file.is_file()
+    except (OSError, ValueError):  # too long, or with a null byte
+        raise BadInput(f"{name}: {value[:100]!r} is no name of a file") from None
     if not file.is_relative_to(folder):
         raise BadInput(f"{name}: {value!r} leads out of {folder}; keep the files beside the table")
-    if not file.is_file():
+    if not is_there:
         raise BadInput(f"{name}: no such file: {value!r} beside the table")
     return Part(f"{name} ({value})", file)
 
