@@ -73,16 +73,27 @@ class Gated(RemoteError):
 OF_THE_MACHINE = (OSError, MemoryError, RecursionError, UnicodeError)
 
 
-def is_told(error: BaseException) -> bool:
-    """Whether the command line says it in one line: ours, `OF_THE_MACHINE`, or a bare one, which only tokenizers raise."""
-    return isinstance(error, (OutlierlensError, *OF_THE_MACHINE)) or type(error) is Exception
+def takes_a_line(error: BaseException) -> bool:
+    """Whether the command line tells this error in one line; any other is a bug, and keeps its traceback."""
+    return isinstance(error, (OutlierlensError, *OF_THE_MACHINE)) or of_a_tokenizer(error)
+
+
+def of_a_tokenizer(error: BaseException) -> bool:
+    """Whether the tokenizers library raised it: a bare Exception, from a line of transformers that calls this library."""
+    if type(error) is not Exception:
+        return False
+    from pathlib import Path  # not on the way to --help
+    from traceback import walk_tb
+
+    places = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
+    return bool(places) and Path(places[-1]).name.startswith("tokenization_")
 
 
 LONGEST = 1500  # characters of a line that is told; a file may hold names of any length
 
 
 def told(error: BaseException) -> str:
-    """One line on an error that `is_told`: what, where, and what can be done.
+    """One line on an error that `takes_a_line`: what, where, and what can be done.
 
     Of a very long one the middle is left out: what and where stand in front, and the remedy at the end.
     """
@@ -91,7 +102,7 @@ def told(error: BaseException) -> str:
 
 
 def _told(error: BaseException) -> str:
-    if type(error) is Exception:
+    if of_a_tokenizer(error):
         return one_line(f"the tokenizer cannot read these texts ({error}); give others, or another --tokenizer")
     if isinstance(error, MemoryError):
         return "there is not enough memory; take fewer or shorter texts, a smaller --batch-size, or a larger machine"

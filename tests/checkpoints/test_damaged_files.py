@@ -25,6 +25,7 @@ from outlierlens.data.tables import open_table, parquet_of
 from outlierlens.data.token_counts import open_counts
 from outlierlens.errors import LONGEST, BadFile, BadInput, told
 from outlierlens.experiments.atlas import names as atlas_names
+from outlierlens.experiments.atlas.rows import _plain_rows
 from outlierlens.experiments.count.measure import _nothing, _Watch
 from outlierlens.experiments.similarity.pooling import own_pooling
 from outlierlens.models.load import LoadOptions, load_model, load_tokenizer
@@ -260,9 +261,9 @@ def test_texts_in_parquet_that_are_no_utf8(tmp_path: Path) -> None:
     texts = arrow.Array.from_buffers(arrow.string(), 2, [None, ends, arrow.py_buffer(b"\xff\xfeab")])
     path = tmp_path / "x.parquet"
     parquet.write_table(arrow.table({"text": texts, "token": texts, "count": [1, 2]}), path)
-    with pytest.raises(BadInput, match=r"not a parquet file: 'utf-8' codec"):
+    with pytest.raises(BadInput, match=r"cannot be read as a parquet file: 'utf-8' codec"):
         list(open_table(path).rows(("text",)))
-    with pytest.raises(BadFile, match="not a parquet file of token counts"):
+    with pytest.raises(BadFile, match="cannot be read as a parquet file of token counts"):
         open_counts(path)
 
 
@@ -272,18 +273,29 @@ def test_times_in_parquet_that_python_cannot_hold(tmp_path: Path) -> None:
     for kind in (arrow.duration("s"), arrow.timestamp("ms")):
         times = arrow.array([2**62], kind)
         parquet.write_table(arrow.table({"text": times, "token": times, "model": times, "count": [1]}), path)
-        with pytest.raises(BadInput, match="not a parquet file: "):
+        with pytest.raises(BadInput, match="cannot be read as a parquet file: "):
             list(open_table(path).rows(("text",)))
-        with pytest.raises(BadFile, match="not a parquet file of token counts: "):
+        with pytest.raises(BadFile, match="cannot be read as a parquet file of token counts: "):
             open_counts(path)
-        with pytest.raises(BadFile, match="not a parquet file: "):
+        with pytest.raises(BadFile, match="cannot be read as a parquet file: "):
             list(atlas_names.names_in(path))
+        marked = arrow.table({"model": times}).replace_schema_metadata({"outlierlens_atlas": "1"})
+        parquet.write_table(marked, tmp_path / "rows.parquet")
+        with pytest.raises(BadFile, match="cannot be read as a parquet file: "):
+            list(_plain_rows(tmp_path / "rows.parquet", None))
 
 
-def test_a_column_of_parquet_without_parts_is_none(tmp_path: Path) -> None:
-    """An empty group is named in the schema and never read; pyarrow does not write one."""
-    with pytest.raises(BadInput, match=r"x.parquet: not a parquet file: 'Field"), parquet_of(tmp_path / "x.parquet"):
-        raise KeyError('Field "label" does not exist in schema')
+def test_two_columns_of_one_name_in_parquet(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path, column = tmp_path / "x.parquet", arrow.array(["a"])
+    parquet.write_table(arrow.Table.from_arrays([column, column], names=["text", "text"]), path)
+    with pytest.raises(BadInput, match=r'cannot be read as a parquet file: Field "text" exists 2 times'):
+        list(open_table(path).rows(("text",)))
+
+
+def test_what_the_disk_says_of_a_parquet_stays(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), parquet_of(tmp_path / "x.parquet") as parquet:
+        parquet.ParquetFile(tmp_path / "x.parquet")
 
 
 def test_half_a_character_is_no_token(tmp_path: Path) -> None:

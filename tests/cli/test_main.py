@@ -11,7 +11,7 @@ import pytest
 
 from outlierlens.cli import main
 from outlierlens.detection.scan import command as scan_command
-from outlierlens.errors import told
+from outlierlens.errors import takes_a_line, told
 
 FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 
@@ -85,6 +85,12 @@ def test_a_tokenizer_that_fails_on_a_word_is_one_line(tmp_path: Path) -> None:
     assert code == 1
     assert "error: the tokenizer cannot read these texts (WordLevel error: Missing [UNK] token" in said.splitlines()[-1]
     assert "Traceback" not in said
+
+
+def test_a_bare_exception_of_another_library_keeps_its_traceback() -> None:
+    with pytest.raises(Exception, match="not of a tokenizer") as caught:
+        raise Exception("not of a tokenizer")
+    assert not takes_a_line(caught.value)
 
 
 @pytest.mark.skipif(os.name != "posix" or sys.platform == "darwin", reason="file names are UTF-8 there")

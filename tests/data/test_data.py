@@ -62,7 +62,7 @@ def test_the_shipped_texts_repeat_nothing() -> None:
         ("x.jsonl", "[1]\n", None, "line 1: a list, not an object"),
         ("x.txt", "\n\n", None, "holds no non-empty text"),
         ("x.docx", "x", None, "unknown ending '.docx'; use .txt, .jsonl, .csv, .tsv or .parquet"),
-        ("x.parquet", "not parquet", None, "not a parquet file"),
+        ("x.parquet", "not parquet", None, "cannot be read as a parquet file"),
         ("x.jsonl", "[" * 200_000, None, "line 1: not valid JSON"),
         ("x.jsonl", "\n", None, "holds no non-empty text"),
         ("x.csv", "", None, "holds no non-empty text"),

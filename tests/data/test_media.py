@@ -144,10 +144,28 @@ def test_paths_of_a_table_stay_beside_it(tmp_path: Path, path: str, message: str
         read_items("image", table)
 
 
-@pytest.mark.parametrize("sound", [{"array": [0.5]}, {"array": ["loud"], "sampling_rate": 16000}])
+def test_a_picture_that_links_to_itself(tmp_path: Path) -> None:
+    (tmp_path / "loop.png").symlink_to("loop.png")
+    (tmp_path / "list.jsonl").write_text(json.dumps({"image": "loop.png", "label": "red"}))
+    with pytest.raises(BadInput, match=r"row 1: .*'loop.png'"):
+        read_items("image", tmp_path / "list.jsonl")
+
+
+@pytest.mark.parametrize(
+    "sound",
+    [
+        {"array": [0.5]},
+        {"array": ["loud"], "sampling_rate": 16000},
+        {"array": 5, "sampling_rate": 16000},
+        {"array": [[0.1, 0.2]], "sampling_rate": 16000},
+        {"array": [0.5], "sampling_rate": 16000.7},
+    ],
+)
 def test_an_array_of_sound_needs_numbers_and_a_rate(tmp_path: Path, sound: dict[str, Any]) -> None:
     (tmp_path / "list.jsonl").write_text(json.dumps({"audio": sound, "label": "red"}))
-    with pytest.raises(BadInput, match="row 1: an array needs numbers, and a sampling_rate beside it"):
+    with pytest.raises(
+        BadInput, match="row 1: an array must be a list of numbers, with a whole sampling_rate beside it"
+    ):
         read_items("audio", tmp_path / "list.jsonl")
 
 

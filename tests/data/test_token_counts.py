@@ -209,7 +209,7 @@ def test_damaged_and_missing_files_are_said(pieces: Any, tmp_path: Path, monkeyp
         read_counts(tmp_path / "nowhere.parquet", pieces)
     path = tmp_path / "x.parquet"
     path.write_bytes(b"PAR1" + b"\xff" * 40 + b"PAR1")
-    with pytest.raises(BadFile, match="not a parquet file of token counts"):
+    with pytest.raises(BadFile, match="cannot be read as a parquet file of token counts"):
         read_counts(path, pieces)
     published(path, PUBLISHED)
     with pytest.raises(BadInput, match="keyed by text, without ids; read it with a tokenizer"):

@@ -593,11 +593,13 @@ def test_a_manifest_cannot_name_a_file_elsewhere_for_removal(monkeypatch, tmp_pa
     directory, victim = tmp_path / "run", tmp_path / "victim"
     directory.mkdir()
     victim.write_text("kept")
-    names = ["../victim", "charts/../../victim", str(victim), "charts/..", "rows.jsonl", 3]
+    names = ["../victim", "charts/../../victim", str(victim), "charts/..", "rows.jsonl"]
     (directory / "rows.jsonl").write_text("kept")
-    (directory / "manifest.json").write_text(json.dumps({"files": names}))
-    write(synthetic.report_data(observed=False, damages=()), directory, overwrite=True)
-    assert victim.read_text() == (directory / "rows.jsonl").read_text() == "kept"
+    as_it_is = dict.fromkeys(names, files._entry(b"kept"))
+    for said in (as_it_is, names, [[3, 4]], 5):
+        (directory / "manifest.json").write_text(json.dumps({"files": said}))
+        write(synthetic.report_data(observed=False, damages=()), directory, overwrite=True)
+        assert victim.read_text() == (directory / "rows.jsonl").read_text() == "kept"
 
 
 def test_what_cannot_be_rendered_is_said(tmp_path):

@@ -10,7 +10,7 @@ import sys
 from shutil import get_terminal_size
 from typing import NoReturn
 
-from outlierlens.errors import is_told, told
+from outlierlens.errors import takes_a_line, told
 
 
 def main() -> NoReturn:
@@ -35,7 +35,7 @@ def main() -> NoReturn:
         sys.stderr.close()
         raise SystemExit(code) from None
     except Exception as error:
-        if not is_told(error):
+        if not takes_a_line(error):
             raise
         drop_output()
         print(f"error: {told(error)}", file=sys.stderr)

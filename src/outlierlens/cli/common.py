@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from outlierlens.checkpoints import pace
 from outlierlens.cli import drop_output
-from outlierlens.errors import BadInput, is_told, need, printable, told
+from outlierlens.errors import BadInput, need, printable, takes_a_line, told
 
 if TYPE_CHECKING:
     from outlierlens.view.charts.base import Chart, PictureKind
@@ -35,7 +35,7 @@ def unusable_is_2() -> Iterator[None]:
     except BrokenPipeError:
         raise  # the reader went away: nothing is wrong with what was checked
     except Exception as error:
-        if not is_told(error):
+        if not takes_a_line(error):
             raise
         drop_output()  # or `main` would meet the same full disk again
         warn(f"error: {told(error)}")

@@ -176,13 +176,18 @@ def _parquet(path: Path) -> Table:
 
 @contextmanager
 def parquet_of(path: Path, kind: type[OutlierlensError] = BadInput, what: str = "a parquet file") -> Iterator[Any]:
-    """`pyarrow.parquet`; inside, whatever it finds wrong with the file or with a value in it is an error of this kind."""
+    """`pyarrow.parquet`; inside, whatever it finds wrong with the file or with a value in it is an error of this kind.
+
+    What the disk says (no right, no such file) stays as it is.
+    """
     arrow, parquet = (need(name, "models", "reading parquet") for name in ("pyarrow", "pyarrow.parquet"))
     try:
         yield parquet
     except (arrow.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:  # a date beyond Python's, say
-        text = one_line(str(error)) or type(error).__name__
-        raise kind(f"{path}: not {what}: {text[:300]}") from None
+        if isinstance(error, OSError) and error.errno:
+            raise
+        text = one_line(str(error.args[0] if isinstance(error, KeyError) else error)) or type(error).__name__
+        raise kind(f"{path}: cannot be read as {what}: {text[:300]}") from None
 
 
 def _check_unpacked(file: Any, path: Path) -> None:

@@ -193,23 +193,24 @@ def _read(file: Path) -> "TokenCounts | dict[str, int]":
         return _pairs(file)
     with parquet_of(file, BadFile, "a parquet file of token counts") as parquet:
         table = _table(file, parquet)
-        metadata = (table.schema.metadata or {}).get(METADATA)
-        return _published(file, table) if metadata is None else _own(file, table, metadata)
+        lists = {name: table[name].to_pylist() for name in ("id", "token") if name in table.column_names}
+    metadata = (table.schema.metadata or {}).get(METADATA)
+    return _published(file, table, lists) if metadata is None else _own(file, table, lists, metadata)
 
 
-def _published(file: Path, table: Any) -> dict[str, int]:
+def _published(file: Path, table: Any, lists: dict[str, list[Any]]) -> dict[str, int]:
     for name in ("token", "count"):
         if name not in table.column_names:
             raise BadFile(
                 f"{file}: no column {name!r}; its columns are {', '.join(table.column_names)}, and counts have token and count"
             )
-    texts = table["token"].to_pylist()
+    texts = lists["token"]
     if not all(isinstance(text, str) for text in texts):
         raise BadFile(f"{file}: its column 'token' holds more than texts; give every row the text of a token")
     return _keyed(file, texts, _whole_numbers(file, table, "count"))
 
 
-def _own(file: Path, table: Any, metadata: bytes) -> TokenCounts:
+def _own(file: Path, table: Any, lists: dict[str, list[Any]], metadata: bytes) -> TokenCounts:
     try:
         about = json.loads(metadata)
         version = about["format_version"]
@@ -217,7 +218,7 @@ def _own(file: Path, table: Any, metadata: bytes) -> TokenCounts:
             raise BadFile(
                 f"{file}: token counts of format {version}, this version reads {FORMAT}; count again or upgrade"
             )
-        tokens = tuple(table["token"].to_pylist())
+        tokens = tuple(lists["token"])
         found = TokenCounts(
             _whole_numbers(file, table, "count"),
             _whole_numbers(file, table, "special"),
@@ -227,8 +228,7 @@ def _own(file: Path, table: Any, metadata: bytes) -> TokenCounts:
             tuple(map(str, about["notes"])),
             tuple(map(int, about["ambiguous"])),
         )
-        ids = table["id"].to_pylist()
-        if ids != list(range(len(tokens))) or vocabulary_digest(tokens) != about["vocabulary"]:
+        if lists["id"] != list(range(len(tokens))) or vocabulary_digest(tokens) != about["vocabulary"]:
             raise BadFile(f"{file}: its ids and tokens are not those it was written with; count again")
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise BadFile(f"{file}: damaged token counts ({type(error).__name__}: {error}); count again") from None

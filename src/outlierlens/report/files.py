@@ -153,8 +153,10 @@ def _stale(directory: Path, files: Mapping[str, Any]) -> list[Path]:
     A manifest is no more than a file that somebody gave; what is not what it describes is left alone.
     """
     try:
-        before = dict(read_json(directory / "manifest.json")["files"])
+        before = read_json(directory / "manifest.json")["files"]
     except (OSError, BadFile, ValueError, KeyError, TypeError):
+        return []
+    if not isinstance(before, dict):
         return []
     names = [name for name in before if _OF_A_CHART.fullmatch(name) and name not in files]
     paths = {name: directory / name for name in names}

@@ -226,7 +226,7 @@ def test_what_holds_no_rows_is_refused(tmp_path: Path) -> None:
         list(read_rows(tmp_path))
     other = tmp_path / "part-000001.parquet"
     other.write_bytes(b"PAR1 nothing")
-    with pytest.raises(BadFile, match="not a parquet file"):
+    with pytest.raises(BadFile, match="cannot be read as a parquet file"):
         list(read_rows(tmp_path))
     write_part(other, [AtlasRow("m", version=kept.VERSION + 1)])
     with pytest.raises(BadFile, match="atlas rows of version 2"):

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from outlierlens.checkpoints.base import MAX_FILE_NAME
 from outlierlens.data.labelled.examples import numbered_labels
 from outlierlens.data.labelled.table import plain_task
 from outlierlens.data.media.items import MAX_SECONDS, PLURAL, Items, Kind, LabelledItems, Part
@@ -265,10 +266,7 @@ def _part(kind: Kind, value: Any, name: str, folder: Path | None) -> Part:
         if value.get("bytes") is not None:
             value = value["bytes"]
         elif kind == "audio" and value.get("array") is not None:
-            try:
-                return Part(name, array=np.asarray(value["array"], dtype=np.float32), rate=int(value["sampling_rate"]))
-            except (KeyError, TypeError, ValueError, OverflowError):
-                raise BadInput(f"{name}: an array needs numbers, and a sampling_rate beside it") from None
+            return _sound(value, name)
         else:
             value = value.get("path")
     if isinstance(value, bytes):
@@ -278,16 +276,27 @@ def _part(kind: Kind, value: Any, name: str, folder: Path | None) -> Part:
         raise BadInput(f"{name}: {shown} where the {kind} should be; need a path or the bytes of a file")
     if folder is None:
         raise BadInput(f"{name}: a path ({value!r}) in a data set that is no local file; it must hold the bytes")
+    if "\0" in value or any(len(part.encode("utf-8", "replace")) > MAX_FILE_NAME for part in Path(value).parts):
+        raise BadInput(f"{name}: {value[:100]!r} is no name of a file")
     try:
         file = (folder / value).resolve()
-        is_there = file.is_relative_to(folder) and file.is_file()
-    except (OSError, ValueError):  # too long, or with a null byte
-        raise BadInput(f"{name}: {value[:100]!r} is no name of a file") from None
+    except RuntimeError:  # a link to itself
+        raise BadInput(f"{name}: {value!r} is a link that leads to no file") from None
     if not file.is_relative_to(folder):
         raise BadInput(f"{name}: {value!r} leads out of {folder}; keep the files beside the table")
-    if not is_there:
+    if not file.is_file():
         raise BadInput(f"{name}: no such file: {value!r} beside the table")
     return Part(f"{name} ({value})", file)
+
+
+def _sound(value: dict[str, Any], name: str) -> Part:
+    try:
+        array, rate = np.asarray(value["array"], dtype=np.float32), float(value["sampling_rate"])
+        if array.ndim == 1 and rate.is_integer():
+            return Part(name, array=array, rate=int(rate))
+    except (KeyError, TypeError, ValueError, OverflowError):
+        pass
+    raise BadInput(f"{name}: an array must be a list of numbers, with a whole sampling_rate beside it")
 
 
 # --- arrays in files: headers are held against the file before they are believed, and nothing is unpickled -----------
