@@ -2,11 +2,13 @@
 
     python benchmarks/attention.py --data wikitext.parquet --threads 2         # minilm-l6, 256 texts
     python benchmarks/attention.py mpnet-base --texts 64 --rounds 7            # without data: made-up texts
+    python benchmarks/attention.py --keep                                      # the others keep freed memory too
 
 Four ways over the same texts in the same batches: the plain forward pass with sdpa and with eager attention, eager attention
 whose weights transformers collects (output_attentions=True), and ours, which reads every layer's weights and states: columns,
 shares, entropies, correlations of all dimensions, and intervals. Same process, precision (float32) and threads, in rounds of
-alternating order; ratios are taken round by round. Then the largest memory of a process of its own that reads so many texts,
+alternating order; ratios are taken round by round. The others give memory back as PyTorch does, ours keeps it for the next
+pass, unless --keep has all do so. Then the largest memory of a process of its own that reads so many texts,
 and four times as many. Exit code 1 where ours costs more than 1.3 times eager attention with weights, or four times the
 texts take more than 64 MB over.
 """
@@ -18,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -158,6 +161,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--max-length", type=int, default=128)
     parser.add_argument("--threads", type=int, help="of PyTorch")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--keep", action="store_true", help="all ways keep freed memory, as ours does")
     parser.add_argument("--memory-only", action="store_true", help="read once and print the largest memory in MB")
     options = parser.parse_args(arguments)
 
@@ -165,6 +169,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     from outlierlens.errors import OutlierlensError
     from outlierlens.experiments.attention.condition import measure
+    from outlierlens.models.devices import memory_kept
     from outlierlens.models.load import LoadOptions, load_model
 
     if options.threads:
@@ -182,7 +187,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3))
         return 0
     ways = ways_of(loaded, texts, options.max_length)
-    rounds(ways, options.rounds)
+    with memory_kept() if options.keep else nullcontext():
+        rounds(ways, options.rounds)
     n_tokens = int(reading_of(loaded, texts, options.max_length).lengths.sum())
     print(
         f"{loaded.name}, {texts.source}: {len(texts):,} texts, {n_tokens:,} tokens, {loaded.device}, "

@@ -85,14 +85,17 @@ def ways(loaded: Any, texts: Any, counts: Any, max_length: int) -> list[Way]:
 
 
 def rounds(found: list[Way], n: int) -> None:
-    """Time `n` rounds of alternating order, after one that is not timed."""
-    for number in range(n + 1):
-        for way in found if number % 2 == 0 else found[::-1]:
-            start, busy = time.perf_counter(), time.process_time()
-            way.work()
-            if number:
-                way.seconds.append(time.perf_counter() - start)
-                way.busy.append(time.process_time() - busy)
+    """Time `n` rounds of alternating order, after one that is not timed; both ways keep the memory that they free."""
+    from outlierlens.models.devices import memory_kept
+
+    with memory_kept():
+        for number in range(n + 1):
+            for way in found if number % 2 == 0 else found[::-1]:
+                start, busy = time.perf_counter(), time.process_time()
+                way.work()
+                if number:
+                    way.seconds.append(time.perf_counter() - start)
+                    way.busy.append(time.process_time() - busy)
 
 
 def peak(arguments: list[str], n: int) -> float:

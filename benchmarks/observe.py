@@ -4,8 +4,8 @@
     python benchmarks/observe.py --model DIR --repeats 7 --skip-memory
 
 Cost: three passes over each batch, in turn in one process: one by PyTorch's own products, as transformers makes it; the bare
-pass of `observe`, by `fast_products` and with the memory that the last one freed; and an observed one. What observing adds is
-told against both, with single pairs.
+pass of `observe`, by `fast_products`; and an observed one. All keep the memory that they free. What observing adds is given as
+a share of both, with the range over batches.
 Memory: peak resident size of a fresh process for each number of tokens, on a small model.
 """
 
@@ -22,6 +22,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+MORE = 2**26  # bytes; texts are prepared 32 batches at a time, which 10,000 tokens do not fill
 WORDS = ("the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not", "he")
 
 
@@ -45,12 +46,11 @@ def cost(model: str, batch_size: int, max_length: int, repeats: int) -> float:
     observer = Observer(loaded, ObserveOptions(max_length=max_length, batch_size=batch_size))
     warm, *fresh = observer.batches(Texts("benchmark", texts(batch_size * (repeats + 1), max_length)))
     tokens = int(warm.valid.sum())
-    observer.consume(warm)
     taken: dict[str, list[tuple[float, float]]] = {"PyTorch's own pass": [], "bare pass": [], "observed pass": []}
-    for batch in fresh:
-        taken["PyTorch's own pass"].append(_seconds(lambda batch=batch: _by_pytorch(observer.reading, batch)))
-        with memory_kept():  # as in `observe`
-            observer.reading(batch)
+    with memory_kept():  # as in `observe`
+        observer.consume(warm)
+        for batch in fresh:
+            taken["PyTorch's own pass"].append(_seconds(lambda batch=batch: _by_pytorch(observer.reading, batch)))
             taken["bare pass"].append(_seconds(lambda batch=batch: observer.reading(batch)))
             taken["observed pass"].append(_seconds(lambda batch=batch: observer.consume(batch)))
     finish, _ = _seconds(observer.finish)
@@ -117,7 +117,7 @@ def _peak_bytes() -> int:
 
 
 def main() -> int:
-    """Run both measurements; exit code 1 when the cost is over 15 % or memory grows by more than 5 %."""
+    """Run both measurements; exit code 1 when the cost is over 15 % or memory grows by more than 64 MiB."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--model", default="mpnet-base", help="sample name or directory for the cost")
     arguments.add_argument("--memory-model", default="minilm-l6", help="sample name or directory for the memory")
@@ -135,7 +135,7 @@ def main() -> int:
         peaks = {n: peak(given.memory_model, n) for n in (10_000, 100_000)}
         for n, size in peaks.items():
             print(f"peak memory, {given.memory_model}, {n:>7,} tokens: {size / 2**20:,.0f} MiB")
-        good = good and peaks[100_000] <= 1.05 * peaks[10_000]
+        good = good and peaks[100_000] - peaks[10_000] <= MORE
     return 0 if good else 1
 
 

@@ -410,6 +410,6 @@ def test_large_counts_by_hand() -> None:
     found.add(torch.tensor([[8.0, 1.0, 1.0], [0.0, 1.0, 1.0], [0.0, 9.0, 1.0]]), torch.tensor([1, 2]))
     assert found.large.tolist() == [0, 3, 1]
     assert found.share().tolist() == [0, 0.75, 0.25]
-    found.add(torch.tensor([[8.0, 6.0, 1.0]]), top=torch.tensor([8.0, 9.0, 2.0]))
-    assert found.large.tolist() == [1, 4, 1]
+    found.add(torch.tensor([[8.0, 6.0, 1.0]]), top=torch.tensor([5.0, 9.0, 2.0]))
+    assert found.large.tolist() == [0, 4, 1], "a dimension is not looked at where its bound is below 6"
     assert found.count == 5

@@ -358,7 +358,7 @@ class LargeCounts:
         self.large = torch.zeros(dim, dtype=torch.int64, device=device)
 
     def add(self, values: "Tensor", rows: "Tensor | None" = None, top: "Tensor | None" = None) -> None:
-        """Count `rows` of [row, dim], or all; `top` [dim], if it is known, is no less than the largest |h| of a dimension."""
+        """Count `rows` of [row, dim], or all; `top` [dim] is a bound on each dimension's |h|, computed unless it is given."""
         import torch
 
         if top is None:

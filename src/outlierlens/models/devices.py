@@ -26,7 +26,7 @@ TOKENS_PER_START = {"cpu": 32, "mps": 512, "cuda": 4096}
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEPT_BYTES = 2**29
 GIVEN_BACK_BYTES = 2**25  # glibc's own bound, which it moves up to by itself
-_counting = threading.Lock()
+_counting = threading.RLock()  # a garbage collector may end a generator of this thread at any line
 _keeping: set[object] = set()  # blocks of `memory_kept` that are entered
 
 
@@ -85,7 +85,7 @@ def memory_kept() -> Iterator[None]:
     """Keep up to 0.5 GB that passes free for the next pass inside, where glibc is the allocator; else nothing changes.
 
     Every layer takes and frees tens of megabytes. glibc gives these back to the kernel, which hands out zeroed pages anew:
-    5 to 15 % of the time of a forward pass over 2,000 tokens on a CPU. Blocks may overlap; the last that is left gives back.
+    5 to 15 % of a forward pass over 2,000 tokens on a CPU. Blocks may overlap; the last to end gives the memory back.
     """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if libc is None or not hasattr(libc, "mallopt"):
@@ -93,9 +93,8 @@ def memory_kept() -> Iterator[None]:
         return
     mine = object()
     with _counting:
-        if not _keeping:
-            _keep(libc, KEPT_BYTES)
         _keeping.add(mine)
+        _keep(libc, KEPT_BYTES)
     try:
         yield
     finally:

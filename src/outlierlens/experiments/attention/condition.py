@@ -31,6 +31,7 @@ from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.experiments.attention.keys import ALL, PADDED, SEEN, KeyKinds, MapSums, read_maps
 from outlierlens.experiments.attention.result import CLASSES
 from outlierlens.models.attention_maps import tapped_attention
+from outlierlens.models.devices import memory_kept
 from outlierlens.models.load import LoadedModel
 from outlierlens.statistics.resampling import poisson_weights
 from outlierlens.vectors.read import ReadOptions, TokenBatch, Tokens, token_batches
@@ -233,7 +234,7 @@ def passes(reading: Reading) -> Iterator[tuple[TokenBatch, dict[int, MapSums]]]:
     def look(layer: int, weights: "Tensor", visible: "Tensor | None") -> None:
         maps[layer] = read_maps(weights, lengths, visible, with_padded=reading.paper_compat)
 
-    with tapped_attention(reading.loaded, reading.stack, look):
+    with memory_kept(), tapped_attention(reading.loaded, reading.stack, look):
         for start in range(0, len(order), reading.batch_size):
             chunk = order[start : start + reading.batch_size]
             lengths[:] = reading.lengths[chunk].tolist()

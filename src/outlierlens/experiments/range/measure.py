@@ -21,6 +21,7 @@ from outlierlens.experiments.range.keys import key_biases
 from outlierlens.experiments.range.options import RangeOptions
 from outlierlens.experiments.range.result import KINDS, Ranges, TensorRange
 from outlierlens.experiments.range.weights import weight_ranges
+from outlierlens.models.devices import memory_kept
 from outlierlens.results.document import Provenance
 
 if TYPE_CHECKING:
@@ -180,13 +181,15 @@ class Pass:
         """Run the model on all of `texts`; raises BadInput where no token came of them."""
         size, done = self.options.batch_size, 0
         step = self.reading.window * size
-        for start in range(0, len(texts), step):
-            window = texts.some(range(start, min(start + step, len(texts))))
-            for batch in self.reading.batches(window, batch_size=size):
-                self.consume(Batch(batch.inputs, batch.valid, batch.special, tuple(start + at for at in batch.texts)))
-                done += len(batch.texts)
-                if progress:
-                    progress(label, done, len(texts))
+        with memory_kept():
+            for start in range(0, len(texts), step):
+                window = texts.some(range(start, min(start + step, len(texts))))
+                for batch in self.reading.batches(window, batch_size=size):
+                    numbers = tuple(start + at for at in batch.texts)
+                    self.consume(Batch(batch.inputs, batch.valid, batch.special, numbers))
+                    done += len(batch.texts)
+                    if progress:
+                        progress(label, done, len(texts))
         if not self.n_tokens:
             raise BadInput("the tokenizer made no token of these texts, so there is no range to measure")
 
