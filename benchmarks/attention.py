@@ -18,13 +18,11 @@ import resource
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from timing import Way, ratios, rounds, say
 
 MOST, MORE = 1.3, 64.0  # times; MB
 BATCH = 32
@@ -48,16 +46,6 @@ WORDS = (
     "of",
     "war",
 )
-
-
-@dataclass
-class Way:
-    """A call, and its seconds round by round; `busy` are the processor's, which others' load does not lengthen."""
-
-    name: str
-    work: Callable[[], Any]
-    seconds: list[float] = field(default_factory=list)
-    busy: list[float] = field(default_factory=list)
 
 
 def made_up(n: int) -> tuple[str, ...]:
@@ -120,28 +108,6 @@ def ways_of(loaded: Any, texts: Any, max_length: int) -> list[Way]:
         Way("sdpa", lambda: forward("sdpa")),
         Way("eager", lambda: forward("eager")),
     ]
-
-
-def rounds(ways: list[Way], n: int) -> None:
-    """Time `n` rounds of alternating order, after one that is not timed."""
-    for number in range(n + 1):
-        for way in ways if number % 2 == 0 else ways[::-1]:
-            start, busy = time.perf_counter(), time.process_time()
-            way.work()
-            if number:
-                way.seconds.append(time.perf_counter() - start)
-                way.busy.append(time.process_time() - busy)
-
-
-def ratios(one: Way, other: Way, *, busy: bool) -> list[float]:
-    """`one` over `other`, round by round, sorted."""
-    pairs = zip(one.busy, other.busy, strict=True) if busy else zip(one.seconds, other.seconds, strict=True)
-    return sorted(a / b for a, b in pairs)
-
-
-def say(what: str, found: list[float]) -> None:
-    """Median and range."""
-    print(f"  {what} {statistics.median(found):.2f} (from {found[0]:.2f} to {found[-1]:.2f} in {len(found)} rounds)")
 
 
 def peak(arguments: list[str], n: int) -> float:

@@ -3,10 +3,10 @@
     python benchmarks/frequency.py --data test.parquet --counts wiki.parquet,books.parquet --limit 1000 --threads 2
     python benchmarks/frequency.py mpnet-base --rounds 5         # without data: made-up texts, and their own counts
 
-Cost: a plain pass over the texts (batches of 32, nothing kept), beside the whole of ours: texts to result, 200 draws, both
-views, rank correlations, types, clouds. Same process, texts, precision (float32) and threads, in rounds of alternating
-order; ratios are taken round by round. Memory: the peak of a fresh process that measures N texts, and of one that measures
-four times as many. Exit code 1 where the cost is over 1.2, or the peak grows by more than 5 %.
+Cost: a plain pass over the texts (batches of 32), beside the whole of ours: texts to result, 200 draws, both views, rank
+correlations, types, clouds. Same process, texts, precision (float32) and threads, in rounds of alternating order; both keep the
+memory that they free; ratios are taken round by round. Memory: the peak of a fresh process that measures N texts, and of one
+that measures four times as many. Exit code 1 where the cost is over 1.2, or the peak grows by more than 5 %.
 """
 
 import argparse
@@ -15,26 +15,14 @@ import resource
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from timing import Way, ratios, rounds, say
 
 MOST, GROWS = 1.2, 1.05
 BATCH = 32
 WORDS = 2000
-
-
-@dataclass
-class Way:
-    """A call, and its seconds round by round; `busy` are the processor's, which others' load does not lengthen."""
-
-    name: str
-    work: Callable[[], Any]
-    seconds: list[float] = field(default_factory=list)
-    busy: list[float] = field(default_factory=list)
 
 
 def made_up(n: int) -> tuple[str, ...]:
@@ -84,20 +72,6 @@ def ways(loaded: Any, texts: Any, counts: Any, max_length: int) -> list[Way]:
     ]
 
 
-def rounds(found: list[Way], n: int) -> None:
-    """Time `n` rounds of alternating order, after one that is not timed; both ways keep the memory that they free."""
-    from outlierlens.models.devices import memory_kept
-
-    with memory_kept():
-        for number in range(n + 1):
-            for way in found if number % 2 == 0 else found[::-1]:
-                start, busy = time.perf_counter(), time.process_time()
-                way.work()
-                if number:
-                    way.seconds.append(time.perf_counter() - start)
-                    way.busy.append(time.process_time() - busy)
-
-
 def peak(arguments: list[str], n: int) -> float:
     """Megabytes at most of a fresh process that measures `n` texts."""
     done = subprocess.run(
@@ -127,6 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
     from outlierlens.data.texts import Texts, read_texts
     from outlierlens.data.token_counts import read_counts
     from outlierlens.errors import OutlierlensError
+    from outlierlens.models.devices import memory_kept
     from outlierlens.models.load import LoadOptions, load_model
 
     if options.threads:
@@ -155,19 +130,19 @@ def main(arguments: list[str] | None = None) -> int:
         both[1].work()
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
         return 0
-    rounds(both, options.rounds)
+    with memory_kept():  # as ours does
+        rounds(both, options.rounds)
     print(
         f"{loaded.name}, {texts.source}: {len(texts):,} texts, {loaded.device}, {torch.get_num_threads()} threads, float32"
     )
     for way in both:
         seconds, busy = statistics.median(way.seconds), statistics.median(way.busy)
         print(f"  {way.name:24} {seconds:8.3f} s  {len(texts) / seconds:8,.0f} texts/s  {busy:8.3f} s processor")
-    good = True
-    for what, name in (("ours over the plain pass:", "seconds"), ("of processor seconds:", "busy")):
-        ratios = sorted(b / a for a, b in zip(getattr(both[0], name), getattr(both[1], name), strict=True))
-        middle = statistics.median(ratios)
-        print(f"  {what} {middle:.2f} (from {ratios[0]:.2f} to {ratios[-1]:.2f} in {len(ratios)} rounds)")
-        good = good and (name != "seconds" or middle <= MOST)
+    plain, ours = both
+    cost = ratios(ours, plain, busy=False)
+    say("ours over the plain pass:", cost)
+    say("of processor seconds:", ratios(ours, plain, busy=True))
+    good = statistics.median(cost) <= MOST
     if options.memory_texts:
         few, many = (peak(arguments, options.memory_texts * times) for times in (1, 4))
         print(

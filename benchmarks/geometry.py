@@ -14,12 +14,12 @@ import argparse
 import logging
 import statistics
 import sys
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from timing import Way, ratios, rounds, say
 
 MOST, LEAST, SAME = 1.3, 1.0, 1e-5
 BATCH = 32
@@ -41,16 +41,6 @@ WORDS = (
     "over",
     "snow",
 )
-
-
-@dataclass
-class Way:
-    """A call, and its seconds round by round; `busy` are the processor's, which others' load does not lengthen."""
-
-    name: str
-    work: Callable[[], Any]
-    seconds: list[float] = field(default_factory=list)
-    busy: list[float] = field(default_factory=list)
 
 
 def made_up(n: int) -> tuple[tuple[str, ...], tuple[str, ...], np.ndarray]:
@@ -162,30 +152,6 @@ def speed_ways(loaded: Any, folder: str, sentences: Sequence[str], max_length: i
     return [Way("outlierlens", ours), Way("sentence-transformers", encode)]
 
 
-def rounds(ways: list[Way], n: int) -> dict[str, Any]:
-    """Time `n` rounds of alternating order, after one that is not timed; what each call returned last."""
-    found = {}
-    for number in range(n + 1):
-        for way in ways if number % 2 == 0 else [*ways[1::-1], *ways[2:]]:
-            start, busy = time.perf_counter(), time.process_time()
-            found[way.name] = way.work()
-            if number:
-                way.seconds.append(time.perf_counter() - start)
-                way.busy.append(time.process_time() - busy)
-    return found
-
-
-def ratios(one: Way, other: Way, *, busy: bool) -> list[float]:
-    """`one` over `other`, round by round, sorted."""
-    pairs = zip(one.busy, other.busy, strict=True) if busy else zip(one.seconds, other.seconds, strict=True)
-    return sorted(a / b for a, b in pairs)
-
-
-def say(what: str, found: list[float]) -> None:
-    """Median and range."""
-    print(f"  {what} {statistics.median(found):.2f} (from {found[0]:.2f} to {found[-1]:.2f} in {len(found)} rounds)")
-
-
 def table(ways: Sequence[Way], n: int) -> None:
     """Median seconds and sentences a second."""
     for way in ways:
@@ -231,7 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
     sentences = tuple(dict.fromkeys(pairs.sentences))
     fit_texts = (fit * (1 + len(sentences) // len(fit)))[: len(sentences)]
     cost = cost_ways(loaded, pairs, fit_texts, options.max_length)
-    rounds(cost, options.rounds)
+    rounds(cost, options.rounds, turned=2)
     print(
         f"{loaded.name}, {pairs.source}: {len(pairs):,} pairs, {len(sentences):,} sentences, {loaded.device}, "
         f"{torch.get_num_threads()} threads, float32"
@@ -247,7 +213,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("sentence-transformers is not installed, so encoding is compared with nothing", file=sys.stderr)
         return 2
     speed = speed_ways(loaded, str(folder), sentences, options.max_length)
-    found = rounds(speed, options.rounds)
+    found = rounds(speed, options.rounds, turned=2)
     print(f"encoding, beside sentence-transformers {sentence_transformers.__version__}")
     table(speed, len(sentences))
     faster = ratios(speed[1], speed[0], busy=False)

@@ -20,6 +20,7 @@ def benchmark() -> ModuleType:
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules["benchmark_geometry"] = module  # its dataclass looks itself up
+    sys.path.append(str(path.parent))  # for what it shares with others
     spec.loader.exec_module(module)
     return module
 

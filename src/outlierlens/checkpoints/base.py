@@ -26,7 +26,12 @@ MAX_TENSORS = 2_000_000
 MAX_RANK = 8
 MAX_CONFIG_BYTES = 16 * 2**20
 INDEX = ".index.json"  # how the names of lists of shards end
-MAX_FILE_NAME = 255  # bytes; file systems have no longer ones, and asking for one is an error
+MAX_FILE_NAME = 255  # bytes; file systems have no longer ones
+
+
+def is_too_long(name: str) -> bool:
+    """Whether no file can have this name: asking for one is an error."""
+    return len(name.encode("utf-8", "replace")) > MAX_FILE_NAME
 
 
 def is_shape(numbers: Sequence[Any]) -> bool:

@@ -17,11 +17,11 @@ import numpy as np
 from outlierlens.checkpoints.base import (
     INDEX,
     ITEM_BYTES,
-    MAX_FILE_NAME,
     MAX_TENSORS,
     Checkpoint,
     TensorInfo,
     is_shape,
+    is_too_long,
     parse_config,
     raw_blocks,
     raw_rows,
@@ -120,7 +120,7 @@ def shard_names(index: Mapping[str, Any], where: str) -> dict[str, str]:
         raise BadFile(f"{where}: has no weight_map; fetch it again")
     for name, shard in weight_map.items():
         plain = isinstance(shard, str) and shard not in ("", ".", "..") and not set(shard) & set("/\\:\0")
-        plain = plain and len(shard.encode("utf-8", "replace")) <= MAX_FILE_NAME
+        plain = plain and not is_too_long(shard)
         if not plain:
             raise BadFile(f"{where}: tensor {name!r} names the shard {shard!r}, which is not a plain file name")
     return weight_map

@@ -8,7 +8,7 @@
 `models.media.passes.ItemReading` is the other one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from outlierlens.architectures import BoundStack
@@ -21,6 +21,9 @@ from outlierlens.models.load import LoadedModel
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+Progress = Callable[[str, int, int], None]
 
 
 class Reading(Protocol):
@@ -127,6 +130,24 @@ class TextReading:
         known = [token for token in ids if token >= 0]
         text = dict(zip(known, tokenizer.convert_ids_to_tokens(known), strict=True))
         return tuple(str(text.get(token) or "") for token in ids)
+
+
+def in_windows(
+    reading: Reading, data: Data, batch_size: int, progress: Progress | None = None, label: str = ""
+) -> Iterator[Batch]:
+    """Batches of all of `data`, some prepared at a time (`Reading.window`); texts are numbered as in `data`.
+
+    `progress` is called with the label, and how many are read, of how many.
+    """
+    step, done = reading.window * max(1, batch_size), 0
+    with memory_kept():
+        for start in range(0, len(data), step):
+            window = data.some(range(start, min(start + step, len(data))))
+            for batch in reading.batches(window, batch_size=batch_size):
+                yield Batch(batch.inputs, batch.valid, batch.special, tuple(start + text for text in batch.texts))
+                done += len(batch.texts)
+                if progress:
+                    progress(label, done, len(data))
 
 
 def reading_of(loaded: LoadedModel, data: Data, max_length: int) -> Reading:

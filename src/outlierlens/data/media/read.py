@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.checkpoints.base import MAX_FILE_NAME
+from outlierlens.checkpoints.base import is_too_long
 from outlierlens.data.labelled.examples import numbered_labels
 from outlierlens.data.labelled.table import plain_task
 from outlierlens.data.media.items import MAX_SECONDS, PLURAL, Items, Kind, LabelledItems, Part
@@ -276,7 +276,7 @@ def _part(kind: Kind, value: Any, name: str, folder: Path | None) -> Part:
         raise BadInput(f"{name}: {shown} where the {kind} should be; need a path or the bytes of a file")
     if folder is None:
         raise BadInput(f"{name}: a path ({value!r}) in a data set that is no local file; it must hold the bytes")
-    if "\0" in value or any(len(part.encode("utf-8", "replace")) > MAX_FILE_NAME for part in Path(value).parts):
+    if "\0" in value or any(map(is_too_long, Path(value).parts)):
         raise BadInput(f"{name}: {value[:100]!r} is no name of a file")
     try:
         file = (folder / value).resolve()

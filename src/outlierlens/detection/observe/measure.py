@@ -29,11 +29,10 @@ from outlierlens.detection.running_statistics import GroupStats, InputCounts, La
 from outlierlens.detection.scan.measure import live_values
 from outlierlens.detection.scratch import Scratch
 from outlierlens.errors import BadInput, need
-from outlierlens.models.devices import memory_kept
 from outlierlens.models.forward import check_padding
 from outlierlens.models.hooks import EMBEDDINGS, layer_name, tapped, tapped_reads
 from outlierlens.models.load import LoadedModel
-from outlierlens.models.passes import Reading, TextReading, reading_of
+from outlierlens.models.passes import Reading, TextReading, in_windows, reading_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -127,17 +126,7 @@ class Observer:
 
     def batches(self, texts: Data) -> Iterator[Batch]:
         """Batches of `texts`, window by window; progress is reported as they are asked for."""
-        size = self.options.batch_size
-        step = self.reading.window * max(1, size)
-        done = 0
-        with memory_kept():
-            for start in range(0, len(texts), step):
-                window = texts.some(range(start, min(start + step, len(texts))))
-                for batch in self.reading.batches(window, batch_size=size):
-                    yield Batch(batch.inputs, batch.valid, batch.special, tuple(start + text for text in batch.texts))
-                    done += len(batch.texts)
-                    if self.options.progress:
-                        self.options.progress("observing", done, len(texts))
+        return in_windows(self.reading, texts, self.options.batch_size, self.options.progress, "observing")
 
     def consume(self, batch: Batch) -> None:
         """Run the model on a batch and count all its token vectors."""

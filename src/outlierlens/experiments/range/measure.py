@@ -21,7 +21,7 @@ from outlierlens.experiments.range.keys import key_biases
 from outlierlens.experiments.range.options import RangeOptions
 from outlierlens.experiments.range.result import KINDS, Ranges, TensorRange
 from outlierlens.experiments.range.weights import weight_ranges
-from outlierlens.models.devices import memory_kept
+from outlierlens.models.passes import in_windows
 from outlierlens.results.document import Provenance
 
 if TYPE_CHECKING:
@@ -179,17 +179,8 @@ class Pass:
 
     def read(self, texts: Data, progress: Progress, label: str) -> None:
         """Run the model on all of `texts`; raises BadInput where no token came of them."""
-        size, done = self.options.batch_size, 0
-        step = self.reading.window * size
-        with memory_kept():
-            for start in range(0, len(texts), step):
-                window = texts.some(range(start, min(start + step, len(texts))))
-                for batch in self.reading.batches(window, batch_size=size):
-                    numbers = tuple(start + at for at in batch.texts)
-                    self.consume(Batch(batch.inputs, batch.valid, batch.special, numbers))
-                    done += len(batch.texts)
-                    if progress:
-                        progress(label, done, len(texts))
+        for batch in in_windows(self.reading, texts, self.options.batch_size, progress, label):
+            self.consume(batch)
         if not self.n_tokens:
             raise BadInput("the tokenizer made no token of these texts, so there is no range to measure")
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.checkpoints.base import MAX_FILE_NAME
+from outlierlens.checkpoints.base import is_too_long
 from outlierlens.errors import BadFile, BadInput, Offline, OutlierlensError, need
 from outlierlens.models.folder import model_folder
 from outlierlens.models.load import LoadedModel, LoadOptions
@@ -190,7 +190,7 @@ class _Folder:
     def read(self, file: str) -> Any:
         """The content of `file`; None where there is none."""
         parts = Path(file).parts
-        if len(file.encode("utf-8", "replace")) > MAX_FILE_NAME:
+        if is_too_long(file):
             raise BadFile(f"{self.name}: modules.json names a path of {len(file):,} characters; fetch the model again")
         if ".." in parts or Path(file).is_absolute():
             raise BadFile(f"{self.name}: modules.json names {file!r}, which is outside the model's folder")
