@@ -1,6 +1,5 @@
 """Changes of a model are undone whatever happens: interrupts, any order of leaving, threads, other kinds of tensors."""
 
-import importlib.util
 import signal
 import sys
 import threading
@@ -9,6 +8,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import interrupts
 import pytest
 import torch
 
@@ -19,19 +19,6 @@ from outlierlens.experiments.quantization.apply import rounded
 from outlierlens.experiments.quantization.schemes import parse
 from outlierlens.models.changes import temporary
 from outlierlens.models.load import fingerprint, from_objects
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "interrupts.py"
-
-
-@pytest.fixture(scope="module")
-def interrupts() -> Any:
-    """scripts/interrupts.py."""
-    spec = importlib.util.spec_from_file_location("interrupts", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -53,7 +40,7 @@ def equal(model: torch.nn.Module, before: dict[str, torch.Tensor]) -> bool:
 
 # Python drops what is raised in a callback of a weak reference of PyTorch's.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_no_interrupt_leaves_a_trace(interrupts: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_no_interrupt_leaves_a_trace(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM)]
     monkeypatch.setattr(sys, "argv", ["interrupts.py", "--trials", "280"])
     try:
@@ -64,7 +51,7 @@ def test_no_interrupt_leaves_a_trace(interrupts: Any, monkeypatch: pytest.Monkey
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM)] == before
 
 
-def test_at_every_single_step_of_entering_and_leaving(interrupts: Any) -> None:
+def test_at_every_single_step_of_entering_and_leaving() -> None:
     changed: list[str] = []
 
     @temporary

@@ -1,27 +1,18 @@
 """The benchmark of frequency correlations: it measures what it says, and its exit code tells bounds that are not held."""
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from script_modules import script
 from tuned_models import save_model
 
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "frequency.py"
-    spec = importlib.util.spec_from_file_location("benchmark_frequency", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["benchmark_frequency"] = module  # its dataclass looks itself up
-    sys.path.append(str(path.parent))  # for what it shares with others
-    spec.loader.exec_module(module)
-    return module
+    return script("benchmarks/frequency.py")
 
 
 def test_both_passes_and_the_peak_are_measured(

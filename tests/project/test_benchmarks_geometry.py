@@ -1,28 +1,19 @@
 """The benchmark of vectors: it measures what it says, on real work, and its exit code tells bounds that are not held."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from script_modules import script
 from tuned_models import save_model
 
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "geometry.py"
-    spec = importlib.util.spec_from_file_location("benchmark_geometry", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["benchmark_geometry"] = module  # its dataclass looks itself up
-    sys.path.append(str(path.parent))  # for what it shares with others
-    spec.loader.exec_module(module)
-    return module
+    return script("benchmarks/geometry.py")
 
 
 def test_both_are_measured_and_encode_alike(

@@ -1,7 +1,5 @@
 """The baselines of the sweep benchmark measure the same losses as the package does, on models of their own making."""
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,8 +11,8 @@ from outlierlens import zeroed_weights
 from outlierlens.models.load import LoadedModel, LoadOptions, from_objects, load_model
 from outlierlens.tasks.base import TaskOptions, weighted_mean
 from outlierlens.tasks.choice import make_task
+from script_modules import script
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TEXTS = (
     "the cat sat on the mat and the dog saw it",
     "a dog",
@@ -25,13 +23,7 @@ TEXTS = (
 
 @pytest.fixture(scope="module")
 def baselines() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("sweep_baselines", BENCHMARKS / "sweep_baselines.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["sweep_baselines"] = module  # its dataclasses look themselves up
-    spec.loader.exec_module(module)
-    return module
+    return script("benchmarks/sweep_baselines.py")
 
 
 @pytest.fixture(scope="module")

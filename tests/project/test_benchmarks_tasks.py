@@ -1,8 +1,6 @@
 """The benchmark of task evaluation: both ways say the same, and it notices when they do not."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,19 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from script_modules import script
 from tuned_models import save_model, write_data
 
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "task_evaluation.py"
-    spec = importlib.util.spec_from_file_location("task_evaluation", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["task_evaluation"] = module  # its dataclass looks itself up
-    spec.loader.exec_module(module)
-    return module
+    return script("benchmarks/task_evaluation.py")
 
 
 def test_both_ways_say_the_same(benchmark: ModuleType, words: Any, tmp_path: Path, capsys: Any) -> None:

@@ -2,15 +2,14 @@
 
 import ast
 import csv
-import importlib.util
 import json
 import re
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+import script_modules
 from outlierlens.training.finetune.options import FinetuneSettings
 from tiny_tokenizers import BYTES, byte_level
 
@@ -84,15 +83,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def module_of(script: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"example_{Path(script).stem}", EXAMPLES / script)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_it_runs(
     script: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -101,7 +91,7 @@ def test_it_runs(
     monkeypatch.setattr("outlierlens.view.charts.picture", lambda chart, kind: json.dumps(chart.plain()).encode())
     monkeypatch.setenv("OUTLIERLENS_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    module = module_of(script)
+    module = script_modules.script(f"examples/{script}")
     if hasattr(module, "QUICK"):
         module.QUICK = FinetuneSettings(epochs=1, batch=8, train_limit=16, max_length=16)  # type: ignore[attr-defined]
     given = [str(data) if one == "DATA" else one for one in CHEAPEST[script]]
@@ -121,7 +111,9 @@ def test_both_plans_are_made_and_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("outlierlens.view.charts.picture", lambda chart, kind: json.dumps(chart.plain()).encode())
-    module_of("plans/keep.py").main(["--limit", "64", "--candidates", "2", "-o", str(tmp_path / "made")])
+    script_modules.script("examples/plans/keep.py").main(
+        ["--limit", "64", "--candidates", "2", "-o", str(tmp_path / "made")]
+    )
     assert {"column.png", "linear.png"} <= {path.name for path in (tmp_path / "made").iterdir()}
     said = capsys.readouterr().out
     assert said.startswith("column: ")
@@ -143,7 +135,7 @@ def test_the_harness_scores_a_model_intact_without_dimensions_and_repaired(
     LlamaForCausalLM(LlamaConfig(vocab_size=len(BYTES), **sizes)).save_pretrained(tmp_path / "model")
     byte_level().save_pretrained(tmp_path / "model")
     words = ("--model", str(tmp_path / "model"), "--dims", "0", "3", "7", "--limit", "8", "-o", str(tmp_path / "copy"))
-    found = module_of("harness/cloze.py").main(words)
+    found = script_modules.script("examples/harness/cloze.py").main(words)
     assert list(found) == ["intact", "outliers off", "random off", "repaired"]
     assert found["repaired"] == found["intact"]
     assert found["intact"].keys() == {"cloze acc", "cloze acc_norm"}

@@ -8,18 +8,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import faults
+import fuzz
+import fuzz_mutants
+import fuzz_readers
 import numpy as np
 import pytest
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 MUTANTS = 12
 LINUX = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is looked up in /proc")
-
-sys.path.insert(0, str(SCRIPTS))
-import faults  # noqa: E402
-import fuzz  # noqa: E402
-import fuzz_mutants  # noqa: E402
-import fuzz_readers  # noqa: E402
 
 
 @pytest.mark.parametrize("name", fuzz_readers.READERS)

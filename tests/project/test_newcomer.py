@@ -1,6 +1,5 @@
 """The newcomer's script: it takes its commands out of the README, and tells what was not done from what was."""
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -8,10 +7,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import newcomer
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "scripts" / "newcomer.py"
 PAGE = """
 import http.server, sys
 class Page(http.server.BaseHTTPRequestHandler):
@@ -39,17 +38,6 @@ MAKEFILE = """report:
 """
 
 
-@pytest.fixture(scope="module")
-def newcomer() -> Any:
-    spec = importlib.util.spec_from_file_location("newcomer", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["newcomer"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def repository(folder: Path, report: str) -> str:
     folder.mkdir()
     (folder / "README.md").write_text(README)
@@ -65,7 +53,7 @@ def repository(folder: Path, report: str) -> str:
 
 
 def test_the_readme_s_commands_are_run_in_a_fresh_place_and_timed(
-    tmp_path: Path, newcomer: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("OUTLIERLENS_CACHE", "/not/for/newcomers")
@@ -84,15 +72,13 @@ def test_the_readme_s_commands_are_run_in_a_fresh_place_and_timed(
     assert not [name for name in given if name.startswith(("OUTLIERLENS", "HF_", "PYTHON", "VIRTUAL"))]
 
 
-def test_a_report_that_is_not_there_fails(
-    tmp_path: Path, newcomer: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_a_report_that_is_not_there_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(sys, "argv", ["newcomer.py", "--source", repository(tmp_path / "origin", "other")])
     assert newcomer.main() == 1
     assert "make report: it names runs/other.html, which is not there" in capsys.readouterr().err
 
 
-def test_the_table_of_minutes_is_of_the_readme_s_commands(newcomer: Any) -> None:
+def test_the_table_of_minutes_is_of_the_readme_s_commands() -> None:
     timed = re.findall(
         r"^\| `([^`]+)` \| .* \| \d+:\d\d \|$", (ROOT / "docs" / "cost.md").read_text("utf-8"), re.MULTILINE
     )

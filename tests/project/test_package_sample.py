@@ -1,14 +1,13 @@
 """Packaging a run as the sample: the same bytes twice, nothing of this machine inside, and no run that does not fit."""
 
-import importlib.util
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
+import package_sample
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -20,18 +19,7 @@ from outlierlens.training.pretrain.result import LossChange, Outcome
 from outlierlens.training.watch_rows import read_watch, step_of
 from row_files import rows_in, write_rows
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "package_sample.py"
 LOCAL = "/somewhere/private/reviews.parquet"
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("package_sample", SCRIPT)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def outcome() -> Outcome:
@@ -84,13 +72,13 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_finished_run_becomes_the_sample_the_same_twice(
-    script: ModuleType, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = tmp_path / "made"
-    assert script.main([str(finished), "-o", str(made)]) == 0
+    assert package_sample.main([str(finished), "-o", str(made)]) == 0
     first = contents(made)
     made.joinpath("left-behind").write_text("of an earlier packaging")
-    assert script.main([str(finished), "-o", str(made)]) == 0
+    assert package_sample.main([str(finished), "-o", str(made)]) == 0
     assert contents(made) == first
     assert f"{made}: step 6,000" in capsys.readouterr().out
     # What was half precision before is not rounded again.
@@ -124,38 +112,38 @@ def test_a_finished_run_becomes_the_sample_the_same_twice(
     assert "stand-in" not in card
 
 
-def test_vectors_stay_exact_and_matrices_are_halved(script: ModuleType, tmp_path: Path) -> None:
+def test_vectors_stay_exact_and_matrices_are_halved(tmp_path: Path) -> None:
     values = {"norm.weight": np.float32([1.0000001, 3]), "matrix": np.float32([[1.0001, 2.0], [70.03, -4]])}
     save_file(values, tmp_path / "in.safetensors")
-    script.write_weights(tmp_path / "in.safetensors", tmp_path / "out.safetensors")
+    package_sample.write_weights(tmp_path / "in.safetensors", tmp_path / "out.safetensors")
     written = load_file(tmp_path / "out.safetensors")
     assert np.array_equal(written["norm.weight"], values["norm.weight"])
     assert written["matrix"].tolist() == [[1.0, 2.0], [70.0, -4.0]]
     assert written["matrix"].dtype == np.float16
     save_file({"matrix": np.float32([[70_000.0]])}, tmp_path / "large.safetensors")
     with pytest.raises(BadInput, match=r"matrix does not fit half precision \(largest 70000\)"):
-        script.write_weights(tmp_path / "large.safetensors", tmp_path / "out.safetensors")
+        package_sample.write_weights(tmp_path / "large.safetensors", tmp_path / "out.safetensors")
 
 
-def test_an_unfinished_run_names_its_checkpoints(script: ModuleType, copy: Path, tmp_path: Path) -> None:
+def test_an_unfinished_run_names_its_checkpoints(copy: Path, tmp_path: Path) -> None:
     (copy / "model").rename(copy / "checkpoint-500")
     (copy / "checkpoint-500" / "trainer_state.json").write_text('{"log_history": []}')
     with pytest.raises(BadInput, match=r"no model; wait for the run's end, or name one of its --checkpoint: 500$"):
-        script.find(copy, None)
-    source = script.find(copy, 500)
+        package_sample.find(copy, None)
+    source = package_sample.find(copy, 500)
     assert (source.step, source.outcome, source.log) == (500, None, [])
     with pytest.raises(BadInput, match=r"holds no recipe\.toml"):
-        script.find(tmp_path / "none", None)
+        package_sample.find(tmp_path / "none", None)
 
 
-def test_a_run_that_was_not_measured_or_was_another_is_refused(script: ModuleType, copy: Path) -> None:
+def test_a_run_that_was_not_measured_or_was_another_is_refused(copy: Path) -> None:
     (copy / "outcome.json").unlink()
     with pytest.raises(BadInput, match="the run has not been measured"):
-        script.find(copy, None)
+        package_sample.find(copy, None)
     other = read_recipe("mini-bert").changed(["training.learning_rate=0.5"])
     (copy / "recipe.toml").write_text(other.to_toml())
     with pytest.raises(BadInput, match="was trained by another recipe than the shipped mini-bert"):
-        script.find(copy, None)
+        package_sample.find(copy, None)
 
 
 def other_norm(run: Path) -> None:
@@ -184,27 +172,27 @@ def private_name(run: Path) -> None:
     ],
 )
 def test_what_does_not_fit_is_not_packaged(
-    script: ModuleType, copy: Path, tmp_path: Path, damage: Callable[[Path], None], message: str, monkeypatch: Any
+    copy: Path, tmp_path: Path, damage: Callable[[Path], None], message: str, monkeypatch: Any
 ) -> None:
     damage(copy)
-    monkeypatch.setattr(script, "compare", lambda *_: {"losses": {}, "apart": 0.0, "fills": []})
+    monkeypatch.setattr(package_sample, "compare", lambda *_: {"losses": {}, "apart": 0.0, "fills": []})
     with pytest.raises(BadFile, match=message):
-        script.package(script.find(copy, None), tmp_path / "made")
+        package_sample.package(package_sample.find(copy, None), tmp_path / "made")
     assert not (tmp_path / "made").exists()
     assert not list(tmp_path.glob(".making-*"))
 
 
 def test_weights_that_compute_something_else_are_refused(
-    script: ModuleType, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = script.find(finished, None)
+    source = package_sample.find(finished, None)
     packaged = tmp_path / "packaged"
     shutil.copytree(finished / "model", packaged)
     stored = load_file(packaged / "model.safetensors")
     stored["bert.encoder.layer.1.output.dense.weight"] *= 1.5
     save_file(stored, packaged / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(BadFile, match=r"loss on excerpt is [\d.]+, of the run's own weights [\d.]+"):
-        script.compare(source, packaged)
-    monkeypatch.setattr(script, "LOSS_TOLERANCE", 100.0)
+        package_sample.compare(source, packaged)
+    monkeypatch.setattr(package_sample, "LOSS_TOLERANCE", 100.0)
     with pytest.raises(BadFile, match=r"logits differ by up to [\d.]+ from those of the run's own weights"):
-        script.compare(source, packaged)
+        package_sample.compare(source, packaged)

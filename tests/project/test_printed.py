@@ -1,11 +1,10 @@
 """Notebooks and commands of the docs say what is kept of them; what is kept is small and tells nothing of a machine."""
 
 import base64
-import importlib.util
 import re
 from pathlib import Path
-from typing import Any
 
+import printed
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -13,42 +12,31 @@ NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 MAX_PICTURE, MAX_BYTES = 100_000, 200_000
 
 
-@pytest.fixture(scope="module")
-def script() -> Any:
-    """scripts/printed.py."""
-    spec = importlib.util.spec_from_file_location("printed", ROOT / "scripts" / "printed.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_says_what_is_kept(path: Path, script: Any) -> None:
+def test_a_notebook_says_what_is_kept(path: Path) -> None:
     import nbformat
 
-    kept, now = nbformat.read(path, as_version=4), script.executed(path)
-    found = script.differences(script.said(kept), script.said(now))
+    kept, now = nbformat.read(path, as_version=4), printed.executed(path)
+    found = printed.differences(printed.said(kept), printed.said(now))
     assert not found, "\n".join(found)
 
 
-def test_commands_of_the_docs_print_what_is_shown(script: Any) -> None:
-    blocks = [block for page in script.PAGES for block in script.shown(page.read_text("utf-8"))]
+def test_commands_of_the_docs_print_what_is_shown() -> None:
+    blocks = [block for page in printed.PAGES for block in printed.shown(page.read_text("utf-8"))]
     assert {command.split()[1] for command, _ in blocks} >= {"scan", "disable"}
-    found = script.differences([text for _, text in blocks], [script.printed(command) for command, _ in blocks])
+    found = printed.differences([text for _, text in blocks], [printed.printed(command) for command, _ in blocks])
     assert not found, "\n".join(found)
 
 
-def test_the_tolerance_is_said_where_numbers_are_shown(script: Any) -> None:
-    pages = [page for page in script.PAGES if script.shown(page.read_text("utf-8"))]
+def test_the_tolerance_is_said_where_numbers_are_shown() -> None:
+    pages = [page for page in printed.PAGES if printed.shown(page.read_text("utf-8"))]
     assert pages
     for path in (*pages, *NOTEBOOKS):
         assert "last digit may differ by one" in path.read_text("utf-8"), path
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_its_outputs_are_small_and_of_no_machine(path: Path, script: Any) -> None:
+def test_its_outputs_are_small_and_of_no_machine(path: Path) -> None:
     import nbformat
 
     notebook = nbformat.read(path, as_version=4)
@@ -61,14 +49,14 @@ def test_its_outputs_are_small_and_of_no_machine(path: Path, script: Any) -> Non
     ]
     assert len(pictures) >= 2
     assert all(picture.startswith(b"\x89PNG") and len(picture) < MAX_PICTURE for picture in pictures)
-    texts = "\n".join(script.said(notebook))
+    texts = "\n".join(printed.said(notebook))
     assert not re.search(r"/(?:home|root|tmp|work|Users)/|\bseconds?\b|\d\d:\d\d", texts)
     assert all(cell.outputs or "=" in cell.source for cell in notebook.cells if cell.cell_type == "code")
 
 
-def test_numbers_may_move_a_little_and_words_may_not(script: Any) -> None:
+def test_numbers_may_move_a_little_and_words_may_not() -> None:
     kept = "dim 507: +7.75 nats of 1,000, p 0.04, slope 2.1e-05"
-    assert script.alike(kept, "dim 507: +7.76 nats of 1,000, p 0.03, slope −4.2e-05")
+    assert printed.alike(kept, "dim 507: +7.76 nats of 1,000, p 0.03, slope −4.2e-05")
     for now in (
         kept.replace("7.75", "7.77"),
         kept.replace("+7.75", "−7.75"),
@@ -78,12 +66,12 @@ def test_numbers_may_move_a_little_and_words_may_not(script: Any) -> None:
         kept.replace("dim ", ""),
         kept + ", 3",
     ):
-        assert not script.alike(kept, now)
-    assert script.differences([kept], [kept, kept])
+        assert not printed.alike(kept, now)
+    assert printed.differences([kept], [kept, kept])
 
 
-def test_a_page_is_renewed_below_its_commands(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script, "printed", lambda command: f"now of {command}\n")
+def test_a_page_is_renewed_below_its_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(printed, "printed", lambda command: f"now of {command}\n")
     page = """# A page
 ```console
 $ outlierlens scan mini-bert  # its norms
@@ -98,6 +86,6 @@ $ outlierlens report mini-bert
 $ outlierlens report mini-planted
 ```
 """
-    assert script.shown(page) == [("outlierlens scan mini-bert  # its norms", "then 3.14\n")]
+    assert printed.shown(page) == [("outlierlens scan mini-bert  # its norms", "then 3.14\n")]
     now = "now of outlierlens scan mini-bert  # its norms"
-    assert script.renewed(page) == page.replace("then 3.14", now)
+    assert printed.renewed(page) == page.replace("then 3.14", now)

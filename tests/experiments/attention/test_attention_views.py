@@ -1,7 +1,5 @@
 """Charts of attention say what the result holds; the benchmark measures what it says."""
 
-import importlib.util
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import attention_results
 from outlierlens import charts
 from outlierlens.errors import BadInput
 from outlierlens.experiments.attention.charts import attention_example, attention_heads, ticks
+from script_modules import script
 
 
 def values(spec: dict[str, Any], at: int) -> list[dict[str, Any]]:
@@ -96,13 +95,7 @@ def test_benchmark(words: Any, tmp_path: Path, capsys: Any, monkeypatch: pytest.
 
     BertModel(config_of(FAMILIES["bert"])).save_pretrained(tmp_path)
     words().save_pretrained(tmp_path)
-    path = Path(__file__).parents[3] / "benchmarks" / "attention.py"
-    spec = importlib.util.spec_from_file_location("benchmark_attention", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "benchmark_attention", module)  # its dataclass looks itself up
-    spec.loader.exec_module(module)
+    module = script("benchmarks/attention.py")
     monkeypatch.setattr(module, "MOST", 1e9)
     monkeypatch.setattr(module, "MORE", 1e3)
     asked: list[int] = []

@@ -1,9 +1,6 @@
 """Intervals of position probes that hold for another training set, too: redraws, and how they enter the interval."""
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,20 +19,14 @@ from outlierlens.statistics.resampling import poisson_times
 from outlierlens.vectors.clip import Clipping
 from outlierlens.vectors.read import ReadOptions
 from planted import some_texts, wrap
+from script_modules import script
 
 MADE = Clipping("made", {"0": (3,), "1": (2, 3)}, "made up")
 
 
 @pytest.fixture(scope="module")
 def benchmark() -> Any:
-    path = Path(__file__).parents[3] / "benchmarks" / "probe.py"
-    spec = importlib.util.spec_from_file_location("benchmark_probe", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["benchmark_probe"] = module
-    spec.loader.exec_module(module)
-    return module
+    return script("benchmarks/probe.py")
 
 
 def test_a_redraw_is_a_probe_trained_on_repeated_texts() -> None:
