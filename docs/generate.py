@@ -64,7 +64,9 @@ embedding_norm = "embeddings.LayerNorm"
 
 A factor of each dimension behind a linear (LayerScale) is `write_scales = { "mlp.fc2" = "layer_scale2.lambda1" }`.
 
-`from outlierlens.architectures import Stack; help(Stack)` says what every key means; a wrong one is named.
+`from outlierlens.architectures import Stack; help(Stack)` says what every key means. A wrong key is named, and so is a
+path that the model does not have (`exact = false` lets it stand). Where layers share their blocks, `layer_blocks` lists the
+path of each layer's block and `shared_blocks = true` says so.
 """
 
 

@@ -100,7 +100,7 @@ def page(rows: Sequence[AtlasRow], where: str) -> Iterator[str]:
     known = origins(rows)
     n_models = len({row.model for row in rows})
     with_outliers = [one for one in known if one.row.outliers]
-    asked = RULE.asks(12, has_bias=True).replace("6 of 12 layers", "half of the layers")
+    asked = RULE.asks(12, "12 layers", has_bias=True).replace("6 of 12 layers", "half of the layers")
     yield "# What the atlas says"
     yield (
         f"Made by `python scripts/atlas_science.py{where}` from {n_models} real models of "

@@ -82,12 +82,12 @@ def _forget_the_most() -> None:
 
 def tried(reader: Reader, path: Path) -> tuple[str, str]:
     """("read" or "refused" or what went wrong, where)."""
-    from outlierlens.errors import OutlierlensError, of_a_tokenizer, told
+    from outlierlens.errors import OutlierlensError, of_a_library, told
 
     try:
         reader.read(path)
     except BaseException as error:  # a panic of a library in Rust is no Exception
-        if isinstance(error, OutlierlensError) or of_a_tokenizer(error):
+        if isinstance(error, OutlierlensError) or of_a_library(error):
             return ("refused", "") if told(error) else ("says nothing", _place(error))
         return f"{type(error).__name__}: {' '.join(str(error).split())[:150]}", _place(error)
     return "read", ""

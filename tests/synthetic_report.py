@@ -47,6 +47,7 @@ def stack_scan(needles=NEEDLES, *, n_layers=30, hidden_size=576, bias=False, hei
         measure="scale of the norm" if bias else "L2 norm of the weights that write to the dimension",
         norm_site="stream" if bias else "read",
         n_layers=n_layers,
+        n_run=n_layers,
         hidden_size=hidden_size,
         outliers=outliers,
         n_sigma=n_sigma,

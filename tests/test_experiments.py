@@ -159,3 +159,10 @@ def test_a_home_has_its_files() -> None:
     for row in EXPERIMENTS:
         module = importlib.import_module(f"outlierlens.{row.home}")
         assert Path(module.__file__ or "").name == "__init__.py", row.home
+
+
+def test_what_reads_images_is_named_where_others_refuse_them() -> None:
+    from outlierlens.data.tables import OF_ITEMS
+
+    found = {row.name for row in EXPERIMENTS if "max_seconds" in {one.name for one in options(row)}}
+    assert set(OF_ITEMS.replace(" and ", ", ").split(", ")) == found

@@ -75,18 +75,29 @@ OF_THE_MACHINE = (OSError, MemoryError, RecursionError, UnicodeError)
 
 def takes_a_line(error: BaseException) -> bool:
     """Whether the command line tells this error in one line; any other is a bug, and keeps its traceback."""
-    return isinstance(error, (OutlierlensError, *OF_THE_MACHINE)) or of_a_tokenizer(error)
+    return isinstance(error, (OutlierlensError, *OF_THE_MACHINE)) or bool(of_a_library(error))
 
 
-def of_a_tokenizer(error: BaseException) -> bool:
-    """Whether the tokenizers library raised it: a bare Exception, from a line of transformers that calls this library."""
-    if type(error) is not Exception:
-        return False
-    from pathlib import Path  # not on the way to --help
+def of_a_library(error: BaseException) -> str:
+    """What to say of an error that comes of what a stranger's files hold, "" of any other.
+
+    Of the tokenizers library: a bare Exception, from a line of transformers that calls it. Of a model's own code in
+    transformers: what its config.json asks for and it cannot do.
+    """
+    if type(error) is not Exception and not isinstance(error, (ValueError, TypeError)):
+        return ""
+    from pathlib import PurePath  # not on the way to --help
     from traceback import walk_tb
 
     places = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
-    return bool(places) and Path(places[-1]).name.startswith("tokenization_")
+    file = PurePath(places[-1]) if places else PurePath()
+    if type(error) is Exception:
+        said = "the tokenizer cannot read these texts ({}); give others, or another --tokenizer"
+        return said.format(error) if file.name.startswith("tokenization_") else ""
+    if "transformers" in file.parts and (file.name.startswith("modeling_") or file.name == "pytorch_utils.py"):
+        said = "the model's code in transformers fails ({}: {}); use the config.json that belongs to its weights"
+        return said.format(type(error).__name__, error)
+    return ""
 
 
 LONGEST = 1500  # characters of a line that is told; a file may hold names of any length
@@ -102,8 +113,8 @@ def told(error: BaseException) -> str:
 
 
 def _told(error: BaseException) -> str:
-    if of_a_tokenizer(error):
-        return one_line(f"the tokenizer cannot read these texts ({error}); give others, or another --tokenizer")
+    if said := of_a_library(error):
+        return one_line(said)
     if isinstance(error, MemoryError):
         return "there is not enough memory; take fewer or shorter texts, a smaller --batch-size, or a larger machine"
     if isinstance(error, RecursionError):

@@ -105,6 +105,25 @@ def test_errors_of_binding() -> None:
         BadFile, match=r"layers\.0\.mlp\.experts\.down_proj is missing; the checkpoint is incomplete, or"
     ):
         bind((both,), ["layers.0.mlp.down_proj.weight"])
+    written = replace(BERT, embeddings=(), embedding_norm="", exact=True)
+    cross = (
+        r"the row names crossattention\.output\.LayerNorm\.weight, crossattention\.output\.dense\.weight, and the model"
+    )
+    with pytest.raises(UnknownArchitecture, match=cross):
+        bind((written,), names)
+    written = replace(written, other_writes=("attention.output.dense",), other_norms=("attention.output.LayerNorm",))
+    assert bind((written,), names)
+    for wrong in (
+        {"other_writes": ("attention.output.dens",)},
+        {"reading_norms": ("norm",)},
+        {"embeddings": ("embeddings.words",)},
+        {"embedding_linears": ("project",)},
+        {"final_norm": "norm"},
+        {"write_scales": {"output.dense": "scale"}},
+        {"write_scales": {"output.dens": "output.dense.bias"}},
+    ):
+        with pytest.raises(UnknownArchitecture, match="correct the row, or write exact = false into it"):
+            bind((replace(written, **wrong),), names)  # type: ignore[arg-type]
     many = [f"layers.{layer}.mlp.down_proj.weight" for layer in range(4097)]
     with pytest.raises(BadFile, match=r"4,097 layers"):
         bind((LLAMA,), many)
@@ -147,6 +166,9 @@ def test_rows_from_toml(tmp_path: Any) -> None:
     (stack,) = load_toml(path)
     path.write_text(to_toml((stack,)))
     assert load_toml(path) == (stack,)
+    assert stack.exact
+    path.write_text("[[stack]]\nexact = false\n" + ROW.partition("[[stack]]\n")[2])
+    assert not load_toml(path)[0].exact
     assert stack == replace(
         BERT,
         other_writes=(),

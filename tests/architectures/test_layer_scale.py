@@ -11,11 +11,13 @@ from architectures import FAMILIES, build
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.data.media import read_items
 from outlierlens.data.media.read import ItemOptions
-from outlierlens.detection.observe.measure import observe
+from outlierlens.detection.observe.measure import ObserveOptions, observe
 from outlierlens.detection.scan.measure import scan
 from outlierlens.errors import BadInput
 from outlierlens.experiments.integrity.sensitive import bound_stacks, list_sensitive
 from outlierlens.models.load import from_objects
+from outlierlens.tasks.base import TaskOptions
+from outlierlens.tasks.choice import make_task
 
 
 def planted(folder: Path) -> Any:
@@ -64,3 +66,21 @@ def test_a_picture_of_another_size_is_read_where_positions_are_interpolated(
     else:
         with pytest.raises(BadInput, match="the image processor makes"):
             observe(loaded, pictures)
+
+
+def test_pictures_of_several_shapes_share_no_batch(tmp_path: Path) -> None:
+    from PIL import Image
+    from transformers import BitImageProcessor
+
+    sides = np.random.default_rng(0)
+    for number, shape in enumerate([(40, 40, 3), (40, 60, 3), (60, 40, 3), (40, 40, 3)]):
+        Image.fromarray(sides.integers(0, 255, shape, dtype=np.uint8)).save(tmp_path / f"{number}.png")
+    processor = BitImageProcessor(size={"shortest_edge": 32}, do_center_crop=False)
+    loaded = from_objects(build(FAMILIES["dinov2"]), processor=processor)
+    pictures = read_items("image", str(tmp_path), ItemOptions(labelled=False))
+    together, alone = (observe(loaded, pictures, ObserveOptions(batch_size=size)) for size in (4, 1))
+    assert together.n_tokens == alone.n_tokens == 4 + 4 * 4 + 2 * 4 * 6 + 4 * 4
+    np.testing.assert_allclose(together.stacks[0].view().mean, alone.stacks[0].view().mean, atol=1e-5)
+    task = make_task(loaded, pictures, TaskOptions(batch_size=4))
+    slots = [feed.slots for feed in task.feeds(task.texts)]
+    assert sorted(map(sorted, slots)) == [[0, 3], [1], [2]]

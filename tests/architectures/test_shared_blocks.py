@@ -15,6 +15,7 @@ from conftest import Words
 from outlierlens.ablation.controls import matched_sets
 from outlierlens.ablation.switches import removed_writes, zero_weights_, zeroed_norms, zeroed_weights
 from outlierlens.data.texts import Texts
+from outlierlens.detection.scan.measure import scan
 from outlierlens.errors import BadInput
 from outlierlens.experiments.disable.measure import DisableOptions, disable
 from outlierlens.experiments.predictions.measure import predictions
@@ -26,6 +27,8 @@ from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.explore.result import State
 from outlierlens.models.load import LoadedModel, LoadOptions, from_objects
 from outlierlens.replicate.glue.measure import Replicating, replicate
+from outlierlens.report.page import render
+from outlierlens.report.result import ReportData
 from outlierlens.results.document import load
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.view.words import number_of_layers, runs
@@ -177,6 +180,10 @@ def test_a_scan_says_what_was_tested(tmp_path: Path, run: Any) -> None:
         assert code == 0, err
     assert "all layers run one block, so one vector was tested" in said["albert"]
     assert "one vector was tested" not in said["albert-groups"]
+    albert, groups = (scan(str(tmp_path / family)) for family in GROUPS)
+    assert albert.stacks[0].shape == "3 layers of 1 distinct block × 16 dimensions"
+    assert groups.stacks[0].shape == "8 layers of 4 distinct blocks × 16 dimensions"
+    assert f">{groups.stacks[0].shape}<" in render(ReportData(groups.provenance, groups))
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS.texts))
     code, out, err = run(
         "detectors", str(tmp_path / "albert"), "--data", str(tmp_path / "texts.txt"), "--nulls", "none"

@@ -168,6 +168,7 @@ def saved(folder: Path) -> Path:
         ({"text_config": {"decoder_layers": 10**9}}, r"config.json says 1e\+09 layers"),
         ({"vocab_size": 2**31}, r"config.json asks for [\d,]+ parameters, and the weight files have [\d,]+ bytes"),
         ({"intermediate_size": 10**12}, "config.json asks for"),
+        ({"num_labels": 10**7}, "config.json says 10,000,000 labels, more than 250,000"),
     ],
 )
 def test_a_config_that_promises_a_giant_is_refused_before_one_is_made(

@@ -19,6 +19,7 @@ from outlierlens.checkpoints.onnx import _Source, _spread
 from outlierlens.data.tables import open_table
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.experiments.pruning.masks import NpzCheckpoint
+from outlierlens.results.json_toml import read_json
 from outlierlens.training.pretrain.recipe import read_recipe
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="no pipes with names, no limits of memory")
@@ -85,7 +86,11 @@ def test_every_changed_byte_of_an_npz_is_one_line(tmp_path: Path, method: int) -
     assert refused > len(whole) // 4  # the rest says nothing about the values: times, attributes
 
 
-@pytest.mark.parametrize("text", ["a = " + "[" * 50_000, "a = " + "9" * 5_000], ids=["nested", "digits"])
+@pytest.mark.parametrize(
+    "text",
+    ["a = " + "[" * 50_000, "a = " + "9" * 5_000, "a" + ".a" * 40_000 + " = 1"],
+    ids=["nested", "digits", "dotted"],
+)
 @pytest.mark.parametrize("read", [load_toml, read_recipe])
 def test_toml_that_python_cannot_parse_is_one_line(text: str, read: Callable[[Any], Any], tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
@@ -107,3 +112,10 @@ def test_a_pipe_or_a_folder_by_the_name_of_a_file_is_not_waited_for(name: str, t
         assert weight_file(folder) is None
         with pytest.raises(BadFile, match="holds no weight file"):
             open_checkpoint(str(folder))
+        if kind == "pipe":
+            with pytest.raises(BadInput, match="a pipe or a device; name a file or a folder"):
+                open_checkpoint(str(folder / name))
+            with pytest.raises(BadInput, match="a pipe, a device or a folder; name a file"):
+                load_toml(folder / name)
+            with pytest.raises(BadFile, match="a pipe, a device or a folder; name a file"):
+                read_json(folder / name)

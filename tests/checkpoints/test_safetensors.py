@@ -90,6 +90,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         "no text by name",
     ),
     "beyond JSON": (raw(b'{"a":{"dtype":"F32","shape":[16],"data_offsets":[0,64],"x":NaN}}'), "not valid JSON"),
+    "an offset of minus zero": (raw(b'{"a":{"dtype":"F32","shape":[16],"data_offsets":[-0,64]}}'), "not valid JSON"),
     "half a character": (raw(b'{"\\ud800":{"dtype":"F32","shape":[16],"data_offsets":[0,64]}}'), "not valid JSON"),
     "a byte order mark": (
         raw(b'\xef\xbb\xbf{"a":{"dtype":"F32","shape":[16],"data_offsets":[0,64]}}'),

@@ -6,12 +6,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from architectures import FAMILIES, build
 from outlierlens.cli import main
+from outlierlens.data.texts import Texts
+from outlierlens.detection.observe.measure import observe
 from outlierlens.detection.scan import command as scan_command
-from outlierlens.errors import takes_a_line, told
+from outlierlens.errors import BadFile, takes_a_line, told
+from outlierlens.models.load import load_model
 
 FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 
@@ -85,6 +90,37 @@ def test_a_tokenizer_that_fails_on_a_word_is_one_line(tmp_path: Path) -> None:
     assert code == 1
     assert "error: the tokenizer cannot read these texts (WordLevel error: Missing [UNK] token" in said.splitlines()[-1]
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("change", [{"chunk_size_feed_forward": "x"}, {"chunk_size_feed_forward": 3}])
+def test_what_a_config_makes_of_a_models_own_code_is_one_line(
+    change: dict[str, Any], words: Any, tmp_path: Path
+) -> None:
+    folder = saved_with(change, words, tmp_path)
+    with pytest.raises((TypeError, ValueError)) as caught:
+        observe(load_model(folder), Texts("texts", ("w1 w2 w3",)))
+    assert takes_a_line(caught.value)
+    assert told(caught.value).startswith(f"the model's code in transformers fails ({caught.type.__name__}: ")
+    assert not takes_a_line(ValueError("of our own"))
+
+
+@pytest.mark.parametrize("part", ["x", 5, [1], {}])
+def test_a_config_whose_part_is_none_is_read_as_a_whole(part: Any, words: Any, tmp_path: Path) -> None:
+    loaded = load_model(saved_with({"text_config": part}, words, tmp_path))
+    assert observe(loaded, Texts("texts", ("w1 w2 w3",))).n_tokens == 5
+
+
+def saved_with(change: dict[str, Any], words: Any, folder: Path) -> str:
+    build(FAMILIES["bert"], "MaskedLM").save_pretrained(folder)
+    words().save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    settled = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settled | {"model_input_names": ["zzz"]}))
+    with pytest.raises(BadFile, match="models take no input_ids; correct model_input_names"):
+        load_model(str(folder))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settled))
+    return str(folder)
 
 
 def test_a_bare_exception_of_another_library_keeps_its_traceback() -> None:

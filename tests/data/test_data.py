@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlierlens.data.texts import SHIPPED, batches, read_texts
+from outlierlens.data.texts import SHIPPED, batches, beginnings, read_texts
 from outlierlens.errors import BadInput, Offline
+from tiny_tokenizers import byte_level
 
 
 def write(path: Path, text: str) -> Path:
@@ -189,3 +190,48 @@ def test_longest_first_when_sorted(words: Any) -> None:
 def test_a_model_without_tokenizer_says_so() -> None:
     with pytest.raises(BadInput, match="has no tokenizer beside it"):
         next(batches(None, ["x"], max_length=8, batch_size=1))
+
+
+LONG = {
+    "words": " ".join(f"w{i % 30}" for i in range(20_000)),
+    "spaces": ("w1" + " " * 300) * 900,
+    "one word": "a" * 60_000,
+    "lines": "the dog.\n\n" * 9_000,
+}
+
+
+@pytest.mark.parametrize("text", LONG.values(), ids=LONG)
+@pytest.mark.parametrize("kind", ["masked", "causal", "bytes"])
+def test_a_beginning_has_the_first_tokens_of_a_long_text(kind: str, text: str, words: Any) -> None:
+    tokenizer = byte_level() if kind == "bytes" else words(kind=kind)
+    (part,) = beginnings(tokenizer, (text,), 32)
+    assert text.startswith(part)
+    assert tokenizer(part, truncation=True, max_length=32) == tokenizer(text, truncation=True, max_length=32)
+    if text == LONG["words"]:
+        assert len(part) < len(text) / 10
+    assert beginnings(tokenizer, ("w1 w2",), 32) == ["w1 w2"]
+    tokenizer.truncation_side = "left"
+    assert beginnings(tokenizer, (text,), 32) == [text]
+
+
+def test_a_text_longer_than_a_novel_is_refused(tmp_path: Path) -> None:
+    import pandas
+
+    text = "y " * 1_000_001
+    write(tmp_path / "a.txt", f"short\n{text}")
+    write(tmp_path / "a.jsonl", "\n".join(json.dumps({"text": one}) for one in ("short", text)))
+    pandas.DataFrame({"text": ["short", text]}).to_parquet(tmp_path / "a.parquet")
+    for ending in ("txt", "jsonl", "parquet"):
+        with pytest.raises(
+            BadInput, match=r"row 2: a text of 2,000,00\d characters, over 2,000,000; write it as several"
+        ):
+            read_texts(tmp_path / f"a.{ending}")
+        assert read_texts(tmp_path / f"a.{ending}", limit=1).texts == ("short",)
+
+
+def test_a_column_of_lists_is_no_text(tmp_path: Path) -> None:
+    import pandas
+
+    pandas.DataFrame({"text": [["a", "b"]]}).to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(BadInput, match="column 'text' holds lists, and one value in a row is wanted; name another"):
+        read_texts(tmp_path / "a.parquet")

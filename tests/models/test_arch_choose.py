@@ -16,11 +16,17 @@ from outlierlens.architectures.choose import of_weights
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.checkpoints.onnx import OnnxCheckpoint
 from outlierlens.detection.scan.measure import ScanOptions, scan
-from outlierlens.errors import BadInput, UnknownArchitecture
+from outlierlens.errors import BadInput, UnknownArchitecture, UnknownModel
 from outlierlens.models.load import LoadOptions, load_model
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(34)), "the")
-BERTS = {"bert", "camembert", "deberta", "deberta-v2", "outlierlens-bert", "roberta", "xlm-roberta"}
+BERTS = {
+    "bert",
+    "camembert",
+    "outlierlens-bert",
+    "roberta",
+    "xlm-roberta",
+}  # DeBERTa's queries and keys have other names
 
 
 def old_folder(place: Path, *, prefix: bool = True, head: bool = True, words: bool = True) -> Path:
@@ -74,6 +80,7 @@ def test_an_old_folder_is_read_by_the_row_that_fits(tmp_path: Path) -> None:
     bare = scan(str(old_folder(tmp_path / "bare", prefix=False, head=False)))
     assert (bare.stacks[0].dims, bare.model_type) == ((3,), "")
     assert all(name in bare.notes[0] for name in BERTS)
+    assert "deberta" not in bare.notes[0]
     asked = scan(str(tmp_path / "bare"), ScanOptions(row="roberta"))
     assert (asked.stacks[0].dims, asked.model_type, asked.notes) == ((3,), "roberta", ())
 
@@ -141,7 +148,20 @@ def test_a_draft_is_written_to_a_file_and_serves(tmp_path: Path, run: Any) -> No
     assert (code, "the row of one model" in err) == (1, True)
 
 
-@pytest.mark.parametrize("family", sorted(name for name, row in arch.ARCHITECTURES.items() if row.prefix))
+ALONE = {"bert", "electra", "distilbert", "albert", "mpnet", "wav2vec2", "gpt_neox"}
+
+
+@pytest.mark.parametrize(("family", "found"), [("deberta", {"deberta"}), ("deberta-v2", {"deberta-v2"}),
+                                               ("camembert", {"roberta", "camembert", "xlm-roberta"})])  # fmt: skip
+@pytest.mark.parametrize("head", ["", "MaskedLM"])
+def test_families_that_share_a_prefix_are_told_by_their_heads(family: str, found: set[str], head: str) -> None:
+    names = arch.live_parameters(build(FAMILIES[family], head))
+    assert (
+        set(arch.families([name if head else f"{arch.ARCHITECTURES[family].prefix}.{name}" for name in names])) == found
+    )
+
+
+@pytest.mark.parametrize("family", sorted(ALONE))
 def test_names_that_begin_with_a_family_say_which(family: str) -> None:
     assert arch.families([f"{arch.ARCHITECTURES[family].prefix}.a.weight", "classifier.bias"]) == (family,)
     with pytest.raises(UnknownArchitecture):
@@ -175,3 +195,19 @@ def test_the_file_of_a_row_and_a_family_exclude_each_other() -> None:
     assert (row_of(None, None), row_of(None, "bert"), row_of(Path("a"), None)) == (None, "bert", Path("a"))
     with pytest.raises(BadInput, match="--arch and --family both say"):
         row_of(Path("a"), "bert")
+
+
+def test_a_remedy_that_names_a_family_works(tmp_path: Path, words: Any) -> None:
+    build(FAMILIES["roberta"], "MaskedLM").save_pretrained(tmp_path)
+    words().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text("utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps({key: config[key] for key in config if key != "model_type"}))
+    with pytest.raises(UnknownArchitecture, match=r"could be of roberta, camembert, xlm-roberta; .* --family roberta$"):
+        load_model(str(tmp_path))
+    assert load_model(str(tmp_path), LoadOptions(row="roberta")).head == "masked"
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS))
+    with pytest.raises(BadInput, match=r"vocab\.txt: is a file; name the folder that holds it"):
+        load_model(str(tmp_path), LoadOptions(row="roberta", tokenizer=str(tmp_path / "vocab.txt")))
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(UnknownModel, match=r"takes more than its weights; put beside them: config\.json$"):
+        load_model(str(tmp_path), LoadOptions(row="roberta"))

@@ -253,6 +253,33 @@ def test_packed_linears_are_refused_where_they_would_be_set() -> None:
         from_objects(decoder)
 
 
+def test_weights_that_are_computed_from_others_are_refused_where_they_would_be_set() -> None:
+    from torch.nn.utils import parametrizations, prune
+
+    pruned, normed = (build(FAMILIES["bert"]) for _ in range(2))
+    for block in pruned.encoder.layer:
+        prune.l1_unstructured(block.output.dense, "weight", 0.3)
+    for block in normed.encoder.layer:
+        parametrizations.weight_norm(block.output.dense)
+    for model in (pruned, normed):
+        with zeroed_weights(model, [5]) as n_values:  # norms: plain parameters
+            assert n_values == 6
+        with (
+            pytest.raises(BadInput, match="computed from others at every pass"),
+            removed_writes(model, [5]),
+        ):
+            pass
+    llama = build(FAMILIES["llama"])
+    for block in llama.layers:
+        prune.l1_unstructured(block.mlp.down_proj, "weight", 0.3)
+    with pytest.raises(BadInput, match="computed from others at every pass"):
+        from_objects(llama)
+    for block in llama.layers:
+        prune.remove(block.mlp.down_proj, "weight")
+    with removed_writes(from_objects(llama), [5]) as n_values:
+        assert n_values > 0
+
+
 def test_sharded_models_take_edits_and_refuse_the_setting_of_weights(tmp_path: Path) -> None:
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard

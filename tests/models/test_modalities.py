@@ -13,6 +13,7 @@ import media_models as made
 from outlierlens.ablation.switches import edited_hidden, zeroed_norms
 from outlierlens.data.media import LabelledItems, read_items
 from outlierlens.data.media.read import ItemOptions
+from outlierlens.data.tables import OF_ITEMS
 from outlierlens.detection.observe.measure import ObserveOptions, observe
 from outlierlens.detection.rules import Rule
 from outlierlens.detection.scan.measure import ScanOptions, scan
@@ -458,7 +459,7 @@ def test_the_commands_take_them(kind: str, folder: Path, tmp_path: Path, run: An
     assert re.search(r"^intact +0\.9 ", out, re.MULTILINE)
     code, _, err = run("observe", model, "--data", "excerpt", *quick)
     assert code == 1
-    assert f"reads {plural}, not text; scan, observe, disable, sweep, range and trace take it" in err
+    assert f"reads {plural}, not text; {OF_ITEMS} take them" in err
 
 
 def test_a_sweep_writes_its_report_and_goes_on(folder: Path, tmp_path: Path, run: Any, models: Any) -> None:

@@ -288,6 +288,7 @@ def test_decades_are_few_and_cover_the_range():
 def test_a_log_axis_within_two_decades_has_more_than_one_tick():
     assert log_ticks(0.586, 4.96) == [0.2, 0.5, 1, 2, 5, 10]
     assert log_ticks(7.0, 7.0) == [5, 10, 20]
+    assert len(log_ticks(5e-324, 1e308)) <= 9
     assert log_ticks(0.6, 22_500) == decades(0.2, 67_500)
 
 

@@ -1,4 +1,4 @@
-"""Resolve declared stacks against real names: a checkpoint's keys or a live model's parameters.
+"""Resolve declared stacks against real names: a checkpoint's keys or a live model's parameters (`live`).
 
 bound = bind(stacks_of(config), checkpoint.tensors, config)
 bound[0].scale[3]        # (Param("encoder.layer.3.output.LayerNorm.weight", axis=0),)
@@ -10,18 +10,14 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outlierlens.architectures.stack import Config, Stack, parameter
-from outlierlens.errors import BadFile, BadInput, UnknownArchitecture
-
-if TYPE_CHECKING:
-    from torch import nn
+from outlierlens.errors import BadFile, UnknownArchitecture
 
 MAX_LAYERS = 4096
 # Modules that compilers and trainers put around a block; what they do to the start of a name is part of the prefix.
 _WRAPPED = re.compile(r"(?<=\.\d)((?:\d)*)(?:\._orig_mod|\._fsdp_wrapped_module|\._checkpoint_wrapped_module)+(?=\.)")
-_SHARDING = {"FullyShardedDataParallel", "FSDPModule"}
 _QUANTISED = ("qweight", "weight_packed", "_blocks", "weight_quantized")
 
 
@@ -126,57 +122,6 @@ def bind(stacks: tuple[Stack, ...], names: Collection[str], config: Config | Non
     return list(bound.values())
 
 
-def live_parameters(model: "nn.Module") -> dict[str, Any]:
-    """{name: parameter} of a live model, every name of a shared parameter included."""
-    return dict(model.named_parameters(remove_duplicate=False))
-
-
-def bind_live(stacks: tuple[Stack, ...], model: "nn.Module") -> list[BoundStack]:
-    """`bind` to the parameters of a live model.
-
-    Raises:
-        BadInput: the weights that the stacks name are packed. UnknownArchitecture, BadFile: see `bind`.
-    """
-    try:
-        return bind(stacks, live_parameters(model))
-    except (UnknownArchitecture, BadFile):
-        refuse_packed(model)
-        raise
-
-
-def refuse_packed(model: "nn.Module", inside: Collection[str] = ("",)) -> None:
-    """Raise BadInput where linears inside the modules at these paths hold packed integers in place of parameters."""
-    for name, module in model.named_modules():
-        # A quantized module gives its weight by a method; plain ones have a parameter.
-        if callable(getattr(module, "weight", None)) and name.startswith(tuple(inside)):
-            raise BadInput(
-                f"{name} holds its weights packed as integers (quantize_dynamic), which can neither be read nor set as "
-                "parameters; use the model as it was before it was quantized"
-            )
-
-
-def sharded_part(model: "nn.Module") -> str:
-    """A module or parameter of which this process holds only its part (FSDP, fully_shard, ZeRO-3); "" where there is none.
-
-    Between passes, fully_shard may leave parameters whole for a while: the module still is one that will part with them.
-    """
-    modules = (
-        type(one).__name__ for one in model.modules() if _SHARDING & {base.__name__ for base in type(one).__mro__}
-    )
-    values = model.named_parameters()
-    parameters = (name for name, value in values if type(value).__name__ == "DTensor" or hasattr(value, "ds_id"))
-    return next(chain(modules, parameters), "")
-
-
-def refuse_sharded(model: "nn.Module") -> None:
-    """Raise BadInput for a model of which this process holds only its part."""
-    if part := sharded_part(model):
-        raise BadInput(
-            f"this model is sharded over processes ({part}), so none of them holds whole vectors; load it in one process, "
-            "without FSDP, fully_shard or ZeRO-3"
-        )
-
-
 class _Names:
     """Names of tensors, looked up without the wrappers around blocks."""
 
@@ -215,6 +160,8 @@ class _Binder:
                 f"stack {stack.name!r}: {self.prefix}{self.blocks[0]}.{lacking[0]} is missing; "
                 "the checkpoint is incomplete, or names it otherwise"
             )
+        if stack.exact:
+            self.refuse_absent()
         return BoundStack(
             stack=stack,
             prefix=self.prefix,
@@ -229,6 +176,27 @@ class _Binder:
             norms=self.block_norms(),
             linears=self.block_linears(),
         )
+
+    def refuse_absent(self) -> None:
+        """Raise UnknownArchitecture where the row names a module or parameter that the model has nowhere."""
+        stack = self.stack
+        norms = (stack.last_norm, *stack.other_norms, *stack.reading_norms)
+        linears = (*stack.last_linear, *stack.other_writes)
+        inside = [f"{norm}.weight" for norm in norms if norm] + [parameter(linear, "weight") for linear in linears]
+        absent = [
+            name
+            for name in (*inside, *stack.write_scales.values())
+            if not any(self.find(name, block) for block in self.blocks)
+        ]
+        outside = (*stack.embeddings, *stack.embedding_linears, stack.embedding_norm, stack.final_norm)
+        absent += [name for name in outside if name and not (self.find(f"{name}.weight") or self.find(name))]
+        absent += [f"{linear} (in write_scales)" for linear in stack.write_scales if linear not in linears]
+        if absent:
+            raise UnknownArchitecture(
+                f"stack {stack.name!r}: the row names {', '.join(absent[:5])}, and the model has no such "
+                f"{'parameters' if len(absent) > 1 else 'parameter'}; correct the row, or write exact = false into it where "
+                f"models of its kind may lack them"
+            )
 
     def writes(self) -> tuple[tuple[Param, ...], ...]:
         stack = self.stack

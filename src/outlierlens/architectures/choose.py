@@ -64,18 +64,21 @@ def no_model_type(found: tuple[str, ...]) -> str:
 
 
 def families(names: Collection[str], config: Config | None = None, where: str = "the model") -> tuple[str, ...]:
-    """The families of the only row that these tensors fit; one alone where their names begin with it.
+    """The families of the only row that these tensors fit, of those that their names begin with where they do.
+
+    One alone where only one declares how they begin.
 
     Raises:
         UnknownArchitecture: no row does, or several.
     """
-    prefixes = {row.prefix: family for family, row in ARCHITECTURES.items() if row.prefix}
-    begun = {prefixes.get(name.split(".", 1)[0]) for name in names if "." in name} - {None}
-    if len(begun) == 1:
-        return (str(*begun),)
-    fits = [fit for family in sorted(ARCHITECTURES) if (fit := _fit(family, names, config or {})) is not None]
+    begun = {name.split(".", 1)[0] for name in names if "." in name} & {row.prefix for row in ARCHITECTURES.values()}
+    among = sorted(family for family, row in ARCHITECTURES.items() if len(begun) != 1 or row.prefix in begun)
+    if len(among) == 1:
+        return (among[0],)
+    fits = [fit for family in among if (fit := _fit(family, names, config or {})) is not None]
     most = max((fit.n_parameters for fit in fits), default=0)
     best = [fit for fit in fits if fit.n_parameters == most]
+    best = [fit for fit in best if fit.has_heads] or best
     if not best:
         raise UnknownArchitecture(
             f"{where}: no model_type in its config, and no row of the table fits its tensors; name the family that it is "
@@ -91,11 +94,16 @@ def families(names: Collection[str], config: Config | None = None, where: str = 
 
 @dataclass(frozen=True)
 class _Fit:
-    """A row whose every norm and linear the tensors have, and how many of their parameters it accounts for."""
+    """A row whose every norm and linear the tensors have.
+
+    Attributes:
+        n_parameters: for how many of their parameters it accounts. has_heads: what gives its values is there, too.
+    """
 
     family: str
     stacks: tuple[Stack, ...]
     n_parameters: int
+    has_heads: bool
 
 
 def of_weights(stack: Stack) -> Stack:
@@ -118,7 +126,13 @@ def _fit(family: str, names: Collection[str], config: Config) -> _Fit | None:
         for layer in layers
         for param in layer
     }
-    return _Fit(family, tuple(map(of_weights, stacks)), len(parameters))
+    return _Fit(family, tuple(map(of_weights, stacks)), len(parameters), all(_has_heads(one, names) for one in bound))
+
+
+def _has_heads(bound: BoundStack, names: Collection[str]) -> bool:
+    """Whether the first block has what the row says gives the values of an attention, by the same name."""
+    values = [linear.partition("[")[0] for heads in bound.stack.heads for linear in heads.value]
+    return any(f"{bound.blocks[0]}.{linear}.weight" in names for linear in values)
 
 
 def _whole(bound: BoundStack) -> bool:

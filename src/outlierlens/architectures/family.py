@@ -65,7 +65,8 @@ class Family:
 
     Attributes:
         stacks: its residual streams, or a function of the config where the layout depends on it.
-        prefix: module name with which its parameters, and no other family's, start (transformers' base_model_prefix).
+        prefix: module name with which its parameters start (transformers' base_model_prefix), and those of families that
+            declare the same alone.
         tables: what a row of an embedding table stands for ("token", "position", "segment", …), by the last part of the
             table's name, where that name is none of `rows.TABLES`.
         first_position: row of the position table that position 0 reads; "padding" is the row after the padding token's.

@@ -298,6 +298,7 @@ _FOUND = "Luo et al. 2021, appendix A"
 _CASING = "the paper does not say which casing"
 _CLIP_TEXT_TABLES = {"token_embedding": "token", "position_embedding": "position"}
 _CLIP_VISION_TABLES = {"class_embedding": "class", "position_embedding": "position"}
+_ROBERTA = Family((BERT,), prefix="roberta", first_position="padding", counts_skipped=True, causal="is_decoder")
 
 ROWS: dict[str, Family] = {
     "bert": Family(
@@ -339,11 +340,8 @@ ROWS: dict[str, Family] = {
             ),
         },
     ),
-    "roberta": Family(
-        (BERT,),
-        first_position="padding",
-        counts_skipped=True,
-        causal="is_decoder",
+    "roberta": replace(
+        _ROBERTA,
         clipped={
             "luo-roberta-base": Specification(12, 768, ((1, 12, 77), (1, 12, 588)), "Luo et al. 2021, section 2"),
             "luo-distilroberta": Specification(6, 768, ((1, 6, 77), (1, 6, 588)), _FOUND),
@@ -363,8 +361,8 @@ ROWS: dict[str, Family] = {
             ),
         },
     ),
-    "xlm-roberta": Family((BERT,), first_position="padding", counts_skipped=True, causal="is_decoder"),
-    "camembert": Family((BERT,), first_position="padding", counts_skipped=True, causal="is_decoder"),
+    "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
     "electra": Family(electra, prefix="electra", causal="is_decoder"),
     "distilbert": Family(
         (DISTILBERT,),
@@ -374,7 +372,7 @@ ROWS: dict[str, Family] = {
     "albert": Family(albert, prefix="albert"),
     "mpnet": Family((MPNET,), prefix="mpnet", first_position=2, counts_skipped=True, attention=AttentionWeights()),
     "deberta": Family(deberta, prefix="deberta", attention=AttentionWeights()),
-    "deberta-v2": Family(deberta, attention=AttentionWeights()),
+    "deberta-v2": Family(deberta, prefix="deberta", attention=AttentionWeights()),
     "modernbert": Family((MODERNBERT,), tables={"tok_embeddings": "token"}),
     "outlierlens-bert": Family(variant),
     "xlnet": Family(

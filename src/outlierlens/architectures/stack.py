@@ -61,6 +61,7 @@ class Stack:
         shared_blocks: several layers run the same parameters (ALBERT): counting layers of weights is meaningless.
         layer_blocks: path of each layer's block, only where `blocks` cannot say it (shared blocks).
         token_first: blocks carry [token, batch, dim] (XLNet).
+        exact: every path that is named must be in the model; so in a row from a file, unless it says `exact = false`.
         stored_as: alternative names in files, relative like the name they stand for, "{expert}" for any number.
         notes: remarks that belong beside results.
     """
@@ -95,6 +96,7 @@ class Stack:
     layer_blocks: tuple[str, ...] = ()
     token_first: bool = False
     stored_as: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    exact: bool = field(default=False, compare=False)
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -120,7 +122,7 @@ def parameter(module: str, leaf: str) -> str:
 
 
 def load_toml(path: Path) -> tuple[Stack, ...]:
-    """The stacks declared in a TOML file; raises BadInput with the offending key."""
+    """The stacks declared in a TOML file, each `exact`; raises BadInput with the offending key."""
     document = read_toml(path)
     tables = document.get("stack")
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
@@ -171,7 +173,7 @@ def _stack(table: dict[str, Any], path: Path) -> Stack:
     if "blocks" not in values:
         raise BadInput(f'{path}: a [[stack]] needs `blocks`, such as "encoder.layer.{{layer}}"')
     try:
-        return Stack(**values)
+        return Stack(**{"exact": True, **values})
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from outlierlens.checkpoints.base import Checkpoint, TensorInfo
 from outlierlens.checkpoints.formats import open_directory, open_file, suffixes, weight_file
-from outlierlens.errors import UnknownModel
+from outlierlens.errors import BadInput, UnknownModel
 
 __all__ = ["Checkpoint", "TensorInfo", "open_checkpoint", "weight_file"]
 
@@ -43,6 +43,8 @@ def open_checkpoint(
         return open_directory(samples.directory(model, offline=offline), model)
     if path.is_dir():
         return open_directory(path / subfolder, model)
+    if path.exists():
+        raise BadInput(f"{model}: a pipe or a device; name a file or a folder")
     near = difflib.get_close_matches(model, samples.SAMPLES, n=1, cutoff=0.8)
     if near:
         raise UnknownModel(f"{model}: no such file or directory; did you mean the sample {near[0]}?")

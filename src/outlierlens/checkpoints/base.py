@@ -217,11 +217,13 @@ def load_config(path: Path) -> dict[str, Any]:
 def parse_config(raw: bytes, where: str, *, strict: bool = False) -> dict[str, Any]:
     """The JSON object in `raw`; raises BadFile with `where` when it is anything else.
 
-    `strict` refuses what Python reads beyond JSON, and a name that stands twice in one object.
+    `strict` refuses what Python reads beyond JSON, a whole number −0, and a name that stands twice in one object.
     """
     try:
         if strict:
-            config = json.loads(raw.decode("utf-8"), object_pairs_hook=_once_each, parse_constant=_no_constant)
+            config = json.loads(
+                raw.decode("utf-8"), object_pairs_hook=_once_each, parse_constant=_no_constant, parse_int=_count
+            )
         else:
             config = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -229,6 +231,12 @@ def parse_config(raw: bytes, where: str, *, strict: bool = False) -> dict[str, A
     if not isinstance(config, dict):
         raise BadFile(f"{where}: holds a {type(config).__name__}, not an object; fetch the file again")
     return config
+
+
+def _count(digits: str) -> int:
+    if digits == "-0":  # a number below 0 to other readers, which refuse it
+        raise ValueError("-0 is no count")
+    return int(digits)
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

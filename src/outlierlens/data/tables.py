@@ -11,7 +11,7 @@ import csv
 import io
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,8 @@ from outlierlens.results.json_toml import parse_json
 PARQUET_ROWS = 128  # unpacked at once: a value may be stored once and stand in every row
 MAX_UNPACKED, MAX_RATIO = 1 << 28, 1000  # bytes of a row group, and from one byte of the file, that need no explanation
 ENDINGS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
+OF_ITEMS = "observe, disable, sweep, beyond-zero, range, trace and repair"  # commands that read images and recordings
+MAX_TEXT = 2_000_000  # characters of one text, those of a long novel; a tokenizer may take 200 bytes for each
 SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 
 
@@ -35,19 +37,29 @@ class Table:
         names: of the columns.
         read: rows of these columns, one tuple each; missing values are None.
         classes: names of a column's numbers, in their order, where the data says them.
+        nested: columns that hold lists or records.
     """
 
     source: str
     names: tuple[str, ...]
     read: Callable[[Sequence[str]], Iterator[tuple[Any, ...]]]
     classes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    nested: frozenset[str] = frozenset()
 
-    def rows(self, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        """Rows of `columns`; raises BadInput for a column that is missing (the message lists those there are)."""
+    def rows(self, columns: Sequence[str], *, lists: bool = False) -> Iterator[tuple[Any, ...]]:
+        """Rows of `columns`, where `lists` says so of lists, too.
+
+        Raises:
+            BadInput: a column is missing (the message lists those there are) or holds lists, or a text is too long.
+        """
         for column in columns:
             if column not in self.names:
                 raise BadInput(f"{self.source}: no column {column!r}; its columns are {self.listed}")
-        return self.read(tuple(columns))
+            if column in self.nested and not lists:
+                raise BadInput(
+                    f"{self.source}: column {column!r} holds lists, and one value in a row is wanted; name another"
+                )
+        return bounded(self.read(tuple(columns)), self.source)
 
     @property
     def listed(self) -> str:
@@ -67,6 +79,17 @@ def _separator_hint(suffix: str, names: Sequence[str]) -> str:
     remedy = f"rename it to {ending}" if ending else f"write it anew with {SEPARATORS[used]}, or as .jsonl"
     meant, seen = SEPARATORS[used], SEPARATORS[mark]
     return f" (one name: {suffix} is separated by {meant}, and this file seems to be by {seen}; {remedy})"
+
+
+def bounded(rows: Iterable[tuple[Any, ...]], source: str) -> Iterator[tuple[Any, ...]]:
+    """The rows as they are; raises BadInput at one that holds a text of more than `MAX_TEXT` characters."""
+    for number, row in enumerate(rows, 1):
+        for value in row:
+            if isinstance(value, str) and len(value) > MAX_TEXT:
+                raise BadInput(
+                    f"{source}, row {number:,}: a text of {len(value):,} characters, over {MAX_TEXT:,}; write it as several"
+                )
+        yield row
 
 
 def refuse_pipes(path: Path) -> None:
@@ -90,7 +113,7 @@ def open_table(source: str | Path, *, offline: bool = False, split: str = "test"
     if path.is_dir():
         raise BadInput(
             f"{source}: a folder, and rows are read from one file (.txt, {', '.join(ENDINGS)}); a folder of images or "
-            f"recordings is for observe, disable, sweep and beyond-zero with a model that reads those, and must hold some"
+            f"recordings is for {OF_ITEMS} with a model that reads those, and must hold some"
         )
     refuse_pipes(path)
     if path.suffix.lower() in ENDINGS or str(source).startswith((".", "/", "~")):
@@ -112,8 +135,9 @@ def joined(tables: Sequence[Table], source: str) -> Table:
     if len(tables) == 1:
         return first
     return Table(
-        source, first.names, lambda columns: (row for one in tables for row in one.read(columns)), first.classes
-    )
+        source, first.names, lambda columns: (row for one in tables for row in one.read(columns)), first.classes,
+        frozenset().union(*(one.nested for one in tables)),
+    )  # fmt: skip
 
 
 def lines(text: str) -> Iterator[str]:
@@ -164,6 +188,7 @@ def _parquet(path: Path) -> Table:
     with parquet_of(path) as parquet:
         file = parquet.ParquetFile(path)
         names, metadata = tuple(file.schema_arrow.names), file.schema_arrow.metadata
+        nested = frozenset(field.name for field in file.schema_arrow if field.type.num_fields)
         _check_unpacked(file, path)
 
     def read(columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
@@ -171,7 +196,7 @@ def _parquet(path: Path) -> Table:
             for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=list(dict.fromkeys(columns))):
                 yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
 
-    return Table(str(path), names, read, _classes(metadata))
+    return Table(str(path), names, read, _classes(metadata), nested)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from outlierlens.data.tables import Table, file_lines, lines, open_table, refuse_pipes
+from outlierlens.data.tables import Table, bounded, file_lines, lines, open_table, refuse_pipes
 from outlierlens.errors import BadInput
 
 if TYPE_CHECKING:
@@ -108,7 +108,27 @@ class Texts:
 
     def tokenised(self, tokenizer: Any, max_length: int) -> Any:
         """What the tokenizer makes of them, by name one list a text, cut at `max_length` tokens."""
-        return tokenizer(list(self.texts), truncation=True, max_length=max_length)
+        return tokenizer(beginnings(tokenizer, self.texts, max_length), truncation=True, max_length=max_length)
+
+
+def beginnings(tokenizer: Any, texts: Sequence[str], max_length: int) -> list[str]:
+    """Texts whose first `max_length` tokens are wanted: of a long one a beginning that has twice as many.
+
+    A tokenizer works on a whole text before it cuts, and takes hundreds of bytes for each of its characters.
+    """
+    if getattr(tokenizer, "truncation_side", "right") != "right":
+        return list(texts)
+    return [_beginning(tokenizer, text, max_length) if len(text) > 16 * max_length else text for text in texts]
+
+
+def _beginning(tokenizer: Any, text: str, max_length: int) -> str:
+    size = 16 * max_length  # characters; a token has four or five
+    while size < len(text):
+        part = text[:size]
+        if len(tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]) >= 2 * max_length:
+            return part
+        size *= 4
+    return text
 
 
 def read_texts(
@@ -148,7 +168,7 @@ def _found(source: str, column: str | None, offline: bool) -> tuple[Iterator[Any
         if not path.is_file():
             refuse_pipes(path)
             raise BadInput(f"{source}: no such data file")
-        return file_lines(path), ""
+        return (text for (text,) in bounded(zip(file_lines(path)), source)), ""
     table = open_table(source, offline=offline)
     if not table.names:
         return iter(()), ""
@@ -236,7 +256,7 @@ def collate(tokenizer: Any, encoded: dict[str, list[list[int]]], rows: tuple[int
 
     from outlierlens.data.token_texts import special_ids  # brings numpy, which --help does not need
 
-    padded = tokenizer.pad(encoded, return_tensors="pt", padding_side="right")
+    padded = tokenizer.pad(encoded, return_tensors="pt", padding_side="right", return_attention_mask=True)
     valid = padded["attention_mask"].bool()
     special = torch.isin(padded["input_ids"], torch.tensor(sorted(special_ids(tokenizer)))) & valid
     inputs = {key: value.to(device) for key, value in padded.items()}

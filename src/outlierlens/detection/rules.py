@@ -26,7 +26,6 @@ from outlierlens.errors import BadFile, BadInput, near
 from outlierlens.options import Flag, check
 from outlierlens.statistics.p_values import holm, position_p
 from outlierlens.statistics.ranks import ranks_from_top
-from outlierlens.view.words import number_of_layers
 
 RuleName = Literal["kovaleva", "puccetti", "luo"]
 Passes = Literal["scale and bias", "scale", "bias", "neither"]
@@ -126,15 +125,14 @@ class Rule:
         """The share of layers in a sentence: "half", or such as "40 %"."""
         return "half" if self.min_layer_fraction == 0.5 else self.percent
 
-    def asks(self, n_layers: int, *, has_bias: bool) -> str:
-        """What an outlier is under this rule, in one phrase that begins with a verb."""
+    def asks(self, n_layers: int, counted: str, *, has_bias: bool) -> str:
+        """What an outlier is under this rule, in one phrase that begins with a verb; `counted`: "12 layers"."""
         if self.name == "luo":
             return f"ranks among the first {self.top_k} in more layers than chance allows"
         if self.name == "puccetti":
             return f"is over {self.deviations} in scale and bias of more than three layers"
         both = " in both scale and bias" if has_bias else ""
-        layers = number_of_layers(n_layers)
-        return f"is {self.deviations} or more from the mean{both} in {self.needed(n_layers)} of {layers}"
+        return f"is {self.deviations} or more from the mean{both} in {self.needed(n_layers)} of {counted}"
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,6 @@ from outlierlens.models.forward import text_stacks
 from outlierlens.models.hooks import EMBEDDINGS
 from outlierlens.models.inputs import token_limit, tokenizer_of
 from outlierlens.models.load import LoadedModel, LoadOptions, fingerprint, stream_width
-from outlierlens.view.words import number_of_layers
 
 LONGEST = 2000  # letters of a text: several times what is read, and short enough for a link
 MOST = 64  # dimensions that are off at once
@@ -112,8 +111,8 @@ class Explorer:
     def verdict(self, name: str = "") -> str:
         """One sentence: how many outlier dimensions the weights show, or that there are none."""
         scanned, rule = self._scanned(self.stack(name).name), self.scan.rule
-        layers = number_of_layers(scanned.n_layers)
-        where = f"past {scanned.threshold.sigmas} in at least {rule.needed(scanned.n_layers)} of {layers} ({scanned.measure})"
+        needed = f"at least {rule.needed(scanned.n_layers)} of {scanned.counted}"
+        where = f"past {scanned.threshold.sigmas} in {needed} ({scanned.measure})"
         if scanned.outliers:
             n = len(scanned.outliers)
             return f"{n} outlier dimension{'s' if n > 1 else ''} of {scanned.hidden_size}: {where}."

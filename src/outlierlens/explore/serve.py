@@ -27,6 +27,7 @@ TUNNEL = ".gradio.live"
 TRIED = 100
 MOST_BYTES = 4 * 2**20
 
+_PORTS = {"http": 80, "https": 443}
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -49,7 +50,7 @@ class Door:
         headers = [(name.lower(), value.decode("latin-1")) for name, value in scope["headers"]]
         named = [f"//{value}" for name, value in headers if name == b"host"]
         named += [value for name, value in headers if name == b"origin" and value != "null"]
-        if not named or not all(map(self._knows, named)) or (b"origin", "null") in headers:
+        if not named or not all(map(self._knows, named)) or not _same_port(headers) or (b"origin", "null") in headers:
             await _refuse(scope, send, 403, "this page answers on this machine alone")
             return
         lengths = [value for name, value in headers if name == b"content-length"]
@@ -71,14 +72,16 @@ class Door:
 
         async def noted(message: Message) -> None:
             nonlocal begun
-            begun = True
-            await send(message)
+            if begun or read <= MOST_BYTES:  # an application may take the end of the body for one that is malformed
+                begun = True
+                await send(message)
 
         try:
             await self.app(scope, counted, noted)
         except _TooLarge:
             if begun:
                 raise
+        if read > MOST_BYTES and not begun:
             await _refuse(scope, send, 413, f"a request may have {MOST_BYTES:,} bytes")
 
     def _knows(self, address: str) -> bool:
@@ -87,6 +90,16 @@ class Door:
         except ValueError:
             return False
         return any(host.endswith(one) if one.startswith(".") else host == one for one in self.hosts)
+
+
+def _same_port(headers: Sequence[tuple[bytes, str]]) -> bool:
+    """Whether a page that sends from an address names the port that it sends to, where both say one."""
+    given = dict(headers)
+    try:
+        here, origin = urlsplit(f"//{given.get(b'host', '')}"), urlsplit(given.get(b"origin", ""))
+        return None in (here.port, origin.hostname) or here.port == (origin.port or _PORTS.get(origin.scheme))
+    except ValueError:
+        return False
 
 
 class _TooLarge(Exception):

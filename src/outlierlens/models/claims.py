@@ -13,6 +13,7 @@ from outlierlens.errors import BadFile, need
 
 SPARE = 20_000_000  # parameters that files may lack altogether: 80 MB
 MAX_DEPTH = 2000  # layers; the deepest Transformer that was published has 1,000
+MAX_LABELS = 250_000  # classes of a head; the largest that was published tells 200,000 landmarks apart
 _DEPTH = re.compile(r"(^|_)(layers?|n_layer|depth|blocks)$")
 
 
@@ -37,6 +38,15 @@ def refuse_claims(cls: Any, source: str, config: Any, options: dict[str, Any]) -
             f"{source}: config.json asks for {wanted:,} parameters, and the weight files have {held:,} bytes; use the "
             f"config.json that belongs to these weights"
         )
+
+
+def refuse_labels(source: str, given: Any) -> None:
+    """Raise BadFile where a config.json names more labels than any head has: each gets a name before a model is made."""
+    if isinstance(given, dict):
+        for key, value in given.items():
+            if key in ("num_labels", "_num_labels") and isinstance(value, int) and value > MAX_LABELS:
+                raise BadFile(f"{source}: config.json says {value:,} labels, more than {MAX_LABELS:,}; fetch it again")
+            refuse_labels(source, value)
 
 
 def _depths(config: Any) -> Iterator[int]:

@@ -74,6 +74,8 @@ def model_folder(
 
 def _of_folder(folder: Path, weights: bool, notice: Progress) -> Path:
     if any((folder / file).is_file() for file in _native_files()):
+        if weights and not (folder / "config.json").is_file():
+            raise UnknownModel(f"{folder}: to run the model takes more than its weights; put beside them: config.json")
         return folder
     found = weight_file(folder)
     if found is not None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from outlierlens.data.media.items import PLURAL, Items
+from outlierlens.data.tables import OF_ITEMS
 from outlierlens.data.texts import NO_LIMIT, Batch, Data, decoder_side
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel, max_positions
@@ -32,8 +33,8 @@ def tokenizer_of(loaded: LoadedModel) -> Any:
     kind = kind_read(loaded.model)
     if kind is not None:
         raise BadInput(
-            f"{loaded.name} reads {PLURAL[kind]}, not text; scan, observe, disable, sweep, range and trace take it "
-            f"(--data FOLDER), all that counts, asks or attends to words does not"
+            f"{loaded.name} reads {PLURAL[kind]}, not text; {OF_ITEMS} take them (--data FOLDER), all that counts, asks or "
+            f"attends to words does not"
         )
     raise BadInput(f"{loaded.name} has no tokenizer beside it, so texts cannot be read; pass one (--tokenizer FOLDER)")
 
@@ -65,7 +66,8 @@ def token_limit(loaded: LoadedModel, asked: int) -> int:
     from torch import nn
 
     config: Any = getattr(loaded.model, "config", None)
-    text_config = config.get_text_config().to_dict() if hasattr(config, "get_text_config") else loaded.config
+    inner: Any = config.get_text_config() if hasattr(config, "get_text_config") else None
+    text_config = inner.to_dict() if hasattr(inner, "to_dict") else loaded.config
     limits = [max_positions(text_config), getattr(loaded.tokenizer, "model_max_length", None)]
     for name, module in loaded.model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:

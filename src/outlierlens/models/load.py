@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from outlierlens import architectures as arch
 from outlierlens.architectures import BoundStack, live_parameters
 from outlierlens.checkpoints import pace
-from outlierlens.checkpoints.formats import suffixes
+from outlierlens.checkpoints.formats import format_of, suffixes
 from outlierlens.checkpoints.samples import SAMPLES
 from outlierlens.checkpoints.samples.cache import say
 from outlierlens.data.token_texts import KnownTokens
@@ -256,6 +256,8 @@ def load_config(name: str, options: LoadOptions | None = None) -> Any:
 def _other_tokenizer(options: LoadOptions, model: "nn.Module") -> "PreTrainedTokenizerBase":
     """The tokenizer that is named instead of the model's own; raises BadInput where the model lacks rows for its tokens."""
     name = str(options.tokenizer)
+    if Path(name).is_file() and format_of(Path(name)) is None:
+        raise BadInput(f"--tokenizer {name}: is a file; name the folder that holds it, {Path(name).parent}")
     found = load_tokenizer(name, replace(options, revision=None, subfolder="", row=None, tokenizer=None))
     rows = row_count(model) or 0
     if (highest := max(found.get_vocab().values())) >= rows:

@@ -12,7 +12,7 @@ from outlierlens import architectures as arch
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.errors import BadFile, UnknownArchitecture, need
 from outlierlens.models import variants
-from outlierlens.models.claims import refuse_claims
+from outlierlens.models.claims import refuse_claims, refuse_labels
 from outlierlens.models.heads import BUFFERS, is_unused
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def config_of(source: str, family: str | None, common: dict[str, Any], notice: C
     transformers = need("transformers", "models", "running a model")
     local = Path(source).exists()
     given = transformers.PretrainedConfig.get_config_dict(source, **common)[0] if local or family else {}
+    refuse_labels(source, given)
     if family is None and (not given or isinstance(given.get("model_type"), str)):
         return transformers.AutoConfig.from_pretrained(source, **common)
     if family is None:

@@ -42,6 +42,10 @@ def tokenizer_beside(source: str, common: dict[str, Any], config: Any = None) ->
         if isinstance(error, OSError | ValueError | TypeError):  # TypeError: a vocabulary that is None (wav2vec2)
             return None
         raise
+    if tokenizer.model_input_names[:1] != ["input_ids"]:
+        raise BadFile(
+            f"{source}: its tokenizer_config.json says that models take no input_ids; correct model_input_names"
+        )
     _try(tokenizer, source)
     if _is_empty(tokenizer):
         return None

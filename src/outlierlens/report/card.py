@@ -56,11 +56,11 @@ def _found(data: ReportData) -> Iterator[str]:
     rule = data.scan.rule
     yield from (f"### In the weights: rule {rule.name}, {rule.deviations}", "")
     rows = [
-        (stack.stack, f"{stack.site} ({stack.measure})", stack.n_layers, f"{stack.hidden_size:,}", dims or "none")
+        (stack.stack, f"{stack.site} ({stack.measure})", stack.shape, dims or "none")
         for stack in data.scan.stacks
         for dims in [", ".join(str(one.dim) for one in counted(stack, rule.name)[:_SHOWN])]
     ]
-    yield from _table(("stream", "measured at", "layers", "dimensions", "outliers, strongest first"), rows)
+    yield from _table(("stream", "measured at", "shape", "outliers, strongest first"), rows)
     detail = [
         (
             stack.stack,

@@ -22,7 +22,7 @@ from outlierlens.detection.scan.result import StackScan
 from outlierlens.report.advice import Advice
 from outlierlens.report.result import ReportData
 from outlierlens.report.words import counted, random_control, sets_of, significant_dims, verdict
-from outlierlens.view.words import TASKS, factor, few, listed, number_of_layers
+from outlierlens.view.words import TASKS, factor, few, listed
 
 ALIKE = 0.999  # correlation of z from which two models are called the same in what a scan sees
 
@@ -200,12 +200,9 @@ def pair_sentences(pair: Pair) -> tuple[str, ...]:
             said.append(f"How far dimensions{where} stand out correlates with r = {match.correlation:.3f}; {alike}.")
         one, other = match.ours, match.theirs
         if (one.n_layers, one.hidden_size) != (other.n_layers, other.hidden_size):
-            shapes = [
-                f"{number_of_layers(stack.n_layers)} × {stack.hidden_size:,} dimensions" for stack in (one, other)
-            ]
             what = "layers are shown at their share of the depth" if one.n_layers != other.n_layers else ""
             what = "; ".join(filter(None, ["positions do not correspond" if not match.mapped else "", what]))
-            said.append(f"{pair.names[0]} has {shapes[0]}{where}, {pair.names[1]} {shapes[1]}: {what}.")
+            said.append(f"{pair.names[0]} has {one.shape}{where}, {pair.names[1]} {other.shape}: {what}.")
     return tuple(said)
 
 

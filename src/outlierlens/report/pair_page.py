@@ -104,8 +104,8 @@ def _tables(pair: Pair, match: Match) -> Iterator[Rows]:
     stacks = (match.ours, match.theirs)
     heads = [f"{name}: {what}" for name in pair.names for what in ("layers past, scale", "strongest z", "p (Holm)")]
     note = (
-        f"Layers past: at {match.ours.n_sigma:g} and {match.theirs.n_sigma:g} sigma, of {match.ours.n_layers} and "
-        f"{match.theirs.n_layers}. A dash: no outlier there, so no p, or not kept by the scan."
+        f"Layers past: at {match.ours.n_sigma:g} and {match.theirs.n_sigma:g} sigma, of {match.ours.counted} and "
+        f"{match.theirs.counted}. A dash: no outlier there, so no p, or not kept by the scan."
     )
     if match.mapped:
         dims = (*match.both, *match.only_ours, *match.only_theirs)
@@ -198,12 +198,12 @@ def _running(pair: Pair) -> Iterator[Section]:
 def _both(pair: Pair) -> Section:
     rows = []
     for name, data in zip(pair.names, pair.sides, strict=True):
-        shape = ", ".join(f"{s.n_layers} × {s.hidden_size:,}" for _, s, _ in data.streams() if s is not None)
+        shape = ", ".join(s.shape for _, s, _ in data.streams() if s is not None)
         made = data.provenance
         rows.append(
             (name, data.scan.model_type, shape, _measure(data), _text(data), made.created[:10], made.fingerprint[:16])
         )
-    heads = ("model", "type", "layers × dimensions", "weights read at", "text", "measured", "fingerprint")
+    heads = ("model", "type", "shape", "weights read at", "text", "measured", "fingerprint")
     note = (
         "An outlier dimension passes the rule of the scan in each model by itself. mean |z|: of z = (w − mean) / standard "
         "deviation over one layer's vector, its size averaged over layers. Changes and p as in each model's own report."

@@ -78,7 +78,7 @@ def _found(data: ReportData) -> str:
 def _asked(data: ReportData) -> str:
     rule, stack = data.scan.rule, data.scan.stacks[0]
     used = rule if rule.name == "puccetti" else rule.at(stack.n_sigma)
-    return f"none {used.asks(stack.n_layers, has_bias=bool(stack.z_bias.size))}"
+    return f"none {used.asks(stack.n_layers, stack.counted, has_bias=bool(stack.z_bias.size))}"
 
 
 def _dimensions(dims: Sequence[int]) -> str:

@@ -156,16 +156,26 @@ def remove_rows(path: Path) -> None:
     refuse_links(path.parent, path.name)
     if not path.exists():
         return
-    if not path.is_file() or not _begins_as_rows(path):
+    if not path.is_file() or not _begins_as_rows(path, surely=True):
         raise BadInput(f"{path}: not rows of outlierlens, so it is not replaced; name another file")
     with held(path.with_name(f".{path.name}{LOCK}"), IN_USE.format(path)):
         path.unlink()
 
 
-def _begins_as_rows(path: Path) -> bool:
+def _begins_as_rows(path: Path, *, surely: bool = False) -> bool:
+    """Whether the first line begins as ours do; a torn one is no whole JSON. `surely`: its checksum is asked, too."""
     with path.open("rb") as file:
-        start = file.read(len(FIRST))
-    return start == FIRST[: len(start)]
+        line = file.readline()
+    torn = not line.endswith(b"\n")
+    if not line.startswith(FIRST) or not (torn or surely):
+        return line.startswith(FIRST) or FIRST.startswith(line)
+    for read, answer in ((_checked, True), (json.loads, False)):
+        try:
+            read(line + b"\n" * torn)
+        except (ValueError, RecursionError):
+            continue
+        return answer
+    return torn
 
 
 def read_rows(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -210,9 +220,8 @@ def _read(path: Path, identity: dict[str, Any] | None) -> tuple[dict[str, Any], 
             else:
                 raise TypeError("a key is a string")
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise BadFile(
-                f"{path}, line {number}: not a row as outlierlens wrote it; delete the file to start again"
-            ) from None
+            remedy = "name another file" if number == 1 else "delete the file to start again"
+            raise BadFile(f"{path}, line {number}: not a row as outlierlens wrote it; {remedy}") from None
     return found, done, end
 
 

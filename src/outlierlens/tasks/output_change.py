@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.data.media import Items
-from outlierlens.data.texts import Batch, collate
+from outlierlens.data.texts import Batch, beginnings, collate
 from outlierlens.errors import BadInput
 from outlierlens.models.inputs import model_inputs, token_limit, tokenizer_of
 from outlierlens.models.load import LoadedModel, stream_width
@@ -138,19 +138,26 @@ class OutputChange:
         def mean(per_token: "Tensor") -> "Tensor":
             return (per_token.to(_wide(per_token)) * valid).sum(1) / n_valid
 
+        def apart(one: "Tensor", other: "Tensor") -> "Tensor":
+            return (1 - functional.cosine_similarity(one, other, dim=-1)).clamp_min(0)  # rounding goes below
+
         pooled = [(states * valid[..., None]).sum(1) / n_valid[:, None] for states in (before, after)]
         changes = {
-            "cosine distance": mean(1 - functional.cosine_similarity(before, after, dim=-1)),
+            "cosine distance": mean(apart(before, after)),
             "relative change": mean((after - before).norm(dim=-1) / before.norm(dim=-1).clamp_min(1e-12)),
-            "pooled cosine distance": 1 - functional.cosine_similarity(pooled[0], pooled[1], dim=-1),
+            "pooled cosine distance": apart(pooled[0], pooled[1]),
         }
         if self._has_logits:
             per_token = logits_after.ndim == 3
             kept_logits = [logits for _, logits in kept]
             logits_before = pad_sequence(kept_logits, batch_first=True) if per_token else torch.stack(kept_logits)
-            kl = functional.kl_div(
-                logits_after.log_softmax(-1), logits_before.log_softmax(-1), reduction="none", log_target=True
-            ).sum(-1)
+            kl = (
+                functional.kl_div(
+                    logits_after.log_softmax(-1), logits_before.log_softmax(-1), reduction="none", log_target=True
+                )
+                .sum(-1)
+                .clamp_min(0)
+            )
             changes["kl"] = mean(kl) if kl.shape == valid.shape else kl.reshape(len(kept), -1).mean(1)
         return changes
 
@@ -203,7 +210,8 @@ class _TextRows:
         self.loaded = loaded
         length = token_limit(loaded, max_length)
         self.what = f"line of at most {length} tokens"
-        encoded = tokenizer_of(loaded)(list(texts), truncation=True, max_length=length)
+        tokenizer = tokenizer_of(loaded)
+        encoded = tokenizer(beginnings(tokenizer, texts, length), truncation=True, max_length=length)
         kept = [number for number, ids in enumerate(encoded["input_ids"]) if ids]
         if not kept:
             raise BadInput("no text has a token; give longer texts")

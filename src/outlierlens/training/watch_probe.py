@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.architectures import BoundStack
-from outlierlens.architectures.bind import sharded_part
-from outlierlens.data.texts import EXCERPT, Batch, Texts, collate, read_texts
+from outlierlens.architectures.live import sharded_part
+from outlierlens.data.texts import EXCERPT, Batch, Texts, beginnings, collate, read_texts
 from outlierlens.errors import BadInput
 from outlierlens.models.changes import temporary
 from outlierlens.models.forward import TextForward, check_padding, text_stacks
@@ -155,7 +155,8 @@ def _from_texts(loaded: LoadedModel, texts: Texts, size: ProbeSize) -> Batch:
     # which data loaders that fork complain.
     tokenizer: Any = copy.deepcopy(loaded.tokenizer)
     limit = token_limit(loaded, size.tokens)
-    encoded = [tokenizer(text, truncation=True, max_length=limit) for text in texts.texts[: size.texts]]
+    some = beginnings(tokenizer, texts.texts[: size.texts], limit)
+    encoded = [tokenizer(text, truncation=True, max_length=limit) for text in some]
     kept = tuple(number for number, text in enumerate(encoded) if text["input_ids"])
     if not kept:
         raise BadInput("the tokenizer made no token of the probe's texts; give others")

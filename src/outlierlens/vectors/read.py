@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.architectures import BoundStack
-from outlierlens.data.texts import Batch, Texts, collate
+from outlierlens.data.texts import Batch, Texts, beginnings, collate
 from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.models.devices import memory_kept
 from outlierlens.models.forward import TextForward, check_padding, text_stacks
@@ -210,7 +210,7 @@ def tokenise(loaded: LoadedModel, texts: Texts | Sequence[str], *, max_length: i
     if given:
         encoded = dict(
             tokenizer(
-                list(given),
+                beginnings(tokenizer, given, length),
                 truncation=True,
                 max_length=length,
                 return_special_tokens_mask=True,

@@ -340,6 +340,18 @@ def test_scores_are_those_of_the_folder(kind: str, normalize: bool, small: Any, 
         assert (sts.n_fit_dropped, found.n_fitted) == (0, 0)
 
 
+def test_pairs_of_unknown_tokens_give_no_score(small: Any, tmp_path: Path) -> None:
+    loaded, header = small("bert"), "sentence1\tsentence2\tscore\n"
+    path = tmp_path / "pairs.tsv"
+    path.write_text(header + "".join(f"Wort{i}\tSatz{i}\t{i % 5}\n" for i in range(9)))
+    with pytest.raises(BadInput, match="knows none of the 18 tokens"):
+        export_embedder(loaded, tmp_path / "made", EmbedderOptions(fix=FixSpec("raw")), check=read_pairs(path))
+    assert not (tmp_path / "made").exists()
+    path.write_text(header + "".join(f"w{i} w1 w2\tSatz{i}\t{i % 5}\n" for i in range(9)))
+    found = export_embedder(loaded, tmp_path / "made", EmbedderOptions(fix=FixSpec("raw")), check=read_pairs(path))
+    assert found.notes[0].startswith(f"{path}: 25% of the tokens read are unknown")
+
+
 def test_pairs_are_checked(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no such file; --check-data takes one with columns sentence1"):
         read_pairs(tmp_path / "none.tsv")

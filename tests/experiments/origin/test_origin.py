@@ -218,6 +218,15 @@ def test_a_constant_table_says_nothing_and_is_noted(tmp_path: Path) -> None:
     )
 
 
+def test_no_dimension_is_first_where_all_are_equal(tmp_path: Path) -> None:
+    made = origin_models.tensors()
+    made["encoder.layer.0.output.LayerNorm.weight"][:] = 1
+    (stack,) = origin(str(origin_models.saved(tmp_path / "model", made)), OriginOptions(dims=(5,))).stacks
+    norm = next(one for one in stack.norms if one.module == "output.LayerNorm" and one.part == "scale")
+    assert (norm.rank_z[0, 0], norm.z[0, 0], norm.n_flat) == (1, 0, 1)
+    assert not norm.first(0)[0]
+
+
 # -- a model with needles -----------------------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from media_models import pictures, save_vit
 from memory_checkpoint import Memory
 from outlierlens import range_of
 from outlierlens.data.texts import Texts
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadFile, BadInput
 from outlierlens.experiments.range.measure import templated, weights_range
 from outlierlens.experiments.range.options import RangeOptions
 from outlierlens.experiments.range.result import FORMATS, Ranges, TensorRange, headroom
@@ -365,3 +365,11 @@ def test_a_result_without_templated_texts_and_one_of_weights_are_shown() -> None
     (section,) = sections(range_results.of_weights())
     assert section.sentences[0].startswith("fp16: overflows, 1.53 times its largest number; the largest |w| is 100,000")
     assert section.charts[0].columns == ("tensor", "layer", "largest |w|")
+
+
+@pytest.mark.parametrize("template", ["{% for", "{{ 1/0 }}", "{{ raise_exception('no') }}", "{{ range(10**9) }}"])
+def test_a_template_that_fails_is_one_line(template: str, words: Callable[..., Any]) -> None:
+    loaded = llama(words)
+    loaded.tokenizer.chat_template = template
+    with pytest.raises(BadFile, match=r"llama: its chat template fails .*; leave --chat-template out, or name another"):
+        templated(loaded, TEXTS)

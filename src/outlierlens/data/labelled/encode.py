@@ -8,6 +8,7 @@ import inspect
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from outlierlens.data.texts import beginnings
 from outlierlens.errors import BadInput
 
 if TYPE_CHECKING:
@@ -53,7 +54,11 @@ def encode(tokenizer: Any, examples: "Examples", *, max_length: int) -> Encoded:
         raise BadInput("this model has no tokenizer beside it, so texts cannot be read; pass one (--tokenizer FOLDER)")
     if examples.words:
         return _encode_words(tokenizer, examples, max_length)
-    texts = (list(examples.texts), list(examples.pairs)) if examples.pairs else (list(examples.texts),)
+    texts = (
+        (list(examples.texts), list(examples.pairs))
+        if examples.pairs
+        else (beginnings(tokenizer, examples.texts, max_length),)
+    )
     full = tokenizer(*texts, truncation=True, max_length=max_length)
     inputs = {key: list(full[key]) for key in full}
     return Encoded(inputs, examples.labels, _n_cut(tokenizer, texts, inputs["input_ids"], max_length))

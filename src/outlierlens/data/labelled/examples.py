@@ -132,7 +132,7 @@ def read_examples(
     where = table.source
     columns = task.columns
     most = MAX_EXAMPLES + 1 if limit is None else limit
-    rows = [dict(zip(columns, row, strict=True)) for row in itertools.islice(table.rows(columns), most)]
+    rows = [dict(zip(columns, row, strict=True)) for row in itertools.islice(table.rows(columns, lists=True), most)]
     if not rows:
         raise BadInput(f"{where}: the {split} split has no rows; name another file or split")
     if len(rows) > max(MAX_EXAMPLES, limit or 0):

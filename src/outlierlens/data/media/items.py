@@ -9,16 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from outlierlens.data.labelled.labels import are_numbers, places_among
 from outlierlens.data.labelled.table import LabelledTask
 from outlierlens.errors import BadFile, BadInput
-
-if TYPE_CHECKING:
-    pass
 
 Kind = Literal["image", "audio"]
 PLURAL: dict[Kind, str] = {"image": "images", "audio": "recordings"}

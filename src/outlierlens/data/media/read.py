@@ -254,7 +254,9 @@ def _from_table(kind: Kind, table: Table, path: Path, options: ItemOptions) -> _
     columns = (column, options.label) if options.labelled else (column,)
     folder = path.resolve().parent if path.is_file() else None
     parts, raw = [], []
-    for number, (value, *label) in enumerate(itertools.islice(table.rows(columns), options.limit or MAX_ITEMS + 1), 1):
+    for number, (value, *label) in enumerate(
+        itertools.islice(table.rows(columns, lists=True), options.limit or MAX_ITEMS + 1), 1
+    ):
         parts.append(_part(kind, value, f"{table.source}, row {number}", folder))
         raw += label
     return _Found(parts, raw if options.labelled else None, table.classes.get(options.label))

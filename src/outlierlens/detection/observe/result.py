@@ -116,7 +116,10 @@ class StackObservation:
         """Statistics of "all" or "without_special" tokens, which are the same where no token is special."""
         if name not in VIEWS:
             raise BadInput(f"no view {name!r}; views are {', '.join(VIEWS)}")
-        return self.views.get(name) or self.views["all"]
+        found = self.views.get(name) or self.views.get("all")
+        if found is None:
+            raise BadInput(f"stream {self.stack}: holds no statistics of view {name!r}; make the observation again")
+        return found
 
     def pooled_shares(self, name: str = "all") -> dict[str, np.ndarray]:
         """{"smallest entry", "largest entry"}: share of the token vectors of all blocks pooled [column], embeddings excluded.

@@ -315,6 +315,7 @@ def _stack_scan(
         measure="scale of the norm" if site.is_norm else "L2 norm of the weights that write to the dimension",
         norm_site=declared.norm_site,
         n_layers=n_layers,
+        n_run=site.stack.n_layers if declared.shared_blocks else n_layers,
         hidden_size=width,
         outliers=outliers,
         n_sigma=n_sigma,

@@ -12,6 +12,7 @@ import numpy as np
 
 from outlierlens.detection.rules import Outlier, Rule
 from outlierlens.results.document import Provenance, Result
+from outlierlens.view.words import number_of_layers
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class StackScan:
         measure: "scale of the norm" or "L2 norm of the weights that write to the dimension".
         outliers: strongest first.
         n_sigma: threshold that was really used; below the rule's only when `relax_to` allowed it.
+        n_layers: vectors of the measure, one for each block. n_run: layers that run, more where layers share their blocks.
         values_read: number of scalars the measure rests on.
         map_dims: dimensions of the columns of `z_scale` and `z_bias`, all of them unless that is too many.
         z_scale, z_bias: [layer, column]; z_bias is empty where there is no bias.
@@ -34,6 +36,7 @@ class StackScan:
     measure: str
     norm_site: str
     n_layers: Annotated[int, "layer"]
+    n_run: int
     hidden_size: int
     outliers: tuple[Outlier, ...]
     n_sigma: float
@@ -47,6 +50,19 @@ class StackScan:
     def dims(self) -> tuple[int, ...]:
         """The dimensions found, ascending."""
         return tuple(sorted(outlier.dim for outlier in self.outliers))
+
+    @property
+    def counted(self) -> str:
+        """What a rule counts: "12 layers", or "2 distinct blocks" where layers share theirs."""
+        if self.n_run == self.n_layers:
+            return number_of_layers(self.n_layers)
+        return f"{self.n_layers} distinct block{'' if self.n_layers == 1 else 's'}"
+
+    @property
+    def shape(self) -> str:
+        """ "12 layers × 768 dimensions", or "8 layers of 2 distinct blocks × 768 dimensions"."""
+        blocks = "" if self.n_run == self.n_layers else f" of {self.counted}"
+        return f"{number_of_layers(self.n_run)}{blocks} × {self.hidden_size:,} dimensions"
 
     @property
     def threshold(self) -> Rule:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from outlierlens.architectures import RowChoice
-from outlierlens.data.texts import Texts
+from outlierlens.data.texts import Texts, beginnings
 from outlierlens.detection.scan.measure import ScanOptions
 from outlierlens.errors import BadInput
 from outlierlens.experiments.attack.edits import Moves, ValueChange, Values, changes_of, edited_values, moves_of
@@ -270,7 +270,8 @@ def cut_texts(loaded: LoadedModel, texts: Texts, max_length: int) -> Texts:
     tokenizer: Any = tokenizer_of(loaded)
     if not getattr(tokenizer, "is_fast", False):
         return texts
-    encoded = tokenizer(list(texts.texts), truncation=True, max_length=max_length, return_offsets_mapping=True)
+    given = beginnings(tokenizer, texts.texts, max_length)
+    encoded = tokenizer(given, truncation=True, max_length=max_length, return_offsets_mapping=True)
     ends = [max((end for _, end in offsets), default=0) for offsets in encoded["offset_mapping"]]
     return replace(texts, texts=tuple(text[:end] for text, end in zip(texts.texts, ends, strict=True)))
 

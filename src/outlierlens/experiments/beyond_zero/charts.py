@@ -12,7 +12,7 @@ from outlierlens.view.charts.base import Chart, Spec, bar, field, round_to
 from outlierlens.view.charts.forms import interval_dots, lines, null_dots
 from outlierlens.view.charts.palette import COLOURED, INK, MUTED
 from outlierlens.view.charts.panels import above, composed, panel
-from outlierlens.view.words import few
+from outlierlens.view.words import few, number_of_layers
 
 WIDTH = 640
 ROW = 44  # pixels of a treatment; more where several sets share it
@@ -110,7 +110,7 @@ def _says(one: Treatment) -> str:
 
 def _reading(found: BeyondZero) -> str:
     text = (
-        f"Change of the {found.task} ({found.unit}) with dimensions treated in {len(found.layers)} layers; bars are 95 % "
-        f"intervals over {len(found.texts)} {found.inputs}, grey is random dimensions treated alike. "
+        f"Change of the {found.task} ({found.unit}) with dimensions treated in {number_of_layers(len(found.layers))}; bars "
+        f"are 95 % intervals over {len(found.texts)} {found.inputs}, grey is random dimensions treated alike. "
     )
     return text + " ".join(found.says(treated) for treated in found.treated[:SETS])

@@ -18,6 +18,7 @@ import numpy as np
 from outlierlens.data.labelled import LabelledTask, read_examples
 from outlierlens.data.labelled.apart import apart
 from outlierlens.data.texts import EXCERPT, REVIEWS, Texts, read_texts
+from outlierlens.data.token_texts import KnownTokens
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.experiments.embedder.cut import Cut, cut_model
 from outlierlens.experiments.embedder.folder import CARD, RESULT, Modules, Reader, check_place, readers, write_model
@@ -27,7 +28,7 @@ from outlierlens.experiments.embedder.view import card
 from outlierlens.experiments.similarity.scores import spearman
 from outlierlens.experiments.similarity.table import TEST, StsPairs, StsTask
 from outlierlens.models.hooks import EMBEDDINGS
-from outlierlens.models.inputs import token_limit
+from outlierlens.models.inputs import token_limit, tokenizer_of
 from outlierlens.models.load import LoadedModel
 from outlierlens.results.document import save
 from outlierlens.results.safe_files import new_folder
@@ -93,7 +94,7 @@ def export_embedder(
 
     Raises:
         BadInput: the model is not in float32, the folder exists, the model cannot be cut there or the fix cannot be made;
-            see `cut_model`, `make_fix`.
+            see `cut_model`, `make_fix`; or the tokenizer knows no token of `check`.
         BadFile: what was written reads back as another model.
     """
     import torch
@@ -105,6 +106,7 @@ def export_embedder(
             f"with LoadOptions(dtype='float32')"
         )
     check_place(folder, overwrite=options.overwrite)
+    unknown = _unknown(loaded, check)
     transformers.utils.logging.disable_progress_bar()  # of its own, of files that are written and read at once
     cut = cut_model(loaded, options.layer)
     ours = _Ours(loaded, options, cut.layer)
@@ -132,7 +134,7 @@ def export_embedder(
         normalized=options.normalize,
         n_checked=0,
         checks=(),
-        notes=(*loaded.notes, *_notes(loaded, cut, fix)),
+        notes=(*loaded.notes, *unknown, *_notes(loaded, cut, fix)),
     )
     check_place(folder, overwrite=options.overwrite)  # once more: the checks took their time
     with new_folder(folder) as part:
@@ -141,6 +143,15 @@ def export_embedder(
         (part / CARD).write_text(card(made), "utf-8")
         save(made, part / RESULT)
     return made
+
+
+def _unknown(loaded: LoadedModel, check: StsPairs | None) -> tuple[str, ...]:
+    """A remark where many tokens of these sentences are unknown; raises BadInput where all are."""
+    known = KnownTokens()
+    for sentence in check.sentences if check else ():
+        known.add(loaded.tokenizer, tokenizer_of(loaded)(sentence)["input_ids"])
+    known.check(loaded.name)
+    return (f"{check.source}: {known.note}",) if check and known.note else ()
 
 
 def _fit_text(fit: Texts | None, options: EmbedderOptions, check: StsPairs | None) -> tuple[Texts | None, int]:

@@ -268,8 +268,7 @@ def origin_ranks(stack: StackOrigin, named: Sequence[int] | None = None, *, pref
     shown = looks(_named(stack) if named is None else named, stack.dims)
     drawn = [rank_panel(stack, norm, shown) for norm in norms]
     first = [
-        f"{dim} is first in {sum(int((norm.rank_z[:, stack.dims.index(dim)] == 1).sum()) for norm in norms)}"
-        for dim in shown
+        f"{dim} is first in {sum(int(norm.first(stack.dims.index(dim)).sum()) for norm in norms)}" for dim in shown
     ]
     places = sum(len(norm.layers) for norm in norms)
     reading = (

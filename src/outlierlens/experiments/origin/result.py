@@ -231,6 +231,10 @@ class NormOrigin:
     other_z: Annotated[np.ndarray, "layer"]
     histogram: Histogram | None = None
 
+    def first(self, column: int) -> np.ndarray:
+        """Whether a named dimension has the largest |z| [layer]; none has where all are equal."""
+        return (self.rank_z[:, column] == 1) & (self.z[:, column] != 0)
+
 
 @dataclass(frozen=True)
 class Place:

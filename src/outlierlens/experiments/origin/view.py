@@ -116,7 +116,7 @@ def _norm_row(norm: NormOrigin, column: int, dim: int, rule: Rule) -> tuple[Cell
     past = rule.passes(norm.z[:, column])
     others = int(norm.n_outside[peak]) - int(past[peak])
     module = norm.role if norm.role in ("embedding norm", "final norm") else norm.module
-    counts = [Of(int(flags.sum()), len(norm.layers)) for flags in (past, norm.rank_z[:, column] == 1)]
+    counts = [Of(int(flags.sum()), len(norm.layers)) for flags in (past, norm.first(column))]
     ranks = (int(values[peak, column]) for values in (norm.rank_z, norm.rank_top, norm.rank_bottom, norm.rank_absolute))
     return (module, norm.part, dim, *counts, float(norm.z[peak, column]), norm.layers[peak], *ranks, others)
 

@@ -16,7 +16,7 @@ from outlierlens.architectures import BoundStack
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
 from outlierlens.checkpoints.live import LiveCheckpoint
 from outlierlens.data.texts import Batch, Data, Texts
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadFile, BadInput, one_line
 from outlierlens.experiments.range.keys import key_biases
 from outlierlens.experiments.range.options import RangeOptions
 from outlierlens.experiments.range.result import KINDS, Ranges, TensorRange
@@ -109,7 +109,7 @@ def templated(loaded: "LoadedModel", texts: Data) -> Texts:
     """Each text as one user turn of the tokenizer's chat template, ready for the answer.
 
     Raises:
-        BadInput: the data is no text, or the tokenizer has no template.
+        BadInput: the data is no text, or the tokenizer has no template. BadFile: the template fails.
     """
     from outlierlens.models.inputs import tokenizer_of
 
@@ -121,10 +121,20 @@ def templated(loaded: "LoadedModel", texts: Data) -> Texts:
             f"{loaded.name}: its tokenizer has no chat template; leave --chat-template out, or name a tokenizer that has "
             "one (--tokenizer)"
         )
-    turns = [
-        tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
-        for text in texts.texts
-    ]
+    try:
+        turns = [
+            tokenizer.apply_chat_template(
+                [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+            )
+            for text in texts.texts
+        ]
+    except MemoryError:
+        raise
+    except Exception as error:  # a template is a program of its own, and may fail in every way
+        raise BadFile(
+            f"{loaded.name}: its chat template fails ({one_line(f'{type(error).__name__}: {error}')[:300]}); leave "
+            f"--chat-template out, or name another --tokenizer"
+        ) from error
     # Where the tokenizer puts its first token before every text, the template's own would be a second one.
     begin = tokenizer.bos_token or ""
     twice = begin and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]

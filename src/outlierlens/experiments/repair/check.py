@@ -17,7 +17,7 @@ from outlierlens.experiments.range.measure import Pass
 from outlierlens.experiments.range.options import RangeOptions
 from outlierlens.experiments.range.result import TensorRange
 from outlierlens.experiments.repair.pairs import Pair, Peaks, pairs_of
-from outlierlens.models.inputs import token_limit
+from outlierlens.models.inputs import check_known, token_limit
 from outlierlens.models.load import LoadedModel
 from outlierlens.models.passes import Reading, reading_of
 
@@ -95,7 +95,7 @@ def check_of(loaded: LoadedModel, data: Data, *, max_length: int, seed: int) -> 
     """Batches of `data`, then two of random tokens, or one of noise beside pictures and recordings.
 
     Raises:
-        BadInput: the data reaches but a part of the model.
+        BadInput: the data reaches but a part of the model, or holds no token that its tokenizer knows.
     """
     import torch
 
@@ -106,6 +106,7 @@ def check_of(loaded: LoadedModel, data: Data, *, max_length: int, seed: int) -> 
             f"repair the towers one by one, each loaded by itself"
         )
     batches = list(reading.batches(data, batch_size=1))
+    check_known(loaded)
     random = torch.Generator().manual_seed(seed)
     if isinstance(data, Items):
         noise = {

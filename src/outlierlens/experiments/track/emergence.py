@@ -242,6 +242,7 @@ def last_scan(path: Trajectory, track: Track) -> Scan:
         measure="scale of the norm",
         norm_site=path.norm_site,
         n_layers=path.n_layers,
+        n_run=path.n_layers,
         hidden_size=path.width,
         outliers=outliers,
         n_sigma=n_sigma,

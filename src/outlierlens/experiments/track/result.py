@@ -190,7 +190,7 @@ class Track(Result):
     @property
     def has_bias(self) -> bool:
         """Whether the norm has a bias."""
-        return self.bias.size > 0
+        return self.bias.size > 0 and self.z_bias.size > 0 and self.layers_bias.size > 0
 
     @property
     def outliers(self) -> tuple[Emergence, ...]:

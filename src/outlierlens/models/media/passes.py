@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 # Batches that are prepared and sorted by length together: pictures are all alike, recordings are large.
 WINDOWS: dict[Kind, int] = {"image": 1, "audio": 8}
 KEPT_BYTES = 2_000_000_000  # of prepared items held in memory; what comes after is decoded again whenever it is read
-UNPADDED = (
-    "this model norms its features over time (feat_extract_norm 'group'), so padding would change every state: only "
-    "recordings of the same number of samples share a batch"
-)
 
 
 class ItemReading:
@@ -45,9 +41,7 @@ class ItemReading:
             said.append(f"not observed: stream {', '.join(other)}, which {self.inputs} do not reach")
         if self.n_cut:
             said.append(f"{self.n_cut:,} {self.inputs} are longer than is read of one, and were cut")
-        if not self.prepare.pads:
-            said.append(UNPADDED)
-        return tuple(said)
+        return (*said, *self.prepare.notes)
 
     def batches(self, items: Items, *, batch_size: int, max_length: int | None = None) -> Iterator[Batch]:
         """Batches of `items`, the longest first; a limit of tokens does not apply."""
@@ -56,7 +50,7 @@ class ItemReading:
             self.n_cut += sum(one.cut for one in made)
         order = sorted(range(len(made)), key=lambda number: -made[number].length)
         with memory_kept():  # while whoever asks for them runs the model
-            for group in self.prepare.apart([made[number] for number in order]):
+            for group in self.prepare.apart([made[number].values.shape for number in order]):
                 for start in range(0, len(group), batch_size):
                     numbers = tuple(order[place] for place in group[start : start + batch_size])
                     yield self.prepare.batch([made[number] for number in numbers], numbers)
@@ -112,10 +106,12 @@ class ItemRows:
         self.items, self.prepare = items, Prepare(loaded, items.kind)
         self.labels: tuple[Any, ...] = items.labels if isinstance(items, LabelledItems) else ()
         self._kept: dict[int, Prepared] = {}
+        self._shapes: list[tuple[int, ...]] = []
         room, lengths, n_cut = KEPT_BYTES, [], 0
         for number, part in enumerate(items.parts):
             one = self.prepare(part, max_seconds=items.max_seconds)
             lengths.append(one.length)
+            self._shapes.append(one.values.shape)
             n_cut += one.cut
             room -= one.values.nbytes
             if room >= 0:
@@ -135,9 +131,7 @@ class ItemRows:
         if n_cut:
             limit = f"{self.items.max_seconds:g} s"
             said.append(f"{n_cut:,} of {len(self.items):,} recordings are longer than {limit}, and were cut")
-        if not self.prepare.pads:
-            said.append(UNPADDED)
-        return tuple(said)
+        return (*said, *self.prepare.notes)
 
     def _one(self, number: int) -> Prepared:
         return self._kept.get(number) or self.prepare(self.items.parts[number], max_seconds=self.items.max_seconds)
@@ -153,6 +147,4 @@ class ItemRows:
 
     def apart(self, numbers: Sequence[int]) -> list[list[int]]:
         """Places in `numbers` that can share batches, each group in the order given."""
-        if self.prepare.pads:
-            return [list(range(len(numbers)))]
-        return self.prepare.apart([self._one(number) for number in numbers])
+        return self.prepare.apart([self._shapes[number] for number in numbers])

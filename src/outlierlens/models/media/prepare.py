@@ -25,6 +25,10 @@ from outlierlens.models.processor import TAKES
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+UNPADDED = (
+    "this model norms its features over time (feat_extract_norm 'group'), so padding would change every state: only "
+    "recordings of the same number of samples share a batch"
+)
 NOT_MASKED = "group"  # feature norm over time of wav2vec2-base and its kin: padding would change every state
 
 
@@ -49,8 +53,8 @@ class Prepare:
 
     Attributes:
         reader: the innermost module that takes them and runs `stacks`.
-        pads: whether recordings of different length can share a batch; where they cannot, those of one length do.
-        n_special: tokens before the first patch of a picture.
+        pads: whether items of different shape can share a batch: most recordings; where they cannot, those of one shape do.
+        notes: what a reader of the results should know of it. n_special: tokens before the first patch of a picture.
 
     Raises:
         BadInput: the model does not read such items, or has no processor beside it.
@@ -77,7 +81,8 @@ class Prepare:
             )
         config: Any = getattr(self.reader, "config", loaded.model.config)
         self.config = config
-        self.pads = kind == "image" or getattr(config, "feat_extract_norm", NOT_MASKED) != NOT_MASKED
+        self.pads = kind == "audio" and getattr(config, "feat_extract_norm", NOT_MASKED) != NOT_MASKED
+        self.notes = (UNPADDED,) if kind == "audio" and not self.pads else ()
         self.n_special = 0
         self._tokens: dict[tuple[int, ...], int] = {}
 
@@ -182,13 +187,13 @@ class Prepare:
         device = self.loaded.device
         return Batch(inputs, valid.to(device), special.to(device), texts)
 
-    def apart(self, items: Sequence[Prepared]) -> list[list[int]]:
-        """Places of the items, in groups that can share batches, each in the order given."""
+    def apart(self, shapes: Sequence[tuple[int, ...]]) -> list[list[int]]:
+        """Places of items whose values have these shapes, in groups that can share batches, each in the order given."""
         if self.pads:
-            return [list(range(len(items)))]
-        groups: dict[int, list[int]] = {}
-        for place, item in enumerate(items):
-            groups.setdefault(len(item.values), []).append(place)
+            return [list(range(len(shapes)))]
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for place, shape in enumerate(shapes):
+            groups.setdefault(shape, []).append(place)
         return list(groups.values())
 
     def _moved(self, values: np.ndarray) -> "Tensor":

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outlierlens.architectures.bind import BoundStack, bind, live_parameters
+from outlierlens.architectures import BoundStack, bind, live_parameters
 from outlierlens.architectures.stack import Config, Stack, to_toml
 from outlierlens.errors import OutlierlensError, UnknownArchitecture, need
 from outlierlens.models.proposal.probe import DIM, Anatomy, BlockProbe, Row, first_tensor

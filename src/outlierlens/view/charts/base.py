@@ -254,6 +254,7 @@ def symmetric(values: np.ndarray, *, factor: float = 50.0) -> Range:
 
 def log_ticks(low: float, high: float) -> list[float]:
     """Ticks of a log scale from about `low` to about `high`: powers of ten; within two decades 2 and 5 times them too."""
+    low, high = max(low, 1e-300), min(high, 1e300)  # what is beyond has no power of ten, or infinity above it
     if high >= 100 * low:
         return decades(low / 3, high * 3)
     return round_numbers(low / 3, high * 3)
