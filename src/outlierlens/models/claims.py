@@ -14,13 +14,14 @@ from outlierlens.errors import BadFile, need
 SPARE = 20_000_000  # parameters that files may lack altogether: 80 MB
 MAX_DEPTH = 2000  # layers; the deepest Transformer that was published has 1,000
 MAX_LABELS = 250_000  # classes of a head; the largest that was published tells 200,000 landmarks apart
+_LABELS = re.compile(r"^_?num_labels$")
 _DEPTH = re.compile(r"(^|_)(layers?|n_layer|depth|blocks)$")
 
 
 def refuse_claims(cls: Any, source: str, config: Any, options: dict[str, Any]) -> None:
     """Raise BadFile where a config makes a far larger model than the files can hold: it would be built, and filled, first."""
     torch = need("torch", "models", "running a model")
-    deepest = max(_depths(config.to_dict()), default=0)
+    deepest = max(_numbers(config.to_dict(), _DEPTH), default=0)
     if deepest > MAX_DEPTH:
         raise BadFile(f"{source}: config.json says {deepest:,.6g} layers, more than {MAX_DEPTH:,}; fetch it again")
     folder = Path(source) / options["subfolder"]
@@ -42,17 +43,15 @@ def refuse_claims(cls: Any, source: str, config: Any, options: dict[str, Any]) -
 
 def refuse_labels(source: str, given: Any) -> None:
     """Raise BadFile where a config.json names more labels than any head has: each gets a name before a model is made."""
-    if isinstance(given, dict):
-        for key, value in given.items():
-            if key in ("num_labels", "_num_labels") and isinstance(value, int) and value > MAX_LABELS:
-                raise BadFile(f"{source}: config.json says {value:,} labels, more than {MAX_LABELS:,}; fetch it again")
-            refuse_labels(source, value)
+    most = max(_numbers(given, _LABELS), default=0)
+    if most > MAX_LABELS:
+        raise BadFile(f"{source}: config.json says {most:,} labels, more than {MAX_LABELS:,}; fetch it again")
 
 
-def _depths(config: Any) -> Iterator[int]:
-    """Every number of layers in a config, in those of its parts too."""
+def _numbers(config: Any, keys: re.Pattern[str]) -> Iterator[int]:
+    """Every whole number under such a key of a config, in those of its parts too."""
     if isinstance(config, dict):
         for key, value in config.items():
-            if isinstance(value, int) and _DEPTH.search(str(key)):
+            if isinstance(value, int) and keys.search(str(key)):
                 yield value
-            yield from _depths(value)
+            yield from _numbers(value, keys)

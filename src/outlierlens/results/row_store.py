@@ -169,13 +169,15 @@ def _begins_as_rows(path: Path, *, surely: bool = False) -> bool:
     torn = not line.endswith(b"\n")
     if not line.startswith(FIRST) or not (torn or surely):
         return line.startswith(FIRST) or FIRST.startswith(line)
-    for read, answer in ((_checked, True), (json.loads, False)):
-        try:
-            read(line + b"\n" * torn)
-        except (ValueError, RecursionError):
-            continue
-        return answer
-    return torn
+    return _reads(_checked, line + b"\n" * torn) or (torn and not _reads(json.loads, line))
+
+
+def _reads(read: Callable[[bytes], Any], line: bytes) -> bool:
+    try:
+        read(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def read_rows(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
