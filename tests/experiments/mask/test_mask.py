@@ -178,10 +178,13 @@ def test_exports_are_what_the_tools_take() -> None:
     found = mask_results.found()
     assert run(export("saelens", found))["SINKS"] == {"exclude_special_tokens": [7], "seqpos_slice": (1, None)}
     assert "cannot leave out: 3" in export("saelens", found)
-    assert run(export("dictionary-learning", found))["SINKS"] == {"remove_bos": True}
+    assert run(export("dictionary-learning", found))["SINKS"] == {
+        "max_activation_norm_multiple": found.factor,
+        "remove_bos": True,
+    }
     none = replace(found, positions=(), token_ids=(), words=(), dims=())
     assert run(export("saelens", none))["SINKS"] == {"exclude_special_tokens": False, "seqpos_slice": (0, None)}
-    assert run(export("dictionary-learning", none))["SINKS"] == {"remove_bos": False}
+    assert run(export("dictionary-learning", none))["SINKS"]["remove_bos"] is False
     steering = run(export("steering", found))
     assert steering["without_outliers"](torch.ones(2, 4)).tolist() == [[1, 1, 0, 1], [1, 1, 0, 1]]
     with pytest.raises(BadInput, match="unknown tool 'x'"):

@@ -431,11 +431,19 @@ def test_the_command_says_it_in_its_exit_code(folder: Any, run: Any, tmp_path: P
 def test_lists_can_be_pasted(tool: Any, folder: Any) -> None:
     made = protect(folder("llama"), tool, ProtectOptions(dims=(3, 7)))
     assert made.dims == (3, 7)
-    if tool == "llm-compressor":
+    if tool in ("sparsegpt", "llm-compressor"):
         recipe = yaml.safe_load(made.text)
-        ignore = recipe["sparsity_stage"]["sparsity_modifiers"]["SparseGPTModifier"]["ignore"]
+        stage, modifier = {
+            "sparsegpt": ("sparsity", "SparseGPTModifier"),
+            "llm-compressor": ("quantization", "QuantizationModifier"),
+        }[tool]
+        settings = recipe[f"{stage}_stage"][f"{stage}_modifiers"][modifier]
+        assert ("scheme" in settings) == (tool == "llm-compressor")
         # Two of three layers must stay for a position to be removed in fewer than two.
-        assert len(made.layers) == 2
+        if tool == "sparsegpt":
+            assert len(made.layers) == 2
+        ignore = settings["ignore"]
+        assert ignore[0] == "re:.*lm_head$"
         assert ignore[1:] == [rf"re:.*layers\.{layer}\.mlp\.down_proj$" for layer in made.layers]
         return
     compile(made.text, tool, "exec")
@@ -530,9 +538,9 @@ def test_the_importance_for_torch_pruning_never_gives_up_protected_positions(fol
 
 
 def test_layers_of_a_list(folder: Any) -> None:
-    every = protect(folder("llama"), "llm-compressor", ProtectOptions(dims=(3,), layers="all"))
+    every = protect(folder("llama"), "sparsegpt", ProtectOptions(dims=(3,), layers="all"))
     assert every.layers == (0, 1, 2)
-    one = protect(folder("llama"), "llm-compressor", ProtectOptions(dims=(3,), layers=(1,)))
+    one = protect(folder("llama"), "sparsegpt", ProtectOptions(dims=(3,), layers=(1,)))
     assert one.modules == ("layers.1.mlp.down_proj",)
     assert "could still remove a position in 2 or more" in one.notes[0]
     bert = protect(folder("bert"), "bitsandbytes", ProtectOptions(dims=(3,), layers=(0,)))
@@ -555,7 +563,7 @@ def test_lists_that_cannot_be(folder: Any) -> None:
         (ProtectOptions(stack="mlp", dims={1: (3,)}, layers="all"), "leave it out"),
     ):
         with pytest.raises(BadInput, match=message):
-            protect(folder("llama"), "llm-compressor", options)
+            protect(folder("llama"), "sparsegpt", options)
     with pytest.raises(BadInput, match="unknown tool 'scissors'"):
         protect(folder("llama"), "scissors")  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="factor is 0"):
@@ -584,7 +592,7 @@ def test_a_list_begins_with_what_was_measured(folder: Any, tmp_path: Path) -> No
 
 def test_the_protect_command_writes_a_file(folder: Any, run: Any, tmp_path: Path) -> None:
     out = tmp_path / "ignore.yaml"
-    code, stdout, err = run("protect", folder("llama"), "--for", "llm-compressor", "--dims", "3", "-o", str(out))
+    code, stdout, err = run("protect", folder("llama"), "--for", "sparsegpt", "--dims", "3", "-o", str(out))
     assert code == 0, err
     assert "2 modules of 2 layers" in stdout
     assert yaml.safe_load(out.read_text())

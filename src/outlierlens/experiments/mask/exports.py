@@ -2,7 +2,7 @@
 
 tool                 form     what it reads
 saelens              Python   `exclude_special_tokens` and `seqpos_slice` of LanguageModelSAERunnerConfig (sae-lens 6)
-dictionary-learning  Python   `remove_bos` of ActivationBuffer (dictionary-learning 0.1)
+dictionary-learning  Python   `max_activation_norm_multiple` and `remove_bos` of ActivationBuffer (dictionary-learning 0.1)
 heretic              TOML     `winsorization_quantile` of its config.toml (heretic-llm 1.4)
 steering             Python   a function that takes the dimensions that stand out from a direction
 """
@@ -55,12 +55,11 @@ def _saelens(found: Mask) -> str:
 
 
 def _dictionary_learning(found: Mask) -> str:
-    types = f"# It has no option for token types; mask {list(found.token_ids)} yourself.\n" if found.token_ids else ""
-    more = [one for one in found.positions if one > 0]
-    behind = f"# Positions that it cannot leave out: {', '.join(map(str, more))}.\n" if more else ""
     return (
-        f"# ActivationBuffer(..., **SINKS)\n{types}{behind}"
-        f'SINKS = {{"remove_bos": {0 in found.positions}}}  # it leaves out the first token, whatever it is\n'
+        "# dictionary_learning.pytorch_buffer.ActivationBuffer(..., **SINKS), in the repository since August 2025.\n"
+        "# Release 0.1.0 knows `remove_bos` alone, which leaves out the first token, whatever it is.\n"
+        "# Longer states than this multiple of the median are left out, whatever their token and position.\n"
+        f'SINKS = {{"max_activation_norm_multiple": {found.factor:g}, "remove_bos": {0 in found.positions}}}\n'
     )
 
 

@@ -3,8 +3,9 @@
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from outlierlens.architectures import BoundStack, Neuron
@@ -51,6 +52,25 @@ class KeepPositions(tp.importance.Importance):
 # {whole}:
 # ignored_layers = [module_of(model, name) for name in KEEP]
 '''
+
+# https://docs.vllm.ai/projects/llm-compressor: recipes of one modifier, up to the list of modules that it ignores.
+SPARSEGPT = """\
+sparsity_stage:
+  sparsity_modifiers:
+    SparseGPTModifier:
+      sparsity: 0.5
+      mask_structure: "0:0"
+      targets: ["Linear"]
+      ignore:
+"""
+QUANTIZATION = """\
+quantization_stage:
+  quantization_modifiers:
+    QuantizationModifier:
+      scheme: W8A8
+      targets: ["Linear"]
+      ignore:
+"""
 
 
 @dataclass(frozen=True)
@@ -103,13 +123,14 @@ class ToolLists(ABC):
         notes.append(
             measured or "what this gives back was not measured: outlierlens plan measures what helps most per byte"
         )
-        write = {
+        write: dict[Tool, Callable[[tuple[str, ...], tuple[int, ...], list[str]], str]] = {
             "torch-pruning": self._torch_pruning,
-            "llm-compressor": self._llm_compressor,
+            "sparsegpt": partial(self._recipe, SPARSEGPT),
+            "llm-compressor": partial(self._recipe, QUANTIZATION),
             "bitsandbytes": self._bitsandbytes,
             "awq": self._awq,
-        }[tool]
-        text = write(modules, layers, notes)
+        }
+        text = write[tool](modules, layers, notes)
         return Protection(tool, text, modules, self.dims, layers, tuple(notes), tuple(map(str, self.neurons)))
 
     def _head(self, what: str, notes: Sequence[str]) -> list[str]:
@@ -126,19 +147,13 @@ class ToolLists(ABC):
             [*head, TORCH_PRUNING.replace("{keep}", _literal(self.keep(modules))).replace("{whole}", self.whole)]
         )
 
-    def _llm_compressor(self, modules: tuple[str, ...], layers: tuple[int, ...], notes: list[str]) -> str:
-        lines = [json.dumps(f"re:.*{re.escape(_tail(name, self.bound.prefix))}$") for name in modules]
+    def _recipe(self, modifier: str, modules: tuple[str, ...], layers: tuple[int, ...], notes: list[str]) -> str:
+        """A recipe of llm-compressor that leaves these modules and the head alone."""
+        lines = [json.dumps(f"re:.*{re.escape(_tail(name, self.bound.prefix))}$") for name in ("lm_head", *modules)]
         return "\n".join([
             *self._head("modules that llm-compressor should ignore", notes),
-            "# Put the list into the modifier of your recipe; sparsity and scheme are yours.",
-            "sparsity_stage:",
-            "  sparsity_modifiers:",
-            "    SparseGPTModifier:",
-            "      sparsity: 0.5",
-            '      mask_structure: "0:0"',
-            '      targets: ["Linear"]',
-            "      ignore:",
-            '        - "re:.*lm_head$"',
+            "# oneshot(model=…, recipe=this file); the settings above `ignore` are yours.",
+            modifier.rstrip(),
             *(f"        - {line}" for line in lines),
             "",
         ])  # fmt: skip

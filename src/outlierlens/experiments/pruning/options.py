@@ -14,7 +14,7 @@ from outlierlens.options.read import parse_layers
 from outlierlens.tasks.base import TaskOptions
 
 Held = Literal["auto", "masks", "weights"]
-Tool = Literal["torch-pruning", "llm-compressor", "bitsandbytes", "awq"]
+Tool = Literal["torch-pruning", "sparsegpt", "llm-compressor", "bitsandbytes", "awq"]
 Which = Literal["enough", "flagged", "all"]
 WHICH: tuple[Which, ...] = ("enough", "flagged", "all")
 AWQ_FACTOR = 2.0  # Lin et al. (2023), table 2: the best factor for the salient 1 % of channels

@@ -56,7 +56,7 @@ PARALLEL_READERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("input_layernorm", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")),
     ("input_layernorm", ("self_attention.query_key_value", "mlp.dense_h_to_4h")),
 )
-PRUNES = ("torch-pruning", "llm-compressor")
+PRUNES = ("torch-pruning", "sparsegpt")
 
 
 def protect(model: str, tool: Tool, options: ProtectOptions | None = None) -> Protection:
