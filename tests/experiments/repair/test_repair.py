@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -313,9 +314,34 @@ def test_a_pair_that_lacks_room_is_scaled_and_nothing_else(
 
 
 @pytest.mark.parametrize(
+    ("fit", "says"),
+    [
+        (
+            "fp16",
+            r"No repair needed: .*llama fits fp16 with a margin of 4 ×\. The largest value of its residual stream is",
+        ),
+        (
+            "int8",
+            r"No repair helps: no factors of neurons bring .*llama's outputs in int8 nearer to float32\. `outlierlens quant .*llama` measures",
+        ),
+    ],
+)
+def test_nothing_to_repair_is_a_result_and_writes_nothing(
+    fit: Any, says: str, write: Callable[..., Path], texts: Texts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if fit == "int8":  # whether factors help a random model is chance
+        monkeypatch.setattr("outlierlens.experiments.repair.measure._best_balance", lambda *_: [])
+    found = repair(str(write("llama", times=1.0)), tmp_path / "fits", RepairOptions(fit=fit, max_length=16), texts=texts)
+    assert (found.folder, found.n_changed, found.exact, found.before) == ("", 0, True, found.after)
+    first, *_, last = next(sections(found)).sentences
+    assert re.match(says, first)
+    assert last == "Nothing was written."
+    assert not (tmp_path / "fits").exists()
+
+
+@pytest.mark.parametrize(
     ("family", "fit", "times", "told"),
     [
-        ("llama", "fp16", 1.0, "llama fits fp16 as it is: what factors reach has room with --margin 4, the largest"),
         ("bert", "fp8", 1.0, "the stream 'model' cannot be rescaled: its blocks norm the stream itself"),
         ("bert", "int8", 1.0, "no block has a linear whose neurons multiply what its last linear reads"),
         ("opt", "fp16", 2.0**17, "at most 1e-05\\), so nothing is kept: the epsilon of 7 norms"),

@@ -64,11 +64,12 @@ def repair(
 ) -> Repaired:
     """Write the model `name` to `folder`, rewritten by powers of two so that it fits the format, and check it.
 
-    Nothing is left in `folder` unless the copy, read back, gives the same outputs in float32: bit for bit, or within
+    Where nothing has to change, or no factor helps, nothing is written, and the result's `folder` is "". Nothing is left in
+    `folder` unless the copy, read back, gives the same outputs in float32: bit for bit, or within
     1e-5 of the largest where the family allows no more.
 
     Raises:
-        BadInput: the folder exists or has no room, weights are quantized, the family cannot be rewritten, or nothing has to be.
+        BadInput: the folder exists or has no room, weights are quantized, or the family cannot be rewritten.
         BadFile: damaged weights; or what was written reads back as another model.
     """
     import torch
@@ -96,16 +97,15 @@ def repair(
     if options.rotate:
         plan.untie |= tied and not config.tie_word_embeddings
         plan.reasons += ("streams are turned, which rounds every weight once",)
-    epsilons = {key: float(get_key(loaded.model.config, key)) for key in plan.epsilons}
     made = Repaired(
         provenance=loaded.provenance(seed=options.seed),
-        folder=folder.name,
+        folder=folder.name if plan.exponents or options.rotate else "",
         fit=options.fit or FLOAT32,
         margin=options.margin,
         rotated=options.rotate,
         exponent=exponent,
         channels=_counts(factors),
-        epsilons={key: (value, value * 2.0 ** plan.epsilons[key]) for key, value in epsilons.items()},
+        epsilons={key: (old := float(get_key(config, key)), old * 2.0**power) for key, power in plan.epsilons.items()},
         untied=plan.untie,
         n_changed=sum(1 for _ in loaded.model.parameters()) if options.rotate else len(plan.exponents),
         n_parameters=sum(1 for _ in loaded.model.parameters()),
@@ -120,6 +120,8 @@ def repair(
         after=before,
         notes=loaded.notes,
     )
+    if not made.folder:
+        return made
     source = model_folder(name, subfolder=load.subfolder, offline=load.offline, notice=load.notice)
     # Turned weights are written as they were turned: rounded to a narrower type they would differ by more than is promised.
     shards = None if options.rotate else find_shards(source, loaded.model, plan)
@@ -155,7 +157,7 @@ def plan_for(
     """(what changes, the stream's exponent, pairs with their exponents) for what was seen of the model.
 
     Raises:
-        BadInput: nothing has to change, or no factor passes through this family.
+        BadInput: no factor passes through this family.
     """
     fit, margin = options.fit, options.margin
     if fit is None:
@@ -167,16 +169,6 @@ def plan_for(
         )
     exponent = stream_exponent(seen, fit, margin)
     factors = _best_balance(loaded, seen, check) if fit == "int8" else pair_exponents(seen, fit, margin)
-    if not exponent and not factors and not options.rotate:
-        if fit == "int8":
-            raise BadInput(
-                f"{loaded.name}: no factors of neurons bring its outputs in int8 nearer to float32; see what costs with "
-                f"`outlierlens quant`"
-            )
-        raise BadInput(
-            f"{loaded.name} fits {fit} as it is: what factors reach has room with --margin {margin}, the largest value of "
-            f"its stream being {max(seen.layers):,.4g}; use it, or a larger --margin"
-        )
     plan = stream_plan(loaded, exponent) if exponent else Plan()
     for pair, exponents in factors:
         plan.pair(pair, exponents)

@@ -42,7 +42,8 @@ class Repaired(Result):
     """A model rewritten by powers of two, or with its streams turned.
 
     Attributes:
-        folder: its name. fit, margin: what was asked; fit is "float32" where the stream is turned and nothing else.
+        folder: its name; "" where nothing had to change, or nothing helps.
+        fit, margin: what was asked; fit is "float32" where the stream is turned and nothing else.
         rotated: whether streams were turned by an orthogonal matrix; weights are float32 then.
         exponent: of the residual stream's factor, 0 where it stays. channels: that take a factor of their own, by
             kind of pair ("neurons", "values", "keys", "norms").

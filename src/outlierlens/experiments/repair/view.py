@@ -30,6 +30,11 @@ def sections(found: Repaired, *, verbose: bool = False, folder: Path | None = No
 
 
 def _sentences(found: Repaired, folder: Path | None) -> Iterator[str]:
+    if not found.folder:
+        yield _unchanged(found)
+        yield from _beyond(found)
+        yield "Nothing was written."
+        return
     if found.rotated:
         names = [", ".join(map(str, one.named)) or "none" for one in (found.before, found.after)]
         yield f"The residual stream is turned. Dimensions that a scan names: {names[0]}; now: {names[1]}. Weights are float32."
@@ -49,8 +54,25 @@ def _sentences(found: Repaired, folder: Path | None) -> Iterator[str]:
     else:
         why = "; ".join(found.reasons)
         yield f"Outputs in float32 differ by {found.difference:.2g} of the largest on {read}: {why}."
-    if beyond := [
-        kind for kind, size in found.after.kinds.items() if size > LIMITS.get(found.fit, inf) and kind not in INSIDE
-    ]:
-        yield f"Still beyond {found.fit}: {', '.join(beyond)}. No factor passes there."
+    yield from _beyond(found)
     yield f"written: {folder or found.folder}"
+
+
+def _unchanged(found: Repaired) -> str:
+    model = found.provenance.model
+    if found.fit == "int8":
+        return (
+            f"No repair helps: no factors of neurons bring {model}'s outputs in int8 nearer to float32. "
+            f"`outlierlens quant {model}` measures what int8 costs."
+        )
+    largest = cell_text(found.before.largest)
+    return (
+        f"No repair needed: {model} fits {found.fit} with a margin of {found.margin:g} ×. The largest value of its residual "
+        f"stream is {largest}."
+    )
+
+
+def _beyond(found: Repaired) -> Iterator[str]:
+    limit = LIMITS.get(found.fit, inf)
+    if beyond := [kind for kind, size in found.after.kinds.items() if size > limit and kind not in INSIDE]:
+        yield f"Still beyond {found.fit}: {', '.join(beyond)}. No factor passes there."
