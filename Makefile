@@ -1,5 +1,4 @@
-# make report   set up, fetch the default sample model, run the main job on 16 texts (TEXTS=64: as many as `outlierlens report` reads);
-#               ends with the path of an HTML report
+# make report   set up, fetch the default sample model, run the main job; ends with the path of an HTML report
 # make test     set up and pass the tests
 # make quick    set up and pass most tests in a third of the time: no browser, site, notebook, wheel, Ray, or whole run
 # make check    what CI runs: lint, format, types, docs freshness, tests
@@ -13,7 +12,6 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX ?=
 MODEL ?= smollm2-135m
-TEXTS ?= 16
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' constraints.txt)
@@ -40,7 +38,7 @@ report: setup
 	  echo "report: made before; remove runs/$(MODEL) to make it again"; \
 	  echo "report: runs/$(MODEL)/report.html"; \
 	else \
-	  $(BIN)/outlierlens report $(MODEL) --limit $(TEXTS) -o runs/$(MODEL); \
+	  $(BIN)/outlierlens report $(MODEL) -o runs/$(MODEL); \
 	fi
 
 test: setup

@@ -9,7 +9,7 @@ A condition has a name in row files; whatever enters and leaves it puts the mode
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from outlierlens.data.texts import Data
 from outlierlens.models.load import LoadedModel, fingerprint
 from outlierlens.results.row_store import RowStore
 from outlierlens.tasks.base import Task, TaskOptions, begins, check_intact, scored, weighted_mean
+from outlierlens.tasks.forecast import forecast
 from outlierlens.tasks.metrics import paired_interval
 
 Progress = Callable[[str, int, int], None]
@@ -97,15 +98,47 @@ class AblationBench:
             self._rows = files.enter_context(RowStore.open(rows, identity)) if rows else None
             yield
 
+    def announce(
+        self,
+        n_times: int,
+        *,
+        share: float = 1.0,
+        inputs: str = "texts",
+        inside: Callable[[], AbstractContextManager[object]] = nullcontext,
+        most: bool = False,
+    ) -> None:
+        """Tell `loaded.notice` how often the texts are read and how long that takes; see `forecast`.
+
+        Inside `resumed`, each row found there is one measurement less, and where all are there nothing is said. A measurement
+        reads the texts `share` times.
+        """
+        rows = self._rows
+        left = max(0, n_times - len(rows.done)) if rows else n_times
+        if not left:
+            return
+        said = forecast(
+            self.task, left, share=share, inputs=inputs, rows=rows.path if rows else None, inside=inside, most=most,
+        )  # fmt: skip
+        self.loaded.notice(f"{self.loaded.name}: {said}")
+
+    def row(self, key: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What row files hold under `key`, plain data: from there, or measured now and appended."""
+        found: dict[str, Any] | None = self._rows.get(key) if self._rows else None
+        if found is None:
+            found = measure()
+            if self._rows:
+                self._rows.append(key, found)
+        return found
+
     def values(self, key: str, measure: Callable[[], TextValues]) -> TextValues:
         """The values of the condition that row files call `key`: known, from the rows, or measured now."""
+
+        def measured() -> dict[str, Any]:
+            now = measure()
+            return {"per_text": now.per_text.tolist(), "also": now.also, "touched": now.touched}
+
         if key not in self.known:
-            row = self._rows.get(key) if self._rows else None
-            if row is None:
-                now = measure()
-                row = {"per_text": now.per_text.tolist(), "also": now.also, "touched": now.touched}
-                if self._rows:
-                    self._rows.append(key, row)
+            row = self.row(key, measured)
             self.known[key] = TextValues(np.array(row["per_text"]), row.get("also", {}), row.get("touched", 0))
         return self.known[key]
 

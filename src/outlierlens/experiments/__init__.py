@@ -105,7 +105,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Switch dimensions off and measure what breaks, against random and matched controls.",
         home="experiments.disable", python="disable", options="Asked", takes=groups.CONDITIONS,
         shared={
-            "limit": Other(help="Use the first N texts. Default: 64; of a labelled task all."),
+            "limit": Other(help="Use the first N texts. Default: 16 (--thorough: 64); of a labelled task all."),
             "verbose": Other(help="Show every control set too."),
         },
         result="ablation.damage:Damage", picture="losses",
@@ -471,7 +471,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "quant", "compress",
         "Round weights and inputs to few bits: what it costs, where the error lies, and what keeping outliers gives back.",
         home="experiments.quantization", python="quantize", options="QuantizeOptions",
-        shared={"limit": Other(64)}, result="Quantized", picture="quantization",
+        takes=("subject", "reading", "options", "rows", "output", "loading"), shared={"limit": groups.LIMIT},
+        result="Quantized", picture="quantization",
         examples=(
             "quant mini-planted --data reviews --limit 4 --schemes int8-tensor/none --random 1 --smooth none "
             "--calibrate 0",
@@ -630,7 +631,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         home="report", odd=True, options="ReportOptions", takes=("options", "reading", "output", "loading"),
         shared={
             "data": Other("", help="Text, as elsewhere. Default: shipped text, reviews for packaged samples, else excerpt."),
-            "limit": Other(64), "output": Other(help="Run directory. Default: runs/MODEL."),
+            "limit": groups.LIMIT, "output": Other(help="Run directory. Default: runs/MODEL."),
             "chart": None, "json": None, "verbose": None,
         },
         result=".result:ReportData",

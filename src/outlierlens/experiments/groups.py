@@ -10,6 +10,7 @@ WEIGHTS = ("subject", "options", "output", "source")
 SPLITS = ("subject", "splits", "options", "output", "loading")
 VECTORS = ("subject", "options", "vectors", "fitting", "output", "loading")
 EXAMPLES = ("subject", "task", "options", "output", "loading")
+LIMIT = Other(help="Use the first N texts. Default: 16; --thorough: 64.")
 TEXT = Other(REQUIRED, help="Text to run the model on: a file or a hub id.")
 # Of commands that read texts, pictures or recordings, whatever their labels.
 UNLABELLED: dict[str, Other | None] = dict.fromkeys(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from outlierlens.ablation.damage import Damage
+from outlierlens.ablation.extent import TEXTS
 from outlierlens.checkpoints.samples import recorded_norms, texts_for
 from outlierlens.data.texts import EXCERPT, Texts, read_texts
 from outlierlens.detection.observe.result import Observation
@@ -26,7 +27,6 @@ from outlierlens.options.read import parse_dims
 from outlierlens.replicate.luo.result import LuoReplication
 from outlierlens.replicate.puccetti.result import PuccettiReplication
 from outlierlens.report import ReportData, write
-from outlierlens.report.expected import expected
 from outlierlens.report.files import CHARTS
 from outlierlens.report.options import ReportOptions
 from outlierlens.report.result import Joined, with_result
@@ -34,6 +34,8 @@ from outlierlens.results.document import load, to_json
 from outlierlens.results.row_store import remove_rows
 from outlierlens.results.safe_files import refuse_links
 from outlierlens.tasks.base import TaskOptions
+from outlierlens.tasks.choice import make_task
+from outlierlens.tasks.forecast import forecast
 from outlierlens.tasks.options import Reading
 
 ROWS = "rows.jsonl"
@@ -53,7 +55,7 @@ class Job:
 
     options: ReportOptions
     directory: Path
-    reading: Reading = Reading(data="", limit=64)
+    reading: Reading = Reading(data="", limit=TEXTS)
     overwrite: bool = False
     command: str = ""
 
@@ -91,7 +93,11 @@ def run(job: Job, load: LoadOptions, progress: Callable[[str, int, int], None]) 
     from outlierlens.detection.observe.measure import ObserveOptions, observe
 
     if job.overwrite or not any(job.directory.glob("rows*.jsonl")):  # else a part of it is done
-        load.notice(f"{job.model}: {expected(loaded, texts, job.options)}")
+        n_times = 1 + len(loaded.stacks) * (
+            2 + sum(job.options.n_sets)
+        )  # observed, and each stream intact, off, beside sets
+        said = forecast(make_task(loaded, texts, task_options(job.options)), n_times, rows=job.directory / ROWS)
+        load.notice(f"{job.model}: {said}")
     options = ObserveOptions(max_length=job.options.max_length, batch_size=job.options.batch_size, progress=progress)
     observed = observe(loaded, texts, options, command=job.command)
     damages, notes = _disable(job, loaded, texts, (found, observed), progress)
@@ -119,6 +125,11 @@ def _tracked(job: Job) -> tuple[Track, ...]:
 
     options = TrackOptions(emergence=EmergenceOptions(seed=job.options.seed))
     return (track([job.model], options, command=job.command),)
+
+
+def task_options(options: ReportOptions) -> TaskOptions:
+    """How its texts become numbers."""
+    return TaskOptions(max_length=options.max_length, batch_size=options.batch_size, seed=options.seed)
 
 
 def scan_of(model: str, loaded: LoadedModel, load: LoadOptions, command: str) -> Scan:
@@ -150,6 +161,7 @@ def _disable(
     unread = [stack.name for stack in loaded.stacks if stack.name not in {s.stack for s in observed.stacks}]
     if unread:
         return (), (f"nothing was switched off: stream {', '.join(unread)} needs inputs that texts do not give",)
+    unannounced = replace(loaded, notice=lambda _: None)  # its time is in that of the report
     for stack in loaded.stacks:
         scanned = next((s for s in found.stacks if s.stack == stack.name), None)
         weights = scanned.dims if scanned else ()
@@ -167,15 +179,14 @@ def _disable(
         options = DisableOptions(
             stack=stack.name,
             avoid=tuple(sorted({*weights, *by_activation, *one_sided})),
+            thorough=job.options.thorough,
             n_random=job.options.n_random,
             n_matched=job.options.n_matched,
             seed=job.options.seed,
-            task=TaskOptions(
-                max_length=job.options.max_length, batch_size=job.options.batch_size, seed=job.options.seed
-            ),
+            task=task_options(job.options),
         )
         rows = rows_path if len(loaded.stacks) == 1 else rows_path.with_name(f"rows-{stack.name}.jsonl")
-        damages.append(disable(loaded, texts, dims, options, command=job.command, progress=progress, rows=rows))
+        damages.append(disable(unannounced, texts, dims, options, command=job.command, progress=progress, rows=rows))
     return tuple(damages), tuple(notes)
 
 

@@ -6,13 +6,14 @@ from typing import Annotated
 
 from annotated_types import Ge
 
+from outlierlens.ablation.extent import Extent
 from outlierlens.options import FIND, Flag, check
 
 DEFAULT = "mini-planted"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportOptions:
+class ReportOptions(Extent):
     """What the main job measures, and what else its page shows.
 
     Where neither `dims` are given nor the scan finds any, the strongest dimensions by activations are switched off, or else
@@ -23,10 +24,6 @@ class ReportOptions:
     """Sample name, directory, weight file or hub id; mini-* need no download. Default: mini-planted."""
     dims: str = FIND
     """Switch these off: 308,381; find: what scan finds."""
-    n_random: Annotated[int, Flag("--random"), Ge(0)] = 19
-    """Random sets of the same size."""
-    n_matched: Annotated[int, Flag("--matched"), Ge(0)] = 5
-    """Sets as large, at other positions by layer."""
     max_length: Annotated[int, Ge(2)] = 128
     """Tokens of a text (or window) at most."""
     batch_size: Annotated[int, Ge(1)] = 16

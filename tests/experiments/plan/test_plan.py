@@ -1,8 +1,10 @@
 """Plans: the search on values made by hand, its error rate, a planted neuron, and the model left as it was."""
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import torch
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.errors import BadInput
 from outlierlens.experiments.plan.entries import dimension
+from outlierlens.experiments.plan.exports import own_scheme
 from outlierlens.experiments.plan.kept import KeptLinear, merged, n_kept
 from outlierlens.experiments.plan.measure import plan
 from outlierlens.experiments.plan.mixed import mixed
@@ -25,7 +28,7 @@ from outlierlens.experiments.quantization.schemes import parse
 from outlierlens.experiments.range.keys import key_biases
 from outlierlens.experiments.sweep.prefix import Prefixes
 from outlierlens.models.load import LoadedModel
-from outlierlens.results.document import from_json, to_json
+from outlierlens.results.document import from_json, load, to_json
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
 from planted import tiny, turning_texts
@@ -218,10 +221,98 @@ def test_tools_of_the_command_are_those_that_have_a_writer() -> None:
 def test_a_tool_and_its_file_go_together() -> None:
     with pytest.raises(BadInput, match="give both, or neither"):
         PlanCall(tool="torchao")
-    with pytest.raises(BadInput, match="not single columns; add --grain linear"):
-        PlanCall(tool="torchao", to=Path("plan.py"))
+    with pytest.raises(BadInput, match="not single columns; leave --grain out"):
+        PlanCall(tool="torchao", to=Path("plan.py"), grain="column")
     with pytest.raises(BadInput, match="columns stay in 16 bits"):
-        PlanOptions(bits=8)
+        PlanOptions(bits=8, grain="column")
+    assert (PlanOptions().unit, PlanOptions(bits=8).unit) == ("column", "linear")
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_tool_s_own_scheme_is_one_that_it_knows(tool: Any, planted: LoadedModel) -> None:
+    assert all(TOOLS[tool].say(parse(name), parse(name)) is not None for name in TOOLS[tool].own)
+    scheme = own_scheme(tool, planted)  # of 16 and 32 inputs
+    assert scheme == TOOLS[tool].own[-1]
+
+
+def test_the_largest_group_that_divides_every_linear_is_taken() -> None:
+    class Place:
+        def __init__(self, width: int):
+            self.width = width
+
+        def weight(self) -> torch.Tensor:
+            return torch.zeros(4, self.width)
+
+    def own(*widths: int) -> str:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                "outlierlens.experiments.quantization.places.find_places", lambda *_: [Place(w) for w in widths]
+            )
+            return own_scheme("auto-round", None)  # type: ignore[arg-type]
+
+    assert own(576, 1536) == "int4-group64/none"
+    assert own(256, 1024) == "int4-group128/none"
+    assert own(96, 32) == "int4-group32/none"
+
+
+SHORT = ("--max-length", "16", "--random", "0", "--candidates", "1", "--keep", "20%")
+
+
+@pytest.fixture
+def folder(planted: LoadedModel, tmp_path: Path, words: Callable[..., Any]) -> str:
+    place = tmp_path / "model"
+    planted.model.save_pretrained(place)  # type: ignore[operator]
+    words(kind="masked").save_pretrained(place)
+    (tmp_path / "texts.txt").write_text("\n".join(f"one text of many {n}" for n in range(8)))
+    return str(place)
+
+
+def test_what_a_tool_cannot_be_told_is_refused_before_the_work(
+    folder: str, run: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    def measured(*_: Any, **__: Any) -> None:
+        raise AssertionError("measured")
+
+    monkeypatch.setattr("outlierlens.experiments.plan.measure.plan", measured)
+    words = [
+        "plan",
+        folder,
+        "--data",
+        str(tmp_path / "texts.txt"),
+        "--for",
+        "gguf",
+        "--to",
+        str(tmp_path / "types.txt"),
+    ]
+    code, _, err = run(*words, "--scheme", "int8-tensor/int8-tensor")
+    assert code == 1
+    assert "llama-quantize has no scheme int8-tensor/int8-tensor" in err
+
+
+def test_nothing_to_keep_is_a_result_with_an_empty_list(folder: str, run: Any, tmp_path: Path) -> None:
+    out, to = tmp_path / "plan.json", tmp_path / "skip.json"
+    words = ["plan", folder, "--data", str(tmp_path / "texts.txt"), *SHORT]
+    code, stdout, err = run(*words, "--for", "bitsandbytes", "--to", str(to), "-o", str(out), "--tolerance", "1000")
+    assert code == 0, err
+    found = load(out)
+    assert found.kept == ()
+    assert found.scheme == "int8-channel/int8-token"  # bitsandbytes' own
+    assert "Loss on texts that judge" in stdout
+    assert json.loads(to.read_text())["llm_int8_skip_modules"] == ["pooler.dense"]  # outside of the blocks
+    assert f"{to}: 0 linears that bitsandbytes keeps" in err
+
+
+def test_an_export_that_fails_leaves_what_was_measured(folder: str, run: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("outlierlens.experiments.plan.measure.write_text", full)
+    out = tmp_path / "plan.json"
+    words = ["plan", folder, "--data", str(tmp_path / "texts.txt"), *SHORT]
+    code, stdout, err = run(*words, "--for", "bitsandbytes", "--to", str(tmp_path / "skip.json"), "-o", str(out))
+    assert (code, "No space left" in err) == (1, True)
+    assert "Loss on texts that judge" in stdout
+    assert load(out).n_linears > 0
 
 
 LOUD = 3

@@ -3,6 +3,7 @@
 import contextlib
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from outlierlens.experiments.quantization.result import Difference, Quantized
 from outlierlens.experiments.quantization.rounding_error import weight_error
 from outlierlens.experiments.quantization.schemes import fake_quantize, fake_quantize_inputs, parse, parse_all
 from outlierlens.models.load import LoadedModel
+from outlierlens.results.document import to_json
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
 from planted import tiny, turning_texts
@@ -367,3 +369,36 @@ def test_a_half_precision_model_is_told_about() -> None:
     assert any("bfloat16" in note and "--dtype float32" in note for note in result.notes)
     assert any("no interval" in note for note in result.notes)
     assert result.roundings[0].says == "unclear"
+
+
+def test_rows_resume_and_refuse_other_work(
+    planted: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, recipes = tmp_path / "rows.jsonl", parse_all("none/int8-tensor,int8-channel/int8-token")
+    options = QuantizeOptions(recipes=recipes, dims=(PLANTED,), n_random=2, task=TaskOptions(max_length=16))
+    whole = quantize(planted, TEXTS, options, calibration=TEXTS.first(3), rows=rows)
+    lines = rows.read_text().splitlines(keepends=True)
+    rows.write_text("".join(lines[:-4]))  # the run was killed before its last settings
+    entered: list[Any] = []
+    inside = rounded
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        entered.append(arguments)
+        return inside(*arguments, **named)
+
+    monkeypatch.setattr("outlierlens.experiments.quantization.measure.rounded", counted)
+    again = quantize(planted, TEXTS, options, calibration=TEXTS.first(3), rows=rows)
+    assert to_json(replace(again, provenance=whole.provenance)) == to_json(whole)
+    assert len(entered) == 4 + 2  # and two that say how long it takes
+    assert sorted(rows.read_text().splitlines(keepends=True)) == sorted(lines)
+    with pytest.raises(BadInput, match="smooth"):
+        quantize(planted, TEXTS, replace(options, alpha=None), calibration=TEXTS.first(3), rows=rows)
+
+
+def test_a_first_try_is_two_schemes_and_thorough_is_five() -> None:
+    assert [one.name for one in QuantizeOptions().schemes] == ["int8-tensor/int8-tensor", "int8-channel/int8-token"]
+    assert (len(QuantizeOptions(thorough=True).schemes), QuantizeOptions(thorough=True).n_sets) == (5, 19)
+    given = QuantizeOptions(thorough=True, recipes=(PLAIN,), n_random=1)
+    assert (given.schemes, given.n_sets) == ((PLAIN,), 1)
+    with pytest.raises(BadInput, match="no scheme to round by"):
+        QuantizeOptions(recipes=())

@@ -75,6 +75,7 @@ def beyond_zero(
     bench = parts.bench
     more = {"folds": options.n_folds, "seed": options.seed, "what": "beyond zero, scaled once"}
     with bench.resumed(rows, bench.identity(texts, options.task, stack=stack.name, **more)):
+        bench.announce(total, inputs=texts.plural)
         treated = []
         for one, drawn in zip(plans, random, strict=True):
             controls = [relabelled(one, chosen) for chosen in drawn]

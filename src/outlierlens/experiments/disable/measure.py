@@ -28,6 +28,7 @@ from outlierlens.ablation.controls import (
     relabelled,
 )
 from outlierlens.ablation.damage import Condition, Continuation, Damage, Filled
+from outlierlens.ablation.extent import limited
 from outlierlens.ablation.fill import Exercise, continuation, exercise, fill, filled
 from outlierlens.ablation.mode_names import ON_WEIGHTS
 from outlierlens.ablation.modes import Ablation, means_over, task_for, tokens_read
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from outlierlens.architectures import BoundStack
     from outlierlens.session import Session
 
-TEXTS = 64  # of the command, where no number is given
 UNLIKE = 3.0  # |z| of what a neuron writes, within its layer, from which no ordinary set holds it
 
 
@@ -96,6 +96,7 @@ def disable(
     report = Steps(progress, 2 + len({plan_key(item) for family in controls.values() for _, item in family}))
     identity = bench.identity(texts, options.task, mode=ablation.name, stack=stack.name, seed=options.seed)
     with bench.resumed(rows, identity):
+        bench.announce(report.total - 1, inputs=texts.plural)  # the intact model was measured with the bench
         report("intact")
         intact = bench.intact_condition()
         report("chosen")
@@ -143,7 +144,7 @@ def run(session: "Session", asked: Asked) -> Damage:
     """What the command finds; a copy of the model is written once that is shown."""
     reading, options = session.task_reading, asked.options
     if reading.limit is None and not reading.is_labelled:
-        reading = replace(reading, limit=TEXTS)
+        reading = limited(reading, thorough=options.thorough)
     if reading.is_labelled and asked.stride is not None:
         raise BadInput(f"--stride belongs to causal-loss, not to --task {reading.task}")
     size, seed = options.task.batch_size, options.seed
@@ -174,13 +175,13 @@ def _control_sets(
         plan_dims(stack, width, options.avoid)
     found = scan_stream(loaded, stack.name).dims if options.avoid is None else options.avoid
     families: dict[str, list[tuple[str, Plan]]] = {}
-    closeness = None
-    if options.n_random:
-        for kind, sets in random_families(width, tested, avoid=found, n=options.n_random, seed=options.seed).items():
+    closeness, (n_random, n_matched) = None, options.n_sets
+    if n_random:
+        for kind, sets in random_families(width, tested, avoid=found, n=n_random, seed=options.seed).items():
             families[kind] = [(f"{kind} {i + 1}", relabelled(plan, dims)) for i, dims in enumerate(sets)]
-    if options.n_matched:
+    if n_matched:
         strength = magnitude(loaded, stack)
-        matched = matched_sets(strength, plan, avoid=found, n=options.n_matched, seed=options.seed, blocks=stack.blocks)
+        matched = matched_sets(strength, plan, avoid=found, n=n_matched, seed=options.seed, blocks=stack.blocks)
         families["matched"] = [(f"matched {i + 1}", item.plan) for i, item in enumerate(matched)]
         closeness = float(np.median([item.closeness for item in matched]))
     return families, closeness
@@ -208,12 +209,12 @@ def _neuron_sets(
     strength = magnitude(loaded, stack)
     avoid = {layer: np.flatnonzero(strength[layer] >= UNLIKE).tolist() for layer in plan}
     families: dict[str, list[tuple[str, Plan]]] = {}
-    closeness = None
-    if options.n_random:
-        for kind, sets in random_neurons(width, plan, avoid=avoid, n=options.n_random, seed=options.seed).items():
+    closeness, (n_random, n_matched) = None, options.n_sets
+    if n_random:
+        for kind, sets in random_neurons(width, plan, avoid=avoid, n=n_random, seed=options.seed).items():
             families[kind] = [(f"{kind} {i + 1}", one) for i, one in enumerate(sets)]
-    if options.n_matched:
-        matched = matched_neurons(strength, plan, avoid={}, n=options.n_matched, seed=options.seed)
+    if n_matched:
+        matched = matched_neurons(strength, plan, avoid={}, n=n_matched, seed=options.seed)
         families["matched"] = [(f"matched {i + 1}", item.plan) for i, item in enumerate(matched)]
         closeness = float(np.median([item.closeness for item in matched]))
     return families, closeness

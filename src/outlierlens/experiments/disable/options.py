@@ -6,6 +6,7 @@ from typing import Annotated
 
 from annotated_types import Ge
 
+from outlierlens.ablation.extent import Extent
 from outlierlens.ablation.mode_names import Mode, check_mode
 from outlierlens.ablation.switches import Dims
 from outlierlens.options import Flag, Flat, check
@@ -19,7 +20,7 @@ def parse_avoid(text: str) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DisableOptions:
+class DisableOptions(Extent):
     """What to switch off, how, and beside which controls."""
 
     mode: Annotated[Mode, Flag(read="ablation.mode_names:named_mode", words="weights")] = "weights"
@@ -34,10 +35,6 @@ class DisableOptions:
     """Mode writes: the embeddings' writes too."""
     avoid: Annotated[tuple[int, ...] | None, Flag(read="experiments.disable.options:parse_avoid")] = None
     """Dimensions no ordinary or matched set may hold; default: what scan finds."""
-    n_random: Annotated[int, Flag("--random"), Ge(0)] = 99
-    """Random sets of the same size; 0 leaves them out."""
-    n_matched: Annotated[int, Flag("--matched"), Ge(0)] = 19
-    """Sets as large, at other positions by layer; 0 leaves them out."""
     passage: Annotated[str | None, Flag(hidden=True)] = None
     """Text that is filled in; the data's first text by default."""
     task: Annotated[TaskOptions, Flat("batch_size")] = TaskOptions()

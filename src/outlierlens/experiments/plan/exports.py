@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from outlierlens.errors import BadInput
 from outlierlens.experiments.plan.kept import KeptLinear
 from outlierlens.experiments.plan.tools import EIGHT, TOOLS, Target, Tool, Wish
-from outlierlens.experiments.quantization.schemes import Recipe
+from outlierlens.experiments.quantization.schemes import Recipe, parse
 
 if TYPE_CHECKING:
     from outlierlens.models.load import LoadedModel
 
-__all__ = ["TOOLS", "Target", "export", "remarks", "target_of"]
+__all__ = ["TOOLS", "Target", "check_export", "export", "own_scheme", "remarks", "target_of"]
 
 
 def target_of(loaded: "LoadedModel", stack: str | None = None) -> Target:
@@ -39,7 +39,7 @@ def export(tool: str, kept: Sequence[KeptLinear], *, scheme: Recipe, target: Tar
     """The text of the file that `tool` reads.
 
     Raises:
-        BadInput: an unknown tool, a scheme that it does not know, nothing kept, or a path that is no linear of the blocks.
+        BadInput: an unknown tool, a scheme that it does not know, or a path that is no linear of the blocks.
     """
     row = _tool(tool)
     wish = _wish(row, kept, scheme, target)
@@ -53,6 +53,27 @@ def remarks(tool: str, kept: Sequence[KeptLinear], *, scheme: Recipe, target: Ta
     return _wish(_tool(tool), kept, scheme, target).remarks
 
 
+def check_export(tool: str, *, scheme: Recipe, target: Target) -> None:
+    """Raise BadInput, as `export` does, where `tool` could not be told of some linear of the model: before any work."""
+    everything = [KeptLinear(path=path, weights=True, inputs=True) for path in target.linears]
+    export(tool, everything, scheme=scheme, target=target)
+
+
+def own_scheme(tool: str, loaded: "LoadedModel", stack: str | None = None) -> str:
+    """What `tool` does by itself: of its schemes the first whose groups divide the inputs of every linear of the blocks."""
+    from outlierlens.experiments.quantization.places import find_places
+
+    widths = {int(place.weight().shape[1]) for place in find_places(loaded, stack)}
+    own = _tool(tool).own
+    return next((name for name in own if all(width % _group(name) == 0 for width in widths)), own[-1])
+
+
+def _group(scheme: str) -> int:
+    """Weights that share a scale within a row, where a scheme cuts rows; else 1."""
+    weights = parse(scheme).weights
+    return weights.group or 1 if weights else 1
+
+
 def _tool(name: str) -> Tool:
     if name not in TOOLS:
         raise BadInput(f"unknown tool {name!r}; tools are {', '.join(TOOLS)}")
@@ -60,8 +81,6 @@ def _tool(name: str) -> Tool:
 
 
 def _wish(row: Tool, kept: Sequence[KeptLinear], scheme: Recipe, target: Target) -> Wish:
-    if not kept:
-        raise BadInput(f"the plan keeps no linear, so {row.title} needs no list: quantize all of them")
     if unknown := [one.path for one in kept if one.path not in set(target.linears)]:
         raise BadInput(f"{target.model}: {unknown[0]} is no linear of its blocks; make the plan of this model")
     if parts := [one.path for one in kept if one.columns or one.rows]:

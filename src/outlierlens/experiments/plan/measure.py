@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from outlierlens.data.texts import Data
 from outlierlens.errors import BadInput
 from outlierlens.experiments.plan.cheap import cheap
 from outlierlens.experiments.plan.entries import Candidate, dimension, every_entry, ordered
-from outlierlens.experiments.plan.exports import export, remarks, target_of
+from outlierlens.experiments.plan.exports import TOOLS, Target, check_export, export, own_scheme, remarks, target_of
 from outlierlens.experiments.plan.kept import KeptLinear, merged, n_kept
 from outlierlens.experiments.plan.mixed import FINE, Mixed, mixed
 from outlierlens.experiments.plan.options import PlanCall, PlanOptions
@@ -70,13 +71,14 @@ def plan(
         study.task_options,
         scheme=study.recipe.name,
         bits=options.bits,
-        grain=options.grain,
+        grain=options.unit,
         stack=study.stack.name,
         seed=options.seed,
     )
     rounding = mixed(loaded, study.places, study.recipe, bits=options.bits, stack=study.stack.name)
     with study.bench.resumed(rows, identity), rounding as model:
         study.model = model
+        study.announce()
         cost = study.cost()
         search = study.search(max(options.tolerance, WORTH * cost.value))
         chosen = search.run(study.order) if cost.low > 0 else Chosen((), None, {})
@@ -84,16 +86,28 @@ def plan(
 
 
 def run(session: Session, options: PlanCall) -> PrecisionPlan:
-    """The experiment, as the command runs it; with --for it is written for that tool too."""
+    """The experiment, as the command runs it; with --for it is written for that tool too, once the result is kept."""
     check_file(options.to, replace=session.output.overwrite)
     texts, _ = session.texts()
+    tool, path = options.tool, options.to
+    if tool is None or path is None:
+        return plan(session.loaded, texts, options, rows=session.rows.rows, progress=session.progress)
+    target = target_of(session.loaded, options.stack)
+    scheme = options.scheme or own_scheme(tool, session.loaded, options.stack)
+    options = replace(options, scheme=scheme, grain="linear")
+    check_export(tool, scheme=options.recipe, target=target)
     found = plan(session.loaded, texts, options, rows=session.rows.rows, progress=session.progress)
-    if options.tool is not None and options.to is not None:
-        how = {"scheme": parse(options.scheme), "target": target_of(session.loaded, options.stack)}
-        write_text(options.to, export(options.tool, found.kept, **how))  # type: ignore[arg-type]
-        for remark in remarks(options.tool, found.kept, **how):  # type: ignore[arg-type]
-            session.notice(f"note: {remark}")
+    session.then = partial(_write, session, tool, path, found, target)
     return found
+
+
+def _write(session: Session, tool: str, path: Path, found: PrecisionPlan, target: Target) -> None:
+    """Write the list for `tool`, and say what it cannot do."""
+    scheme = parse(found.scheme)
+    write_text(path, export(tool, found.kept, scheme=scheme, target=target))
+    for remark in remarks(tool, found.kept, scheme=scheme, target=target):
+        session.notice(f"note: {remark}")
+    session.notice(f"{path}: {len(found.kept):,} linears that {TOOLS[tool].title} keeps, by {scheme.name}")
 
 
 @dataclass(frozen=True)
@@ -118,7 +132,7 @@ class _Study:
     def __init__(self, loaded: LoadedModel, texts: Data, options: PlanOptions, report: Steps):
         self.loaded, self.options, self.report = loaded, options, report
         self.stack = loaded.stack(options.stack)
-        self.recipe = parse(options.scheme)
+        self.recipe = options.recipe
         if options.bits == 8 and self.recipe.name == FINE.name:
             raise BadInput(f"--bits 8 keeps what {FINE.name} keeps: nothing beside --scheme {FINE.name}; leave it out")
         task = replace(options.task, seed=options.seed, max_length=row_limit(loaded, texts, options.task.max_length))
@@ -144,7 +158,7 @@ class _Study:
         self.n_weights = sum(math.prod(shape) for shape in self.shapes.values())
         last = {f"{block}.{module}" for block in self.stack.blocks for module in self.stack.stack.last_linear}
         self.last = [place for place in self.places if place.name in last]
-        self.entries = every_entry(self.places, self.last, self.seen, grain=options.grain, bits=options.bits)
+        self.entries = every_entry(self.places, self.last, self.seen, grain=options.unit, bits=options.bits)
         self.order = ordered(self.entries, self.shapes)
         self.room = math.floor(options.keep * self.n_weights)
         least = min(self.price(frozenset({entry})) for entry in self.entries)
@@ -199,6 +213,18 @@ class _Study:
         texts = list(self.split.confirming)
         return self._mean(self.values(frozenset(), texts, f"confirming 0-{len(texts)}") - self.intact[texts], texts)
 
+    def announce(self) -> None:
+        """Say how long it takes at most: choosing the first entry, judging, and each further entry."""
+        options, n_texts = self.options, self.task.n_texts
+        candidates = len(self.entries) if options.exact else min(options.n_candidates, len(self.entries))
+        choosing = ((1 + candidates) * len(self.split.nominating) + 2 * len(self.split.confirming)) / n_texts
+        judging = (2 + options.n_random + len(self._rules())) * len(self.split.judging) / n_texts
+        self.bench.announce(1, share=choosing + judging, most=True)
+        further = choosing + len(self.split.judging) / n_texts
+        self.loaded.notice(
+            f"{self.loaded.name}: each entry after the first reads them {further:,.0f} times more at most"
+        )
+
     def search(self, floor: float) -> Search:
         """The search over this model; an entry has to give back more than `floor`."""
         groups: dict[Group, tuple[int, ...]] = {
@@ -243,7 +269,7 @@ class _Study:
         return PrecisionPlan(
             provenance=self.loaded.provenance(seed=options.seed, digest=self.bench.fingerprint), data=texts.source,
             data_digest=texts.digest, task=task.name, unit=task.unit, stack=self.stack.name, scheme=self.recipe.name,
-            bits=options.bits, budget=options.keep, grain=options.grain, n_linears=len(self.places),
+            bits=options.bits, budget=options.keep, grain=options.unit, n_linears=len(self.places),
             n_weights=self.n_weights, exact=options.exact, n_nominating=len(self.split.nominating),
             n_confirming=len(self.split.confirming), n_judging=len(judging), n_estimating=len(self.estimating),
             max_length=self.task_options.max_length, intact=intact, rounded=rounded, curve=curve, random=random,

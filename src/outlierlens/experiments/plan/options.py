@@ -7,10 +7,12 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from outlierlens.errors import BadInput
+from outlierlens.experiments.quantization.schemes import Recipe, parse
 from outlierlens.options import Flag, Flat, check
 from outlierlens.tasks.base import TaskOptions
 
 BITS = (16, 8)
+USUAL = "int8-tensor/int8-tensor"
 Grain = Literal["column", "linear"]
 Reader = Literal[
     "llm-compressor", "auto-round", "torchao", "bitsandbytes", "gguf", "modelopt", "mlx", "onnxruntime"
@@ -36,14 +38,15 @@ def parse_bits(text: str) -> int:
 class PlanOptions:
     """What is rounded, and what may be kept."""
 
-    scheme: str = "int8-tensor/int8-tensor"
-    """WEIGHTS/INPUTS as of `quant`: int8-tensor/int8-tensor, int4-group64/none, …"""
+    scheme: str | None = None
+    """WEIGHTS/INPUTS as of `quant`: int4-group64/none, … Default: int8-tensor/int8-tensor; with --for the tool's own."""
     keep: Annotated[float, Flag(read="experiments.plan.options:parse_share", words="4%"), Gt(0), Le(1)] = 0.04
     """Share of the linears' weights that may stay: 4% or 0.04."""
     bits: Annotated[int, Flag(read="experiments.plan.options:parse_bits", words="16")] = 16
     """What is kept stays as it is (16), or becomes int8-channel/int8-token (8)."""
-    grain: Grain = "column"
-    """Keep single neurons, dimensions and inputs too (column), or linears alone, which is what tools can be told (linear)."""
+    grain: Grain | None = None
+    """Keep single neurons, dimensions and inputs too (column), or linears alone, which is what tools can be told (linear).
+    Default: column; with --for or --bits 8 linear."""
     tolerance: Annotated[float, Ge(0), Lt(float("inf"))] = 0.01
     """Keep nothing that gives back less than this, in the task's unit."""
     n_candidates: Annotated[int, Flag("--candidates"), Ge(1)] = 32
@@ -58,6 +61,16 @@ class PlanOptions:
     """Seed of everything random."""
     task: Annotated[TaskOptions, Flat("max_length", "batch_size")] = TaskOptions()
     """How texts become numbers; its seed is this one."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """How weights and inputs are rounded."""
+        return parse(self.scheme or USUAL)
+
+    @property
+    def unit(self) -> Grain:
+        """What is kept: columns too, or linears alone."""
+        return self.grain or ("linear" if self.bits == 8 else "column")
 
     def __post_init__(self) -> None:
         check(self)
@@ -81,4 +94,4 @@ class PlanCall(PlanOptions):
         if (self.tool is None) != (self.to is None):
             raise BadInput("--for TOOL and --to FILE go together; give both, or neither")
         if self.tool is not None and self.grain == "column":
-            raise BadInput(f"--for {self.tool}: tools keep whole linears, not single columns; add --grain linear")
+            raise BadInput(f"--for {self.tool}: tools keep whole linears, not single columns; leave --grain out")

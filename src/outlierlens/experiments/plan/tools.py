@@ -64,7 +64,7 @@ class Tool:
 
     Attributes:
         title: its name as its makers write it. suffix: how the file's name ends.
-        schemes: schemes that it knows, for messages.
+        schemes: schemes that it knows, for messages. own: what it does by itself, larger groups first.
         say: (recipe of one linear, scheme of the plan) -> what it calls that; None where it has no such thing.
         write: the file's lines. commented: whether the format has comments, which begin with "# ".
         use: how the file is handed over.
@@ -73,6 +73,7 @@ class Tool:
     title: str
     suffix: str
     schemes: str
+    own: tuple[str, ...]
     say: Callable[[Recipe, Recipe], Any]
     write: Callable[[Wish], list[str]]
     use: str
@@ -330,41 +331,49 @@ TOOLS: dict[str, Tool] = {
     "llm-compressor": Tool(
         title="llm-compressor", suffix=".yaml", say=_llm_compressor, write=_llm_compressor_file,
         schemes="integers and e4m3, such as int8-channel/int8-token",
+        own=("int8-channel/int8-token",),
         use="oneshot(model=…, recipe=this file)",
     ),
     "auto-round": Tool(
         title="AutoRound", suffix=".py", say=_auto_round, write=_auto_round_file,
         schemes="integers, such as int4-group64/none",
+        own=("int4-group128/none", "int4-group64/none", "int4-group32/none"),
         use="AutoRound(model, scheme=scheme, layer_config=layer_config)",
     ),
     "torchao": Tool(
         title="torchao", suffix=".py", say=_torchao, write=_torchao_file,
         schemes="int8-channel/int8-token, int8-tensor/int8-tensor, int4-group32/none, e4m3-channel/e4m3-token and such",
+        own=("int8-channel/int8-token",),
         use="quantize_(model, config, filter_fn=None)",
     ),
     "bitsandbytes": Tool(
         title="bitsandbytes", suffix=".json", say=_bitsandbytes, write=_bitsandbytes_file, commented=False,
         schemes=f"{EIGHT.name} and int4-group{BITSANDBYTES_BLOCK}/none (its NF4)",
+        own=("int8-channel/int8-token",),
         use="BitsAndBytesConfig(**json.load(…))",
     ),
     "gguf": Tool(
         title="llama-quantize", suffix=".txt", say=_gguf, write=_gguf_file, commented=False,
         schemes="int8-group32/none (Q8_0), int4-group32/none (Q4_0) and int4-group32-asym/none (Q4_1)",
+        own=("int4-group32/none",),
         use="llama-quantize --tensor-type-file",
     ),
     "modelopt": Tool(
         title="ModelOpt", suffix=".py", say=_modelopt, write=_modelopt_file,
         schemes="symmetric ones, such as int8-channel/int8-tensor",
+        own=("int8-channel/int8-tensor",),
         use="mtq.quantize(model, config, forward_loop)",
     ),
     "mlx": Tool(
         title="MLX", suffix=".py", say=_mlx, write=_mlx_file,
         schemes="int4 and int8 in groups of 32, 64 or 128, such as int4-group64-asym/none",
+        own=("int4-group64-asym/none", "int4-group32-asym/none"),
         use="mlx_lm.convert(…, quantize=True, quant_predicate=quant_predicate)",
     ),
     "onnxruntime": Tool(
         title="ONNX Runtime", suffix=".json", say=_onnx, write=_onnx_file, commented=False,
         schemes="int8 by tensor, such as int8-tensor/int8-tensor",
+        own=("int8-tensor/int8-tensor",),
         use="quantize_static(…, nodes_to_exclude=json.load(…))",
     ),
 }  # fmt: skip

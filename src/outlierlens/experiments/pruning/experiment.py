@@ -72,6 +72,7 @@ def prune_experiment(
     report = Steps(progress, 3 + sum(map(len, families.values())))
     identity = bench.identity(texts, task_options, stack=budget.stack.name, budget=budget.n)
     with bench.resumed(rows, identity):
+        bench.announce(report.total - 1, inputs=texts.plural)
         report("intact")
         intact = bench.intact_condition()
         report("magnitude")

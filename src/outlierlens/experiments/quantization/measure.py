@@ -9,12 +9,15 @@ The loop is `_Study.rounding`: enter a setting, score, leave; every setting read
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from outlierlens.ablation.bench import AblationBench, Progress, Steps
 from outlierlens.ablation.controls import random_sets
+from outlierlens.ablation.extent import limited
 from outlierlens.data.texts import Data
 from outlierlens.detection.observe.measure import ObserveOptions
 from outlierlens.detection.targets import active_dims, named_dims
@@ -64,10 +67,12 @@ def quantize(
     calibration: Data | None = None,
     command: str = "",
     progress: Progress | None = None,
+    rows: Path | None = None,
 ) -> Quantized:
     """Measure `loaded` intact and rounded by every scheme, with what helps beside a control; the model is left as it was.
 
-    `calibration` are the texts that SmoothQuant's scales rest on; the measured texts themselves where none are given.
+    `calibration` are the texts that SmoothQuant's scales rest on; the measured texts themselves where none are given. With
+    `rows`, every finished setting is appended to that file, and settings found there are not measured again.
 
     Raises:
         BadInput: a dimension that does not exist, a scheme that does not fit the weights, or no usable text.
@@ -75,10 +80,13 @@ def quantize(
     options = options or QuantizeOptions()
     study = _Study(loaded, texts, options, calibration or texts)
     report = Steps(progress, study.n_settings)
-    errors = local_errors(
-        loaded, options.recipes, study.dims, study.places, texts.first(options.n_error_texts), study.how
-    )
-    roundings = [study.rounding(recipe, report) for recipe in options.recipes]
+    identity = study.bench.identity(texts, study.task_options, **study.identity(calibration or texts))
+    with study.bench.resumed(rows, identity):
+        study.announce(texts)
+        errors = local_errors(
+            loaded, options.schemes, study.dims, study.places, texts.first(options.n_error_texts), study.how
+        )
+        roundings = [study.rounding(recipe, report) for recipe in options.schemes]
     map_dims = _map_dims([by_dim for _, by_dim in roundings], study.dims)
     if calibration is None and study.factors:
         study.notes.append("SmoothQuant's scales rest on the very texts that are measured: no others were given")
@@ -116,8 +124,10 @@ def quantize(
 
 def run(session: Session, options: QuantizeOptions) -> Quantized:
     """The experiment, as the command runs it."""
+    session.reading = limited(session.reading, thorough=options.thorough)
     texts, others = session.texts(spare=options.n_calibrate)
-    return quantize(session.loaded, texts, options, calibration=others, progress=session.progress)
+    rows = session.rows.rows
+    return quantize(session.loaded, texts, options, calibration=others, progress=session.progress, rows=rows)
 
 
 @dataclass(frozen=True)
@@ -144,6 +154,7 @@ class _Study:
         task = replace(options.task, seed=options.seed)
         if loaded.head == "none" and task.name == "auto" and texts.plural == "texts":
             task = replace(task, name="sentence change")
+        self.task_options = task
         self.task: Task = make_task(loaded, texts, task)
         self.bench = AblationBench(loaded, self.task, seed=options.seed)
         self.intact, self.weights = self.bench.intact.per_text, self.bench.weights
@@ -161,12 +172,12 @@ class _Study:
         self.places: tuple[Place, ...] = without_foreign_readers(
             tuple(place for place in places if place.name in self.seen.largest), self.seen.shared
         )
-        rounds_inputs = any(recipe.inputs is not None for recipe in options.recipes)
+        rounds_inputs = any(recipe.inputs is not None for recipe in options.schemes)
         self.factors: dict[str, Tensor] = {}
         if options.alpha is not None and rounds_inputs:
             self.factors = smooth_factors(self.places, self.seen, options.alpha)
         self.random: tuple[tuple[int, ...], ...] = random_sets(
-            self.width, len(self.dims), n=options.n_random, seed=options.seed, other_than=self.dims
+            self.width, len(self.dims), n=options.n_sets, seed=options.seed, other_than=self.dims
         )
         self.noise = NoiseDraws(loaded, self.stack, self.task, options.noise_draws, options.seed)
         self.outputs = OutputError(loaded, texts.first(options.n_error_texts), self.how)
@@ -175,10 +186,10 @@ class _Study:
     @property
     def n_settings(self) -> int:
         """Settings that are measured beside the intact model."""
-        with_inputs = sum(recipe.inputs is not None for recipe in self.options.recipes)
+        with_inputs = sum(recipe.inputs is not None for recipe in self.options.schemes)
         each = 2 + len(self.random)
         more = (self.options.threshold is not None) + bool(self.factors)
-        return len(self.options.recipes) * each + with_inputs * more
+        return len(self.options.schemes) * each + with_inputs * more
 
     def rounding(self, recipe: Recipe, report: Callable[[str], None]) -> tuple[Rounding, np.ndarray]:
         """One scheme in all settings, and where the error of the rounded model lies, [layer, dim] of all."""
@@ -188,14 +199,15 @@ class _Study:
         n_linears = n_weights = 0
         for what, keeping in self._settings(recipe):
             report(f"{recipe.name}, {what}")
-            with rounded(self.loaded, recipe, keeping, stack=self.stack.name, places=self.places) as tally:
-                values, _ = self.task.per_text()
-                kept = tally.kept
-                n_linears, n_weights = tally.n_linears, tally.n_weights
-                measured = _TextRuns(values, self.noise.runs(values))
-                if what in ("rounded", "kept") or (what == "random" and not draws):
-                    errors[what] = self.outputs.measure()
-            one = (self.setting(what, keeping.dims, measured, kept), measured)
+            with_errors = what in ("rounded", "kept") or (what == "random" and not draws)
+            key = f"{recipe.name} {what} {len(draws) if what == 'random' else ''}".strip()
+            row = self.bench.row(key, partial(self._measured, recipe, keeping, with_errors))
+            n_linears, n_weights = row["n_linears"], row["n_weights"]
+            values = np.array(row["per_text"])
+            measured = _TextRuns(values, np.array([values[: self.noise.n_texts], *row["noisy"]]))
+            if with_errors:
+                errors[what] = np.array(row["errors"])
+            one = (self.setting(what, keeping.dims, measured, row["kept"]), measured)
             if what == "random":
                 draws.append(one)
             else:
@@ -229,6 +241,35 @@ class _Study:
             ),
             errors["rounded"] / self.outputs.power.sum(1, keepdims=True),
         )
+
+    def _measured(self, recipe: Recipe, keeping: Keeping, with_errors: bool) -> dict[str, Any]:
+        """One setting as row files hold it: values of texts, with noise too, and errors [layer, dim]."""
+        with rounded(self.loaded, recipe, keeping, stack=self.stack.name, places=self.places) as tally:
+            values, _ = self.task.per_text()
+            return {
+                "per_text": values.tolist(),
+                "noisy": self.noise.runs(values)[1:].tolist(),
+                "errors": self.outputs.measure().tolist() if with_errors else [],
+                "kept": tally.kept,
+                "n_linears": tally.n_linears,
+                "n_weights": tally.n_weights,
+            }
+
+    def identity(self, calibration: Data) -> dict[str, Any]:
+        """What settings depend on, beside model, texts and task."""
+        options = self.options
+        return {
+            "stack": self.stack.name, "dims": list(self.dims), "threshold": options.threshold, "smooth": options.alpha,
+            "calibration": calibration.digest, "noise": options.noise_draws, "seed": options.seed,
+            "error texts": options.n_error_texts,
+        }  # fmt: skip
+
+    def announce(self, texts: Data) -> None:
+        """Say how long it takes: each setting reads the texts, and a part of them again with noise and layer by layer."""
+        recipe = next((one for one in self.options.schemes if one.inputs is not None), self.options.schemes[0])
+        n_read = self.task.n_texts + self.noise.n * self.noise.n_texts
+        inside = partial(rounded, self.loaded, recipe, Keeping(), stack=self.stack.name, places=self.places)
+        self.bench.announce(self.n_settings, share=n_read / self.task.n_texts, inputs=texts.plural, inside=inside)
 
     def _settings(self, recipe: Recipe) -> list[tuple[What, Keeping]]:
         found: list[tuple[What, Keeping]] = [("rounded", Keeping()), ("kept", Keeping(self.dims))]
