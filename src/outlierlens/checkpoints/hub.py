@@ -262,9 +262,10 @@ class HubCheckpoint(Checkpoint):
             )
         if listing or self.config or self._repository.confirmed:
             folder = self._repository.folder
+            inside = sorted({name.rpartition("/")[0] for name in listing if name.endswith(SAFETENSORS.suffixes)})
             return BadFile(
                 f"{self.name}: holds no weight file in {f'the folder {folder!r}' if folder else 'its root'}; "
-                "pass the right --subfolder"
+                f"pass {f'--subfolder {inside[0]}' if inside else 'the right --subfolder'}"
             )
         return self._repository.unknown()
 

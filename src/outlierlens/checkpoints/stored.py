@@ -184,7 +184,7 @@ class Weights(Checkpoint):
             return ""
         if parts is None:
             # Positions and masks are whole numbers too, and all weights may be 8-bit floats without scales.
-            codes = name.endswith("weight") and len(info.shape) > 1 and (self.method or not dtype.startswith("F8"))
+            codes = name.endswith("weight") and info.shape and (self.method or not dtype.startswith("F8"))
             return by if codes else ""
         state = next((role for role in parts if role.startswith(".quant_state")), "")
         if state and {".absmax", ".quant_map"} <= parts.keys():

@@ -24,8 +24,8 @@ from outlierlens.checkpoints.formats import (
     format_of,
     is_part,
     native,
+    no_weights,
     refuse_ctranslate2,
-    suffixes,
     weight_file,
 )
 from outlierlens.checkpoints.samples import directory, is_sample
@@ -81,11 +81,7 @@ def _of_folder(folder: Path, weights: bool, notice: Progress) -> Path:
     if found is not None:
         return _of_file(found, weights, notice)
     if weights:
-        refuse_ctranslate2(folder / "model.bin")
-        raise BadFile(
-            f"{folder}: holds no weights ({', '.join(row.file for row in native())}, or one {', '.join(suffixes())}); "
-            "name their folder"
-        )
+        raise no_weights(folder)
     return folder
 
 

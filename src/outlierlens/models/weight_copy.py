@@ -134,10 +134,16 @@ def copy_file(path: Path, folder: Path, *, notice: Progress) -> list[Path]:
 
 
 def needs_copy(path: Path) -> bool:
-    """Whether transformers does not load a weight file as it is: a container, names with something around them, codes."""
+    """Whether transformers does not load a weight file as it is: a container, names with something around them, codes.
+
+    Codes that are not read are left to the quantizer that the config names.
+    """
     with as_weights(open_file(path, str(path))) as checkpoint:
         return isinstance(checkpoint, Weights) and (
-            checkpoint.is_renamed or getattr(checkpoint, "wrapped", False) or bool(checkpoint.coded)
+            checkpoint.is_renamed
+            or getattr(checkpoint, "wrapped", False)
+            or bool(checkpoint.coded)
+            or (not checkpoint.method and any(map(checkpoint.packed_by, checkpoint.tensors)))
         )
 
 
