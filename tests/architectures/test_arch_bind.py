@@ -98,8 +98,8 @@ def test_errors_of_binding() -> None:
         UnknownArchitecture, match=r"no parameter matches h\.\{layer\}\.mlp\.c_proj\.weight; names that look"
     ):
         bind((GPT2,), names)
-    with pytest.raises(UnknownArchitecture, match=r"packed by a quantiser \(layers\.0\.mlp\.down_proj\.qweight\)"):
-        bind((LLAMA,), ["layers.0.mlp.down_proj.qweight"])
+    with pytest.raises(UnknownArchitecture, match=r"packed by a quantizer \(vptq\): take a copy of the model in full"):
+        bind((LLAMA,), ["layers.0.mlp.down_proj.indices"], {"quantization_config": {"quant_method": "vptq"}})
     both = replace(LLAMA, last_linear=("mlp.down_proj", "mlp.experts.down_proj()"))
     with pytest.raises(
         BadFile, match=r"layers\.0\.mlp\.experts\.down_proj is missing; the checkpoint is incomplete, or"

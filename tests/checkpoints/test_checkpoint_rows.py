@@ -158,10 +158,10 @@ def test_a_hub_s_table_comes_in_one_request_a_block(hub: FakeHub) -> None:
 def test_a_hub_s_type_that_cannot_be_read_is_named(hub: FakeHub) -> None:
     import json
 
-    header = json.dumps({"t": {"dtype": "F8_E4M3", "shape": [2, 2], "data_offsets": [0, 4]}}).encode()
+    header = json.dumps({"t": {"dtype": "F8_E4M3FNUZ", "shape": [2, 2], "data_offsets": [0, 4]}}).encode()
     raw = struct.pack("<Q", len(header)) + header + b"1234"
     hub.add(MODEL, {"config.json": b"{}", "model.safetensors": raw})
-    with open_checkpoint(MODEL) as checkpoint, pytest.raises(BadFile, match="cannot read values of type F8_E4M3"):
+    with open_checkpoint(MODEL) as checkpoint, pytest.raises(BadFile, match="cannot read values of type F8_E4M3FNUZ"):
         list(checkpoint.read_rows("t", 1))
 
 

@@ -96,16 +96,22 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         raw(b'\xef\xbb\xbf{"a":{"dtype":"F32","shape":[16],"data_offsets":[0,64]}}'),
         "not valid JSON",
     ),
-    "too few bytes of a type that is not read": (raw({NORM: entry(dtype="F8_E4M3")}, b"\0" * 32), "but holds 32 bytes"),
+    "too few bytes of a type that is not read": (
+        raw({NORM: entry(dtype="F8_E4M3FNUZ")}, b"\0" * 32),
+        "but holds 32 bytes",
+    ),
     "numbers of thousands of digits": (
         raw(b'{"a":{"dtype":"F32","shape":[%b],"data_offsets":[0,%b]}}' % (b"9" * 4300, b"9" * 4300)),
         "lacks a sound",
     ),
     "unreadable type": (
         raw(
-            {name: entry(dtype="F8_E4M3", shape=[8], data_offsets=[8 * i, 8 * i + 8]) for i, name in enumerate(bert())}
+            {
+                name: entry(dtype="F8_E4M3FNUZ", shape=[8], data_offsets=[8 * i, 8 * i + 8])
+                for i, name in enumerate(bert())
+            }
         ),
-        "cannot read values of type F8_E4M3",
+        "cannot read values of type F8_E4M3FNUZ",
     ),
     "nan": (save(bert(float("nan"))), "is nan at dimension 0"),
     "infinite": (save(bert(float("inf"), np.float16)), "is inf at dimension 0"),

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from outlierlens.checkpoints.base import Checkpoint, TensorInfo
 from outlierlens.checkpoints.formats import open_directory, open_file, suffixes, weight_file
+from outlierlens.checkpoints.stored import as_weights
 from outlierlens.errors import BadInput, UnknownModel
 
-__all__ = ["Checkpoint", "TensorInfo", "open_checkpoint", "weight_file"]
+__all__ = ["Checkpoint", "TensorInfo", "as_weights", "open_checkpoint", "open_stored", "weight_file"]
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?\Z")
 
@@ -27,13 +28,25 @@ def open_checkpoint(
     token: str | None = None,
     offline: bool = False,
 ) -> Checkpoint:
-    """Open a sample's name, a directory, one weight file or a hub id for reading.
+    """Open a sample's name, a directory, one weight file or a hub id for reading, by its weights (see `stored`).
 
     Raises:
         UnknownModel: `model` is none of these.
         BadFile: the file is malformed; the message says where.
         Offline, RemoteError: a hub id was given and the network is off or fails.
     """
+    return as_weights(open_stored(model, revision=revision, subfolder=subfolder, token=token, offline=offline))
+
+
+def open_stored(
+    model: str,
+    *,
+    revision: str | None = None,
+    subfolder: str = "",
+    token: str | None = None,
+    offline: bool = False,
+) -> Checkpoint:
+    """As `open_checkpoint`, every tensor as it is stored: masks, which are whole numbers under the names of weights."""
     from outlierlens.checkpoints import samples
 
     path = Path(model)

@@ -10,8 +10,9 @@ A subclass fills `tensors` and `config` when it is made (header only) and yields
 import hashlib
 import json
 import math
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +28,10 @@ MAX_RANK = 8
 MAX_CONFIG_BYTES = 16 * 2**20
 INDEX = ".index.json"  # how the names of lists of shards end
 MAX_FILE_NAME = 255  # bytes; file systems have no longer ones
+
+
+# Types of whole and complex numbers, in the words of safetensors, torch, ONNX, GGUF and numpy.
+NO_FLOATS = re.compile(r"u?int\d*|[<>|]?[iucb]\d+|bool|complex\d*", re.IGNORECASE)
 
 
 def is_too_long(name: str) -> bool:
@@ -55,6 +60,27 @@ class TensorInfo:
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+
+class LazyTensors(Mapping[str, TensorInfo]):
+    """Tensors whose names are known; a look at one asks `info` for what its header declares."""
+
+    def __init__(self, names: Mapping[str, str], info: Callable[[str], TensorInfo]):
+        self._names, self._info = names, info
+
+    def __getitem__(self, name: str) -> TensorInfo:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._info(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 class Checkpoint(ABC):
@@ -106,7 +132,11 @@ class Checkpoint(ABC):
 
     def holds_floats(self, name: str) -> bool:
         """Whether the values of a tensor are floats, stored as such or as integers with their scale."""
-        return not self.tensors[name].dtype.lower().startswith(("i", "u", "bool", "c", "q"))
+        return not NO_FLOATS.fullmatch(self.tensors[name].dtype)
+
+    def packed_by(self, name: str) -> str:
+        """The quantizer that packed a tensor whose values are not read; "" where `read` gives them."""
+        return ""
 
     def close(self) -> None:  # noqa: B027 - most sources hold nothing open, and need not say so
         """Release files and connections; reading afterwards is undefined."""
@@ -135,20 +165,37 @@ def widen(raw: np.ndarray, dtype: str, shape: tuple[int, ...], where: str) -> np
     """
     if dtype == "BF16":
         values = (raw.view("<u2").astype("<u4") << 16).view("<f4")
+    elif dtype in _FLOATS_OF_A_BYTE:
+        values = _FLOATS_OF_A_BYTE[dtype][raw.view("<u1")]
     elif dtype in _NUMPY:
         values = raw.view(_NUMPY[dtype])
         if values.dtype != np.float64:
             values = values.astype(np.float32)
     else:
-        raise BadFile(f"{where}: cannot read values of type {dtype}; known types: BF16, {', '.join(_NUMPY)}")
+        raise BadFile(f"{where}: cannot read values of type {dtype}; known types: {', '.join(ITEM_BYTES)}")
     return values.reshape(shape)
 
+
+def _floats_of_a_byte() -> dict[str, np.ndarray]:
+    """The value of each byte, by type (OCP 8-bit floating point 1.0; E8M0: OCP microscaling formats 1.0)."""
+    byte = np.arange(256)
+    mantissa, exponent = byte % 8, byte // 8 % 16
+    size = np.where(exponent > 0, (8 + mantissa) * 2.0 ** (exponent - 10), mantissa * 2.0**-9)
+    e4m3 = np.where(byte % 128 == 127, np.nan, np.where(byte < 128, size, -size))
+    e8m0 = np.where(byte == 255, np.nan, 2.0 ** np.minimum(byte - 127.0, 127))
+    e5m2 = (byte.astype("<u2") << 8).view("<f2")  # half of float16's bytes
+    return {"F8_E4M3": e4m3.astype("<f4"), "F8_E5M2": e5m2.astype("<f4"), "F8_E8M0": e8m0.astype("<f4")}
+
+
+_FLOATS_OF_A_BYTE = _floats_of_a_byte()
 
 _NUMPY = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2",
     "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "<i1", "U8": "<u1", "BOOL": "?",
 }  # fmt: skip
-ITEM_BYTES = {"BF16": 2} | {name: np.dtype(code).itemsize for name, code in _NUMPY.items()}
+ITEM_BYTES = (
+    {"BF16": 2} | dict.fromkeys(_FLOATS_OF_A_BYTE, 1) | {name: np.dtype(code).itemsize for name, code in _NUMPY.items()}
+)
 
 
 def row_spans(info: TensorInfo, n_rows: int) -> Iterator[tuple[int, int, tuple[int, int]]]:

@@ -18,7 +18,7 @@ from outlierlens.checkpoints.base import INDEX, Checkpoint, load_config
 from outlierlens.errors import BadFile
 
 # What trainers keep beside the weights: no model.
-KEPT = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state).*")
+KEPT = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|adapter_model).*")
 
 
 @dataclass(frozen=True)
@@ -171,9 +171,22 @@ def open_directory(folder: Path, name: str) -> Checkpoint:
     """
     found = weight_file(folder)
     if found is None:
-        refuse_ctranslate2(folder / "model.bin")
-        raise BadFile(f"{folder}: holds no weight file ({', '.join(suffixes())})")
+        raise no_weights(folder)
     return open_file(found, name)
+
+
+def no_weights(folder: Path) -> BadFile:
+    """The error for a folder without a model's weights: it holds an adapter, or its model lies in a folder inside."""
+    refuse_ctranslate2(folder / "model.bin")
+    if (folder / "adapter_config.json").is_file():
+        base = load_config(folder / "adapter_config.json").get("base_model_name_or_path")
+        return BadFile(
+            f"{folder}: holds an adapter of {base}, and no model; merge it first with peft: AutoPeftModel.from_pretrained("
+            f"{str(folder)!r}).merge_and_unload().save_pretrained('merged'), or name {base}"
+        )
+    inside = [path.name for path in sorted(folder.glob("*/")) if any((path / row.file).is_file() for row in native())]
+    lies = f"; a model lies in {', '.join(inside[:4])}: pass --subfolder {inside[0]}" if inside else ""
+    return BadFile(f"{folder}: holds no weight file ({', '.join(suffixes())}){lies}")
 
 
 def weight_file(folder: Path) -> Path | None:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -23,6 +23,7 @@ from outlierlens.checkpoints import formats
 from outlierlens.checkpoints.base import (
     ITEM_BYTES,
     Checkpoint,
+    LazyTensors,
     TensorInfo,
     parse_config,
     row_spans,
@@ -235,7 +236,7 @@ class HubCheckpoint(Checkpoint):
             self._shards[file_name] = self._shard(file_name, names, guess)
         layout = json.dumps(self._shard_of, sort_keys=True)
         self._index_digest = hashlib.sha256(f"{layout}\0{self.commit}".encode()).hexdigest()
-        self.tensors = _Lazy(self._shard_of, self._info)
+        self.tensors = LazyTensors(self._shard_of, self._info)
         return True
 
     def _open_listed(self) -> bool:
@@ -261,9 +262,10 @@ class HubCheckpoint(Checkpoint):
             )
         if listing or self.config or self._repository.confirmed:
             folder = self._repository.folder
+            inside = sorted({name.rpartition("/")[0] for name in listing if name.endswith(SAFETENSORS.suffixes)})
             return BadFile(
                 f"{self.name}: holds no weight file in {f'the folder {folder!r}' if folder else 'its root'}; "
-                "pass the right --subfolder"
+                f"pass {f'--subfolder {inside[0]}' if inside else 'the right --subfolder'}"
             )
         return self._repository.unknown()
 
@@ -331,27 +333,6 @@ class _Shard:
                     raise BadFile(f"{self.where}: the index places {name!r} here, but the file does not hold it")
             self.placed, self._open = placed, True
             return True
-
-
-class _Lazy(Mapping[str, TensorInfo]):
-    """Names from the index; the first look at a tensor's shape fetches the header of its shard."""
-
-    def __init__(self, names: Mapping[str, str], info: Callable[[str], TensorInfo]):
-        self._names, self._fetch = names, info
-
-    def __getitem__(self, name: str) -> TensorInfo:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._fetch(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 def _in_parallel(call: Callable[[_T], _U], items: Sequence[_T]) -> Iterator[_U]:

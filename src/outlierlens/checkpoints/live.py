@@ -6,13 +6,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.checkpoints.base import Checkpoint, TensorInfo
+from outlierlens.checkpoints.stored import Weights
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-class LiveCheckpoint(Checkpoint):
+class LiveCheckpoint(Weights):
     """Named parameters of a model in memory; values are copied to float32 as they are read."""
+
+    def __init__(self, model: "nn.Module", *, name: str, config: dict[str, Any]):
+        super().__init__(_Parameters(model, name=name, config=config), rename=False)
+
+
+class _Parameters(Checkpoint):
+    """The parameters as they are, codes among them."""
 
     kind = "live"
 

@@ -34,8 +34,7 @@ MAX_INDEX_BYTES = 200_000_000
 T = TypeVar("T")
 
 _OTHER_BITS = {
-    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E5M2FNUZ": 8, "F8_E4M3FNUZ": 8,
-    "U16": 16, "U32": 32, "U64": 64, "C64": 64,
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E5M2FNUZ": 8, "F8_E4M3FNUZ": 8, "U16": 16, "U32": 32, "U64": 64, "C64": 64,
 }  # fmt: skip
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 MAX_PICKLE_BYTES = 512 * 2**20  # names and shapes only: published checkpoints stay under a few megabytes
 OLD_PICKLES = 5
+CONTAINERS = ("model_state_dict", "state_dict", "model", "module")  # what trainers call the model among what they keep
 
 
 def open_bin(path: Path, *, name: str, config: dict[str, Any]) -> Checkpoint:
@@ -48,7 +49,7 @@ class TorchCheckpoint(Checkpoint):
     """One or more local PyTorch files.
 
     Attributes:
-        wrapped: whether a trainer wrapped the model: tensors one level down (`state_dict`), or all named `module.`.
+        wrapped: whether a trainer put the model into a container (`state_dict`, `model`, …).
     """
 
     kind = "bin"
@@ -67,7 +68,6 @@ class TorchCheckpoint(Checkpoint):
         self.total_bytes = self.bytes_read = 0
         self._whole: set[Path] = set()
         self._tensors = gather(files, promised, name, self._load)
-        self.wrapped |= all(key.startswith("module.") for key in self._tensors)
         self.tensors = {
             key: TensorInfo(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.nbytes)
             for key, (_, tensor) in self._tensors.items()
@@ -114,8 +114,8 @@ class TorchCheckpoint(Checkpoint):
             self._whole.add(path)
             self.bytes_read += path.stat().st_size
             self.notes += (f"{path.name} has the format from before PyTorch 1.6, which can only be loaded whole",)
-        if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
-            content = content["state_dict"]
+        while inside := _inside(content):
+            content = inside
             self.wrapped = True
         if not isinstance(content, Mapping):
             raise BadFile(f"{path}: holds a {type(content).__name__}, not named tensors; save the model's state_dict()")
@@ -135,6 +135,15 @@ class TorchCheckpoint(Checkpoint):
         for key, tensor in tensors.items():
             _check_tensor(key, tensor, path)
         return {key: tensor.detach() for key, tensor in tensors.items()}  # a gradient may be asked for in the file
+
+
+def _inside(content: Any) -> Mapping[Any, Any] | None:
+    """The model in a trainer's container; None where `content` is none: it holds tensors itself, or nothing by such a name."""
+    import torch
+
+    if not isinstance(content, Mapping) or any(isinstance(value, torch.Tensor) for value in content.values()):
+        return None
+    return next((content[name] for name in CONTAINERS if isinstance(content.get(name), Mapping)), None)
 
 
 def _has_zip_magic(path: Path) -> bool:

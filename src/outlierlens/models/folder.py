@@ -24,8 +24,8 @@ from outlierlens.checkpoints.formats import (
     format_of,
     is_part,
     native,
+    no_weights,
     refuse_ctranslate2,
-    suffixes,
     weight_file,
 )
 from outlierlens.checkpoints.samples import directory, is_sample
@@ -36,7 +36,7 @@ from outlierlens.results.json_toml import read_json
 
 MAX_PIECE = 10_000  # characters; the tokenizers library takes 300 bytes for each
 
-RECIPE = 2  # a change of what is made must raise it
+RECIPE = 3  # a change of what is made must raise it
 MADE_OF = "made-of.json"
 WORD_PIECES = "vocab.txt"
 # What else stands beside weights and says how the model is used.
@@ -76,16 +76,12 @@ def _of_folder(folder: Path, weights: bool, notice: Progress) -> Path:
     if any((folder / file).is_file() for file in _native_files()):
         if weights and not (folder / "config.json").is_file():
             raise UnknownModel(f"{folder}: to run the model takes more than its weights; put beside them: config.json")
-        return folder
+        return _loadable(next(folder / file for file in _native_files() if (folder / file).is_file()), weights, notice)
     found = weight_file(folder)
     if found is not None:
         return _of_file(found, weights, notice)
     if weights:
-        refuse_ctranslate2(folder / "model.bin")
-        raise BadFile(
-            f"{folder}: holds no weights ({', '.join(row.file for row in native())}, or one {', '.join(suffixes())}); "
-            "name their folder"
-        )
+        raise no_weights(folder)
     return folder
 
 
@@ -108,10 +104,17 @@ def _of_file(path: Path, weights: bool, notice: Progress) -> Path:
         return _made(path, weights, notice, _converted)
     first = next((file for file in _native_files() if (path.parent / file).is_file()), None)
     if path.parent == place and path.name == first:
-        return place
+        return _loadable(path, weights, notice)
     if is_part(path) or path.name.endswith(INDEX):
         raise UnknownModel(f"{path}: is a part of the model in {path.parent}; name that folder")
     return _made(path, weights, notice, partial(_linked, row))
+
+
+def _loadable(path: Path, weights: bool, notice: Progress) -> Path:
+    """The folder of a file that transformers looks for; a copy where it does not load what the file holds."""
+    from outlierlens.models.weight_copy import needs_copy
+
+    return _made(path, weights, notice, _converted) if weights and needs_copy(path) else path.parent
 
 
 def _native_files() -> list[str]:
@@ -210,12 +213,12 @@ def _converted(path: Path, making: Path, weights: bool, notice: Progress) -> lis
 
 
 def _linked(row: Format, path: Path, making: Path, weights: bool, notice: Progress) -> list[Path]:
-    """The file under the name that transformers looks for, with what stands beside it; a trainer's wrapping is taken off."""
-    from outlierlens.models.weight_copy import copy_wrapped
+    """The file under the name that transformers looks for, with what stands beside it; a copy where it does not load it."""
+    from outlierlens.models.weight_copy import needs_copy
 
+    if weights and needs_copy(path):
+        return _converted(path, making, weights, notice)
     copy_beside(config_folder(path) or path.parent, making, (*BESIDE, *TOKENIZER))
-    if row.needs_torch and weights and copy_wrapped(path, making, notice=notice):
-        return []
     try:
         (making / row.file).symlink_to(path.resolve())
     except OSError:  # Windows allows links to few

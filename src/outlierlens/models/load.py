@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from outlierlens import architectures as arch
 from outlierlens.architectures import BoundStack, live_parameters
@@ -140,7 +140,7 @@ class LoadedModel:
 def from_objects(
     model: "nn.Module", tokenizer: Any = None, *, processor: Any = None, name: str = "", row: arch.RowChoice = None
 ) -> LoadedModel:
-    """Wrap a live model; `row` is a TOML file, or a family, that replaces the table's row.
+    """Wrap a live model, without DataParallel around it; `row` is a TOML file, or a family, that replaces the table's row.
 
     `processor` is the image processor or feature extractor of a model that reads pictures or recordings. A model whose
     tokenizer knows more ids than its embeddings have rows is given a hook that says so when such an id comes.
@@ -148,6 +148,8 @@ def from_objects(
     Raises:
         UnknownArchitecture: the model's type has no row and none is given.
     """
+    while type(model).__name__ in ("DataParallel", "DistributedDataParallel"):
+        model = cast("nn.Module", model.module)
     config = config_dict(model)
     if isinstance(row, Path):
         stacks = arch.load_toml(row)

@@ -2,7 +2,6 @@
 
     copy_gguf(Path("model.gguf"), folder, beside=None, weights=True, notice=print)
     copy_file(Path("encoder.onnx"), folder, notice=print)          # config.json is in the folder already
-    copy_wrapped(Path("last.ckpt"), folder, notice=print)          # the same
 
 Before anything is written, a model of the config's sizes is made without values and held against the tensors that the file has:
 what a header claims is never allocated.
@@ -20,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens import architectures as arch
+from outlierlens.checkpoints import as_weights
 from outlierlens.checkpoints.base import Checkpoint, load_config
 from outlierlens.checkpoints.formats import open_file
-from outlierlens.checkpoints.safetensors import write_header
+from outlierlens.checkpoints.safetensors import files_of, write_header
 from outlierlens.checkpoints.samples.cache import check_space, megabytes
+from outlierlens.checkpoints.stored import Weights
 from outlierlens.errors import BadFile, UnknownArchitecture, need
 from outlierlens.models import variants
 from outlierlens.models.heads import is_unused
@@ -120,37 +121,38 @@ def _config_beside(path: Path, model: "Whole", notice: Progress) -> dict[str, An
 
 
 def copy_file(path: Path, folder: Path, *, notice: Progress) -> list[Path]:
-    """Fill `folder`, which holds config.json, with the weights of a format that transformers does not know.
+    """Fill `folder`, which holds config.json, with weights that transformers does not load as they are.
 
-    Returns the other files that were read: external data.
+    Returns the other files that were read: external data, the files of an index.
 
     Raises:
         BadFile: the file lacks parameters of the config's model, or has them in other shapes.
     """
-    with open_file(path, str(path)) as checkpoint:
+    with as_weights(open_file(path, str(path))) as checkpoint:
         _copy(checkpoint, path, folder, notice)
-        return list(checkpoint.outside)
+        return [*checkpoint.outside, *files_of(path)[0]]
 
 
-def copy_wrapped(path: Path, folder: Path, *, notice: Progress) -> bool:
-    """Fill `folder`, which holds config.json, with the model in a trainer's checkpoint; False where nothing wraps it.
+def needs_copy(path: Path) -> bool:
+    """Whether transformers does not load a weight file as it is: a container, names with something around them, codes.
 
-    Raises:
-        BadFile: the file lacks parameters of the config's model, or has them in other shapes.
+    Codes that are not read are left to the quantizer that the config names.
     """
-    from outlierlens.checkpoints.torchbin import TorchCheckpoint
-
-    with TorchCheckpoint([path], name=str(path), config=load_config(folder / "config.json")) as checkpoint:
-        if checkpoint.wrapped:
-            _copy(checkpoint, path, folder, notice)
-        return checkpoint.wrapped
+    with as_weights(open_file(path, str(path))) as checkpoint:
+        return isinstance(checkpoint, Weights) and (
+            checkpoint.is_renamed
+            or getattr(checkpoint, "wrapped", False)
+            or bool(checkpoint.coded)
+            or (not checkpoint.method and any(map(checkpoint.packed_by, checkpoint.tensors)))
+        )
 
 
 def _copy(checkpoint: Checkpoint, path: Path, folder: Path, notice: Progress) -> None:
     """Write the tensors of the config's model, without what stands before their names."""
-    config = checkpoint.config
+    config = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}
     if not isinstance(config.get("model_type"), str):
-        config = config | {"model_type": _family(checkpoint, notice)}
+        config["model_type"] = _family(checkpoint, notice)
+    if config != checkpoint.config:
         (folder / "config.json").write_text(json.dumps(config), "utf-8")
     floats = {
         name: info.shape
@@ -170,6 +172,9 @@ def _copy(checkpoint: Checkpoint, path: Path, folder: Path, notice: Progress) ->
     shapes = {name: floats[name] for name in floats if name.startswith(wrapper)}
     values = ((name.removeprefix(wrapper), values) for name, values in checkpoint.read(shapes))
     _write(path, folder, {name.removeprefix(wrapper): shape for name, shape in shapes.items()}, values, notice)
+    for note in checkpoint.notes:
+        if "multiplied out" in note:
+            notice(f"{path}: {note}; the model runs in whole floats, and does not round what its layers read")
 
 
 def _spellings(model: "PreTrainedModel") -> Iterator[Shapes]:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from memory_checkpoint import of_model
 from outlierlens.checkpoints import open_checkpoint
-from outlierlens.checkpoints.safetensors import SafetensorsCheckpoint
+from outlierlens.checkpoints.stored import Weights
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.experiments.integrity.fingerprint import fingerprint
 from outlierlens.experiments.integrity.options import FingerprintOptions
@@ -58,7 +58,7 @@ def record(folder: Path, *, deep: bool = False) -> Fingerprint:
 def flip(folder: Path, name: str, places: "list[int] | np.ndarray", bits: "list[int] | np.ndarray") -> None:
     """Turn bit `bits[i]` of value `places[i]` of a stored tensor over."""
     with open_checkpoint(str(folder)) as checkpoint:
-        assert isinstance(checkpoint, SafetensorsCheckpoint)
+        assert isinstance(checkpoint, Weights)
         path, start = checkpoint.place(name)
         info = checkpoint.tensors[name]
     raw = np.memmap(path, dtype=np.uint8, mode="r+")

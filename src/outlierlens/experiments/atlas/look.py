@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from outlierlens.checkpoints import open_checkpoint
+from outlierlens.checkpoints import as_weights, open_checkpoint
 from outlierlens.checkpoints.courtesy import Courtesy, Turns
 from outlierlens.checkpoints.samples import SAMPLES, is_sample
 from outlierlens.errors import (
@@ -80,7 +80,7 @@ def look(named: Named, manner: Manner, turns: Turns) -> tuple[AtlasRow, ...]:
             )
             if named.known and repository.resolved() in named.known:
                 return ()
-            with HubCheckpoint(named.model, repository=repository) as checkpoint:
+            with as_weights(HubCheckpoint(named.model, repository=repository)) as checkpoint:
                 rows = rows_of(checkpoint)
     except Exception as error:
         rows = (failed(named, error),)

@@ -25,7 +25,7 @@ import numpy as np
 from outlierlens import __version__
 from outlierlens.architectures import BoundStack
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
-from outlierlens.checkpoints.base import ITEM_BYTES, MAX_RANK
+from outlierlens.checkpoints.base import MAX_RANK
 from outlierlens.detection.scan.measure import ScanOptions, scan_checkpoint
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead
 from outlierlens.experiments.integrity.options import FingerprintOptions
@@ -123,8 +123,8 @@ def fingerprint_checkpoint(checkpoint: Checkpoint, options: FingerprintOptions, 
 
 
 def readable(checkpoint: Checkpoint, entry: Sensitive) -> bool:
-    """Whether the values of an entry are of a type that its reader can widen (8-bit floats are not)."""
-    return checkpoint.kind not in ("safetensors", "hub") or checkpoint.tensors[entry.stored].dtype in ITEM_BYTES
+    """Whether the values of an entry can be read: of a known type, and not packed by an unknown quantizer."""
+    return not checkpoint.packed_by(entry.stored)
 
 
 def width_of(checkpoint: Checkpoint, stack: BoundStack) -> int:
@@ -180,11 +180,10 @@ def values_of(recorded: Recorded) -> np.ndarray:
 def hash_all(checkpoint: Checkpoint, bound: Sequence[BoundStack]) -> tuple[TensorHash, ...]:
     """Hashes of every tensor that can be read, by canonical name."""
     prefixes = [stack.prefix for stack in bound]
-    plain = checkpoint.kind not in ("safetensors", "hub")
     return tuple(
         hash_tensor(checkpoint, stored, canonical(stored, prefixes))
-        for stored, info in checkpoint.tensors.items()
-        if plain or info.dtype in ITEM_BYTES
+        for stored in checkpoint.tensors
+        if not checkpoint.packed_by(stored)
     )
 
 
@@ -293,8 +292,8 @@ def _notes(
 ) -> list[str]:
     notes = []
     if unreadable:
-        kinds = ", ".join(sorted({checkpoint.tensors[entry.stored].dtype for entry in unreadable}))
-        notes.append(f"{len(unreadable)} tensors of type {kinds} cannot be read and are not recorded")
+        kinds = ", ".join(sorted({checkpoint.packed_by(entry.stored) for entry in unreadable}))
+        notes.append(f"{len(unreadable)} tensors of {kinds} cannot be read and are not recorded")
     weights = (param for stack in bound for layers in stack.linears.values() for layer in layers for param in layer)
     shapes = ((param.axis, checkpoint.tensors[param.name].shape) for param in weights if "bias" not in param.name)
     spread = sum(len(shape) > 1 and axis % len(shape) == len(shape) - 1 for axis, shape in shapes)

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from outlierlens.checkpoints import Checkpoint, samples
-from outlierlens.checkpoints.safetensors import SafetensorsCheckpoint
 from outlierlens.detection.scan.measure import ScanOptions
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.experiments.integrity.fingerprint import check, load_fingerprint, offset_of, opened, values_of
@@ -57,7 +56,6 @@ def restore(
     deep = deep or baseline.deep
     with opened(model, options) as checkpoint:
         _refuse(checkpoint, model)
-        assert isinstance(checkpoint, SafetensorsCheckpoint)
         source = _source(model, options.subfolder)
         finder = _Finder(checkpoint, baseline, options, deep)
         before = finder.run(command, "its fingerprint")
@@ -124,7 +122,7 @@ class _Patch:
 class _Finder(Verifier):
     """A verification that keeps what has to be written."""
 
-    def __init__(self, checkpoint: SafetensorsCheckpoint, baseline: Fingerprint, options: ScanOptions, deep: bool):
+    def __init__(self, checkpoint: Any, baseline: Fingerprint, options: ScanOptions, deep: bool):
         super().__init__(checkpoint, baseline, options, deep)
         self.file_of: Callable[[str], tuple[Path, int]] = checkpoint.place
         self.patches: list[_Patch] = []
@@ -175,7 +173,7 @@ def _distinct(entries: list[Sensitive]) -> int:
 
 
 def _refuse(checkpoint: Checkpoint, model: str) -> None:
-    if isinstance(checkpoint, SafetensorsCheckpoint):
+    if checkpoint.kind == "safetensors":
         return
     if checkpoint.kind == "hub":
         raise BadInput(

@@ -25,14 +25,13 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from outlierlens.architectures import Param
-from outlierlens.checkpoints import Checkpoint, TensorInfo, open_checkpoint
+from outlierlens.checkpoints import Checkpoint, TensorInfo, as_weights, open_stored
 from outlierlens.checkpoints.base import MAX_TENSORS, is_shape, load_config
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.experiments.pruning.removal import per_dim_off
 
 Holds = Literal["masks", "torch masks", "weights"]
 MASK, ORIGINAL = "_mask", "_orig"
-WHOLE = {"BOOL", "bool", "U8", "I8", "I16", "I32", "I64", "uint8", "int8", "int16", "int32", "int64"}
 MAGIC = b"\x93NUMPY"
 MAX_HEADER_BYTES = 64 * 1024  # names no field: shape and type of one array
 MAX_RATIO = 1100  # deflate cannot do better; an entry that claims more is no honest archive
@@ -134,11 +133,12 @@ def _header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], str, bool, in
 
 
 def open_source(name: str, **how: Any) -> Checkpoint:
-    """Open a file of masks, or whatever `open_checkpoint` opens."""
+    """Open a file of masks, or whatever `open_checkpoint` opens; masks as they are stored."""
     path = Path(name)
     if path.suffix == ".npz" and path.is_file():
         return NpzCheckpoint(path, name=name, config=load_config(path.parent / "config.json"))
-    return open_checkpoint(name, **how)
+    source = open_stored(name, **how)
+    return source if held(source) != "weights" else as_weights(source)
 
 
 def held(source: Checkpoint) -> Holds:
@@ -148,20 +148,8 @@ def held(source: Checkpoint) -> Holds:
         return "torch masks"
     parameters = (".weight", ".bias", ".gamma", ".beta")
     masks = [name for name in names if name.removesuffix(MASK).endswith(parameters) and name.endswith(MASK)]
-    whole = all(_is_whole(info) for info in names.values())
+    whole = not any(map(source.holds_floats, names))
     return "masks" if masks or whole or source.kind == "npz" else "weights"
-
-
-def _is_whole(info: TensorInfo) -> bool:
-    return info.dtype in WHOLE or np_kind(info.dtype) in "biu"
-
-
-def np_kind(dtype: str) -> str:
-    """numpy's letter of a kind of type ("b", "i", "u", "f"), "?" where it knows no such type."""
-    try:
-        return np.dtype(dtype).kind
-    except (TypeError, ValueError):
-        return "?"
 
 
 class Unmasked(Checkpoint):

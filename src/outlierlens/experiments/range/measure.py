@@ -20,7 +20,7 @@ from outlierlens.errors import BadFile, BadInput, one_line
 from outlierlens.experiments.range.keys import key_biases
 from outlierlens.experiments.range.options import RangeOptions
 from outlierlens.experiments.range.result import KINDS, Ranges, TensorRange
-from outlierlens.experiments.range.weights import weight_ranges
+from outlierlens.experiments.range.weights import packed_tensors, weight_ranges
 from outlierlens.models.passes import in_windows
 from outlierlens.results.document import Provenance
 
@@ -102,6 +102,7 @@ def weights_range(checkpoint: Checkpoint, *, progress: Progress = None) -> Range
         weights=found,
         notes=tuple(checkpoint.notes),
         keys=key_biases(checkpoint),
+        skipped=packed_tensors(checkpoint),
     )
 
 

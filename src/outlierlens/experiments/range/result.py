@@ -182,6 +182,7 @@ class Ranges(Result):
         weights: of every stored tensor of floating-point values; () where the model was run.
         keys: of each layer with a key bias, with `weights` or `cache`.
         cache: relative errors of rounded keys and values, where asked for.
+        skipped: {stored tensor: what packed it} of those whose values are not read.
     """
 
     provenance: Provenance
@@ -198,6 +199,7 @@ class Ranges(Result):
     notes: tuple[str, ...] = ()
     keys: tuple[KeyBias, ...] = ()
     cache: tuple[CacheError, ...] = ()
+    skipped: dict[str, str] = field(default_factory=dict)
 
     @property
     def kinds(self) -> tuple[str, ...]:

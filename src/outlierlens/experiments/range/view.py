@@ -167,6 +167,13 @@ def _beside(found: Ranges) -> tuple[tuple[str, ...], tuple[tuple[Cell, ...], ...
 
 
 def _of_weights(found: Ranges) -> Iterator[str]:
+    if found.skipped:
+        shown = ", ".join(list(found.skipped)[:3]) + (", …" if len(found.skipped) > 3 else "")
+        yield (
+            f"Not looked at: {len(found.skipped):,} of {len(found.skipped) + len(found.weights):,} tensors, packed by "
+            f"{', '.join(sorted(set(found.skipped.values())))} ({shown}); name the model that was quantized, in full "
+            "precision, to look at them. Of the other tensors:"
+        )
     top = max(found.weights, key=lambda one: one.largest)
     for form in FORMATS:
         n_over = sum(one.over[form.name] for one in found.weights)

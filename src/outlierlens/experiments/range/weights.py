@@ -12,20 +12,24 @@ from outlierlens.errors import BadInput
 from outlierlens.experiments.range.result import FORMATS, WeightRange
 
 BLOCK = 2**22  # values that are held at once, where the file allows it
-WHOLE_NUMBERS = ("I64", "I32", "I16", "I8", "U8", "BOOL")
 
 
 def weight_ranges(
     checkpoint: Checkpoint, progress: Callable[[str, int, int], None] | None = None
 ) -> tuple[WeightRange, ...]:
-    """Every tensor of floating-point values, as the checkpoint holds them; packed ones as they are unpacked.
+    """Every tensor of floating-point values, as the checkpoint holds them; codes with scales as they are multiplied out.
 
     A value that is no number counts as infinite: it overflows every format.
 
     Raises:
         BadInput: there is no such tensor.
     """
-    names = [name for name, info in checkpoint.tensors.items() if info.dtype not in WHOLE_NUMBERS and info.size]
+    packed = packed_tensors(checkpoint)
+    names = [
+        name
+        for name in checkpoint.tensors
+        if name not in packed and checkpoint.holds_floats(name) and checkpoint.tensors[name].size
+    ]
     if not names:
         raise BadInput(f"{checkpoint.name}: holds no tensor of floating-point values")
     found = []
@@ -34,6 +38,11 @@ def weight_ranges(
         if progress:
             progress("reading weights", done + 1, len(names))
     return tuple(found)
+
+
+def packed_tensors(checkpoint: Checkpoint) -> dict[str, str]:
+    """{tensor: what packed it} of those whose values are not read."""
+    return {name: by for name in checkpoint.tensors if (by := checkpoint.packed_by(name))}
 
 
 def _weight_range(checkpoint: Checkpoint, name: str) -> WeightRange:

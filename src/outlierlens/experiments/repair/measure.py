@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outlierlens.checkpoints import open_checkpoint
 from outlierlens.data.texts import EXCERPT, Data, Texts, read_texts
 from outlierlens.detection.scan.measure import scan_live
 from outlierlens.errors import BadFile, BadInput
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
 BALANCES = tuple((cap, share) for share in (0.5, 1.0) for cap in (1.0, 4.0, 16.0, 64.0, 256.0))
 NEAR = 1e-5  # of the largest output: what a rewriting that is not exact may differ by in float32
 N_TEXTS = 16
-PACKED = ("Q", "IQ", "TQ", "MXFP", "F8", "I8", "U8", "INT8", "UINT8", "I4", "U4")  # how types of packed weights begin
 
 
 def repair(
@@ -77,8 +75,8 @@ def repair(
     step = _steps(progress)
     load = replace(load or LoadOptions(), dtype="float32")
     check_place(folder, overwrite=overwrite)
-    _refuse_packed(name, load)
     loaded = load_model(name, load)
+    _refuse_codes(loaded)
     texts = texts or read_texts(EXCERPT, limit=N_TEXTS)
     if isinstance(texts, Texts):
         tokenizer_of(loaded)
@@ -210,18 +208,13 @@ def _distance(loaded: LoadedModel, wanted: "list[Tensor]", check: Check) -> floa
         return sum(float((one - other).abs().mean()) for one, other in pairs) / len(wanted)
 
 
-def _refuse_packed(name: str, load: LoadOptions) -> None:
-    where = {"revision": load.revision, "subfolder": load.subfolder, "token": load.token, "offline": load.offline}
-    with open_checkpoint(name, **where) as checkpoint:  # type: ignore[arg-type]
-        packed = next((one for one, info in checkpoint.tensors.items() if info.dtype.upper().startswith(PACKED)), "")
-        if packed or checkpoint.config.get("quantization_config"):
-            what = (
-                f"{packed} is {checkpoint.tensors[packed].dtype}" if packed else "its config has a quantization_config"
-            )
-            raise BadInput(
-                f"{name}: its weights are quantized ({what}), and their steps take no factor; repair the model that they were "
-                f"made of, then quantize it"
-            )
+def _refuse_codes(loaded: LoadedModel) -> None:
+    whole = all(one.is_floating_point() for one in loaded.model.parameters())
+    if getattr(loaded.model.config, "quantization_config", None) or not whole:
+        raise BadInput(
+            f"{loaded.name}: its weights run quantized, and codes take no factor; repair the model that was quantized, in "
+            "full precision, then quantize it"
+        )
 
 
 def _measured(loaded: LoadedModel, seen: Seen, wanted: "list[Tensor]", check: Check, fit: str) -> Behaviour:

@@ -43,7 +43,6 @@ OLD_NAMES = {"gamma": "weight", "beta": "bias"}  # of norms in old checkpoints
 GROUPS = ("scale, outliers", "scale, other dimensions", "bias, outliers", "bias, other dimensions", "embeddings",
           "matrices", "other vectors")  # fmt: skip
 # Whole numbers that are no weights, in each format's own words; ONNX's INT8 and UINT8 are weights, read dequantized.
-WHOLE = ("I64", "I32", "I16", "I8", "U8", "BOOL", "INT64", "INT32", "int64", "int32", "int16", "int8", "uint8", "bool")
 Part = Literal["scale", "bias"]
 
 
@@ -267,7 +266,7 @@ def _relative_names(checkpoint: Checkpoint, stacks: Sequence[BoundStack]) -> dic
     prefixes = sorted({stack.prefix for stack in stacks}, key=len, reverse=True)
     found = {}
     for name, info in checkpoint.tensors.items():
-        if info.dtype in WHOLE or not info.size:
+        if not checkpoint.holds_floats(name) or not info.size:
             continue  # positions and masks
         prefix = next((prefix for prefix in prefixes if prefix and name.startswith(prefix)), "")
         path, dot, leaf = name.removeprefix(prefix).rpartition(".")
