@@ -314,6 +314,10 @@ def _explained(error: Exception, name: str, *, missing: bool) -> OutlierlensErro
     if isinstance(error, pickle.UnpicklingError):
         # The library's own message recommends unpickling without protection.
         return BadFile(f"{name}: its weights are damaged or hold more than tensors; fetch or save them again")
+    if isinstance(error, ValueError) and "contains custom code" in text:
+        return UnknownModel(
+            f"{name}: runs by code that comes with it; read that, and pass --trust-remote-code to run it"
+        )
     if isinstance(error, OSError | ValueError):
         return UnknownModel(f"{name}: cannot be loaded: {text}")
     return BadFile(
