@@ -6,7 +6,8 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from outlierlens.options import FIND, Flag, check
+from outlierlens.ablation.switches import Dims
+from outlierlens.options import FIND, Find, Flag, check
 
 DEFAULT = "mini-planted"
 
@@ -21,7 +22,7 @@ class ReportOptions:
 
     model: Annotated[str, Flag(argument=True)] = ""
     """Sample name, directory, weight file or hub id; mini-* need no download. Default: mini-planted."""
-    dims: str = FIND
+    dims: Annotated[Dims | Find, Flag(read="options.read:planned_dims", words=FIND)] = FIND
     """Switch these off: 308,381; find: what scan finds."""
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 19
     """Random sets of the same size."""
