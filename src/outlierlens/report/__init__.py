@@ -13,6 +13,7 @@ chart_page(chart)    one chart as a page of its own
 """
 
 import sys
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -34,9 +35,8 @@ class _Report(ModuleType):
 
     def __call__(self, *arguments: Any, **named: Any) -> ReportData:
         from outlierlens.experiments.given import accepting
-        from outlierlens.report.job import report
 
-        return accepting(report)(*arguments, **named)
+        return accepting(import_module(f"{__name__}.job").report)(*arguments, **named)
 
 
 sys.modules[__name__].__class__ = _Report
