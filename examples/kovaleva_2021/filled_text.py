@@ -22,9 +22,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("-o", "--output", type=Path, default=Path("runs/kovaleva_2021/filled_text"), help="folder")
     args = parser.parse_args(arguments)
 
-    dims = args.dims or ol.scan(args.model).stacks[0].dims
-    options = ol.DisableOptions(n_random=24, n_matched=0)
-    damage = ol.disable(ol.load_model(args.model), ol.read_texts(args.data, limit=args.limit), dims, options)
+    texts = ol.read_texts(args.data, limit=args.limit)
+    damage = ol.disable(args.model, texts, args.dims or "find", n_random=24, n_matched=0)
     lines = ["| model | text |", "|---|---|"]
     for one in damage.fills:
         pieces = [f"{before}**{blank.filled}**" for before, blank in zip(one.pieces, one.blanks, strict=False)]

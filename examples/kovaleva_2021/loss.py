@@ -23,9 +23,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("-o", "--output", type=Path, default=Path("runs/kovaleva_2021/loss"), help="folder")
     args = parser.parse_args(arguments)
 
-    dims = args.dims or ol.scan(args.model).stacks[0].dims
-    options = ol.DisableOptions(n_random=args.random)
-    damage = ol.disable(ol.load_model(args.model), ol.read_texts(args.data, limit=args.limit), dims, options)
+    texts = ol.read_texts(args.data, limit=args.limit)
+    damage = ol.disable(args.model, texts, args.dims or "find", n_random=args.random)
     chart = charts.losses(damage)
 
     args.output.mkdir(parents=True, exist_ok=True)

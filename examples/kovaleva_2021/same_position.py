@@ -11,7 +11,6 @@ from pathlib import Path
 
 import outlierlens as ol
 from outlierlens import charts
-from outlierlens.experiments.pruning.experiment import ExperimentOptions, prune_experiment
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -23,8 +22,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("-o", "--output", type=Path, default=Path("runs/kovaleva_2021/same_position"), help="folder")
     args = parser.parse_args(arguments)
 
-    options = ExperimentOptions(dims=tuple(args.dims))
-    found = prune_experiment(ol.load_model(args.model), ol.read_texts(args.data, limit=args.limit), options)
+    texts = ol.read_texts(args.data, limit=args.limit)
+    found = ol.prune_experiment(args.model, texts, dims=args.dims or "find")
     chart = charts.prune_experiment(found)
 
     args.output.mkdir(parents=True, exist_ok=True)

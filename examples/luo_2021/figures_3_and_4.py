@@ -9,8 +9,8 @@ weights, which are not loaded into a model. Seconds.
 import argparse
 from pathlib import Path
 
+import outlierlens as ol
 from outlierlens import charts
-from outlierlens.experiments.origin.measure import OriginOptions, origin
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -20,7 +20,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("-o", "--output", type=Path, default=Path("runs/luo_2021/figures_3_and_4"), help="folder")
     args = parser.parse_args(arguments)
 
-    found = origin(args.model, OriginOptions(dims=tuple(args.dims or ()) or "find"))
+    found = ol.origin(args.model, dims=args.dims or "find")
     drawn = [charts.origin_rows(found.stacks[0]), charts.origin_ranks(found.stacks[0])]
 
     args.output.mkdir(parents=True, exist_ok=True)

@@ -6,16 +6,13 @@ On the packaged `mini-planted` with weights in INT4: both plans, their curves, a
 """
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
 import outlierlens as ol
 from outlierlens import charts
 from outlierlens.experiments.plan.exports import export, target_of
-from outlierlens.experiments.plan.options import PlanOptions
 from outlierlens.experiments.plan.view import sections
 from outlierlens.experiments.quantization.schemes import parse
-from outlierlens.tasks.base import TaskOptions
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -30,12 +27,10 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
 
     loaded, texts = ol.load_model(args.model), ol.read_texts(args.data, limit=args.limit)
-    options = PlanOptions(
-        scheme=args.scheme, keep=args.keep, n_candidates=args.candidates, task=TaskOptions(max_length=32)
-    )
+    how = {"scheme": args.scheme, "keep": args.keep, "n_candidates": args.candidates, "max_length": 32}
     args.output.mkdir(parents=True, exist_ok=True)
     for grain in ("column", "linear"):
-        found = ol.plan(loaded, texts, replace(options, grain=grain))
+        found = ol.plan(loaded, texts, grain=grain, **how)
         (section,) = sections(found)
         print(f"{grain}: {' '.join(section.sentences)}")
         chart = charts.precision_plan(found)

@@ -12,9 +12,6 @@ from pathlib import Path
 
 import outlierlens as ol
 from outlierlens import charts
-from outlierlens.experiments.attention.measure import attention
-from outlierlens.experiments.attention.options import AttentionOptions
-from outlierlens.models.load import LoadOptions
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -26,9 +23,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("-o", "--output", type=Path, default=Path("runs/puccetti_2022/attention"), help="folder")
     args = parser.parse_args(arguments)
 
-    loaded = ol.load_model(args.model, LoadOptions(attention="eager"))  # only eager attention makes weights
     texts = ol.read_texts(args.data, limit=args.limit)
-    found = attention(loaded, texts, AttentionOptions(dims=tuple(args.dims) or "find"))
+    found = ol.attention(args.model, texts, dims=args.dims or "find")
     chart = charts.attention(found)
 
     args.output.mkdir(parents=True, exist_ok=True)

@@ -15,8 +15,6 @@ import outlierlens as ol
 from outlierlens import charts
 from outlierlens.data.token_counts import read_counts
 from outlierlens.experiments.count.measure import count_texts
-from outlierlens.experiments.frequency.measure import frequency
-from outlierlens.experiments.frequency.options import FrequencyOptions
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -32,7 +30,7 @@ def main(arguments: list[str] | None = None) -> None:
     loaded, texts = ol.load_model(args.model), ol.read_texts(args.data, limit=args.limit)
     tokenizer = loaded.tokenizer
     counts = read_counts(args.counts, tokenizer) if args.counts else count_texts(tokenizer, texts.texts)
-    found = frequency(loaded, texts, counts, FrequencyOptions(dims=tuple(args.dims or ()) or "find"))
+    found = ol.frequency(loaded, texts, counts, dims=args.dims or "find")
     chart = charts.frequency(found)
 
     args.output.mkdir(parents=True, exist_ok=True)

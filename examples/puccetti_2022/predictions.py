@@ -14,8 +14,6 @@ import outlierlens as ol
 from outlierlens import charts
 from outlierlens.data.token_counts import read_counts
 from outlierlens.experiments.count.measure import count_texts
-from outlierlens.experiments.predictions.measure import predictions
-from outlierlens.experiments.predictions.options import PredictionOptions
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -32,8 +30,7 @@ def main(arguments: list[str] | None = None) -> None:
     loaded, texts = ol.load_model(args.model), ol.read_texts(args.data, limit=args.limit)
     tokenizer = loaded.tokenizer
     counts = read_counts(args.counts, tokenizer) if args.counts else count_texts(tokenizer, texts.texts)
-    dims = args.dims or ol.scan(args.model).stacks[0].dims
-    found = predictions(loaded, texts, counts, dims, PredictionOptions(n_random=args.random))
+    found = ol.predictions(loaded, texts, counts, args.dims or "find", n_random=args.random)
     chart = charts.predictions(found)
 
     args.output.mkdir(parents=True, exist_ok=True)

@@ -13,8 +13,6 @@ from pathlib import Path
 import torch
 
 import outlierlens as ol
-from outlierlens.models.load import LoadOptions
-from outlierlens.tasks.base import TaskOptions
 
 
 def shuffled_(model: torch.nn.Module, seed: int) -> None:
@@ -34,11 +32,11 @@ def main() -> None:
     asked.add_argument("--limit", type=int, default=20)
     asked.add_argument("-o", "--output", type=Path, default=Path("runs/life"))
     how = asked.parse_args()
-    loaded = ol.load_model(how.model, LoadOptions(attention="eager"))
+    loaded = ol.load_model(how.model)
     texts = ol.read_texts(how.data, limit=how.limit)
-    task = TaskOptions(max_length=32, batch_size=8)
+    small = {"max_length": 32, "batch_size": 8}
     how.output.mkdir(parents=True, exist_ok=True)
-    found = ol.trace(loaded, texts, ol.TraceOptions(dim=how.dim, task=task))
+    found = ol.trace(loaded, texts, dim=how.dim, **small)
     found.save(how.output / "trace.json")
     (how.output / "life.vl.json").write_bytes(ol.charts.picture(ol.charts.life(found), "vl.json"))
     print(
@@ -49,7 +47,7 @@ def main() -> None:
     for trial in found.trials:
         print(f"  {trial.kind:>8} {trial.change:+.3f} {found.unit}")
     shuffled_(loaded.model, seed=0)
-    null = ol.trace(loaded, texts, ol.TraceOptions(task=task))
+    null = ol.trace(loaded, texts, **small)
     print(f"shuffled, dimension {null.dim}: {len(null.writers) or 'no'} single writer{'s' * (len(null.writers) > 1)}")
 
 

@@ -211,3 +211,104 @@ def test_a_remedy_that_names_a_family_works(tmp_path: Path, words: Any) -> None:
     (tmp_path / "config.json").unlink()
     with pytest.raises(UnknownModel, match=r"takes more than its weights; put beside them: config\.json$"):
         load_model(str(tmp_path), LoadOptions(row="roberta"))
+
+
+def saved(place: Path, family: str, head: str = "CausalLM", **changes: Any) -> Path:
+    model: Any = build(FAMILIES[family], head)
+    model.save_pretrained(place)
+    config = json.loads((place / "config.json").read_text())
+    (place / "config.json").write_text(json.dumps(config | changes))
+    return place
+
+
+def test_a_row_of_another_family_leaves_the_class_to_the_config(tmp_path: Path) -> None:
+    """Mistral's blocks are named as Llama's; what runs is Mistral, with its window."""
+    folder = saved(tmp_path, "mistral")
+    said: list[str] = []
+    loaded = load_model(str(folder), LoadOptions(row="llama", notice=said.append))
+    assert type(loaded.model).__name__ == "MistralForCausalLM"
+    assert loaded.stacks[0].blocks[0] == "model.layers.0"
+    (line,) = said
+    assert line.endswith("its config says mistral; the row of llama says where streams are, and what runs is mistral")
+    found = scan(str(folder), ScanOptions(row="llama"))
+    assert any("its config says mistral; the streams are those of the row of llama" in note for note in found.notes)
+    assert not any("its config says" in note for note in scan(str(folder), ScanOptions(row="mistral")).notes)
+
+
+def test_a_model_of_pictures_and_words_is_read_by_the_row_of_its_text_model(tmp_path: Path) -> None:
+    import transformers
+
+    text = transformers.LlamaConfig(**FAMILIES["llama"].config)
+    vision = transformers.CLIPVisionConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, image_size=16, patch_size=8
+    )
+    config = transformers.LlavaConfig(text_config=text, vision_config=vision, image_token_id=38)
+    transformers.LlavaForConditionalGeneration(config).save_pretrained(tmp_path)
+    loaded = load_model(str(tmp_path), LoadOptions(row="llama", notice=lambda _: None))
+    assert type(loaded.model).__name__ == "LlavaForConditionalGeneration"
+    assert loaded.stacks[0].n_layers == text.num_hidden_layers
+    assert loaded.model.config.text_config.hidden_size == text.hidden_size
+
+
+def test_settings_that_the_family_does_not_have_are_named(tmp_path: Path) -> None:
+    folder = saved(tmp_path, "llama", model_type="my_llama", residual_multiplier=0.5, vision_config={"hidden_size": 8})
+    said: list[str] = []
+    loaded = load_model(str(folder), LoadOptions(row="llama", notice=said.append))
+    assert type(loaded.model).__name__ == "LlamaForCausalLM"
+    assert any(
+        line.endswith("its config says my_llama; what runs is the model of llama in transformers") for line in said
+    )
+    (left,) = [line for line in said if "has no setting" in line]
+    assert "llama has no setting residual_multiplier, vision_config, so what config.json says there is not" in left
+    assert not hasattr(loaded.model.config, "residual_multiplier")
+
+
+CODE = """from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
+
+
+class MyConfig(LlamaConfig):
+    model_type = "my_lm"
+
+
+class MyModel(LlamaModel):
+    config_class = MyConfig
+
+
+class MyForCausalLM(LlamaForCausalLM):
+    config_class = MyConfig
+"""
+ROW = """[[stack]]
+blocks = "layers.{layer}"
+norm_site = "read"
+last_linear = ["mlp.down_proj"]
+other_writes = ["self_attn.o_proj"]
+reading_norms = ["input_layernorm", "post_attention_layernorm"]
+embeddings = ["embed_tokens"]
+final_norm = "norm"
+"""
+
+
+@pytest.mark.parametrize("named", [["MyForCausalLM"], None])
+def test_a_model_with_its_own_code_keeps_its_head_and_asks_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: list[str] | None
+) -> None:
+    places = {"AutoConfig": "modeling_my.MyConfig", "AutoModel": "modeling_my.MyModel"}
+    places["AutoModelForCausalLM"] = "modeling_my.MyForCausalLM"
+    folder = saved(tmp_path / "my", "llama", model_type="my_lm", auto_map=places, architectures=named)
+    (folder / "modeling_my.py").write_text(CODE)
+    row = tmp_path / "row.toml"
+    row.write_text(ROW)
+
+    def asked(*_: Any) -> str:
+        raise AssertionError("a question")
+
+    monkeypatch.setattr("builtins.input", asked)
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    loaded = load_model(str(folder), LoadOptions(row=row, trust_remote_code=True))
+    assert (type(loaded.model).__name__, loaded.head) == ("MyForCausalLM", "causal")
+    plain = build(FAMILIES["llama"], "CausalLM")
+    ids = torch.tensor([[3, 4, 5, 6]])
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.model(input_ids=ids).logits, plain(input_ids=ids).logits, rtol=0, atol=1e-5)
+    with pytest.raises(UnknownModel, match="runs by code that comes with it; read that, and pass --trust-remote-code"):
+        load_model(str(folder), LoadOptions(row=row))

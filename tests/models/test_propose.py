@@ -262,3 +262,39 @@ def test_small_judgements() -> None:
     with pytest.raises(RuntimeError, match="stop"):
         fail()
     assert torch.equal(linear.weight, before)
+
+
+def test_a_block_that_keeps_keys_and_values_of_its_calls_is_drafted() -> None:
+    """Llava's text model makes a cache although nobody asked: a block must not be run again with the grown one."""
+    text = {"model_type": "llama", **FAMILIES["llama"].config}
+    vision = {"model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    vision |= {"num_attention_heads": 2, "image_size": 16, "patch_size": 8}
+    found = propose({"model_type": "llava", "text_config": text, "vision_config": vision, "image_token_id": 38})
+    (stack,) = found.stacks
+    (declared,) = stacks_of({"model_type": "llama", **FAMILIES["llama"].config})
+    assert stack.blocks == "language_model.layers.{layer}"
+    assert (stack.last_linear, stack.other_writes) == (declared.last_linear, declared.other_writes)
+    assert stack.reading_norms == declared.reading_norms
+
+
+def test_an_encoder_decoder_with_experts_is_drafted() -> None:
+    size = {"vocab_size": 40, "d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 3, "num_decoder_layers": 3}
+    more = {"num_heads": 4, "num_experts": 2, "pad_token_id": 0, "decoder_start_token_id": 0}
+    found = propose({"model_type": "switch_transformers", **size, **more})
+    assert {stack.name: stack.blocks for stack in found.stacks} == {
+        "encoder": "encoder.block.{layer}",
+        "decoder": "decoder.block.{layer}",
+    }
+    for stack in found.stacks:
+        assert all("wo" in name or name.endswith(".o") for name in (*stack.last_linear, *stack.other_writes))
+
+
+def test_a_block_that_cannot_be_run_by_itself_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("sizes\nmust match")
+
+    monkeypatch.setattr("outlierlens.models.proposal.probe._copied", fail)
+    with pytest.raises(UnknownArchitecture) as refused:
+        propose_for(FAMILIES["bert"])
+    assert "a block cannot be run by itself (RuntimeError: sizes must match)" in str(refused.value)
+    assert "\n" not in str(refused.value)

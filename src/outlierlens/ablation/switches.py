@@ -304,6 +304,8 @@ def plan_dims(
         BadInput: an unknown layer, or a dimension that is unknown or repeated.
     """
     wanted = range(bound.n_layers) if layers is None else layers
+    if isinstance(dims, str):
+        raise BadInput(f"dims is {dims!r}; give dimensions, such as 308,381")
     if isinstance(dims, Mapping):
         if layers is not None:
             raise BadInput("give either {layer: dims} or layers=, not both")

@@ -43,6 +43,9 @@ def stacks_for(source: Source, row: RowChoice) -> tuple[Stack, ...]:
     if isinstance(row, Path):
         return load_toml(row)
     if row is not None:
+        own = source.config.get("model_type")
+        if isinstance(own, str) and own != row:
+            source.notes = (*source.notes, f"its config says {own}; the streams are those of the row of {row}")
         source.config = {**source.config, "model_type": row}
         return stacks_of(source.config, "--family")
     if isinstance(source.config.get("model_type"), str):

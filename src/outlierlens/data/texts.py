@@ -26,6 +26,7 @@ TEXT_COLUMNS = ("text", "sentence", "sentence1", "premise", "question")
 EXCERPT = "excerpt"
 REVIEWS = "reviews"
 SHIPPED = (EXCERPT, REVIEWS)
+NO_TOKENIZER = "this model has no tokenizer beside it, so texts cannot be read; pass one (--tokenizer FOLDER)"
 NO_LIMIT = 1 << 30  # tokens of a row, of what is never cut
 
 
@@ -83,10 +84,19 @@ class Texts:
         digest = hashlib.sha256()
         for text in self.texts:
             digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
+            if isinstance(text, TokenText):
+                digest.update(repr(text.ids).encode() + b"\0")
         return digest.hexdigest()
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.texts)
+
+    def __getitem__(self, place: int | slice) -> Any:
+        """A text, or the texts of a slice."""
+        return self.some(range(len(self))[place]) if isinstance(place, slice) else self.texts[place]
 
     def first(self, n: int) -> "Texts":
         """The first `n` texts (or all)."""
@@ -108,7 +118,41 @@ class Texts:
 
     def tokenised(self, tokenizer: Any, max_length: int) -> Any:
         """What the tokenizer makes of them, by name one list a text, cut at `max_length` tokens."""
-        return tokenizer(beginnings(tokenizer, self.texts, max_length), truncation=True, max_length=max_length)
+        return encoded(tokenizer, self.texts, max_length)
+
+
+class TokenText(str):
+    """A text that was given as token ids, which are read as they are: nothing is added to them.
+
+    As a string it is what its tokenizer makes of them, or without one their numbers.
+
+    Attributes:
+        ids: the token ids.
+    """
+
+    ids: tuple[int, ...]
+
+    @classmethod
+    def of(cls, ids: Sequence[int], tokenizer: Any = None) -> "TokenText":
+        """The text of these ids."""
+        known = None if tokenizer is None or max(ids, default=0) >= len(tokenizer) else tokenizer
+        found = cls(known.decode(list(ids)) if known else " ".join(map(str, ids)))
+        found.ids = tuple(ids)
+        return found
+
+
+def encoded(tokenizer: Any, texts: Sequence[str], max_length: int, **how: Any) -> Any:
+    """What a tokenizer makes of `texts`, by name one list for each, cut at `max_length` tokens; of a `TokenText` its own ids.
+
+    Raises:
+        BadInput: no tokenizer, and a text of words.
+    """
+    if texts and all(isinstance(text, TokenText) for text in texts):
+        ids = [list(text.ids[:max_length]) for text in texts if isinstance(text, TokenText)]
+        return {"input_ids": ids, "attention_mask": [[1] * len(row) for row in ids]}
+    if tokenizer is None:
+        raise BadInput(NO_TOKENIZER)
+    return tokenizer(beginnings(tokenizer, texts, max_length), truncation=True, max_length=max_length, **how)
 
 
 def beginnings(tokenizer: Any, texts: Sequence[str], max_length: int) -> list[str]:
@@ -219,18 +263,16 @@ def batches(
 
     Sorting by length keeps padding near zero; the longest first means that memory runs out at once or never.
     """
-    if tokenizer is None:
-        raise BadInput("this model has no tokenizer beside it, so texts cannot be read; pass one (--tokenizer FOLDER)")
     if max_length < 2 or batch_size < 1:
         raise BadInput(f"max_length is {max_length} and batch_size {batch_size}; need at least 2 and 1")
     texts = texts if isinstance(texts, Texts) else Texts("", tuple(texts))
-    encoded = texts.tokenised(tokenizer, max_length)
-    ids = encoded["input_ids"]
+    found = texts.tokenised(tokenizer, max_length)
+    ids = found["input_ids"]
     order = sorted(range(len(ids)), key=lambda i: -len(ids[i])) if sort else list(range(len(ids)))
     order = [i for i in order if ids[i]]  # a text of no token has no state
     for start in range(0, len(order), batch_size):
         rows = tuple(order[start : start + batch_size])
-        yield collate(tokenizer, {key: [encoded[key][i] for i in rows] for key in encoded}, rows, device)
+        yield collate(tokenizer, {key: [found[key][i] for i in rows] for key in found}, rows, device)
 
 
 def decoder_side(batch: Batch, config: Mapping[str, Any]) -> tuple["Tensor", "Tensor"]:
@@ -253,10 +295,15 @@ def collate(tokenizer: Any, encoded: dict[str, list[list[int]]], rows: tuple[int
     left padding would shift every token to positions it never has alone.
     """
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
     from outlierlens.data.token_texts import special_ids  # brings numpy, which --help does not need
 
-    padded = tokenizer.pad(encoded, return_tensors="pt", padding_side="right", return_attention_mask=True)
+    if tokenizer is None:
+        sequences = {key: [torch.tensor(row) for row in values] for key, values in encoded.items()}
+        padded = {key: pad_sequence(values, batch_first=True) for key, values in sequences.items()}
+    else:
+        padded = tokenizer.pad(encoded, return_tensors="pt", padding_side="right", return_attention_mask=True)
     valid = padded["attention_mask"].bool()
     special = torch.isin(padded["input_ids"], torch.tensor(sorted(special_ids(tokenizer)))) & valid
     inputs = {key: value.to(device) for key, value in padded.items()}

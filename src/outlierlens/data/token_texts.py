@@ -70,6 +70,8 @@ def added_ends(tokenizer: Any, texts: Sequence[str]) -> tuple[tuple[int, ...], t
     Without such a text, or where a text's own tokens are not in one piece, nothing counts as added.
     """
     for text in texts:
+        if hasattr(text, "ids"):  # given as token ids, to which nothing is added
+            break
         bare = list(tokenizer(text, add_special_tokens=False)["input_ids"])
         if not bare:
             continue
@@ -92,7 +94,12 @@ def unknown_id(tokenizer: Any) -> int | None:
 
 
 def special_ids(tokenizer: Any) -> frozenset[int]:
-    """Ids of tokens that stand for no text: [CLS], <s>, … An unknown word is a word: its token is not among them."""
+    """Ids of tokens that stand for no text: [CLS], <s>, … An unknown word is a word: its token is not among them.
+
+    None are known without a tokenizer.
+    """
+    if tokenizer is None:
+        return frozenset()
     return frozenset(tokenizer.all_special_ids) - {unknown_id(tokenizer)}
 
 

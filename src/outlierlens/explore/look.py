@@ -32,11 +32,10 @@ from outlierlens.explore.language import LENGTH, Comparison
 from outlierlens.explore.life import life
 from outlierlens.explore.result import VIEWS, Explored, Listed, Off, State
 from outlierlens.explore.snippets import MEAN_TEXTS
-from outlierlens.models.attention_maps import load_eager
 from outlierlens.models.forward import text_stacks
 from outlierlens.models.hooks import EMBEDDINGS
 from outlierlens.models.inputs import token_limit, tokenizer_of
-from outlierlens.models.load import LoadedModel, LoadOptions, fingerprint, stream_width
+from outlierlens.models.load import LoadedModel, LoadOptions, fingerprint, load_model, stream_width
 
 LONGEST = 2000  # letters of a text: several times what is read, and short enough for a link
 MOST = 64  # dimensions that are off at once
@@ -65,7 +64,7 @@ class _Settled:
 def open_explorer(model: str, options: LoadOptions | None = None) -> "Explorer":
     """Load `model` with attention that can be looked at, scan its weights, and make it ready to be explored."""
     options = options or LoadOptions()
-    return Explorer(load_eager(model, options), options)
+    return Explorer(load_model(model, replace(options, attention="eager")), options)
 
 
 class Explorer:

@@ -1,9 +1,9 @@
 """Look at a running network's attention weights, one layer's maps of one batch at a time; beside `hidden`, the only hooks.
 
-    loaded = load_eager(name, options)               # with attention that makes weights
-    check_eager(loaded, stack)                       # sdpa and flash attention make no weights: say so before any work
-    with tapped_attention(loaded, stack, look):      # look(layer, weights, visible)
-        run(batch)
+    @eagerly                                         # sdpa and flash attention make no weights
+    def measure(loaded, stack):
+        with tapped_attention(loaded, stack, look):  # look(layer, weights, visible)
+            run(batch)
 
 `weights` are [batch, head, query, key] as attention applied them, after softmax. `visible` is bool, broadcast to
 [batch, 1, query, key]: which keys the mask of this layer lets a query see; None where it lets all be seen. Padding may be
@@ -13,22 +13,25 @@ transformers declares for most families which module returns its weights; for th
 self-attention is read; its attention to the encoder is not.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from outlierlens.architectures import ARCHITECTURES, BoundStack, family_of
 from outlierlens.architectures.family import AttentionWeights
 from outlierlens.errors import BadInput
 from outlierlens.models.changes import temporary
 from outlierlens.models.hooks import refuse_compiled
-from outlierlens.models.load import LoadedModel, LoadOptions, load_model
+from outlierlens.models.load import LoadedModel
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Look = Callable[[int, "Tensor", "Tensor | None"], None]
 MASKS = ("attention_mask", "mask")
 
@@ -68,9 +71,31 @@ def tapped_attention(loaded: LoadedModel, stack: BoundStack, look: Look) -> Iter
         yield
 
 
-def load_eager(name: str, options: LoadOptions) -> LoadedModel:
-    """`load_model`, with attention that computes its weights."""
-    return load_model(name, replace(options, attention="eager"))
+@temporary
+def eager_attention(model: "nn.Module") -> Iterator[None]:
+    """Attention that makes weights inside, where the model can change its own; afterwards each part attends as before."""
+    from transformers import PreTrainedModel
+
+    models = [one for one in model.modules() if isinstance(one, PreTrainedModel) and one._can_set_attn_implementation()]
+    used = [(one.config, one.config._attn_implementation) for one in models]
+    try:
+        for config, _ in used:
+            config._attn_implementation_internal = "eager"  # by itself: the setter changes nested configs too
+        yield
+    finally:
+        for config, before in reversed(used):
+            config._attn_implementation_internal = before
+
+
+def eagerly(function: Callable[Concatenate[LoadedModel, P], R]) -> Callable[Concatenate[LoadedModel, P], R]:
+    """`function` of a model, run with `eager_attention`."""
+
+    @functools.wraps(function)
+    def call(loaded: LoadedModel, *arguments: P.args, **named: P.kwargs) -> R:
+        with eager_attention(loaded.model):
+            return function(loaded, *arguments, **named)
+
+    return call
 
 
 def check_eager(loaded: LoadedModel, stack: BoundStack) -> None:
@@ -89,7 +114,7 @@ def check_eager(loaded: LoadedModel, stack: BoundStack) -> None:
 def _not_eager(loaded: LoadedModel, used: str) -> str:
     return (
         f"{loaded.name} runs attention {used!r}, which computes no attention weights; load it with "
-        "LoadOptions(attention='eager'), or call model.set_attn_implementation('eager')"
+        "load_model(name, attention='eager')"
     )
 
 

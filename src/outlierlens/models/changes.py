@@ -178,6 +178,22 @@ def _deliver() -> None:
 
 
 @temporary
+def evaluating(model: Any) -> Iterator[None]:
+    """Every module in evaluation mode inside; those that were training train again afterwards, each by itself.
+
+    One walk over the modules at each end. Not `eval()`: adapters merge their weights there.
+    """
+    training = [module for module in model.modules() if module.training]
+    try:
+        for module in training:
+            module.training = False
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@temporary
 def frozen(model: Any) -> Iterator[None]:
     """No gradients of parameters inside: only those of hidden states or outputs are wanted."""
     wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -30,7 +30,8 @@ def refuse_claims(cls: Any, source: str, config: Any, options: dict[str, Any]) -
     held = sum(file.stat().st_size for row in native() for file in folder.glob(f"*{row.ending}") if file.is_file())
     try:
         with torch.device("meta"):
-            model = cls(config) if hasattr(cls, "config_class") else cls.from_config(config)
+            trusted = {"trust_remote_code": options["trust_remote_code"]}  # not said, transformers would ask
+            model = cls(config) if hasattr(cls, "config_class") else cls.from_config(config, **trusted)
     except Exception:
         return  # loading says what is wrong
     wanted = sum(parameter.numel() for parameter in model.parameters())

@@ -109,7 +109,7 @@ def load_with_head(
                 notice(f"{source}: goes on with its stored head for {said}")
             else:
                 notice(f"{source}: its head for {said} gives way to a new one for {', '.join(head.names[:6])}")
-                fresh = automatic.from_config(wanted).state_dict()
+                fresh = automatic.from_config(wanted, trust_remote_code=options["trust_remote_code"]).state_dict()
                 values = model.state_dict()
                 for key in stored:
                     values[key].copy_(fresh[key])

@@ -11,7 +11,7 @@ from typing import Any
 
 from outlierlens.data.media.items import PLURAL, Items
 from outlierlens.data.tables import OF_ITEMS
-from outlierlens.data.texts import NO_LIMIT, Batch, Data, decoder_side
+from outlierlens.data.texts import NO_LIMIT, NO_TOKENIZER, Batch, Data, Texts, TokenText, decoder_side
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel, max_positions
 from outlierlens.models.processor import kind_read
@@ -36,12 +36,22 @@ def tokenizer_of(loaded: LoadedModel) -> Any:
             f"{loaded.name} reads {PLURAL[kind]}, not text; {OF_ITEMS} take them (--data FOLDER), all that counts, asks or "
             f"attends to words does not"
         )
-    raise BadInput(f"{loaded.name} has no tokenizer beside it, so texts cannot be read; pass one (--tokenizer FOLDER)")
+    raise BadInput(f"{loaded.name}: {NO_TOKENIZER}")
+
+
+def check_readable(loaded: LoadedModel, texts: Any) -> None:
+    """Raise as `tokenizer_of`, unless all texts were given as token ids, which need no tokenizer."""
+    plain = texts.texts if isinstance(texts, Texts) else texts
+    if not plain or not all(isinstance(text, TokenText) for text in plain):
+        tokenizer_of(loaded)
 
 
 def token_ids(loaded: LoadedModel, text: str, **how: Any) -> list[int]:
     """Token ids of one text; `how` is the tokenizer's. Unknown ones are counted: see `check_known`."""
-    ids = list(tokenizer_of(loaded)(text, **how)["input_ids"])
+    if isinstance(text, TokenText):
+        ids = list(text.ids[: how.get("max_length")])
+    else:
+        ids = list(tokenizer_of(loaded)(text, **how)["input_ids"])
     loaded.known.add(loaded.tokenizer, ids)
     return ids
 

@@ -70,7 +70,7 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in evaluation mode with everything that measures need to know about it."""
+    """A model with everything that measures need to know about it; they run it in evaluation mode."""
 
     name: str
     model: "nn.Module"
@@ -143,7 +143,8 @@ def from_objects(
     """Wrap a live model, without DataParallel around it; `row` is a TOML file, or a family, that replaces the table's row.
 
     `processor` is the image processor or feature extractor of a model that reads pictures or recordings. A model whose
-    tokenizer knows more ids than its embeddings have rows is given a hook that says so when such an id comes.
+    tokenizer knows more ids than its embeddings have rows is given a hook that says so when such an id comes. Nothing else
+    of the model changes: functions of the library run it in evaluation mode, and put each module back into its own.
 
     Raises:
         UnknownArchitecture: the model's type has no row and none is given.
@@ -156,7 +157,6 @@ def from_objects(
     else:
         stacks = arch.stacks_of({**config, "model_type": row} if row else config, name or type(model).__name__)
     bound = arch.bind_live(stacks, model)
-    model.eval()
     guard_rows(model, tokenizer, name or type(model).__name__)
     return LoadedModel(
         name or type(model).__name__, model, tokenizer, _head_of(model, tokenizer), bound, config, processor
@@ -222,7 +222,7 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
         agree_on_padding(model, tokenizer)
         processor = processor_beside(model, source, common)
     check_values(name, model, options.dtype)
-    loaded = from_objects(model.to(device), tokenizer, processor=processor, name=name, row=options.row)
+    loaded = from_objects(model.to(device).eval(), tokenizer, processor=processor, name=name, row=options.row)
     return replace(loaded, notice=options.notice)
 
 
@@ -316,6 +316,10 @@ def _explained(error: Exception, name: str, *, missing: bool) -> OutlierlensErro
     if isinstance(error, pickle.UnpicklingError):
         # The library's own message recommends unpickling without protection.
         return BadFile(f"{name}: its weights are damaged or hold more than tensors; fetch or save them again")
+    if isinstance(error, ValueError) and "contains custom code" in text:
+        return UnknownModel(
+            f"{name}: runs by code that comes with it; read that, and pass --trust-remote-code to run it"
+        )
     if isinstance(error, OSError | ValueError):
         return UnknownModel(f"{name}: cannot be loaded: {text}")
     return BadFile(

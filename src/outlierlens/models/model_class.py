@@ -18,9 +18,15 @@ from outlierlens.models.heads import BUFFERS, is_unused
 if TYPE_CHECKING:
     from torch import nn
 
+LANGUAGE_MODELS = ("AutoModelForMaskedLM", "AutoModelForCausalLM")
+NOT_OF_A_FAMILY = ("auto_map", "torch_dtype", "quantization_config")
+
 
 def config_of(source: str, family: str | None, common: dict[str, Any], notice: Callable[[str], None]) -> Any:
-    """The model's configuration; of the `family` that is asked for, or found by the tensors where config.json names none.
+    """The model's configuration: the one that config.json names, whatever `family` is asked for.
+
+    Where it names none, or one that transformers does not have, it is that of the `family`, or of the one that the tensors
+    fit; `notice` is told, and which settings of config.json that family does not have.
 
     Raises:
         UnknownArchitecture: the tensors fit no family, or several.
@@ -29,7 +35,15 @@ def config_of(source: str, family: str | None, common: dict[str, Any], notice: C
     local = Path(source).exists()
     given = transformers.PretrainedConfig.get_config_dict(source, **common)[0] if local or family else {}
     refuse_labels(source, given)
-    if family is None and (not given or isinstance(given.get("model_type"), str)):
+    own = given.get("model_type")
+    theirs = "AutoConfig" in (given.get("auto_map") or {}) and common["trust_remote_code"]
+    if family is not None and isinstance(own, str) and (own in transformers.CONFIG_MAPPING or theirs):
+        if own != family:
+            notice(
+                f"{source}: its config says {own}; the row of {family} says where streams are, and what runs is {own}"
+            )
+        family = None
+    if family is None and (not given or isinstance(own, str)):
         return transformers.AutoConfig.from_pretrained(source, **common)
     if family is None:
         with open_checkpoint(source, offline=True) as checkpoint:
@@ -45,7 +59,18 @@ def config_of(source: str, family: str | None, common: dict[str, Any], notice: C
             )
         (family,) = found
         notice(f"{source}: {arch.no_model_type(found)}")
-    return transformers.AutoConfig.for_model(family, **{key: given[key] for key in given if key != "model_type"})
+    else:
+        notice(
+            f"{source}: its config says {own or 'no model_type'}; what runs is the model of {family} in transformers"
+        )
+    plain = transformers.CONFIG_MAPPING[family]()
+    left = sorted(key for key in given if key not in NOT_OF_A_FAMILY and not hasattr(plain, key))
+    if left:
+        notice(
+            f"{source}: {family} has no setting {', '.join(left)}, so what config.json says there is not in the model"
+        )
+    used = {key: one for key, one in given.items() if key not in left and key != "model_type"}
+    return transformers.AutoConfig.for_model(family, **used)
 
 
 def load_class(source: str, config: Any, dtype: Any, options: dict[str, Any]) -> "nn.Module":
@@ -59,9 +84,14 @@ def load_class(source: str, config: Any, dtype: Any, options: dict[str, Any]) ->
     if getattr(config, "model_type", None) == variants.MODEL_TYPE:
         variants.register()
         library = variants
+    theirs = {str(place).rpartition(".")[2]: auto for auto, place in (getattr(config, "auto_map", None) or {}).items()}
     for named in _classes(config):
         with_head = getattr(library, named, None)
-        if isinstance(with_head, type) and issubclass(with_head, transformers.PreTrainedModel):
+        if with_head is None and named in theirs and options["trust_remote_code"]:
+            with_head = getattr(transformers, theirs[named], None)  # the automatic class runs the code beside the model
+        elif not isinstance(with_head, type) or not issubclass(with_head, transformers.PreTrainedModel):
+            with_head = None
+        if with_head is not None:
             model, lacking = _read(with_head, source, config, dtype, options)
             # A head that is not stored would be random: its outputs would mean nothing.
             if not lacking:
@@ -86,6 +116,9 @@ def _classes(config: Any) -> tuple[str, ...]:
         return (str(named[0]).replace("ForPreTraining", "ForMaskedLM"),)
     if getattr(config, "is_encoder_decoder", False):
         return ()
+    places = getattr(config, "auto_map", None) or {}
+    if found := tuple(places[auto].rpartition(".")[2] for auto in LANGUAGE_MODELS if auto in places):
+        return found
     auto = need("transformers.models.auto.modeling_auto", "models", "running a model")
     tables = (auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     return tuple(table[config.model_type] for table in tables if config.model_type in table)

@@ -16,7 +16,7 @@ from outlierlens.data.media.items import Items
 from outlierlens.data.texts import Batch, Data, Texts, batches
 from outlierlens.models.devices import memory_kept
 from outlierlens.models.forward import NOT_TEXT, TextForward, text_stacks
-from outlierlens.models.inputs import token_limit, tokenizer_of
+from outlierlens.models.inputs import check_readable, token_limit
 from outlierlens.models.load import LoadedModel
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class TextReading:
     """`Reading` of texts by their tokens.
 
     Raises:
-        BadInput: the model has no tokenizer, or reads no text.
+        BadInput: the model reads no text.
     """
 
     window = 32  # memory stays constant in the number of texts
@@ -79,7 +79,6 @@ class TextReading:
 
     def __init__(self, loaded: LoadedModel, max_length: int):
         self.loaded = loaded
-        tokenizer_of(loaded)
         self.stacks = text_stacks(loaded)
         self.forward = TextForward(loaded, self.stacks)
         self.max_length = token_limit(loaded, max_length)
@@ -125,8 +124,10 @@ class TextReading:
         return self.forward.sides(batch)
 
     def words(self, ids: list[int]) -> tuple[str, ...]:
-        """The tokens with these ids."""
+        """The tokens with these ids; without a tokenizer "id 101"."""
         tokenizer: Any = self.loaded.tokenizer
+        if tokenizer is None:
+            return tuple(f"id {token}" if token >= 0 else "" for token in ids)
         known = [token for token in ids if token >= 0]
         text = dict(zip(known, tokenizer.convert_ids_to_tokens(known), strict=True))
         return tuple(str(text.get(token) or "") for token in ids)
@@ -154,4 +155,7 @@ def reading_of(loaded: LoadedModel, data: Data, max_length: int) -> Reading:
     """How `loaded` reads `data`, at most `max_length` tokens of each text, while its states are looked at."""
     from outlierlens.models.media.passes import ItemReading
 
-    return ItemReading(loaded, data.kind) if isinstance(data, Items) else TextReading(loaded, max_length)
+    if isinstance(data, Items):
+        return ItemReading(loaded, data.kind)
+    check_readable(loaded, data)
+    return TextReading(loaded, max_length)

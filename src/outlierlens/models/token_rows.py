@@ -36,6 +36,10 @@ def guard_rows(model: "nn.Module", tokenizer: Any, name: str) -> None:
 def refuse_unknown(ids: Collection[int], n_rows: int | None, tokenizer: Any, name: str) -> None:
     """Raise BadInput for the largest of `ids` if it has no row."""
     if n_rows is not None and len(ids) and (largest := max(ids)) >= n_rows:
+        if tokenizer is None:
+            raise BadInput(
+                f"{name}: token id {largest} has no row: the embeddings have {n_rows:,} rows; give ids of this model"
+            )
         raise BadInput(
             f"{name}: token id {largest} ({tokenizer.convert_ids_to_tokens(largest)!r}) has no row: the embeddings have "
             f"{n_rows:,} rows; take the tokenizer that belongs to the model, or enlarge the model with "

@@ -255,7 +255,7 @@ def _without_values(config: Mapping[str, Any], where: str, *, deepest: int, caus
     try:
         made = transformers.AutoConfig.for_model(**config)
         with torch.device("meta"):
-            return automatic.from_config(made)
+            return automatic.from_config(made, trust_remote_code=False)
     except Exception as error:  # settings that make no sense raise nearly every class
         text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise BadFile(f"{where}: its settings make no model ({text}); the file is corrupt") from None

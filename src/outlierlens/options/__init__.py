@@ -38,7 +38,7 @@ from annotated_types import BaseMetadata, Ge, Gt, Le, Lt
 from outlierlens.errors import BadInput
 from outlierlens.options.read import FIND as FIND
 from outlierlens.options.read import Find as Find
-from outlierlens.options.read import given_dims
+from outlierlens.options.read import given_dims, plain_dims
 
 T = TypeVar("T")
 REQUIRED: Any = dataclasses.MISSING  # as a default: one must be given
@@ -126,6 +126,11 @@ class Option:
         return self.default is dataclasses.MISSING
 
     @property
+    def is_named_group(self) -> bool:
+        """Whether it is a group of options that its name stands for: rule="puccetti", task="masked loss"."""
+        return dataclasses.is_dataclass(self.kind) and any(one.name == "name" for one in dataclasses.fields(self.kind))
+
+    @property
     def spelt(self) -> str:
         """How errors of the command line call it: --random."""
         return self.flags[-1].partition("/")[0] if self.flags else self.name.upper()
@@ -142,20 +147,50 @@ def options_of(options: Any) -> tuple[Option, ...]:
     return tuple(_options(cls, None if cls is options else options, (), None))
 
 
-def _options(cls: type, instance: Any, path: tuple[str, ...], only: tuple[str, ...] | None) -> Iterator[Option]:
+@functools.cache
+def settings_of(cls: type) -> dict[str, tuple[Option, ...]]:
+    """Every field of an options dataclass, those of nested ones and nested ones themselves too: by name what it sets.
+
+    Of several fields of one name that is the least nested, and the task's, whose seed is the experiment's.
+    """
+    found: dict[str, list[Option]] = {}
+    for one in sorted(_options(cls, None, (), None, every=True), key=lambda one: len(one.path)):
+        same = found.setdefault(one.name, [])
+        if not same or len(one.path) == len(same[0].path) or one.path[0] == "task":
+            same.append(one)
+    return {name: tuple(same) for name, same in found.items()}
+
+
+def set_by(setting: tuple[Option, ...], given: Any) -> dict[tuple[str, ...], Any]:
+    """What `build` takes, of a setting's value, of the words of a command line for it, or of a group's name ("puccetti")."""
+    one = setting[0]
+    if isinstance(given, str) and one.is_named_group:
+        return {(*one.path, "name"): given}
+    if isinstance(given, str) and one.flag.read and one.kind is not str:
+        given = one.value([given] if one.flag.repeats else given)
+    return {each.path: given for each in setting}
+
+
+def _options(
+    cls: type, instance: Any, path: tuple[str, ...], only: tuple[str, ...] | None, *, every: bool = False
+) -> Iterator[Option]:
+    """With `every`, those too that the command line does not have, and groups of options."""
     hints, helps = _hints(cls), docstrings(cls)
     for field in dataclasses.fields(cls):
-        if only and field.name not in only:
+        if (only and field.name not in only and not every) or (every and path and field.name == "name"):
             continue
         default = _default(field) if instance is None else getattr(instance, field.name)
         kind, *marks = typing.get_args(hints[field.name]) if _annotated(hints[field.name]) else (hints[field.name],)
         flat = next((mark for mark in marks if isinstance(mark, Flat)), None)
         flag = next((mark for mark in marks if isinstance(mark, Flag)), Flag())
-        if flag.hidden:
+        if flag.hidden and not every:
             continue
         here = (*path, field.name)
-        if flat is not None:
-            yield from _options(kind, None if default is dataclasses.MISSING else default, here, flat.names)
+        if flat is not None or (every and dataclasses.is_dataclass(kind)):
+            if every:
+                yield Option(here, flag, (), kind, (), default, helps.get(field.name, ""))
+            start = None if default is dataclasses.MISSING else default
+            yield from _options(kind, start, here, flat.names if flat else None, every=every)
             continue
         flags = () if flag.argument else flag.names or (f"--{field.name.replace('_', '-')}",)
         bounds = tuple(mark for mark in marks if isinstance(mark, BaseMetadata))
@@ -186,11 +221,12 @@ def build(options: type[T] | T, values: Mapping[tuple[str, ...], Any]) -> T:
         if len(path) > 1:
             nested.setdefault(path[0], {})[path[1:]] = value
     for name, inner in nested.items():
-        start = (
-            _default(next(field for field in dataclasses.fields(options) if field.name == name))  # type: ignore[arg-type]
-            if isinstance(options, type)
-            else getattr(options, name)
-        )
+        if name in own:
+            start = own[name]
+        elif isinstance(options, type):
+            start = _default(next(field for field in dataclasses.fields(options) if field.name == name))  # type: ignore[arg-type]
+        else:
+            start = getattr(options, name)
         own[name] = build(_kind(options, name) if start is dataclasses.MISSING else start, inner)
     if isinstance(options, type):
         return options(**own)
@@ -200,8 +236,11 @@ def build(options: type[T] | T, values: Mapping[tuple[str, ...], Any]) -> T:
 def check(options: Any) -> None:
     """Raise BadInput for the first field of a dataclass that is outside its bounds; `dims` become a tuple of numbers."""
     cls: Any = type(options)
-    if _hints(cls).get("dims") not in (None, str):
-        object.__setattr__(options, "dims", given_dims(options.dims))
+    if (kind := _hints(cls).get("dims")) not in (None, str):
+        dims = given_dims(options.dims)
+        if isinstance(dims, dict) and isinstance(options.dims, str) and "Mapping" not in str(kind):
+            dims = plain_dims(options.dims)  # which says that layers have no place here
+        object.__setattr__(options, "dims", dims)
     for name, bounds in _bounds(cls):
         check_value(name, getattr(options, name), bounds)
 

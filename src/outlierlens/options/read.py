@@ -134,12 +134,14 @@ def number_or_none(text: str) -> float | None:
 
 
 def given_dims(dims: Any) -> Any:
-    """Dimensions as people give them, as numbers: 507, [308, 381], an array, {layer: dimensions}; words stay as they are.
+    """Dimensions as people give them, as numbers: 507, [308, 381], an array, "308,381", {layer: dimensions}; words stay.
 
     Raises:
         BadInput: anything else, such as fractions.
     """
-    if isinstance(dims, str) or dims is None:
+    if isinstance(dims, str):
+        return parse_dims(dims) if any(map(str.isdecimal, dims)) else dims
+    if dims is None:
         return dims
     if isinstance(dims, Mapping):
         return {layer: given_dims(some) for layer, some in dims.items()}

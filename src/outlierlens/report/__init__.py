@@ -1,5 +1,6 @@
 """The report of a run: one self-contained HTML page from result dataclasses, without torch.
 
+    ol.report("mini-planted", n_random=19)       # measured, written to runs/mini-planted; `job.report` says more
     data = ReportData(provenance, scan, observation, damages)
     write(data, "runs/mpnet")                    # manifest.json, results.json, charts/, report.html
     rerender("runs/mpnet/results.json")          # the page again, on any machine
@@ -10,6 +11,11 @@ render(data)     the page as one string
 paired(a, b)     two reports side by side; write_pair(pair, directory) makes their page
 chart_page(chart)    one chart as a page of its own
 """
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
 
 from outlierlens.report.advice import Advice, advice
 from outlierlens.report.files import Written, rerender, write, write_pair
@@ -22,3 +28,15 @@ __all__ = [
     "Advice", "Pair", "ReportData", "Written", "advice", "chart_page", "finding", "paired", "render", "rerender", "write",
     "write_pair",
 ]  # fmt: skip
+
+
+class _Report(ModuleType):
+    """This package, which is called as the function `job.report`: `outlierlens.report(…)`."""
+
+    def __call__(self, *arguments: Any, **named: Any) -> ReportData:
+        from outlierlens.experiments.given import accepting
+
+        return accepting(import_module(f"{__name__}.job").report)(*arguments, **named)
+
+
+sys.modules[__name__].__class__ = _Report

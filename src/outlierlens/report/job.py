@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from outlierlens.ablation.damage import Damage
-from outlierlens.ablation.extent import TEXTS
+from outlierlens.ablation.extent import TEXTS, limited
 from outlierlens.checkpoints.samples import recorded_norms, texts_for
 from outlierlens.data.texts import EXCERPT, Texts, read_texts
 from outlierlens.detection.observe.result import Observation
@@ -23,7 +23,6 @@ from outlierlens.experiments.sweep.result import Sweep
 from outlierlens.experiments.track.result import Track
 from outlierlens.models.load import LoadedModel, LoadOptions, load_model
 from outlierlens.options import FIND
-from outlierlens.options.read import parse_dims
 from outlierlens.replicate.luo.result import LuoReplication
 from outlierlens.replicate.puccetti.result import PuccettiReplication
 from outlierlens.report import ReportData, write
@@ -71,8 +70,40 @@ def suited(*models: str) -> str:
     return found.pop() if len(found) == 1 else EXCERPT
 
 
-def run(job: Job, load: LoadOptions, progress: Callable[[str, int, int], None]) -> Path:
-    """Run the whole job and return the path of `report.html`.
+def report(
+    model: "str | LoadedModel", texts: Texts | None = None, options: ReportOptions | None = None, *,
+    folder: Path | str | None = None, overwrite: bool = False, progress: Callable[[str, int, int], None] | None = None,
+) -> ReportData:  # fmt: skip
+    """Scan, observe, switch off against controls, and write `report.html` with its charts and numbers to `folder`.
+
+    `model` is a sample, directory, file or hub id, or a loaded model; `texts` are by default 16 that suit it (64 with `thorough`); `folder` is
+    by default runs/MODEL. An interrupted run goes on in its folder.
+
+    Raises:
+        BadInput: the folder holds a finished report and `overwrite` is off; or something is asked for that only the command
+            makes.
+    """
+    options, live = options or ReportOptions(), None if isinstance(model, str) else model
+    if options.compare or options.card or options.push:
+        raise BadInput("a page of two models, a card and a push are made by the command, `outlierlens report`")
+    name = live.name if live else str(model)
+    place = Path(folder or Path("runs") / Path(name).name)
+    reading = limited(Reading(data=""), thorough=options.thorough)
+    job = Job(replace(options, model=name), place, reading, overwrite=overwrite)
+    found: ReportData = load(
+        run(job, LoadOptions(), progress or (lambda *_: None), live, texts).with_name("results.json")
+    )
+    return found
+
+
+def run(
+    job: Job,
+    load: LoadOptions,
+    progress: Callable[[str, int, int], None],
+    live: LoadedModel | None = None,
+    texts: Texts | None = None,
+) -> Path:
+    """Run the whole job and return the path of `report.html`; of a `live` model and `texts`, where they are given.
 
     Raises:
         BadInput: the directory holds a finished report and `overwrite` is off.
@@ -80,15 +111,15 @@ def run(job: Job, load: LoadOptions, progress: Callable[[str, int, int], None]) 
     refuse_finished(job)
     sweeps = read_sweeps(job.options.sweeps)
     results = read_results(job.options.results)
-    texts = read_texts(
+    texts = texts or read_texts(
         job.reading.data or suited(job.model),
         column=job.reading.text_column,
         limit=job.reading.limit,
         offline=load.offline,
     )
     progress("loading the model", 0, 1)
-    loaded = load_model(job.model, load)
-    found = scan_of(job.model, loaded, load, job.command)
+    loaded = live or load_model(job.model, load)
+    found = scan_live(live) if live else scan_of(job.model, loaded, load, job.command)
     check_streams(sweeps, found)
     from outlierlens.detection.observe.measure import ObserveOptions, observe
 
@@ -169,7 +200,7 @@ def _disable(
         activations = next((s.outliers for s in observed.stacks if s.stack == stack.name), ())
         by_activation = tuple(dict.fromkeys(outlier.dim for outlier in activations))
         given = job.options.dims != FIND
-        dims = parse_dims(job.options.dims) if given else weights or by_activation[:2] or one_sided
+        dims: Any = job.options.dims if given else weights or by_activation[:2] or one_sided
         if not dims:
             notes.append(f"stream {stack.name}: no rule found a dimension, so nothing was switched off")
             continue

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outlierlens.data.texts import TokenText
 from outlierlens.data.token_texts import added_ends, special_ids
 from outlierlens.errors import BadInput
 from outlierlens.models.devices import tokens_at_once
 from outlierlens.models.hooks import head_inputs, head_only_at, norm_before_last_mlp, only_at
-from outlierlens.models.inputs import check_known, token_ids, token_limit, tokenizer_of
+from outlierlens.models.inputs import check_known, check_readable, token_ids, token_limit, tokenizer_of
 from outlierlens.models.load import LoadedModel
 from outlierlens.models.products import fast_products, linear, ordered_weights
 from outlierlens.models.token_rows import refuse_unknown, row_count
@@ -80,7 +81,6 @@ class LanguageModelLoss(ABC):
     notes: tuple[str, ...] = ()
 
     def __init__(self, loaded: LoadedModel, texts: Sequence[str], options: TaskOptions):
-        tokenizer_of(loaded)
         self.loaded, self.options = loaded, options
         self.max_length = token_limit(loaded, options.max_length)
         self.n_known = row_count(loaded.model)
@@ -124,9 +124,9 @@ class LanguageModelLoss(ABC):
 
     def _collate(self, rows: list[tuple[int, Window]]) -> PredictionRows:
         """Pad on the right, as `data.collate` does, straight into tensors: this runs once per forward pass of a sweep."""
-        tokenizer: Any = self.loaded.tokenizer
+        padding = getattr(self.loaded.tokenizer, "pad_token_id", None) or 0
         longest = max(len(window.ids) for _, window in rows)
-        ids = np.full((len(rows), longest), tokenizer.pad_token_id or 0, dtype=np.int64)
+        ids = np.full((len(rows), longest), padding, dtype=np.int64)
         valid = np.zeros((len(rows), longest), dtype=np.int64)
         for row, (_, window) in enumerate(rows):
             ids[row, : len(window.ids)] = window.ids
@@ -284,7 +284,8 @@ class CausalLoss(LanguageModelLoss):
     name = "causal loss"
 
     def __init__(self, loaded: LoadedModel, texts: Sequence[str], options: TaskOptions):
-        self.front, self._back = added_ends(tokenizer_of(loaded), texts)
+        check_readable(loaded, texts)
+        self.front, self._back = added_ends(loaded.tokenizer, texts)
         super().__init__(loaded, texts, options)
         self.notes = tuple(self._notes())
 
@@ -298,7 +299,7 @@ class CausalLoss(LanguageModelLoss):
         )
 
     def _notes(self) -> Iterator[str]:
-        name: Any = self.loaded.tokenizer.convert_ids_to_tokens  # type: ignore[union-attr]
+        name: Any = getattr(self.loaded.tokenizer, "convert_ids_to_tokens", None)
         what = "block" if self.options.blocks else "window"
         if self.front:
             yield (
@@ -337,7 +338,10 @@ class CausalLoss(LanguageModelLoss):
         if not self.options.blocks:
             yield from super()._all_windows(texts)
             return
-        room, ids = self._room, self._ids(BLANK_LINE.join(texts))
+        if all(isinstance(text, TokenText) for text in texts):
+            room, ids = self._room, [token for text in texts for token in self._ids(text)]
+        else:
+            room, ids = self._room, self._ids(BLANK_LINE.join(texts))
         for number in range(max(1, len(ids) // room)):
             block = ids[number * room : (number + 1) * room]
             yield self._window(number, block, 0, range(self._unseen, len(block)))
@@ -364,6 +368,10 @@ class MaskedLoss(LanguageModelLoss):
     """
 
     name = "masked loss"
+
+    def __init__(self, loaded: LoadedModel, texts: Sequence[str], options: TaskOptions):
+        tokenizer_of(loaded)  # whose mask token it takes
+        super().__init__(loaded, texts, options)
 
     @property
     def text(self) -> str:

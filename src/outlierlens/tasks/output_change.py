@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.data.media import Items
-from outlierlens.data.texts import Batch, beginnings, collate
+from outlierlens.data.texts import Batch, collate, encoded
 from outlierlens.errors import BadInput
-from outlierlens.models.inputs import model_inputs, token_limit, tokenizer_of
+from outlierlens.models.inputs import check_readable, model_inputs, token_limit
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.models.media.passes import ItemRows
 from outlierlens.models.products import fast_products, ordered_weights
@@ -210,20 +210,20 @@ class _TextRows:
         self.loaded = loaded
         length = token_limit(loaded, max_length)
         self.what = f"line of at most {length} tokens"
-        tokenizer = tokenizer_of(loaded)
-        encoded = tokenizer(beginnings(tokenizer, texts, length), truncation=True, max_length=length)
-        kept = [number for number, ids in enumerate(encoded["input_ids"]) if ids]
+        check_readable(loaded, texts)
+        made = encoded(loaded.tokenizer, texts, length)
+        kept = [number for number, ids in enumerate(made["input_ids"]) if ids]
         if not kept:
             raise BadInput("no text has a token; give longer texts")
         self.texts = tuple(kept)
-        self._encoded = [{key: encoded[key][number] for key in encoded} for number in kept]
+        self._encoded = [{key: made[key][number] for key in made} for number in kept]
         self.lengths = np.array([len(one["input_ids"]) for one in self._encoded])
 
     def batch(self, numbers: Sequence[int]) -> Batch:
         """These texts (repeats allowed) as one batch."""
         mine = [self._encoded[number] for number in numbers]
-        encoded = {key: [one[key] for one in mine] for key in mine[0]}
-        return collate(self.loaded.tokenizer, encoded, tuple(numbers), self.loaded.device)
+        rows = {key: [one[key] for one in mine] for key in mine[0]}
+        return collate(self.loaded.tokenizer, rows, tuple(numbers), self.loaded.device)
 
     def apart(self, numbers: Sequence[int]) -> list[list[int]]:
         """Places in `numbers` that can share batches: all of them."""

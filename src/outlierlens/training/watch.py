@@ -38,7 +38,7 @@ from outlierlens.training.watch_probe import Probe, ProbeSize, bare_model, make_
 from outlierlens.training.watch_rows import KIND, StreamRow, log_key, nothing, recorded, step_key, step_of
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 LOGGED_DIMS = 8  # tracked one by one in what goes to TensorBoard and its kind; the rows hold every dimension
 ROW_TOKENS = 8  # vectors of the width, beside the 27 that a row of twelve layers has without them
@@ -66,7 +66,7 @@ class WatchOptions:
     """
 
     every: int = 100
-    probe: "Texts | Tensor | None" = field(default=None, compare=False)
+    probe: "Texts | Any | None" = field(default=None, compare=False)
     probe_texts: int = 16
     probe_tokens: int = 64
     dims: Literal["auto"] | Sequence[int] = "auto"

@@ -20,7 +20,7 @@ from outlierlens.architectures import BoundStack
 from outlierlens.architectures.live import sharded_part
 from outlierlens.data.texts import EXCERPT, Batch, Texts, beginnings, collate, read_texts
 from outlierlens.errors import BadInput
-from outlierlens.models.changes import temporary
+from outlierlens.models.changes import evaluating, temporary
 from outlierlens.models.forward import TextForward, check_padding, text_stacks
 from outlierlens.models.hooks import EMBEDDINGS, refuse_compiled, tapped
 from outlierlens.models.inputs import check_known, token_limit
@@ -193,24 +193,18 @@ def untouched(model: "nn.Module") -> Iterator[None]:
     """
     import torch
 
-    modules = list(model.modules())
-    modes = [module.training for module in modules]
     compiled = {
-        module: call for module in modules if (call := getattr(module, "_compiled_call_impl", None)) is not None
+        module: call for module in model.modules() if (call := getattr(module, "_compiled_call_impl", None)) is not None
     }
     python, numpy = random.getstate(), np.random.get_state()
     devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
     try:
-        with torch.random.fork_rng(devices=sorted(devices)), torch.no_grad():
-            for module in modules:
-                module.training = False  # not eval(): adapters merge their weights there
+        with torch.random.fork_rng(devices=sorted(devices)), torch.no_grad(), evaluating(model):
             for module in compiled:
                 module._compiled_call_impl = None
             refuse_compiled(model)
             yield
     finally:
-        for module, mode in zip(modules, modes, strict=True):
-            module.training = mode
         for module, call in compiled.items():
             module._compiled_call_impl = call
         random.setstate(python)

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.architectures import BoundStack
-from outlierlens.data.texts import Batch, Texts, beginnings, collate
+from outlierlens.data.texts import Batch, Texts, collate, encoded
+from outlierlens.data.token_texts import special_ids
 from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.models.devices import memory_kept
 from outlierlens.models.forward import TextForward, check_padding, text_stacks
 from outlierlens.models.hooks import EMBEDDINGS, layer_name, tapped
-from outlierlens.models.inputs import check_known, token_limit, tokenizer_of
+from outlierlens.models.inputs import check_known, check_readable, token_limit
 from outlierlens.models.load import LoadedModel
 from outlierlens.vectors.store import Budget, allocate
 
@@ -200,28 +201,25 @@ def tokenise(loaded: LoadedModel, texts: Texts | Sequence[str], *, max_length: i
     Raises:
         BadInput: no tokenizer, or `max_length` below 2.
     """
-    tokenizer = tokenizer_of(loaded)
+    tokenizer = loaded.tokenizer
+    check_readable(loaded, texts)
     if max_length < 2:
         raise BadInput(f"max_length is {max_length}; it must be at least 2")
     given = tuple(texts.texts if isinstance(texts, Texts) else texts)
     length = token_limit(loaded, max_length)
     fast = bool(getattr(tokenizer, "is_fast", False))
-    encoded: dict[str, Any] = {"input_ids": []}
+    made: dict[str, Any] = {"input_ids": []}
     if given:
-        encoded = dict(
-            tokenizer(
-                beginnings(tokenizer, given, length),
-                truncation=True,
-                max_length=length,
-                return_special_tokens_mask=True,
-                return_offsets_mapping=fast,
-            )
-        )
-    check_known(loaded, encoded["input_ids"])
-    special = tuple(np.array(mask, dtype=bool) for mask in encoded.pop("special_tokens_mask", []))
-    places = encoded.pop("offset_mapping", [] if fast else None)
+        made = dict(encoded(tokenizer, given, length, return_special_tokens_mask=True, return_offsets_mapping=fast))
+    ids = made["input_ids"]
+    check_known(loaded, ids)
+    if "special_tokens_mask" in made:
+        special = tuple(np.array(mask, dtype=bool) for mask in made.pop("special_tokens_mask"))
+    else:  # of texts that were given as token ids
+        special = tuple(np.isin(row, sorted(special_ids(tokenizer))) for row in ids)
+    places = made.pop("offset_mapping", None if ids else [])
     offsets = None if places is None else tuple(np.array(one, dtype=np.int64).reshape(-1, 2) for one in places)
-    return Tokens(given, encoded, special, offsets, length)
+    return Tokens(given, made, special, offsets, length)
 
 
 def token_batches(

@@ -93,17 +93,36 @@ def test_causal_models_hide_what_follows_and_windows_what_is_far() -> None:
     assert torch.equal(shown[1].expand(2, 1, 7, 7)[0, 0], lower & ~torch.ones(7, 7).tril(-2).bool())
 
 
-def test_other_attention_than_eager_is_refused_with_the_remedy(words: Any) -> None:
+def used(model: Any) -> list[Any]:
+    return [one.config._attn_implementation for one in model.modules() if hasattr(one, "config")]
+
+
+def test_other_attention_is_eager_meanwhile_and_comes_back(words: Any) -> None:
+    model = build(FAMILIES["bert"])
+    loaded = from_objects(model, words())
+    eager = attention(loaded, TEXTS, QUICK)
+    model.set_attn_implementation("sdpa")
+    before = used(model)
+    assert set(before) == {"sdpa"}
+    found = attention(loaded, TEXTS, QUICK)
+    assert used(model) == before
+    assert [one.heads.tolist() for one in found.conditions] == [one.heads.tolist() for one in eager.conditions]
+    with pytest.raises(BadInput, match="which stream"):
+        attention(loaded, TEXTS, AttentionOptions(stack="none"))
+    assert used(model) == before
+    with pytest.raises(BadInput, match=r"runs attention 'sdpa'.*load_model\(name, attention='eager'\)"):
+        check_eager(loaded, loaded.stacks[0])
+
+
+def test_attention_that_was_chosen_when_a_model_was_built_is_refused(
+    words: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = build(FAMILIES["bert"])
     model.set_attn_implementation("sdpa")
-    loaded = from_objects(model, words())
-    with pytest.raises(
-        BadInput, match=r"runs attention 'sdpa', which computes no attention weights.*attention='eager'"
-    ):
-        attention(loaded, TEXTS)
+    monkeypatch.setattr(type(model), "_can_set_attn_implementation", lambda *_: False)
+    with pytest.raises(BadInput, match=r"runs attention 'sdpa', which computes no attention weights"):
+        attention(from_objects(model, words()), TEXTS)
     assert hooks(model) == 0
-    model.set_attn_implementation("eager")
-    check_eager(loaded, loaded.stacks[0])
 
 
 def test_a_family_without_weights_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -331,7 +331,9 @@ def test_nothing_to_repair_is_a_result_and_writes_nothing(
 ) -> None:
     if fit == "int8":  # whether factors help a random model is chance
         monkeypatch.setattr("outlierlens.experiments.repair.measure._best_balance", lambda *_: [])
-    found = repair(str(write("llama", times=1.0)), tmp_path / "fits", RepairOptions(fit=fit, max_length=16), texts=texts)
+    found = repair(
+        str(write("llama", times=1.0)), tmp_path / "fits", RepairOptions(fit=fit, max_length=16), texts=texts
+    )
     assert (found.folder, found.n_changed, found.exact, found.before) == ("", 0, True, found.after)
     first, *_, last = next(sections(found)).sentences
     assert re.match(says, first)

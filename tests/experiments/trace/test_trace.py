@@ -248,9 +248,22 @@ def test_batches_make_no_difference(words: Callable[..., Any]) -> None:
         assert (a.first, a.largest, a.others) == pytest.approx((b.first, b.largest, b.others), rel=1e-4, abs=1e-4)
 
 
-def test_without_eager_attention_readers_are_not_known(words: Callable[..., Any]) -> None:
+def test_attention_is_eager_meanwhile(words: Callable[..., Any]) -> None:
+    loaded = planted(words, "word")
+    eager = trace(loaded, TEXTS, TraceOptions(n_random=1))
+    loaded.model.set_attn_implementation("sdpa")
+    found = trace(loaded, TEXTS, TraceOptions(n_random=1))
+    assert loaded.model.config._attn_implementation == "sdpa"
+    assert (found.n_heads, found.readers) == (eager.n_heads, eager.readers)
+    assert found.n_heads > 0
+
+
+def test_without_eager_attention_readers_are_not_known(
+    words: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded = planted(words, "word")
     loaded.model.set_attn_implementation("sdpa")
+    monkeypatch.setattr(type(loaded.model), "_can_set_attn_implementation", lambda *_: False)
     found = trace(loaded, TEXTS, TraceOptions(n_random=1))
     assert (found.n_heads, found.readers, found.n_reading, found.sinks) == (0, (), 0, ())
     assert "which heads read it is not known" in found.notes[-1]

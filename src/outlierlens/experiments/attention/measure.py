@@ -44,7 +44,8 @@ from outlierlens.experiments.attention.result import (
     KeyCorrelation,
     Keys,
 )
-from outlierlens.models.attention_maps import check_eager, load_eager
+from outlierlens.models.attention_maps import check_eager, eagerly
+from outlierlens.models.inputs import tokenizer_of
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.session import Session
 from outlierlens.statistics.p_values import rank_among
@@ -161,6 +162,7 @@ def ranks(size: np.ndarray, named: Sequence[int], others: np.ndarray) -> tuple[n
     return rank, rank / (1 + len(others))
 
 
+@eagerly
 def attention(
     loaded: LoadedModel,
     texts: Texts,
@@ -172,10 +174,10 @@ def attention(
     """Vertical attention, its correlation with every dimension, and attention sinks: intact, outliers off, random ones off.
 
     The named dimensions are those asked for, or those that the scan of the weights finds, or the strongest where it finds
-    none. `progress` is called with (label, texts done, texts).
+    none. Attention is eager meanwhile. `progress` is called with (label, texts done, texts).
 
     Raises:
-        BadInput: attention that is not eager, a family whose weights cannot be had, an unknown dimension, layer, stream or
+        BadInput: attention that cannot be eager, a family whose weights cannot be had, an unknown dimension, layer, stream or
             example, or a state that is not finite.
     """
     options = options or AttentionOptions()
@@ -234,8 +236,7 @@ def attention(
 def run(session: Session, options: AttentionOptions) -> Attention:
     """The measurement, as the command runs it."""
     texts, _ = session.texts()
-    loaded = load_eager(session.subject.model, session.load)
-    return attention(loaded, texts, options, progress=session.progress)
+    return attention(session.loaded, texts, options, progress=session.progress)
 
 
 def _reading(
@@ -247,7 +248,7 @@ def _reading(
     options: AttentionOptions,
 ) -> Reading:
     lengths = tokens.lengths
-    tokenizer: Any = loaded.tokenizer
+    tokenizer = tokenizer_of(loaded)  # which says what a delimiter is
     kinds = KeyKinds(tokenizer, tokens)
     if options.paper_compat:
         tokens = padded(tokens, tokenizer.pad_token_id or 0)

@@ -36,10 +36,12 @@ from outlierlens.ablation.switches import Dims, EditSettings, plan_dims
 from outlierlens.data.texts import Data
 from outlierlens.detection.observe.measure import magnitude
 from outlierlens.detection.scan.measure import scan_stream
+from outlierlens.detection.targets import named_dims
 from outlierlens.errors import BadInput
 from outlierlens.experiments.disable.options import Asked, DisableOptions
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel, stream_width
+from outlierlens.options import FIND, Find
 from outlierlens.results.safe_files import new_folder
 from outlierlens.statistics.words import unseen_note
 from outlierlens.tasks.choice import make_task
@@ -54,7 +56,7 @@ UNLIKE = 3.0  # |z| of what a neuron writes, within its layer, from which no ord
 def disable(
     loaded: LoadedModel,
     texts: Data,
-    dims: Dims,
+    dims: Dims | Find = FIND,
     options: DisableOptions | None = None,
     *,
     command: str = "",
@@ -65,8 +67,8 @@ def disable(
 
     With `rows`, every finished condition is appended to that file, and conditions found there are not measured again.
 
-    `dims` is a sequence, or {layer: dims} where layers differ (a random set then replaces each dimension by one other in
-    every layer it is off in).
+    `dims` is a sequence, {layer: dims} where layers differ (a random set then replaces each dimension by one other in every
+    layer it is off in), or "find" for those that the scan of the weights finds, or else its strongest two.
 
     Raises:
         BadInput: unknown dimension, layer or mode; no usable text; a mode the model does not allow.
@@ -74,11 +76,12 @@ def disable(
     options = options or DisableOptions()
     stack = loaded.axis(options.stack)
     width = stream_width(loaded.model, stack)
+    dims, remarks = _found(loaded, stack, dims)
     if stack.reads:
         check_neurons(stack, dims, options)
     task = make_task(loaded, texts, task_for(options.mode, options.task))
     bench = AblationBench(loaded, task, seed=options.seed, by_neuron=bool(stack.reads))
-    notes = [*task.notes, unseen_note(task.n_texts, texts.plural)]
+    notes = [*remarks, *task.notes, unseen_note(task.n_texts, texts.plural)]
     settings = EditSettings(factor=options.factor, seed=options.seed)
     if options.mode == "mean":
         length = row_limit(loaded, texts, options.task.max_length)
@@ -155,6 +158,16 @@ def run(session: "Session", asked: Asked) -> Damage:
         check_save(asked.save, options.mode)
         session.then = partial(_save, session, asked)
     return disable(session.loaded, texts, asked.dims, options, progress=session.progress, rows=rows)
+
+
+def _found(loaded: LoadedModel, stack: "BoundStack", dims: Dims | Find) -> tuple[Dims, tuple[str, ...]]:
+    """(dimensions, remarks on them): those given, or for "find" what the weights name."""
+    if not isinstance(dims, str):
+        return dims, ()
+    if stack.reads:
+        raise BadInput(f"--stack {stack.name}: a neuron is named with its block; write --dims 11:1229")
+    found = named_dims(loaded, stack)
+    return found.dims, found.notes
 
 
 def _save(session: "Session", asked: Asked) -> None:
@@ -258,7 +271,7 @@ def check_save(directory: Path, mode: str) -> None:
         raise BadInput(f"{directory} is not empty; name a new folder")
 
 
-def save_disabled(loaded: LoadedModel, dims: Dims, directory: Path, options: DisableOptions) -> int:
+def save_disabled(loaded: LoadedModel, dims: Dims | Find, directory: Path, options: DisableOptions) -> int:
     """Write a loadable copy of the model with `dims` off in its weights; returns the number of values set.
 
     Raises:
@@ -266,6 +279,7 @@ def save_disabled(loaded: LoadedModel, dims: Dims, directory: Path, options: Dis
     """
     check_save(directory, options.mode)
     stack = loaded.axis(options.stack)
+    dims, _ = _found(loaded, stack, dims)
     if stack.reads:
         check_neurons(stack, dims, options)
     plan = plan_dims(

@@ -9,7 +9,7 @@ from annotated_types import Ge
 from outlierlens.ablation.extent import Extent
 from outlierlens.ablation.mode_names import Mode, check_mode
 from outlierlens.ablation.switches import Dims
-from outlierlens.options import Flag, Flat, check
+from outlierlens.options import FIND, Find, Flag, Flat, check
 from outlierlens.options.read import plain_dims
 from outlierlens.tasks.base import TaskOptions
 
@@ -51,8 +51,8 @@ class DisableOptions(Extent):
 class Asked:
     """What the command is asked beside that: which dimensions, how long texts are, and whether a copy is kept."""
 
-    dims: Annotated[Dims, Flag(read="options.read:parse_dims")]
-    """308,381 — or layer by layer: 0-9:896;10-16:678. Neurons, block:neuron: 11:1229,12:40."""
+    dims: Annotated[Dims | Find, Flag(read="options.read:planned_dims", words=FIND)] = FIND
+    """308,381, or by layer: 0-9:896;10-16:678; neurons: 11:1229,12:40; find: what scan finds, or the two strongest."""
     options: Annotated[DisableOptions, Flat()] = DisableOptions()
     """How they go off."""
     max_length: Annotated[int | None, Ge(2)] = None

@@ -70,7 +70,7 @@ def cut_model(loaded: LoadedModel, asked: str = LAST) -> Cut:
     config = _cut_config(base.config, loaded, stack, layer)
     try:
         with torch.device("meta"):
-            model = transformers.AutoModel.from_config(config)
+            model = transformers.AutoModel.from_config(config, trust_remote_code=False)
     except Exception as error:  # each family checks its own config, with its own errors
         raise _no_model(loaded, layer, f"{type(error).__name__}: {error}") from error
     if type(model) is not type(base):

@@ -1,6 +1,6 @@
 """How the life of a dimension is found out: where it is largest, what adds up to it there, what goes without, who reads it.
 
-    found = trace(load_model("smollm2-135m", LoadOptions(attention="eager")), read_texts("excerpt", limit=32))
+    found = trace(load_model("smollm2-135m"), read_texts("excerpt", limit=32))
 
 A value has few writers where it stands out, at least ten times the median |value| of its layer, where as few as `FEW` parts
 leave at most 5 % of it, and where what is left is small part by part: its root sum of squares is at most a fifth of the value.
@@ -22,7 +22,7 @@ from outlierlens.experiments.trace.options import TraceOptions
 from outlierlens.experiments.trace.readers import Carried, Model, Readers, read_by
 from outlierlens.experiments.trace.result import BlockValue, Part, Trace, Weight, Writer
 from outlierlens.experiments.trace.trials import Restored, run_trials
-from outlierlens.models.attention_maps import check_eager, load_eager
+from outlierlens.models.attention_maps import check_eager, eagerly
 from outlierlens.models.hooks import EMBEDDINGS, edited_calls, layer_name, tapped
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.models.passes import Reading, reading_of
@@ -63,6 +63,7 @@ class _Seen:
         return np.stack([self.largest[layer] for layer in layers]), means
 
 
+@eagerly
 def trace(
     loaded: LoadedModel, texts: Data, options: TraceOptions | None = None, *,
     command: str = "", progress: Progress | None = None,
@@ -318,5 +319,4 @@ def _part(entry: Entry, kind: str = "") -> Part:
 def run(session: Session, options: TraceOptions) -> Trace:
     """What the command finds."""
     data = session.task_reading.read(offline=session.loading.offline)
-    loaded = load_eager(session.subject.model, session.load)
-    return trace(loaded, data, options, command=session.command, progress=session.progress)
+    return trace(session.loaded, data, options, command=session.command, progress=session.progress)

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from outlierlens.errors import UnknownArchitecture
 from outlierlens.models.changes import temporary
 
 if TYPE_CHECKING:
@@ -144,7 +145,13 @@ class BlockProbe:
                         trace.outputs.setdefault(name, []).append(self._as_stream(first_tensor(output)))
 
                 hooks.callback(module.register_forward_hook(seen, with_kwargs=True).remove)
-            output = self.block(*_copied(self.args), **_copied(self.kwargs))
+            try:
+                output = self.block(*_copied(self.args), **_copied(self.kwargs))
+            except Exception as error:  # of the family's own code
+                said = " ".join(str(error).split())[:200]
+                raise UnknownArchitecture(
+                    f"a block cannot be run by itself ({type(error).__name__}: {said})"
+                ) from error
         trace.output = first_tensor(output).clone()
         return trace
 
@@ -275,11 +282,14 @@ def restored(module: "nn.Module", *names: str) -> Iterator[None]:
 
 
 def _copied(value: Any) -> Any:
-    """Tensors of an argument list cloned: a block may add in place."""
+    """Tensors of an argument list cloned: a block may add in place. Keys and values that were kept of a call are left out."""
     import torch
+    from transformers import Cache
 
     if isinstance(value, torch.Tensor):
         return value.clone()
+    if isinstance(value, Cache):
+        return None  # it grows with every call
     if isinstance(value, dict):
         return {key: _copied(item) for key, item in value.items()}
     return tuple(_copied(item) for item in value) if type(value) in (tuple, list) else value

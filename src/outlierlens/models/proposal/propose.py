@@ -64,7 +64,10 @@ def propose(config: Config) -> Proposal:
         streams, refused = find_streams(tiny)
         drafts = [_Draft(tiny, stream, name) for stream, name in zip(streams, _stream_names(streams), strict=True)]
         for draft in drafts:
-            draft.fill()
+            try:
+                draft.fill()
+            except UnknownArchitecture as error:
+                draft.unsettled.append(str(error))
     done = [draft for draft in drafts if draft.stack is not None]
     unsettled = (*refused, *(f"{draft.name}: {remark}" for draft in drafts for remark in draft.unsettled))
     if not done:
