@@ -744,3 +744,13 @@ def test_the_python_of_the_page_runs(folder: Any, tmp_path: Path, monkeypatch: A
     assert known["guard"].broken() == {"model": ()}
     assert known["found"].budget == round(0.6 * 96)
     assert prune_check(folder("bert"), "masks.npz", OUTLIERS).holds
+
+
+def test_nan_in_a_pruned_model_is_refused_by_name(folder: Any) -> None:
+    def broken(model: Any) -> None:
+        with torch.no_grad():
+            model.layers[1].mlp.down_proj.weight[3, 4] = float("nan")
+
+    after = folder("llama", broken, "nan")
+    with pytest.raises(BadFile, match=r"llama-nan: layers\.1\.mlp\.down_proj\.weight holds NaN: the weights are damaged"):
+        prune_check(folder("llama"), after, OUTLIERS)

@@ -241,6 +241,8 @@ class _Check:
         by_name = {param.name: param for param in params}
         found = np.zeros(width, dtype=np.int64)
         for name, values in source.read(by_name):
+            if np.isnan(values).any():
+                raise BadFile(f"{source.name}: {name} holds NaN: the weights are damaged; fetch or train them again")
             found += per_dim_off(values == by_name[name].off, by_name[name])
         return found
 
