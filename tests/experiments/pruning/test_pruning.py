@@ -17,6 +17,7 @@ import yaml
 from safetensors.numpy import save_file
 from torch.nn.utils import prune
 
+import every_result
 import plan_results
 import pruning_results
 import quantized_results
@@ -646,9 +647,14 @@ def test_a_list_begins_with_what_was_measured(folder: Any, tmp_path: Path) -> No
         (replace(plan_results.found(), steps=(), curve=()), "no single entry surely gives back 0.01 or more\n"),
         (quantized_results.quantized(), "# measured: keep dimension"),
     ):
-        path.write_text(to_json(found))
+        path.write_text(to_json(every_result.of_model(found, folder("llama"))))
         made = protect(folder("llama"), "bitsandbytes", ProtectOptions(dims=(3,), measured=path))
         assert said in made.text
+    path.write_text(to_json(plan_results.found()))
+    with pytest.raises(
+        BadInput, match=r"found.json is of mini \(fingerprint 0+\), not of .*llama-intact \(.*outlierlens plan "
+    ):
+        protect(folder("llama"), "bitsandbytes", ProtectOptions(dims=(3,), measured=path))
     path.write_text(to_json(pruning_results.check()))
     with pytest.raises(BadInput, match="holds no result of plan or quant"):
         protect(folder("llama"), "bitsandbytes", ProtectOptions(dims=(3,), measured=path))
@@ -752,5 +758,7 @@ def test_nan_in_a_pruned_model_is_refused_by_name(folder: Any) -> None:
             model.layers[1].mlp.down_proj.weight[3, 4] = float("nan")
 
     after = folder("llama", broken, "nan")
-    with pytest.raises(BadFile, match=r"llama-nan: layers\.1\.mlp\.down_proj\.weight holds NaN: the weights are damaged"):
+    with pytest.raises(
+        BadFile, match=r"llama-nan: layers\.1\.mlp\.down_proj\.weight holds NaN: the weights are damaged"
+    ):
         prune_check(folder("llama"), after, OUTLIERS)
