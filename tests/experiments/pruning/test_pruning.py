@@ -752,6 +752,14 @@ def test_the_python_of_the_page_runs(folder: Any, tmp_path: Path, monkeypatch: A
     assert prune_check(folder("bert"), "masks.npz", OUTLIERS).holds
 
 
+def test_few_texts_are_no_verdict_on_a_position() -> None:
+    found = pruning_results.experiment()
+    few = replace(found, chosen=replace(found.chosen, change_low=float("nan"), change_high=float("nan")), n_texts=8)
+    assert few.verdict.startswith(
+        "no verdict on position 1, for 8 texts are too few for an interval; read 16 or more: +1.500"
+    )
+
+
 def test_nan_in_a_pruned_model_is_refused_by_name(folder: Any) -> None:
     def broken(model: Any) -> None:
         with torch.no_grad():

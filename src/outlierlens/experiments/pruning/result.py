@@ -19,6 +19,7 @@ from outlierlens.detection.rules import layers_needed
 from outlierlens.errors import BadInput
 from outlierlens.options import check
 from outlierlens.results.document import Provenance, Result
+from outlierlens.statistics.words import no_interval
 from outlierlens.view.words import number_of_layers
 
 Scope = Literal["all", "outliers"]
@@ -325,6 +326,8 @@ class PruneExperiment(Result):
         """One line: what may be pruned and what may not."""
         named = _few(self.dims)
         cost = f"{self.chosen.change:+.3f} {self.unit} with {self.forced:,} weights forced onto {named}"
+        if math.isnan(self.chosen.change_low):
+            return f"no verdict on {named}, for {no_interval(self.n_texts)}: {cost}"
         if self.worse:
             return f"safe to prune except {named}: {cost}, {self.magnitude.change:+.3f} by magnitude, same budget"
         return f"{named} can be pruned like others: {cost}, {self.magnitude.change:+.3f} by magnitude, same budget"
