@@ -43,6 +43,12 @@ from outlierlens.replicate.puccetti.result import PuccettiReplication
 from outlierlens.training.pretrain.result import Outcomes
 
 
+def of_model(result: Any, model: str) -> Any:
+    """The result as one of a model of this name; as it is where it names none."""
+    made = getattr(result, "provenance", None)
+    return result if made is None else replace(result, provenance=replace(made, model=model))
+
+
 def made_in(folder: Path) -> dict[str, Any]:
     """{kind: a small result of it}; some are read from runs and models that are written to `folder`."""
     data = synthetic_report.report_data()

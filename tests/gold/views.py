@@ -89,7 +89,12 @@ def page(made: dict[str, Any], folder: Path) -> Any:
 
     data = replace(made["ReportData"], sweeps=(made["Sweep"], synthetic_report.layer_sweep()))
     return job.with_results(
-        data, {folder / kind: one for kind, one in made.items() if kind not in {*ELSEWHERE, "Sweep"}}
+        data,
+        {
+            folder / kind: every_result.of_model(one, data.provenance.model)
+            for kind, one in made.items()
+            if kind not in {*ELSEWHERE, "Sweep"}
+        },
     )
 
 

@@ -60,7 +60,11 @@ def test_every_kind_that_joins_has_sections_of_its_own_and_its_remarks(made: dic
 
 def test_a_page_of_everything_has_unique_ids_and_links(made: dict[str, Any], tmp_path: Path) -> None:
     data = made["ReportData"]
-    paths = {tmp_path / kind: result for kind, result in made.items() if kind not in ELSEWHERE and kind != "Sweep"}
+    paths = {
+        tmp_path / kind: every_result.of_model(result, data.provenance.model)
+        for kind, result in made.items()
+        if kind not in ELSEWHERE and kind != "Sweep"
+    }
     data = job.with_results(
         replace(data, sweeps=(made["Sweep"],)), {p: r for p, r in paths.items() if p.name != "Track"}
     )
@@ -70,11 +74,41 @@ def test_a_page_of_everything_has_unique_ids_and_links(made: dict[str, Any], tmp
     assert len(found) == len(set(found))
     assert set(re.findall(r'href="#([^"]+)"', page.split("<script type")[0])) <= set(found)
     assert len(page.encode()) < 4e6
-    assert "Verification was measured on" in page
     with pytest.raises(BadInput, match="x is of stream 'elsewhere'; the report's model has model"):
         job.with_results(data, {Path("x"): replace(made["Damage"], stack="elsewhere")})
     with pytest.raises(BadInput, match="x: the report holds another LuoReplication already"):
         job.with_results(data, {Path("x"): replace(made["LuoReplication"], clipping="otherwise")})
+
+
+def test_a_result_of_another_model_does_not_join(made: dict[str, Any]) -> None:
+    data, path = made["ReportData"], Path("found.json")
+    (damage,) = data.damages[:1]
+    own = damage.provenance
+
+    def of(**changes: Any) -> Any:
+        return replace(treated_results.beyond_zero(), provenance=replace(own, **changes))
+
+    assert job.with_results(data, {path: of(model="elsewhere/smollm2")}).joined.results  # the same values: any name
+    assert job.with_results(data, {path: of(fingerprint="e" * 64, dtype="float32")}).joined.results  # another precision
+    for other in (of(fingerprint="e" * 64), of(model="gpt2", fingerprint="e" * 64, dtype="float32")):
+        with pytest.raises(BadInput) as refused:
+            job.with_results(data, {path: other})
+        assert str(refused.value).startswith(
+            f"found.json is of {other.provenance.model} (fingerprint eeeeeeeeeeee), not of smollm2-135m (9f9f9f9f9f9f)"
+        )
+    with pytest.raises(BadInput, match=r"is of smollm2-135m \(fingerprint eeee"):
+        job.with_results(data, {path: replace(damage, provenance=replace(own, fingerprint="e" * 64))})
+    with pytest.raises(BadInput, match=r"^the sweep by .* is of gpt2 \("):
+        job.with_sweeps(
+            data,
+            (every_result.of_model(replace(made["Sweep"], provenance=replace(own, fingerprint="e" * 64)), "gpt2"),),
+        )
+
+
+def test_every_section_that_joins_says_its_model() -> None:
+    found = every_result.of_model(treated_results.beyond_zero(), "some-model")
+    for section in joined_sections(with_result(Joined(), found)):
+        assert any("some-model" in sentence for sentence in section.sentences)
 
 
 def test_two_results_of_a_kind_have_charts_of_their_own() -> None:
@@ -85,7 +119,8 @@ def test_two_results_of_a_kind_have_charts_of_their_own() -> None:
 
 
 def test_a_report_is_drawn_again_with_more_results(tmp_path: Path, run: Any) -> None:
-    save(treated_results.beyond_zero(), tmp_path / "beyond.json")
+    save(every_result.of_model(treated_results.beyond_zero(), "smollm2-135m"), tmp_path / "beyond.json")
+    save(treated_results.beyond_zero(), tmp_path / "other.json")
     save(synthetic.report_data(observed=False, damages=()).scan, tmp_path / "scan.json")
     write(synthetic.report_data(observed=False, damages=()), tmp_path / "run")
     results = str(tmp_path / "run" / "results.json")
@@ -99,6 +134,16 @@ def test_a_report_is_drawn_again_with_more_results(tmp_path: Path, run: Any) -> 
     data = load(results)
     assert isinstance(data, ReportData)
     assert data.joined.of(BeyondZero)[0].treated[0].verdict == "by position"
+    assert (
+        "Measured on smollm2-135m." in page
+        or "smollm2-135m" in page.partition('id="beyond-zero"')[2].partition("<h2")[0]
+    )
+    code, _, err = run("report", results, "--result", str(tmp_path / "other.json"))
+    assert code == 1
+    assert (
+        "other.json is of m (fingerprint f), not of smollm2-135m (9f9f9f9f9f9f); a result joins the report of its"
+        in err
+    )
     code, _, err = run("report", results, "--result", str(tmp_path / "scan.json"))
     assert code == 1
     assert "scan.json holds Scan, which does not join a report: the report scans the model itself" in err

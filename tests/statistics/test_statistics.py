@@ -141,3 +141,15 @@ def test_noise_is_covered_whoever_has_it(own: float, shared: float) -> None:
         low, high = mean_interval(runs[0], noise=mean_noise(runs[:, :16], np.ones(16), 64))
         covered += low <= 0 <= high
     assert covered / n > 0.93 - 2 * math.sqrt(0.93 * 0.07 / n)
+
+
+def test_why_there_is_no_interval_and_what_settles_it() -> None:
+    from outlierlens.statistics.means import settled
+    from outlierlens.statistics.words import FEWEST_TEXTS, no_interval
+
+    assert no_interval(8) == "8 texts are too few for an interval; read 16 or more"
+    assert no_interval(4, "confirming texts", 4) == "4 confirming texts are too few for an interval; read 64 or more"
+    assert no_interval(24, "pictures").startswith("fewer than 10 of 24 pictures change, or a value is not finite")
+    values = np.random.default_rng(0).normal(1, 1, FEWEST_TEXTS)
+    assert settled(values)
+    assert not settled(values[1:])

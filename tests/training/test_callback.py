@@ -201,13 +201,14 @@ def test_begun_anew_in_the_same_folder_nothing_of_the_first_run_is_mixed_in(tmp_
     assert read_rows(tmp_path / "rows.replayed-1.jsonl")[1] == before
 
 
-def test_a_decoder_is_followed_where_its_blocks_read(tmp_path: Path) -> None:
+def test_a_decoder_is_followed_by_the_weights_that_scan_reads(tmp_path: Path) -> None:
     trainer = run(tmp_path, model=model_of("llama"), max_steps=2)
     path = read_watch(tmp_path / "rows.jsonl")
-    assert (path.view, path.site, path.bias.shape) == ("reading", "input_layernorm", (0, 0, 0))
-    live = torch.stack([layer.input_layernorm.weight.detach() for layer in trainer.model.model.layers])
-    np.testing.assert_array_equal(path.scale[-1], live)
-    assert read_activity(tmp_path / "rows.jsonl").gradient_bias.shape == (2, 0)
+    assert (path.view, path.site, path.bias.shape) == ("last", "mlp.down_proj", (0, 0, 0))
+    live = torch.stack([layer.mlp.down_proj.weight.detach().norm(dim=1) for layer in trainer.model.model.layers])
+    np.testing.assert_allclose(path.scale[-1], live, rtol=1e-6)
+    seen = read_activity(tmp_path / "rows.jsonl")
+    assert (seen.gradient_scale.shape, seen.gradient_bias.shape) == ((2, path.width), (2, 0))
 
 
 def test_the_trainer_s_tokenizer_reads_the_probe(tmp_path: Path, words: Any) -> None:

@@ -18,11 +18,10 @@ from torch import nn
 from architectures import FAMILIES, Family, build
 from outlierlens.data.texts import Texts
 from outlierlens.detection.rules import Rule
-from outlierlens.detection.scan.measure import ScanOptions, scan_live
+from outlierlens.detection.scan.measure import scan_stream
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.models.load import from_objects
 from outlierlens.results.row_store import RowStore, read_rows
-from outlierlens.training.trajectory import default_view
 from outlierlens.training.watch import WatchOptions, watch
 from outlierlens.training.watch_crossings import Crossings
 from outlierlens.training.watch_probe import _describe, untouched
@@ -99,8 +98,8 @@ def test_every_family_against_the_scan_and_hooks_of_our_own(family: Family, tmp_
     loaded = from_objects(copy.deepcopy(model))
     for bound in loaded.stacks:
         path = read_watch(tmp_path / "rows.jsonl", bound.name)
-        found = scan_live(loaded, ScanOptions(view=default_view(bound)))
-        oracle = next(s for s in found.stacks if s.stack == bound.name and s.site == path.site)
+        oracle = scan_stream(loaded, bound.name)  # what `scan` says of the same weights
+        assert path.site == oracle.site
         measured = path.measured(0)
         np.testing.assert_allclose(measured.z_scale, oracle.z_scale, atol=2e-5)
         if oracle.z_bias.size:
@@ -359,7 +358,7 @@ def test_rows_of_another_training_are_refused(tmp_path: Path) -> None:
     with watch(first.model, path, quiet(probe=IDS)) as watcher:
         first.run(range(1, 4), watcher)
     before = stored(path)
-    with pytest.raises(BadInput, match=r"norms at step 2 are not those of this model.*name another file"):
+    with pytest.raises(BadInput, match=r"weights at step 2 are not those of this model.*name another file"):
         watch(second.model, path, quiet(probe=IDS), start=2)
     with pytest.raises(BadInput, match=r"probe was .* is "):
         watch(first.model, path, quiet(probe=IDS + 1))
@@ -406,7 +405,7 @@ def test_a_diverged_training_is_said_and_recorded(tmp_path: Path) -> None:
             loop.model.bert.encoder.layer[1].output.LayerNorm.weight[0] = math.nan
         watcher.step()
         watcher.step()
-    assert lines == ["step 1: norms hold NaN or infinity, so the training has diverged"]
+    assert lines == ["step 1: weights hold NaN or infinity, so the training has diverged"]
     assert np.isnan(read_watch(tmp_path / "w.jsonl").scale[2, 1, 0])
 
 

@@ -58,11 +58,6 @@ class Format:
         return Path(self.file).suffix
 
     @property
-    def saved(self) -> tuple[str, ...]:
-        """Patterns of what transformers saves in it: a file, or several and their index."""
-        return (f"{self.file.removesuffix(self.ending)}*{self.ending}", self.index, *self.patterns)
-
-    @property
     def names(self) -> tuple[str, ...]:
         """Patterns of names that say: this is the model."""
         return (*((self.file, self.index) if self.file else ()), *self.patterns)

@@ -216,7 +216,7 @@ def _token_rows(given: Any) -> list[list[int]] | None:
     mask = None
     if isinstance(given, Mapping):
         given, mask = given.get("input_ids"), given.get("attention_mask")
-    found: list[Any] = [one.tolist() if hasattr(one, "tolist") else one for one in (given, mask)]
+    found: list[Any] = [one.tolist() if one is not None and hasattr(one, "tolist") else one for one in (given, mask)]
     plain, mask = found
     if not isinstance(plain, list | tuple) or not plain:
         return None

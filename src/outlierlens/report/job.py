@@ -28,8 +28,8 @@ from outlierlens.replicate.puccetti.result import PuccettiReplication
 from outlierlens.report import ReportData, write
 from outlierlens.report.files import CHARTS
 from outlierlens.report.options import ReportOptions
-from outlierlens.report.result import Joined, with_result
-from outlierlens.results.document import load, to_json
+from outlierlens.report.result import OF_SEVERAL, Joined, with_result
+from outlierlens.results.document import load, refuse_other_model, to_json
 from outlierlens.results.row_store import remove_rows
 from outlierlens.results.safe_files import refuse_links
 from outlierlens.tasks.base import TaskOptions
@@ -263,9 +263,11 @@ def with_results(data: ReportData, results: Mapping[Path, Any]) -> ReportData:
     """`data` and these results, each where it belongs and once.
 
     Raises:
-        BadInput: of a stream that the report's model does not have, or a second replication of a paper.
+        BadInput: of another model, of a stream that the report's model does not have, or a second replication of a paper.
     """
     for path, found in results.items():
+        if type(found).__name__ not in OF_SEVERAL:
+            refuse_other_model(str(path), found, data.measured, "a result joins the report of its own model")
         field = PLACES.get(type(found))
         if isinstance(found, Sweep):
             data = with_sweeps(data, (found,))
@@ -305,9 +307,12 @@ def with_sweeps(data: ReportData, sweeps: tuple[Sweep, ...]) -> ReportData:
     """
     check_streams(sweeps, data.scan)
     known = {damage.provenance.fingerprint for damage in data.damages}
+    for sweep in sweeps:
+        refuse_other_model(
+            f"the sweep by {sweep.task}", sweep, data.measured, "a sweep joins the report of its own model"
+        )
     notes = tuple(
-        f"the sweep by {sweep.task} was measured on {sweep.provenance.model} with other values than the rest of this report "
-        f"(another precision, or another model)"
+        f"the sweep by {sweep.task} was measured on {sweep.provenance.model} in another precision than the rest of this report"
         for sweep in sweeps
         if known and sweep.provenance.fingerprint not in known
     )

@@ -23,7 +23,7 @@ from outlierlens.report.advice import advice
 from outlierlens.report.figures import Stream, all_sections, damage_charts, streams
 from outlierlens.report.result import ReportData, joined_notes
 from outlierlens.report.words import finding, random_control, sets_of, significant_dims, verdict
-from outlierlens.results.document import FORMAT_VERSION, Provenance
+from outlierlens.results.document import FORMAT_VERSION
 from outlierlens.statistics import SIGNIFICANT
 from outlierlens.view.charts.base import CONFIG, Chart, Spec, visible
 from outlierlens.view.charts.palette import COLOURED, DARK, LIGHT, css
@@ -228,19 +228,8 @@ def _notes(data: ReportData) -> list[str]:
     parts += [damage.notes for damage in data.damages]
     parts += [sweep.notes for sweep in data.sweeps]
     parts += [track.notes for track in data.tracks]
-    parts.append(_others(data))
     parts += [notes_of(data.luo), notes_of(data.puccetti), joined_notes(data.joined)]
     return list(dict.fromkeys(note for part in parts for note in part))
-
-
-def _others(data: ReportData) -> tuple[str, ...]:
-    """Which results that joined the report were measured on a model of another name."""
-    made = [(one, getattr(one, "provenance", None)) for one in data.joined.results]
-    return tuple(
-        f"{type(one).__name__} was measured on {where.model}, not on {data.provenance.model}"
-        for one, where in made
-        if isinstance(where, Provenance) and where.model != data.provenance.model
-    )
 
 
 @functools.cache

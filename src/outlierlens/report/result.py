@@ -34,6 +34,8 @@ ELSEWHERE = {
     "Exported": "it says what was written, and lies beside that model",
     "Explored": "the state of a live page; give the result of disable",
 }
+# Results of several models or runs, which name them: no single one is that of a report.
+OF_SEVERAL = frozenset({"Comparison", "Survival", "Outcome", "Outcomes", "Track"})
 T = TypeVar("T")
 
 
@@ -78,6 +80,12 @@ class ReportData(Result):
     def records(self) -> Iterator[dict[str, Any]]:
         """One row per outlier that weights name."""
         return self.scan.records()
+
+    @property
+    def measured(self) -> tuple[Provenance, ...]:
+        """What tells the model from others: the files that were scanned, then each measure of the running model."""
+        parts = (self.scan, self.observation, *self.damages)
+        return tuple(part.provenance for part in parts if part is not None)
 
     @property
     def model(self) -> str:
@@ -140,7 +148,16 @@ def _sections(joined: Joined) -> Iterator[Section]:
     for kind, row in BY_RESULT.items():
         of_kind = [one for one in joined.results if type(one).__name__ == kind]
         for number, found in enumerate(of_kind):
-            yield from (numbered(section, number) for section in row.sections()(found))
+            for section in row.sections()(found):
+                yield numbered(_of_its_model(section, found), number)
+
+
+def _of_its_model(section: Section, found: Result) -> Section:
+    """The section, which says what model it is of."""
+    where = getattr(found, "provenance", None)
+    if where is None or any(where.model in sentence for sentence in section.sentences):
+        return section
+    return replace(section, sentences=(*section.sentences, f"Measured on {where.model}."))
 
 
 def joined_notes(joined: Joined) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from outlierlens.experiments.trace.result import Trace
 from outlierlens.experiments.track.view import track_sentences
 from outlierlens.report.result import ReportData
 from outlierlens.statistics import SIGNIFICANT
+from outlierlens.statistics.words import no_interval
 from outlierlens.view.charts.base import place
 from outlierlens.view.words import TASKS, factor, listed, number, these
 
@@ -108,12 +109,14 @@ def random_control(damage: Damage) -> Control | None:
 
 
 def verdict(damage: Damage) -> str:
-    """ "damaging", "harmless" or "unclear" (no random sets to compare with, or too few for p <= 0.05).
+    """ "damaging", "harmless" or "unclear" (no interval, no random sets to compare with, or too few for p <= 0.05).
 
     Harmless: the 95 % interval of the change holds zero or lies below it, or the change is no more than the 95th
     percentile of the random sets'. Damaging: neither, and rank p <= 0.05.
     """
     control = random_control(damage)
+    if _no_interval(damage):
+        return "unclear"
     if damage.chosen.change_low <= 0:
         return "harmless"
     if control is None or not control.conditions:
@@ -121,6 +124,11 @@ def verdict(damage: Damage) -> str:
     if damage.chosen.change <= control.percentile_95:
         return "harmless"
     return "damaging" if control.p is not None and control.p <= SIGNIFICANT + 1e-12 else "unclear"
+
+
+def _no_interval(damage: Damage) -> bool:
+    """Whether the change has a value and no interval."""
+    return math.isfinite(damage.chosen.change) and math.isnan(damage.chosen.change_low)
 
 
 def _damage(data: ReportData, damage: Damage) -> Iterator[str]:
@@ -138,7 +146,9 @@ def _damage(data: ReportData, damage: Damage) -> Iterator[str]:
         yield f"{act} {_verb(damage)}{_beside(damage, control)}."
         if abs(damage.chosen.change) < SMALL:
             yield f"The change is small all the same: {damage.chosen.change:+.3g} {damage.of_change}."
-    if found == "unclear" and not math.isnan(damage.chosen.change):
+    if _no_interval(damage):
+        yield f"There is no verdict, for {no_interval(damage.n_texts)}."
+    elif found == "unclear" and not math.isnan(damage.chosen.change):
         n = len(control.conditions) if control else 0
         yield f"With {n} random sets this cannot be told from chance at p ≤ {SIGNIFICANT:g}."
     yield from _matched(damage, found)

@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 
 from outlierlens.errors import need
+from outlierlens.statistics.words import FEWEST_CHANGED, FEWEST_TEXTS
 
 LEVEL = 0.95
 NORMAL = 1.959963984540054  # standard errors to either side of a normal interval at `LEVEL`
 NORMAL_MAD = 1.4826  # standard deviation of normal values over their median absolute deviation
-FEWEST_TEXTS = 16  # below, the hull covers 92 % of log-normal changes
-FEWEST_CHANGED = 10  # texts that changed at all: of fewer, nothing covers
 NEGLIGIBLE = 1e-3  # of the largest change: what is smaller is rounding
 
 

@@ -2,11 +2,15 @@
 
 interval_text(low, high, "+.3f")              # "+1.543 to +2.164"; "not settled"; "no change"
 no_change(5428, "pairs", 1258)                # "no change on 5,428 pairs (at most 0.24 % of all, 95 %)"
+no_interval(8)                                # "8 texts are too few for an interval; read 16 or more"
 unseen(64)                                    # 0.0457: rarer kinds of texts may be missing among 64
 """
 
 import math
 import re
+
+FEWEST_TEXTS = 16  # below, an interval of a mean covers 92 % of log-normal changes
+FEWEST_CHANGED = 10  # texts that changed at all: of fewer, nothing covers
 
 
 def unseen(n: int, level: float = 0.95) -> float:
@@ -20,6 +24,16 @@ def unseen_note(n: int, plural: str = "texts") -> str:
         f"among {n:,} {plural} a kind that makes up less than {unseen(n):.1%} of all may be missing (at 95 %): "
         "the interval does not cover it"
     )
+
+
+def no_interval(n: int, plural: str = "texts", times: int = 1) -> str:
+    """Why there is no interval of a mean over `n` texts, and what settles it; `times` texts are read for each of these."""
+    if n >= FEWEST_TEXTS:
+        return (
+            f"fewer than {FEWEST_CHANGED} of {n:,} {plural} change, or a value is not finite, so there is no interval; read "
+            f"{2 * times * n:,}"
+        )
+    return f"{n:,} {plural} are too few for an interval; read {times * FEWEST_TEXTS:,} or more"
 
 
 def interval_text(low: float, high: float, form: str = "+.3f", nothing: str = "no change") -> str:

@@ -5,8 +5,9 @@
     curves = find_log(found)                                 # {"loss": Curve, "eval_loss": Curve}
 
 A step is read from the last part of a path, hub id or revision: one of the words step, checkpoint, ckpt, global_step,
-iter or iteration, then a number, perhaps with k or M: checkpoint-500, step20k, multiberts-seed_0-step_20k,
-step1000-tokens4B. Else a folder's trainer_state.json says it.
+iter, iteration or ba, then a number, perhaps with k or M: checkpoint-500, step20k, multiberts-seed_0-step_20k,
+step1000-tokens4B, epoch=0-step=100.ckpt (Lightning), ep0-ba1000 (Composer), iter_0001000/mp_rank_00 (Megatron). Else a
+folder's trainer_state.json says it.
 """
 
 import itertools
@@ -20,7 +21,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from outlierlens.checkpoints.formats import SAFETENSORS, native
+from outlierlens.checkpoints.formats import KEPT, suffixes
 from outlierlens.errors import BadFile, BadInput, UnknownModel
 from outlierlens.results.json_toml import parse_json, read_json
 from outlierlens.training.trajectory import Curve
@@ -29,6 +30,7 @@ MAX_LOG_BYTES = 256 * 2**20
 LINES = "a log has one object with step and loss a line"
 MAX_STEP = 10**15
 STATE = "trainer_state.json"
+RANK = "mp_rank_"  # a folder of one process's part of a checkpoint
 LOGS = ("log.jsonl", "log_history.jsonl", "metrics.jsonl")
 # Words under which trainers log; perplexity is exp(loss).
 NAMES = {
@@ -37,7 +39,8 @@ NAMES = {
     "eval_perplexity": ("eval_perplexity", "val_perplexity", "perplexity", "eval/perplexity"),
 }
 _STEP = re.compile(
-    r"(?:^|[-_.])(?:global[-_])?(?:step|checkpoint|ckpt|iteration|iter)s?[-_]?(\d{1,12})(k|m)?(?![a-z\d])", re.I
+    r"(?:^|[-_.=])(?:(?:global[-_])?(?:step|checkpoint|ckpt|iteration|iter)s?[-_=]?|ba)(\d{1,12})(k|m)?(?![a-z\d])",
+    re.I,
 )
 
 
@@ -100,24 +103,37 @@ def _inside(name: str) -> list[str]:
     if not folder.is_dir():
         return [name]
     inside = [(step_in(path.stem if path.is_file() else path.name), path) for path in sorted(folder.iterdir())]
-    kept = [(step, path) for step, path in inside if step is not None and _holds_weights(path)]
+    named = [(step, path) for step, path in inside if step is not None]
+    kept = [(step, place) for step, path in named for place in _weights_at(path)]
     if kept:
-        return [str(path) for _, path in sorted(kept, key=lambda one: (one[0], one[1].name))]
+        return [str(path) for _, path in sorted(kept, key=lambda one: (one[0], str(one[1])))]
     if _holds_weights(folder):
         return [name]
+    if named:
+        path = named[0][1]
+        files = ", ".join(sorted(str(one.relative_to(path)) for one in path.rglob("*") if one.is_file())[:3])
+        raise UnknownModel(
+            f"{path}: is named as a checkpoint, and holds no weight file ({', '.join(suffixes())}); it holds "
+            f"{files or 'nothing'}; convert it to a model of transformers first"
+        )
     raise UnknownModel(
         f"{name}: holds no checkpoint: neither weights nor folders such as checkpoint-500 or step_1000 with weights"
     )
 
 
+def _weights_at(path: Path) -> list[Path]:
+    """Where the weights of something named as a checkpoint are: itself, or the folder of each rank in it."""
+    return [path] if _holds_weights(path) else [one for one in sorted(path.glob(f"{RANK}*")) if _holds_weights(one)]
+
+
 def _holds_weights(path: Path) -> bool:
-    if path.is_file():
-        return path.suffix in SAFETENSORS.suffixes
-    return any(next(path.glob(pattern), None) is not None for row in native() for pattern in row.saved)
+    files = [path] if path.is_file() else path.glob("*") if path.is_dir() else ()
+    return any(one.suffix in suffixes() and not KEPT.fullmatch(one.name) for one in files)
 
 
 def _step(model: str, revision: str | None) -> int:
-    said = revision if revision is not None else model.replace("\\", "/").rstrip("/").rpartition("/")[2]
+    parts = model.replace("\\", "/").rstrip("/").split("/")
+    said = revision if revision is not None else next(one for one in reversed(parts) if not one.startswith(RANK))
     step = step_in(said)
     if step is None and revision is None and (Path(model) / STATE).is_file():
         value = _json(Path(model) / STATE).get("global_step")

@@ -1,4 +1,4 @@
-"""Norms of one residual stream over the steps of a training run, and what was logged beside them, in memory.
+"""What ends the blocks of one residual stream, over the steps of a training run, and what was logged beside them, in memory.
 
     path = Trajectory(model="run-1", stack="model", site="output.LayerNorm", norm_site="stream", view="last",
                       steps=steps, scale=scale, bias=bias, curves={"loss": Curve(logged_at, loss)})
@@ -15,7 +15,7 @@ import numpy as np
 
 from outlierlens.architectures import BoundStack
 from outlierlens.detection.rules import Measured
-from outlierlens.detection.scan.measure import Site, View, sites_of
+from outlierlens.detection.scan.measure import Site, sites_of
 from outlierlens.errors import BadInput
 
 NOTHING = (0, 0, 0)
@@ -51,17 +51,17 @@ class Curve:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Scale and bias of one stream's norms at every recorded step.
+    """Scale and bias of one stream's last operation, or of one of its norms, at every recorded step.
 
     Attributes:
         model: name of the run, or of its checkpoints.
         stack: residual stream ("model", "encoder", "decoder", …).
-        site: the norm that was read, relative to a block.
+        site: the norm or the linears that were read, relative to a block.
         norm_site: "stream", "write" or "read", as in `arch.Stack`.
-        view: "last" (the block's last operation) or "reading" (a norm that scales what attention or MLP reads).
+        view: "last" (the block's last operation, as `scan` reads it) or "reading" (a norm before attention or MLP).
         steps: optimizer steps, int [step], ascending, each once.
-        scale: float32 [step, layer, dim], the factor as it acts ((1 + w) norms: 1 + w).
-        bias: the same shape, or (0, 0, 0) where the norm has none.
+        scale: float32 [step, layer, dim], the factor as it acts ((1 + w) norms: 1 + w), or the L2 norm of weights.
+        bias: the same shape, or (0, 0, 0) where there is none.
         curves: what was logged: "loss" and "eval_loss" in nats per token, "eval_perplexity", and so on.
         states: float32 [step, dim]: hidden state after the middle layer, averaged over the tokens of one probe text;
             shape (0, 0) where it was not recorded.
@@ -117,7 +117,7 @@ class Trajectory:
 
     @property
     def has_bias(self) -> bool:
-        """Whether the norm has a bias."""
+        """Whether there is a bias."""
         return self.bias.shape == self.scale.shape
 
     def measured(self, place: int) -> Measured:
@@ -126,21 +126,21 @@ class Trajectory:
         return Measured(self.scale[place].astype(np.float64), bias, where=f"{self.model}, step {self.steps[place]}")
 
 
-def default_view(stack: BoundStack) -> View:
-    """The view that needs norm vectors alone: "last" where blocks end in a norm, "reading" where they do not."""
-    return "last" if stack.ends_in_norm else "reading"
+def is_norm(norm_site: str, view: str) -> bool:
+    """Whether the scale of such a trajectory is a norm's; else it is the L2 norm of the weights that write."""
+    return view == "reading" or norm_site != "read"
 
 
 def tracked_site(stack: BoundStack, name: str | None = None) -> Site:
-    """The norm of a stream that is followed: the block's last operation, or the reading norm `name` (else the first).
+    """What is followed of a stream: what `scan` reads, the blocks' last operation; or the norm `name` that reads it.
 
     Raises:
-        BadInput: the stream has no norm that every layer shares, or none called `name`.
+        BadInput: the stream has no norm called `name` in every layer.
     """
-    found = sites_of(stack, default_view(stack))
-    if not found:
-        raise BadInput(f"stream {stack.name!r}: no norm is there in every layer, so there is nothing to follow")
-    chosen = found[:1] if name is None else [site for site in found if site.name == name]
-    if not chosen:
-        raise BadInput(f"stream {stack.name!r}: no norm {name!r}; there are {', '.join(site.name for site in found)}")
-    return chosen[0]
+    sites = [*sites_of(stack, "last"), *sites_of(stack, "reading")]
+    if name is None:
+        return sites[0]
+    norms = {site.name: site for site in sites if site.is_norm}
+    if name not in norms:
+        raise BadInput(f"stream {stack.name!r}: no norm {name!r}; there are {', '.join(norms) or 'none'}")
+    return norms[name]

@@ -8,8 +8,8 @@
             metrics = watcher.step(loss=loss)        # every 100th step; {} otherwise
             optimizer.zero_grad()                    # after the watcher has seen the gradients
 
-Every N-th step appends one row: scale and bias of the norms that end the blocks, the gradients they just got, and on a
-fixed probe the kurtosis and inf-norm of the hidden states. The rows are read by `watch_rows` and by `track`. Training
+Every N-th step appends one row: of what ends the blocks, as `scan` reads it, scale and bias and the gradients they just got,
+and on a fixed probe the kurtosis and inf-norm of the hidden states. The rows are read by `watch_rows` and by `track`. Training
 goes on as if nothing had happened: modes, gradients and random states stay as they are.
 """
 
@@ -27,11 +27,11 @@ from outlierlens.architectures import live_parameters
 from outlierlens.checkpoints.samples.cache import say
 from outlierlens.data.texts import Texts
 from outlierlens.detection.rules import Rule, zscore
-from outlierlens.detection.scan.measure import live_values
+from outlierlens.detection.scan.measure import live_norms, live_values
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel, config_dict
 from outlierlens.results.row_store import RowStore
-from outlierlens.training.trajectory import default_view, tracked_site
+from outlierlens.training.trajectory import tracked_site
 from outlierlens.training.watch_alarm import AboutToLeave, Alarm, EarlyWarning
 from outlierlens.training.watch_crossings import Crossings, metrics_of
 from outlierlens.training.watch_probe import Probe, ProbeSize, bare_model, make_probe
@@ -215,7 +215,7 @@ class Watcher:
             streams[stack.name] = {
                 "site": self._sites[stack.name].name,
                 "norm_site": stack.stack.norm_site,
-                "view": default_view(stack),
+                "view": self._sites[stack.name].view,
                 "layers": len(scale),
                 "width": scale.shape[1],
             }
@@ -271,7 +271,7 @@ class Watcher:
             # Half of them: a callback of the user's may have changed some after the row was written.
             if same.size and np.isfinite(before).all() and same.mean() < 0.5:
                 raise BadInput(
-                    f"{self.path}: the norms at step {self.last:,} are not those of this model, so its rows are of another "
+                    f"{self.path}: the weights at step {self.last:,} are not those of this model, so its rows are of another "
                     "training; name another file"
                 )
 
@@ -336,7 +336,7 @@ class Watcher:
         z = _z(row)
         if not self._diverged and not (np.isfinite(row.scale).all() and np.isfinite(row.bias).all()):
             self._diverged = True
-            self.options.notice(f"step {step:,}: norms hold NaN or infinity, so the training has diverged")
+            self.options.notice(f"step {step:,}: weights hold NaN or infinity, so the training has diverged")
         crossings = self._crossings[name]
         for line in crossings.see(step, z["scale"], z.get("bias")):
             self.options.notice(line)
@@ -373,9 +373,7 @@ class Watcher:
             squares = []
             for param in (param for layer in layers for param in layer):
                 if (gradient := live[param.name].grad) is not None:
-                    values = gradient.detach().float().cpu().numpy()
-                    moved = np.moveaxis(values, param.axis, 0).reshape(values.shape[param.axis], -1)
-                    squares.append(np.einsum("di,di->d", moved, moved, dtype=np.float64))
+                    squares.append(np.square(live_norms(gradient, param).double().cpu().numpy()))
             found[kind] = np.sqrt(np.sum(squares, axis=0)).astype(np.float32) if squares else nothing()
         return found
 

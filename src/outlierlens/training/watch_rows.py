@@ -35,7 +35,7 @@ class StreamRow:
     """One residual stream at one recorded step; an array without values was not recorded.
 
     Attributes:
-        scale, bias: of the followed norms as they act, float32 [layer, dim].
+        scale, bias: of the norms or linears that are followed, as they act, float32 [layer, dim].
         gradient_scale, gradient_bias: L2 norm over the layers of their gradients, float32 [dim].
         kurtosis_dims: of the hidden states after each layer on the probe, over dimensions of their second moments [layer].
         kurtosis_entries: of the same, over all entries of a text, averaged over texts [layer].
@@ -75,7 +75,7 @@ class StreamRow:
 
 @dataclass(frozen=True)
 class Activity:
-    """The recorded numbers of one stream that are no norm parameters; NaN where a step has none.
+    """The recorded numbers of one stream besides its weights; NaN where a step has none.
 
     Attributes:
         stack: residual stream.

@@ -304,3 +304,16 @@ def test_the_command(tmp_path: Path, run: Any) -> None:
         code, _, err = run(*given, *more)
         assert code in (1, 2)
         assert message in err
+
+
+def test_few_texts_are_a_verdict_of_their_own() -> None:
+    few = treated_results.beyond_zero()
+    (treated,) = few.treated[:1]
+    zero = replace(treated.of("zero"), change=1.04, low=math.nan, high=math.nan, random=(0.004,))
+    treated = replace(treated, treatments=(zero, *treated.treatments[1:]))
+    few = replace(few, treated=(treated,), texts=tuple(range(8)))
+    assert (treated.verdict, treated.place) == ("too few texts", "")
+    said = few.says(treated)
+    assert "no verdict, for 8 texts are too few for an interval; read 16 or more. Zero changes the " in said
+    assert "by +1.04 nats per token (95 % interval not settled), random dimensions by +0.004" in said
+    assert "no more damage" not in said

@@ -17,11 +17,13 @@ import yaml
 from safetensors.numpy import save_file
 from torch.nn.utils import prune
 
+import every_result
 import plan_results
 import pruning_results
 import quantized_results
 from architectures import FAMILIES, build
 from outlierlens.ablation.switches import zero_weights_
+from outlierlens.checkpoints import open_checkpoint
 from outlierlens.detection.scan.measure import ScanOptions
 from outlierlens.errors import BadFile, BadInput, Offline, UnknownModel
 from outlierlens.experiments.pruning.charts import prune_experiment, pruned_positions
@@ -84,7 +86,8 @@ def test_newly_zero_values_of_a_model(family: str, values: int, folder: Any) -> 
     assert stack.values == 3 * 16 * per_cell
     assert not found.holds
     assert found.verdict == (
-        "broken: safe to prune except 3 (outlier), 5, removed in up to 2 of 3 layers (the constraint allows fewer than 2)"
+        "broken: safe to prune except 3 (outlier), 5, removed in up to 2 of 3 layers (the constraint allows fewer than 2); "
+        "no single weight stands out in the MLPs"
     )
     assert found.bytes_read < found.total_bytes
     three = CheckOptions(rule=Removal(min_layer_fraction=1.0), dims=(3,))
@@ -92,7 +95,8 @@ def test_newly_zero_values_of_a_model(family: str, values: int, folder: Any) -> 
     assert again.holds
     assert (
         again.verdict
-        == "holds: no position is removed in 3 of 3 layers or more; outliers removed in some layers: 3 (2)"
+        == "holds: no position is removed in 3 of 3 layers or more; outliers removed in some layers: 3 (2); "
+        "no single weight stands out in the MLPs"
     )
 
 
@@ -215,7 +219,8 @@ def test_the_constraint_can_be_about_outliers_alone(folder: Any) -> None:
     found = prune_check(folder("bert"), pruned, CheckOptions(rule=rule, dims=(3,)))
     assert found.holds
     assert found.verdict == (
-        "holds: no outlier is removed in 2 of 3 layers or more; no outlier is removed in any layer; 1 other positions are"
+        "holds: no outlier is removed in 2 of 3 layers or more; no outlier is removed in any layer; 1 other positions are; "
+        "no single weight stands out in the MLPs"
     )
     assert not prune_check(folder("bert"), pruned, CheckOptions(rule=rule, dims=(5,))).holds
 
@@ -288,6 +293,74 @@ def test_a_narrower_mlp_loses_what_its_rows_no_longer_have(folder: Any, tmp_path
     assert found.stacks[0].outliers[0].share == pytest.approx(18 / 24)
     most = prune_check(folder("llama"), str(tmp_path), CheckOptions(rule=Removal(row_fraction=0.75), dims=(3,)))
     assert len(most.stacks[0].broken) == 16
+    whole = folder("llama", carrying, "carrying")
+    assert "which ones are left cannot be told from the files" in prune_check(whole, str(tmp_path), OUTLIERS).verdict
+
+
+def carrying(model: Any) -> None:
+    """Neuron 7 of layer 1 can become far larger than all others, and writes through one weight, to dimension 5."""
+    with torch.no_grad():
+        if hasattr(model, "layers"):
+            mlp = model.layers[1].mlp
+            mlp.up_proj.weight[7] *= 60
+            mlp.gate_proj.weight[7] *= 60
+            mlp.down_proj.weight[5, 7] = 25.0
+        else:  # GPT-2 stores [in, out]
+            mlp = model.get_submodule("h.1.mlp")
+            mlp.c_fc.weight[:, 7] *= 600
+            mlp.c_proj.weight[7, 5] = 25.0
+
+
+def without(model: Any) -> None:
+    carrying(model)
+    with torch.no_grad():
+        if hasattr(model, "layers"):
+            model.layers[1].mlp.down_proj.weight[5, 7] = 0
+        else:
+            model.get_submodule("h.1.mlp").c_proj.weight[7, 5] = 0
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_single_weight_that_carries_a_layer_s_output(family: str, folder: Any, tmp_path: Path) -> None:
+    before, after = folder(family, carrying, "carrying"), folder(family, without, "without")
+    found = prune_check(before, after, OUTLIERS)
+    (weight,) = found.stacks[0].weights
+    assert (weight.neuron, weight.dim, weight.weight, weight.gone) == ("1:7", 5, 25.0, True)
+    assert found.failed
+    assert re.match(
+        r"broken: the weight \[5, 7\] of layer 1 is gone, which can carry a layer's output "
+        r"\([\d,]+ times its block's median\); "
+        "no position is removed in 2 of 3 layers or more",
+        found.verdict,
+    )
+    (section,) = sections(found)
+    assert [row[0] for row in section.tables[-1].rows] == ["[5, 7] of layer 1"]
+    same = prune_check(before, before, OUTLIERS)
+    assert same.holds
+    assert same.verdict.endswith("; the one weight that can carry a layer's output stays")
+    stored = f"{'layers.1.mlp.down_proj' if family == 'llama' else 'h.1.mlp.c_proj'}.weight"
+    place = (5, 7) if family == "llama" else (7, 5)
+    ((_, values),) = open_checkpoint(before).read([stored])
+    mask = np.ones(values.shape, dtype=bool)
+    np.savez(tmp_path / "whole.npz", **{stored: mask})
+    assert prune_check(before, str(tmp_path / "whole.npz"), OUTLIERS).holds
+    mask[place] = False
+    np.savez(tmp_path / "masks.npz", **{stored: mask})
+    assert [one.gone for one in prune_check(before, str(tmp_path / "masks.npz"), OUTLIERS).stacks[0].weights] == [True]
+
+
+def test_the_first_line_says_where_single_weights_were_not_looked_at(folder: Any, tmp_path: Path) -> None:
+    small = replace(OUTLIERS, scan=ScanOptions(max_read=3000))
+    verdict = prune_check(folder("bert"), folder("bert"), small).verdict
+    assert re.search(r"single weights were not looked at \(.*allow it with --max-read 1MB\)$", verdict)
+    np.savez(tmp_path / "masks.npz", **masks_of({0: (3,)}))
+    (tmp_path / "config.json").write_text((Path(folder("bert")) / "config.json").read_text())
+    alone = prune_check(str(tmp_path / "masks.npz"), None, OUTLIERS).verdict
+    assert alone.endswith(
+        "single weights were not looked at (masks alone hold no weights; name the intact model first)"
+    )
+    mixtral = prune_check(folder("mixtral"), folder("mixtral"), OUTLIERS).verdict
+    assert "single weights were not looked at (stream 'model' has no MLP axis: " in mixtral
 
 
 def test_whole_layers_that_are_gone_cannot_be_checked(folder: Any, tmp_path: Path) -> None:
@@ -582,9 +655,14 @@ def test_a_list_begins_with_what_was_measured(folder: Any, tmp_path: Path) -> No
         (replace(plan_results.found(), steps=(), curve=()), "no single entry surely gives back 0.01 or more\n"),
         (quantized_results.quantized(), "# measured: keep dimension"),
     ):
-        path.write_text(to_json(found))
+        path.write_text(to_json(every_result.of_model(found, folder("llama"))))
         made = protect(folder("llama"), "bitsandbytes", ProtectOptions(dims=(3,), measured=path))
         assert said in made.text
+    path.write_text(to_json(plan_results.found()))
+    with pytest.raises(
+        BadInput, match=r"found.json is of mini \(fingerprint 0+\), not of .*llama-intact \(.*outlierlens plan "
+    ):
+        protect(folder("llama"), "bitsandbytes", ProtectOptions(dims=(3,), measured=path))
     path.write_text(to_json(pruning_results.check()))
     with pytest.raises(BadInput, match="holds no result of plan or quant"):
         protect(folder("llama"), "bitsandbytes", ProtectOptions(dims=(3,), measured=path))
@@ -680,3 +758,23 @@ def test_the_python_of_the_page_runs(folder: Any, tmp_path: Path, monkeypatch: A
     assert known["guard"].broken() == {"model": ()}
     assert known["found"].budget == round(0.6 * 96)
     assert prune_check(folder("bert"), "masks.npz", OUTLIERS).holds
+
+
+def test_few_texts_are_no_verdict_on_a_position() -> None:
+    found = pruning_results.experiment()
+    few = replace(found, chosen=replace(found.chosen, change_low=float("nan"), change_high=float("nan")), n_texts=8)
+    assert few.verdict.startswith(
+        "no verdict on position 1, for 8 texts are too few for an interval; read 16 or more: +1.500"
+    )
+
+
+def test_nan_in_a_pruned_model_is_refused_by_name(folder: Any) -> None:
+    def broken(model: Any) -> None:
+        with torch.no_grad():
+            model.layers[1].mlp.down_proj.weight[3, 4] = float("nan")
+
+    after = folder("llama", broken, "nan")
+    with pytest.raises(
+        BadFile, match=r"llama-nan: layers\.1\.mlp\.down_proj\.weight holds NaN: the weights are damaged"
+    ):
+        prune_check(folder("llama"), after, OUTLIERS)

@@ -332,8 +332,12 @@ def test_what_is_said_follows_from_the_intervals(found: Quantized) -> None:
     change = f"{cost.change:+.3g}"
     assert replace(found, roundings=tuple(says)).verdict == (
         f"keep dimension 5 in 16 bit: a {change} → {one.kept.change:+.3g} (random {one.random_change:+.3g}); keeping "
-        f"dimension 5 does not make up for d {change}; b: no cost that can be told, nothing to keep; no verdict on c {change} "
-        f"(cosine distance)"
+        f"dimension 5 does not make up for d {change}; b: no cost that can be told, nothing to keep; c {change}: no verdict, "
+        f"for nothing random was kept; ask for --random 19 (cosine distance)"
+    )
+    few = replace(one, rounded=replace(cost, change_low=math.nan))
+    assert replace(found, roundings=(few,), n_texts=8).verdict == (
+        f"{one.scheme} {change}: no verdict, for 8 texts are too few for an interval; read 16 or more (cosine distance)"
     )
 
 

@@ -373,3 +373,52 @@ def test_a_template_that_fails_is_one_line(template: str, words: Callable[..., A
     loaded.tokenizer.chat_template = template
     with pytest.raises(BadFile, match=r"llama: its chat template fails .*; leave --chat-template out, or name another"):
         templated(loaded, TEXTS)
+
+
+def test_nan_is_called_nan_in_a_running_model_and_in_weights(words: Callable[..., Any]) -> None:
+    loaded = llama(words)
+    with torch.no_grad():
+        loaded.model.model.layers[1].mlp.up_proj.weight.fill_(math.nan)
+    found = range_of(loaded, TEXTS, ALL)
+    broken = {(row.kind, row.layer) for row in found.rows if row.nan}
+    assert ("gate/up", "1") in broken
+    assert not {layer for _, layer in broken} & {"embeddings", "0"}
+    (section,) = sections(found)
+    assert section.sentences[0].startswith("NaN in the ")
+    assert "of layer 1 and " in section.sentences[0]
+    assert {row[2] for row in section.tables[0].rows if row[0] == "gate/up"} == {"NaN"}
+
+    held = weights_range(Memory({"a.weight": np.array([1.0, math.nan, 70_000.0], np.float32)}, {}))
+    (one,) = held.weights
+    assert (one.nan, one.largest, one.over["fp16"]) == (1, 70_000.0, 1)
+    (section,) = sections(held)
+    assert section.sentences[0] == "NaN: 1 of 3 values of a.weight; the weights are damaged."
+    assert section.tables[0].rows[0][2] == "NaN"
+
+
+def test_an_expert_that_no_token_reached_is_named(words: Callable[..., Any]) -> None:
+    model = build(FAMILIES["mixtral"], head="CausalLM").eval()
+    loaded = from_objects(model, words(), name="mixtral")
+    texts = Texts("one", ("w1",))
+    found = range_of(loaded, texts, ALL)
+    read = loaded.tokenizer("w1", return_tensors="pt")
+    intact = model(**read).logits
+    unread = set()  # by hand: experts whose weights can be anything
+    for layer, block in enumerate(model.model.layers):
+        weight = block.mlp.experts.down_proj
+        for expert in range(len(weight)):
+            with torch.no_grad():
+                before = weight[expert].clone()
+                weight[expert] = 100.0
+                if torch.equal(model(**read).logits, intact):
+                    unread.add((layer, expert))
+                weight[expert] = before
+    assert unread
+    names = {
+        f"model.layers.{layer}.mlp.experts.{part}, expert {expert}"
+        for layer, expert in unread
+        for part in ("gate_up_proj", "down_proj")
+    }
+    assert set(found.never_fed) == names
+    (section,) = sections(found)
+    assert any(said.startswith("Never fed by these texts: model.layers.") for said in section.sentences[:2])

@@ -9,11 +9,13 @@ import pytest
 
 import runs
 from outlierlens.detection.rules import Rule
-from outlierlens.errors import BadFile, BadInput, UnknownModel
+from outlierlens.detection.scan.measure import scan
+from outlierlens.errors import BadFile, BadInput, TooMuchToRead, UnknownModel
 from outlierlens.experiments.track.emergence import summarize
-from outlierlens.experiments.track.measure import track
+from outlierlens.experiments.track.measure import track, track_and_scan
 from outlierlens.experiments.track.options import EmergenceOptions, TrackOptions
 from outlierlens.experiments.track.result import Track
+from outlierlens.experiments.track.view import track_sentences
 from outlierlens.results.document import Provenance, from_json, load, save, to_json
 from outlierlens.training.run_files import Saved, find_log, find_saved, read_log, step_in
 from outlierlens.training.trajectory import Curve, Trajectory
@@ -127,7 +129,7 @@ def test_scale_alone_is_said_to_be_scale_alone() -> None:
     without = summary(trajectory(scale, bias=np.zeros((0, 0, 0))))
     assert without.outliers[0].layers_bias is None
     assert not without.has_bias
-    assert any("by its scale alone" in note for note in without.notes)
+    assert any("rests on the scale alone" in note for note in without.notes)
 
 
 def test_layers_that_must_pass_are_rounded_up() -> None:
@@ -176,6 +178,12 @@ def test_wide_streams_are_thinned_but_keep_what_is_followed() -> None:
         ("global_step_12", 12),
         ("ckpt_005", 5),
         ("model.iter-3m", 3_000_000),
+        ("epoch=0-step=100", 100),
+        ("ep0-ba1000", 1000),
+        ("ep12-ba250-rank0", 250),
+        ("ba700", 700),
+        ("iter_0001000", 1000),
+        ("alibaba7", None),
         ("bert-base-uncased", None),
         ("footstep7", None),
         ("main", None),
@@ -288,22 +296,87 @@ def test_a_trajectory_checks_its_shapes() -> None:
         Curve(np.array([1, 1]), np.array([0.0, 1.0]))
 
 
-def test_pre_norm_models_are_followed_by_what_they_read(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def llamas(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of a pre-norm model whose dimension 5 is written to strongly from step 300 on; norms as they were."""
     import torch
 
     from architectures import FAMILIES, build
 
-    for step in (1, 2):
+    folder = tmp_path_factory.mktemp("llamas")
+    for step, factor in ((100, 1), (200, 1), (300, 6), (400, 12), (1000, 12)):
+        torch.manual_seed(0)
         model = build(FAMILIES["llama"], "CausalLM")
         with torch.no_grad():
+            for layer in model.model.layers:
+                layer.mlp.down_proj.weight[5] *= factor
             model.model.layers[0].input_layernorm.weight.fill_(float(step))
-        model.save_pretrained(tmp_path / f"step{step}")
-    read = track([tmp_path])
-    assert (read.view, read.site, read.has_bias) == ("reading", "input_layernorm", False)
-    other = track([tmp_path], TrackOptions(norm="post_attention_layernorm", emergence=EmergenceOptions(layer=0)))
-    assert other.site == "post_attention_layernorm"
-    first = track([tmp_path], TrackOptions(emergence=EmergenceOptions(layer=0)))
-    assert first.scale.mean(axis=1).tolist() == [1.0, 2.0]
+        model.save_pretrained(folder / f"checkpoint-{step}")
+    return folder
+
+
+def test_pre_norm_models_are_followed_by_the_weights_that_scan_reads(llamas: Path) -> None:
+    read, last = track_and_scan([llamas])
+    scanned = scan(str(llamas / "checkpoint-1000")).stacks[0]
+    assert (read.view, read.site, read.measure) == ("last", scanned.site, scanned.measure)
+    assert {one.dim: (one.after, one.step) for one in read.outliers} == {5: (200, 300)}
+    np.testing.assert_allclose(last.stacks[0].z_scale, scanned.z_scale, atol=1e-4)  # a result keeps float32
+    for step in read.steps.tolist():
+        assert scan(str(llamas / f"checkpoint-{step}")).stacks[0].dims == ((5,) if step >= 300 else ())
+    assert track_sentences(read)[0].endswith(
+        "dimension 5 came to stand 3 sigma out in 50 % of the layers or more, for weight norm."
+    )
+
+
+def test_a_norm_is_followed_where_it_is_named_and_the_first_line_says_so(llamas: Path) -> None:
+    read = track([llamas], TrackOptions(norm="input_layernorm", emergence=EmergenceOptions(layer=0)))
+    assert (read.view, read.site, read.measure) == ("reading", "input_layernorm", "scale of the norm")
+    assert read.scale.mean(axis=1).tolist() == [100.0, 200.0, 300.0, 400.0, 1000.0]
+    said = track_sentences(read)[0]
+    assert said.startswith(
+        "Over 5 recorded steps from 100 to 1,000 of input_layernorm no dimension comes to stand 3 sigma"
+    )
+
+
+def test_what_is_read_of_linears_is_said_and_has_a_limit(llamas: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(
+        TooMuchToRead,
+        match=r"0 MB in each of 5 checkpoints; allow it with --max-read 1MB, or follow a norm alone: --norm input_layernorm",
+    ):
+        track([llamas], TrackOptions(max_read=1000, notice=said.append))
+    assert not said
+    assert track([llamas], TrackOptions(max_read=1000, norm="input_layernorm")).view == "reading"
+
+
+def test_checkpoints_of_other_trainers_have_their_steps(tmp_path: Path) -> None:
+    import torch
+
+    from architectures import FAMILIES, build
+
+    model = build(FAMILIES["llama"], "CausalLM")
+    weights = model.state_dict()
+    for step in (100, 200):  # Lightning's, whose module holds the model
+        (tmp_path / "lightning").mkdir(exist_ok=True)
+        model.config.save_pretrained(tmp_path / "lightning")
+        held = {"state_dict": {f"model.{name}": value for name, value in weights.items()}, "global_step": step}
+        torch.save(held, tmp_path / "lightning" / f"epoch={step // 100}-step={step}.ckpt")
+        model.save_pretrained(tmp_path / "composer" / f"ep0-ba{step}")
+        rank = tmp_path / "megatron" / f"iter_{step:07}" / "mp_rank_00"
+        rank.mkdir(parents=True)
+        torch.save(weights, rank / "model_optim_rng.pt")
+        model.config.save_pretrained(rank)
+        unread = tmp_path / "distributed" / f"iter_{step:07}"
+        unread.mkdir(parents=True)
+        (unread / "__0_0.distcp").write_bytes(b"x")
+    for trainer in ("lightning", "composer", "megatron"):
+        assert track([tmp_path / trainer]).steps.tolist() == [100, 200]
+    named = [tmp_path / "megatron" / f"iter_{step:07}" / "mp_rank_00" for step in (100, 200)]
+    assert track(named).steps.tolist() == [100, 200]
+    with pytest.raises(
+        UnknownModel, match=r"iter_0000100: is named as a checkpoint, and holds no weight file .*__0_0\.distcp"
+    ):
+        track([tmp_path / "distributed"])
 
 
 def test_states_of_a_text_are_those_of_the_model(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from outlierlens import architectures as arch
 from outlierlens.architectures import BoundStack, Param
+from outlierlens.architectures.mlp import MLP
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
 from outlierlens.detection.rules import Measured, Outlier, Rule, find
 from outlierlens.detection.scan.result import NeuronScan, Scan, StackScan
@@ -21,13 +22,14 @@ from outlierlens.options import Flag, Flat
 from outlierlens.results.document import Provenance
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from outlierlens.models.load import LoadedModel
 
 MAX_READ = 500_000_000
 MAP_CELLS = 400_000  # scale and bias together; beyond it a result keeps the most extreme dimensions only
 QUIET_READ = 1_000_000
+BY_NORMS = ", or use --view reading, which reads the norms alone"
 View = Literal["last", "reading"]
 
 
@@ -106,7 +108,7 @@ def _scan_bound(checkpoint: Checkpoint, bound: list[BoundStack], options: ScanOp
     check_size(checkpoint, sites, options)
     digest = hashlib.sha256(checkpoint.header_digest().encode())
     found = tuple(_scan_site(checkpoint, site, options.rule, digest) for site in sites)
-    read = tuple(_scan_neurons(checkpoint, stack, options, digest) for stack in bound) if neurons else ()
+    read = tuple(scan_mlps(checkpoint, stack, options, digest) for stack in bound) if neurons else ()
     return Scan(
         provenance=Provenance.now(checkpoint.name, digest.hexdigest(), command=command),
         model_type=str(checkpoint.config.get("model_type", "")),
@@ -122,7 +124,13 @@ def _scan_bound(checkpoint: Checkpoint, bound: list[BoundStack], options: ScanOp
     )
 
 
-def _scan_neurons(checkpoint: Checkpoint, stack: BoundStack, options: ScanOptions, digest: Any) -> NeuronScan:
+def scan_mlps(checkpoint: Checkpoint, stack: BoundStack, options: ScanOptions, digest: Any) -> NeuronScan:
+    """The neurons of a stream's MLPs that weights single out.
+
+    Raises:
+        BadInput: the MLPs' linears cannot be told, or are no single modules (experts).
+        TooMuchToRead: they have more than `max_read` bytes.
+    """
     from outlierlens.detection.scan.neurons import scan_neurons
 
     needed = sum(
@@ -133,7 +141,7 @@ def _scan_neurons(checkpoint: Checkpoint, stack: BoundStack, options: ScanOption
             f"{checkpoint.name}: neurons are told from the MLPs' linears, in blocks of {needed / 1e6:,.0f} MB; allow it with "
             f"--max-read {needed // 1_000_000 + 1}MB"
         )
-    return scan_neurons(checkpoint, stack, digest, options.stack or "")
+    return scan_neurons(checkpoint, stack, digest, options.stack or MLP)
 
 
 @dataclass(frozen=True)
@@ -145,6 +153,12 @@ class Site:
     scale: tuple[tuple[Param, ...], ...]
     bias: tuple[tuple[Param, ...], ...]
     is_norm: bool
+    view: View = "last"
+
+
+def measure_name(*, is_norm: bool) -> str:
+    """What the scale of a site is: a norm's factor, or the size of what is written."""
+    return "scale of the norm" if is_norm else "L2 norm of the weights that write to the dimension"
 
 
 def sites_of(stack: BoundStack, view: View) -> list[Site]:
@@ -169,25 +183,30 @@ def sites_of(stack: BoundStack, view: View) -> list[Site]:
             tuple(param for param in whole[layer] if param not in scale) if whole else ()
             for layer, scale in zip(layers, present, strict=True)
         )
-        sites.append(Site(stack, module, present, bias, True))
+        sites.append(Site(stack, module, present, bias, True, "reading"))
     return sites
 
 
-def check_size(checkpoint: Checkpoint, sites: list[Site], options: ScanOptions) -> None:
-    """Raise TooMuchToRead where `sites` need linears of more than `max_read` bytes; say what will be read otherwise."""
+def check_size(
+    checkpoint: Checkpoint, sites: list[Site], options: ScanOptions, *, instead: str = BY_NORMS, each: str = ""
+) -> None:
+    """Raise TooMuchToRead where `sites` need linears of more than `max_read` bytes; say what will be read otherwise.
+
+    `instead` is the other remedy of the command, if it has one; `each` says of how many checkpoints it is read.
+    """
     params = {p.name for site in sites for layer in (*site.scale, *site.bias) for p in layer}
     linear = [site.name for site in sites if not site.is_norm]
     if not linear:
         return  # norm vectors only: a few kilobytes a layer
     needed = sum(checkpoint.tensors[name].nbytes for name in params)
-    what = f"{', '.join(sorted(set(linear)))} of every layer, {needed / 1e6:,.0f} MB"
+    what = f"{', '.join(sorted(set(linear)))} of every layer, {needed / 1e6:,.0f} MB{each}"
     if needed <= options.max_read:
         if options.notice and needed > QUIET_READ:
             options.notice(f"{checkpoint.name}: its blocks do not end in a norm, so this reads {what}")
         return
     raise TooMuchToRead(
         f"{checkpoint.name}: its blocks do not end in a norm, so this rule reads {what}; allow it with "
-        f"--max-read {needed // 1_000_000 + 1}MB, or use --view reading, which reads the norms alone"
+        f"--max-read {needed // 1_000_000 + 1}MB{instead}"
     )
 
 
@@ -255,11 +274,25 @@ def live_values(model: "nn.Module", layers: tuple[tuple[Param, ...], ...]) -> np
     live, rows = arch.live_parameters(model), []
     for params in layers:
         names = {name for p in params for name in (p.name, p.times) if name}
-        values = {name: live[name].detach().float().cpu().numpy() for name in names}
-        ranks = {name: value.ndim for name, value in values.items()}
-        written = [scaled(per_dim(values[p.name], p), values.get(p.times), ranks[p.name]) for p in params]
+        ranks = {name: live[name].ndim for name in names}
+        values = {p.name: _live_per_dim(live[p.name], p) for p in params}
+        factors = {p.times: live[p.times].detach().float().cpu().numpy() for p in params if p.times}
+        written = [scaled(values[p.name], factors.get(p.times), ranks[p.name]) for p in params]
         rows.append(combine(written, params, ranks))
     return np.stack(rows)
+
+
+def _live_per_dim(values: "Tensor", param: Param) -> np.ndarray:
+    """`per_dim` of a tensor where it lies: of a linear only the norms leave its device."""
+    if values.ndim == 1:
+        return per_dim(values.detach().float().cpu().numpy(), param)
+    return live_norms(values, param).double().cpu().numpy()
+
+
+def live_norms(values: "Tensor", param: Param) -> "Tensor":
+    """L2 norm of what lies at each dimension of a tensor in the parameter's shape, float32 [dim] on its device."""
+    moved = values.detach().float().movedim(param.axis, 0)
+    return moved.reshape(len(moved), -1).norm(dim=1)
 
 
 def _check_widths(vectors: dict[str, np.ndarray], names: list[str], where: str) -> None:
@@ -312,7 +345,7 @@ def _stack_scan(
     return StackScan(
         stack=site.stack.name,
         site=site.name,
-        measure="scale of the norm" if site.is_norm else "L2 norm of the weights that write to the dimension",
+        measure=measure_name(is_norm=site.is_norm),
         norm_site=declared.norm_site,
         n_layers=n_layers,
         n_run=site.stack.n_layers if declared.shared_blocks else n_layers,

@@ -14,9 +14,9 @@ import numpy as np
 
 from outlierlens.errors import BadInput, pick
 from outlierlens.results.document import Provenance, Result
-from outlierlens.statistics.words import interval_text
+from outlierlens.statistics.words import interval_text, no_interval
 
-Verdict = Literal["no damage", "fixed", "by position", "information", "unclear"]
+Verdict = Literal["too few texts", "no damage", "fixed", "by position", "information", "unclear"]
 Place = Literal["", "first token", "other tokens", "both", "unclear"]
 ZERO, MEAN, POSITION_MEAN, RESAMPLE = "zero", "mean", "position mean", "resample"
 BUT_FIRST, ONLY_FIRST, SCALE = "zero, first token kept", "zero, first token only", "scale"
@@ -25,10 +25,12 @@ RULE = (
     "Zero does damage where the 95 % interval of its change is above 0 and the change above that of every random set. What a "
     "treatment recovers is the share of that damage which it does not do. Fixed: the whole 95 % interval of the mean's share "
     "is above one half. By position: not fixed, and that of the mean at each position is. Information: both intervals are "
-    "below one half. Otherwise unclear. Place: the first token, where keeping it alone recovers more than half; the "
+    "below one half. Otherwise unclear. Without an interval of zero's change there are too few "
+    "texts for a verdict. Place: the first token, where keeping it alone recovers more than half; the "
     "other tokens, where zeroing the first alone leaves more than half; both, where neither does; else unclear."
 )
 SAYS: dict[Verdict, str] = {
+    "too few texts": "no verdict",
     "no damage": "zero does no more damage than to random dimensions, so there is nothing to tell apart",
     "fixed": "mostly a fixed bias",
     "by position": "mostly a bias that is fixed for each position",
@@ -116,7 +118,9 @@ class Treated:
 
     @property
     def verdict(self) -> Verdict:
-        """By `RULE`: "no damage", "fixed", "by position", "information" or "unclear"."""
+        """By `RULE`: "too few texts", "no damage", "fixed", "by position", "information" or "unclear"."""
+        if not math.isfinite(self.of(ZERO).low):
+            return "too few texts"
         if not self.does_damage:
             return "no damage"
         mean, by_position = self.of(MEAN).side, self.of(POSITION_MEAN).side
@@ -184,13 +188,14 @@ class BeyondZero(Result):
     def says(self, treated: Treated) -> str:
         """One sentence: what the dimensions are, and the numbers it rests on."""
         zero, mean, by_position, kept = (treated.of(name) for name in (ZERO, MEAN, POSITION_MEAN, BUT_FIRST))
+        why = f", for {no_interval(len(self.texts), self.inputs)}" if treated.verdict == "too few texts" else ""
         said = (
-            f"{treated.label}: {SAYS[treated.verdict]}. Zero changes the {self.task} by {zero.change:+.3g} {self.unit} "
+            f"{treated.label}: {SAYS[treated.verdict]}{why}. Zero changes the {self.task} by {zero.change:+.3g} {self.unit} "
             f"(95 % interval {interval_text(zero.low, zero.high, '+.3g')})"
         )
         if zero.random:
             said += f", random dimensions by {zero.random_median:+.2g} (median of {len(zero.random)})"
-        if treated.verdict == "no damage":
+        if treated.verdict in ("too few texts", "no damage"):
             return said + "."
         said += f"; the mean recovers {share(mean)} of it, the mean at each position {share(by_position)}"
         where = {

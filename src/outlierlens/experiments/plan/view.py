@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from outlierlens.experiments.plan.charts import precision_plan
 from outlierlens.experiments.plan.result import Judged, PrecisionPlan, Sensitivity, Step
-from outlierlens.statistics.words import interval_text
+from outlierlens.statistics.words import interval_text, no_interval
 from outlierlens.view.section import Cell, Change, Count, FineShare, Interval, Rows, Section, cell_text
 from outlierlens.view.words import number
 
@@ -51,7 +51,7 @@ def verdict(found: PrecisionPlan) -> str:
     size = f"{n} {'entry' if n == 1 else 'entries'} ({cell_text(FineShare(found.plan.share))} of the weights)"
     bits = f"{found.bits} bits"
     return {
-        "unclear": f"No verdict on {found.scheme}: {found.n_confirming} texts confirm, too few for an interval",
+        "unclear": f"{found.scheme} costs {cost}: no verdict, for {no_interval(found.n_confirming, 'confirming texts', 4)}",
         "free": f"{found.scheme}: no cost that can be told, nothing to keep",
         "nothing": f"{found.scheme} costs {cost}, and no single entry surely gives back {found.floor:.2g} or more",
         "keep": f"Keep {size} in {bits}: {cost} → {cell_text(Change(found.plan.change))} "

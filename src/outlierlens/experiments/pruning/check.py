@@ -5,26 +5,29 @@ found = prune_check("bert", "masks.safetensors")            # a model and masks
 found = prune_check("pruned.pt")                            # a state dict with weight_orig and weight_mask, config.json beside
 found.holds, found.verdict
 
-Only the parameters of each block's last operation are read; torch is needed for .bin and .pt files alone.
+Each block's last operation is read, and where the intact weights are there its MLP, whose single weights may carry a layer's
+output; torch is needed for .bin and .pt files alone.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from outlierlens import architectures as arch
-from outlierlens.architectures import BoundStack, Param
+from outlierlens.architectures import BoundStack, Neuron, Param, mlp_axis
 from outlierlens.checkpoints import Checkpoint
-from outlierlens.detection.scan.measure import check_size, scan_checkpoint, sites_of
-from outlierlens.errors import BadFile, BadInput, UnknownArchitecture
+from outlierlens.detection.scan.measure import check_size, scan_checkpoint, scan_mlps, sites_of
+from outlierlens.detection.scan.result import Standing
+from outlierlens.errors import BadFile, BadInput, TooMuchToRead, UnknownArchitecture
 from outlierlens.experiments.pruning.masks import Masks, Unmasked, held, open_source
 from outlierlens.experiments.pruning.options import CheckedModels, CheckOptions
 from outlierlens.experiments.pruning.removal import Cells, infer_positions, per_dim_off, read_positions
-from outlierlens.experiments.pruning.result import Hit, PruneCheck, StackCheck
+from outlierlens.experiments.pruning.result import Hit, PruneCheck, SingleWeight, StackCheck
 from outlierlens.options import FIND
 from outlierlens.results.document import Provenance
 from outlierlens.session import Session
@@ -140,7 +143,7 @@ class _Check:
         cells = Cells.of(bound, self._shapes(bound), self.options.rule)
         notes = list(bound.stack.notes)
         if self.second is not None:
-            check_size(self.model, sites_of(bound, "last"), self.options.scan)
+            check_size(self.model, sites_of(bound, "last"), self.options.scan, instead="")
         kept = np.arange(0)
         if self.masks is not None:
             off = np.stack([
@@ -161,7 +164,45 @@ class _Check:
             off = np.maximum(off - before, 0)
         digest.update(bound.name.encode() + off.tobytes())
         outliers, named_by, found_notes = self._outliers(bound, cells)
-        return _summary(cells, off, removed, (outliers, named_by), (*notes, *found_notes), kept)
+        found = _summary(cells, off, removed, (outliers, named_by), (*notes, *found_notes), kept)
+        try:
+            return replace(found, weights=tuple(self._single_weights(bound, later, kept, digest)))
+        except (BadInput, TooMuchToRead) as error:
+            return replace(found, not_looked_at=str(error))
+
+    def _single_weights(
+        self, bound: BoundStack, later: BoundStack | None, kept: np.ndarray, digest: Any
+    ) -> Iterator[SingleWeight]:
+        """The largest weight of each neuron that the intact MLP's weights single out, and whether it is gone.
+
+        Raises:
+            BadInput: there are no intact weights, neurons cannot be told, or the pruned MLP has others.
+            TooMuchToRead: the MLPs are larger than may be read.
+        """
+        if self.second is None and self.evidence == "masks":
+            raise BadInput("masks alone hold no weights; name the intact model first")
+        found = scan_mlps(self.model, bound, self.options.scan, digest).found
+        for layer, neurons in groupby(sorted(found, key=_place), key=lambda one: _place(one).layer):
+            pruned = self._pruned(bound, later, layer)
+            for one in neurons:
+                rows = np.flatnonzero(kept == one.dim) if kept.size else [one.dim]  # of the pruned stream: one, or none
+                gone = pruned is not None and not pruned[rows, _place(one).neuron].any()
+                yield SingleWeight(one.neuron, one.dim, one.weight, one.times_median, gone)
+
+    def _pruned(self, bound: BoundStack, later: BoundStack | None, layer: int) -> np.ndarray | None:
+        """The last linear of a pruned MLP, or its mask, [row, column]; None where it has no mask."""
+        axis = mlp_axis(later or bound)
+        ((param,), *_) = axis.scale[layer:]
+        name = self.masks.find(param.name, bound.prefix) if self.masks else param.name
+        source = self.masks.source if self.masks else self.second
+        if name is None:
+            return None
+        assert source is not None
+        ((before,), *_) = mlp_axis(bound).scale[layer:]
+        if source.tensors[name].shape[param.axis] != self.model.tensors[before.name].shape[before.axis]:
+            raise BadInput("the pruned MLPs have fewer neurons, and which ones are left cannot be told from the files")
+        ((_, values),) = source.read([name])
+        return values.T if bound.stack.weight_is_in_by_out else values
 
     def _shapes(self, bound: BoundStack) -> dict[str, tuple[int, ...]]:
         """Shape of every parameter of the last operations; of masks alone, that of the mask."""
@@ -200,6 +241,8 @@ class _Check:
         by_name = {param.name: param for param in params}
         found = np.zeros(width, dtype=np.int64)
         for name, values in source.read(by_name):
+            if np.isnan(values).any():
+                raise BadFile(f"{source.name}: {name} holds NaN: the weights are damaged; fetch or train them again")
             found += per_dim_off(values == by_name[name].off, by_name[name])
         return found
 
@@ -258,6 +301,10 @@ class _Check:
 
     def _name(self, which: int) -> str:
         return (self.second or self.first).name if which else self.first.name
+
+
+def _place(one: Standing) -> Neuron:
+    return Neuron.parse(one.neuron)
 
 
 def _looks_like_masks(source: Checkpoint) -> bool:

@@ -37,7 +37,7 @@ from outlierlens.experiments.pruning.options import ProtectOptions, Tool, Which
 from outlierlens.experiments.pruning.removal import Cells
 from outlierlens.experiments.quantization.result import Quantized
 from outlierlens.options import FIND
-from outlierlens.results.document import Result, load
+from outlierlens.results.document import Provenance, Result, load, refuse_other_model
 from outlierlens.view.words import number_of_layers, runs
 
 TOOLS: tuple[Tool, ...] = get_args(Tool)
@@ -63,16 +63,22 @@ def protect(model: str, tool: Tool, options: ProtectOptions | None = None) -> Pr
     """A protect-list for `tool`, ready to paste.
 
     Raises:
-        BadInput: an unknown tool, layer or neuron, several streams and none named, or no outlier to protect.
+        BadInput: an unknown tool, layer or neuron, several streams and none named, no outlier to protect, or what was measured
+            is of another model.
     """
     if tool not in TOOLS:
         raise BadInput(f"unknown tool {tool!r}; lists are written for {', '.join(TOOLS)}")
     options = options or ProtectOptions()
-    said = None if options.measured is None else measured(load(options.measured), options.measured)
+    found = None if options.measured is None else load(options.measured)
+    said = None if found is None or options.measured is None else measured(found, options.measured)
     scan = options.scan
     with open_checkpoint(
         model, revision=scan.revision, subfolder=scan.subfolder, token=scan.token, offline=scan.offline
     ) as checkpoint:
+        stored = Provenance(checkpoint.name, checkpoint.header_digest())
+        refuse_other_model(
+            str(options.measured), found, [stored], f"measure this model: outlierlens plan {model} -o FILE"
+        )
         stacks = arch.stacks_for(checkpoint, options.scan.row)
         bound = arch.bind(stacks, checkpoint.tensors, checkpoint.config)
         if is_mlp(options.stack):

@@ -19,6 +19,7 @@ from outlierlens.detection.rules import layers_needed
 from outlierlens.errors import BadInput
 from outlierlens.options import check
 from outlierlens.results.document import Provenance, Result
+from outlierlens.statistics.words import no_interval
 from outlierlens.view.words import number_of_layers
 
 Scope = Literal["all", "outliers"]
@@ -86,6 +87,29 @@ class Hit:
 
 
 @dataclass(frozen=True)
+class SingleWeight:
+    """The largest weight of a neuron that an MLP's weights single out: what a super weight is, told from weights alone.
+
+    Attributes:
+        neuron: as "11:1229": its layer, and the column of the last linear. dim: the row.
+        times_median: how far the neuron can reach, over its block's median.
+        gone: whether pruning took it.
+    """
+
+    neuron: str
+    dim: int
+    weight: float
+    times_median: float
+    gone: bool
+
+    @property
+    def place(self) -> str:
+        """ "[507, 1229] of layer 11"."""
+        layer, _, column = self.neuron.partition(":")
+        return f"[{self.dim}, {column}] of layer {layer}"
+
+
+@dataclass(frozen=True)
 class StackCheck:
     """One residual stream.
 
@@ -99,6 +123,8 @@ class StackCheck:
         dims: columns of `share`: outliers, then the positions that lost most.
         share: [layer, column], share of a position's values that is gone, in [0, 1].
         kept: of a narrower stream, the position that each of the new ones was; empty otherwise.
+        weights: single weights that can carry a layer's output.
+        not_looked_at: why single weights were not looked for, "" where they were.
     """
 
     stack: str
@@ -117,6 +143,13 @@ class StackCheck:
     share: Annotated[np.ndarray, "layer column"]
     notes: tuple[str, ...] = ()
     kept: tuple[int, ...] = ()
+    weights: tuple[SingleWeight, ...] = ()
+    not_looked_at: str = ""
+
+    @property
+    def lost_weights(self) -> tuple[SingleWeight, ...]:
+        """Single weights that are gone."""
+        return tuple(one for one in self.weights if one.gone)
 
     @property
     def broken_outliers(self) -> tuple[int, ...]:
@@ -151,8 +184,8 @@ class PruneCheck(Result):
 
     @property
     def holds(self) -> bool:
-        """Whether no position within the scope is removed in too many layers."""
-        return not any(stack.breaks(self.rule.scope) for stack in self.stacks)
+        """Whether no position within the scope is removed in too many layers, and no single weight is gone."""
+        return not any(stack.breaks(self.rule.scope) or stack.lost_weights for stack in self.stacks)
 
     @property
     def failed(self) -> bool:
@@ -200,9 +233,12 @@ def _verdict(stack: StackCheck, rule: Removal, several: bool) -> str:
         spread = f"up to {worst}" if len(breaking) > 1 else str(worst)
         return (
             f"{where}broken: safe to prune except {', '.join(named)}{more}, removed in {spread} of {layers} "
-            f"(the constraint allows fewer than {stack.needed})"
+            f"(the constraint allows fewer than {stack.needed}); {_weights(stack)}"
         )
-    said = f"{where}holds: no {'outlier' if rule.scope == 'outliers' else 'position'} is removed in {limit} or more"
+    said = f"no {'outlier' if rule.scope == 'outliers' else 'position'} is removed in {limit} or more"
+    if stack.lost_weights:
+        return f"{where}broken: {_weights(stack)}; {said}"
+    said = f"{where}holds: {said}"
     hit = [one for one in stack.outliers if one.layers]
     if hit:
         named = [f"{one.dim} ({len(one.layers)})" for one in hit[:LISTED]]
@@ -211,7 +247,22 @@ def _verdict(stack: StackCheck, rule: Removal, several: bool) -> str:
         said += "; no outlier is removed in any layer"
     if rule.scope == "outliers" and stack.broken:
         said += f"; {len(stack.broken)} other positions are"
-    return said
+    return f"{said}; {_weights(stack)}"
+
+
+def _weights(stack: StackCheck) -> str:
+    """What became of the single weights."""
+    if stack.not_looked_at:
+        return f"single weights were not looked at ({stack.not_looked_at})"
+    lost, all_of = stack.lost_weights, len(stack.weights)
+    if lost:
+        named = ", ".join(one.place for one in lost[:LISTED]) + (" and more" if len(lost) > LISTED else "")
+        gone = f"the weight {named} is gone" if len(lost) == 1 else f"the weights {named} are gone"
+        return f"{gone}, which can carry a layer's output ({lost[0].times_median:,.0f} times its block's median)"
+    if not all_of:
+        return "no single weight stands out in the MLPs"
+    stay = "the one weight that can carry a layer's output stays"
+    return stay if all_of == 1 else f"all {all_of} weights that can carry a layer's output stay"
 
 
 @dataclass(frozen=True)
@@ -275,6 +326,8 @@ class PruneExperiment(Result):
         """One line: what may be pruned and what may not."""
         named = _few(self.dims)
         cost = f"{self.chosen.change:+.3f} {self.unit} with {self.forced:,} weights forced onto {named}"
+        if math.isnan(self.chosen.change_low):
+            return f"no verdict on {named}, for {no_interval(self.n_texts)}: {cost}"
         if self.worse:
             return f"safe to prune except {named}: {cost}, {self.magnitude.change:+.3f} by magnitude, same budget"
         return f"{named} can be pruned like others: {cost}, {self.magnitude.change:+.3f} by magnitude, same budget"

@@ -6,11 +6,16 @@ from outlierlens.ablation.damage import Condition
 from outlierlens.experiments.pruning.charts import prune_experiment, pruned_positions
 from outlierlens.experiments.pruning.result import PruneCheck, PruneExperiment, StackCheck
 from outlierlens.view.charts.base import begun
-from outlierlens.view.section import Cell, Change, FineShare, Interval, P, Rows, Section
+from outlierlens.view.section import Cell, Change, Count, FineShare, Interval, P, Rows, Section
 from outlierlens.view.words import number_of_layers
 
 LISTED = 40  # positions without `verbose`
 POSITIONS = ("position", "stream", "outlier", "removed in", "values gone", "breaks the constraint")
+SINGLES = ("weight", "stream", "value", "neuron × median", "gone")
+SINGLES_NOTE = (
+    "By weights alone: the largest weight of each neuron that can become 10 times its block's median (`scan --stack mlp`). "
+    "`detectors` finds such weights by what they do on a text."
+)
 CONTROLS = ("control", "draws", "median", "95th percentile", "mean", "rank p")
 
 
@@ -37,10 +42,18 @@ def _check(found: PruneCheck, verbose: bool) -> Section:
     left = len(records) - len(rows)
     note = f"And {left:,} more; --verbose and the result's file have all." if left else ""
     table = Rows("Outliers, and positions removed in too many layers", POSITIONS, rows, note)
+    singles = tuple(
+        (one.place, stack.stack, one.weight, Count(round(one.times_median)), one.gone)
+        for stack in found.stacks
+        for one in stack.weights
+    )
+    tables = (table, Rows("Single weights that can carry a layer's output", SINGLES, singles, SINGLES_NOTE))
     charts = tuple(
         pruned_positions(stack, found, name=f"prune-check-stream-{place}") for place, stack in enumerate(found.stacks)
     )
-    return Section("prune-check", f"Pruning: {found.after}", tuple(said), charts, (table,) if rows else ())
+    return Section(
+        "prune-check", f"Pruning: {found.after}", tuple(said), charts, tuple(one for one in tables if one.rows)
+    )
 
 
 def _stream(stack: StackCheck) -> str:

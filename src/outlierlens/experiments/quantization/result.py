@@ -15,6 +15,7 @@ import numpy as np
 
 from outlierlens.errors import pick
 from outlierlens.results.document import Provenance, Result
+from outlierlens.statistics.words import no_interval
 from outlierlens.view.words import these
 
 What = Literal["intact", "rounded", "kept", "random", "mixed", "smoothed"]
@@ -272,9 +273,12 @@ class Quantized(Result):
             parts.append(f"keeping {these(self.dims)} does not make up for {told}")
         if by["free"]:
             parts.append(f"{', '.join(one.scheme for one in by['free'])}: no cost that can be told, nothing to keep")
-        if rest := [one for one in self.roundings if one.says in ("unclear", "not tried")]:
-            told = ", ".join(f"{one.scheme} {signed(one.rounded.change)}" for one in rest)
-            parts.append(f"no verdict on {told}")
+        for says, why in (
+            ("unclear", no_interval(self.n_texts)),
+            ("not tried", "nothing random was kept; ask for --random 19"),
+        ):
+            if rest := [f"{one.scheme} {signed(one.rounded.change)}" for one in self.roundings if one.says == says]:
+                parts.append(f"{', '.join(rest)}: no verdict, for {why}")
         return f"{'; '.join(parts)} ({self.unit})"
 
     def rows(self) -> list[dict[str, Any]]:

@@ -76,6 +76,7 @@ def range_of(
         notes=(*loaded.notes, *reading.notes, *plain.notes()),
         keys=key_biases(LiveCheckpoint(loaded.model, name=loaded.name, config=loaded.config)) if options.cache else (),
         cache=plain.cache.rows() if plain.cache is not None else (),
+        never_fed=plain.never_fed(),
     )
 
 
@@ -172,6 +173,7 @@ class Pass:
     n_tokens: int = 0
     peaks: dict[tuple[str, str], "Tensor"] = field(init=False, default_factory=dict)
     tally: "Tally" = field(init=False)
+    fed: set[str] = field(init=False, default_factory=set)
     cache: "CacheErrors | None" = field(init=False, default=None)
     places: dict[str, "tuple[Place, ...]"] = field(init=False)
 
@@ -256,6 +258,8 @@ class Pass:
         def look(given: "Tensor", made: "Tensor") -> None:
             layer = place.layer or one.running
             name = one.stack.name
+            if given.numel():
+                self.fed.add(place.name)
             shown = self._as_rows(one.stack, given)
             for side, states in (("reads", given), ("gives", made)):
                 if (place.name, side) in self.watched:
@@ -282,6 +286,8 @@ class Pass:
         n_experts = self.loaded.model.get_parameter(name).shape[0]
 
         def look(expert: int, given: "Tensor", made: "Tensor") -> None:
+            if len(given):
+                self.fed.add(f"{name}, expert {expert}")
             for side, kind, states in zip(("reads", "gives"), kinds, (given, made), strict=True):
                 self.tally.add((one.stack.name, kind, one.running), name, states)
                 if (name, side) in self.watched and len(states):
@@ -365,11 +371,19 @@ class Pass:
     def _row(self, key: "Key", one: "Kept", word: str) -> TensorRange:
         from outlierlens.experiments.range.tally import below, median_of
 
-        row = TensorRange(*key, one.module, max(one.largest, 0.0), one.text, one.token, word, one.dim)
+        row = TensorRange(*key, one.module, max(one.largest, 0.0), one.text, one.token, word, one.dim, nan=one.nan)
         if one.counts is None:
             return row
         counts = one.counts.cpu().numpy()
         return replace(row, n_values=int(counts.sum()), median=median_of(counts), below=below(counts))
+
+    def never_fed(self) -> tuple[str, ...]:
+        """Modules, and experts of packed ones, that no token reached."""
+        of = self.loaded.model.get_parameter
+        names = [place.name for places in self.places.values() for place in places]
+        packed = dict.fromkeys(name for kinds in self.packed.values() for name in kinds)
+        experts = [f"{name}, expert {expert}" for name in packed for expert in range(of(name).shape[0])]
+        return tuple(name for name in dict.fromkeys((*names, *experts)) if name not in self.fed)
 
     def notes(self) -> tuple[str, ...]:
         """Kinds that this model has no module for."""

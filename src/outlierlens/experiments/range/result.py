@@ -64,7 +64,7 @@ class TensorRange:
     Attributes:
         stack: the stream it belongs to. kind: of `KINDS`. layer: "embeddings", "0", …, "final", "head".
         module: the module with the largest value; "" where the tensor is no module's own.
-        largest: the largest |x|; inf where a value was infinite or no number.
+        largest: the largest |x|; inf where a value was infinite or NaN. nan: whether any was NaN.
         text, token: number of the text and place in it, from 0; −1 where rows cannot be told (experts). word: the token.
         dim: dimension, neuron or token of the vocabulary; of q, k and v head × width + dimension; −1 of sums and products.
         n_values: values that `median` and `below` rest on; 0 where none were counted.
@@ -84,6 +84,7 @@ class TensorRange:
     n_values: int = 0
     median: float = math.nan
     below: dict[str, float] = field(default_factory=dict)
+    nan: bool = False
 
     def headroom(self, form: str) -> float:
         """Largest finite value of a format / largest |x|: below 1 it overflows; inf of zeros. Raises BadInput."""
@@ -105,7 +106,8 @@ class WeightRange:
     """The values of one stored tensor.
 
     Attributes:
-        name: in the checkpoint. stored: its type there. largest: the largest |w|. n_values: of all.
+        name: in the checkpoint. stored: its type there. largest: the largest |w| that is a number. n_values: of all.
+        nan: how many are NaN, which count nowhere else.
         over, below: how many overflow a format; how many are not 0 and below its smallest normal number; by format.
     """
 
@@ -115,6 +117,7 @@ class WeightRange:
     n_values: int
     over: dict[str, int]
     below: dict[str, int]
+    nan: int = 0
 
     def headroom(self, form: str) -> float:
         """As of `TensorRange`."""
@@ -183,6 +186,7 @@ class Ranges(Result):
         keys: of each layer with a key bias, with `weights` or `cache`.
         cache: relative errors of rounded keys and values, where asked for.
         skipped: {stored tensor: what packed it} of those whose values are not read.
+        never_fed: modules that no token reached, and experts as "NAME, expert 3": nothing is known of their ranges.
     """
 
     provenance: Provenance
@@ -200,6 +204,7 @@ class Ranges(Result):
     keys: tuple[KeyBias, ...] = ()
     cache: tuple[CacheError, ...] = ()
     skipped: dict[str, str] = field(default_factory=dict)
+    never_fed: tuple[str, ...] = ()
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -247,7 +252,7 @@ class Ranges(Result):
                 int8 = {"median": row.median, "int8_step": row.int8_step, "int8_coarseness": row.int8_coarseness}
                 yield {"texts": texts} | place | at | room | below | int8
         for one in self.weights:
-            flat = {"name": one.name, "stored": one.stored, "largest": one.largest, "n_values": one.n_values}
+            flat = {name: getattr(one, name) for name in ("name", "stored", "largest", "n_values", "nan")}
             for form in FORMATS:
                 flat[f"headroom_{form.name}"] = one.headroom(form.name)
                 flat |= {f"over_{form.name}": one.over[form.name], f"below_{form.name}": one.below[form.name]}

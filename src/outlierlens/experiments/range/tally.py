@@ -29,7 +29,7 @@ ROWS = 4096  # sampled vectors whose exponents are counted at once
 
 @dataclass
 class Kept:
-    """What is kept of one tensor: its largest |x| with its place, and how many sampled values lie in each bin [bin]."""
+    """What is kept of one tensor: its largest |x| with its place, sampled values by bin [bin], and whether any is NaN."""
 
     largest: float = -1.0
     text: int = -1
@@ -38,6 +38,7 @@ class Kept:
     dim: int = -1
     module: str = ""
     counts: Any = None
+    nan: bool = False
 
     def take(self, value: float, place: tuple[int, int, int, int], module: str) -> None:
         """Keep a value where it is larger, or as large and of an earlier text or token."""
@@ -66,6 +67,7 @@ class _Seen:
     row: "Tensor"
     dim: "Tensor"
     known: bool
+    nan: "Tensor"
 
 
 @dataclass
@@ -143,15 +145,16 @@ class Tally:
 
         assert self.rows is not None, "begin() comes first"
         self.found.setdefault(key, Kept())
-        sizes = sizes.float().nan_to_num(nan=math.inf, posinf=math.inf)
+        sizes = sizes.float()
         if known and rows is None:
             sizes = sizes.masked_fill(~self.rows.valid.flatten(), -1.0)
-        value, row = sizes.max(0)
+        nan = sizes.isnan().any()
+        value, row = sizes.nan_to_num(nan=math.inf, posinf=math.inf).max(0)
         dim = torch.full_like(row, -1)
         if flat is not None:
             vector = flat.index_select(0, row[None])[0].float().abs()
             dim = vector.nan_to_num(nan=math.inf, posinf=math.inf).argmax()
-        seen = _Seen(key, module, value, row if rows is None else rows[row], dim, known)
+        seen = _Seen(key, module, value, row if rows is None else rows[row], dim, known, nan)
         self._seen.append(seen)
         return seen
 
@@ -165,10 +168,12 @@ class Tally:
         if not seen:
             return
         values = torch.stack([one.value for one in seen]).tolist()
+        broken = torch.stack([one.nan for one in seen]).tolist()
         places = torch.stack([torch.stack([one.row, one.dim]) for one in seen]).tolist()
         width = rows.valid.shape[1]
         tokens = {name: numbers.cpu() for name, numbers in rows.tokens.items()}
-        for one, value, (row, dim) in zip(seen, values, places, strict=True):
+        for one, value, nan, (row, dim) in zip(seen, values, broken, places, strict=True):
+            self.found[one.key].nan |= nan
             if not one.known:
                 self.found[one.key].take(value, (-1, -1, -1, dim), one.module)
             elif value >= 0:

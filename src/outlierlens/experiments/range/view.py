@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from outlierlens.experiments.range.charts import ranges
 from outlierlens.experiments.range.result import FORMATS, KEY_ALARM, KINDS, KeyBias, Ranges, TensorRange, WeightRange
 from outlierlens.view.section import Cell, Count, FineShare, Rows, Section
-from outlierlens.view.words import number
+from outlierlens.view.words import listed, number
 
 NAME = "ranges"
 TIMES = tuple(f"{form.name} ×" for form in FORMATS)
@@ -20,6 +20,7 @@ CACHE_NOTE = (
     "‖rounded − x‖ / ‖x‖ of the median channel; 1: all of it is lost. Who shares a step: a token, a channel of a text, or all "
     "of a text."
 )
+LAST = {"embeddings": -1, "final": 10**6, "head": 10**6}  # before all layers, and after them
 SHOWN = 12  # stored tensors without --verbose
 NOTE = (
     "×: largest finite value of the format / largest |x|; below 1 it overflows. int8: one step with one scale for the whole "
@@ -71,7 +72,17 @@ def _verdict(form: str, room: float, more: str = "") -> str:
 
 def _sentences(found: Ranges) -> Iterator[str]:
     first, *others = (form.name for form in FORMATS)
+    if broken := [row for row in (*found.rows, *found.templated) if row.nan]:
+        at = min(broken, key=lambda row: int(row.layer) if row.layer.isdecimal() else LAST[row.layer])
+        more = f" and {len(broken) - 1:,} more tensors" if len(broken) > 1 else ""
+        yield f"NaN in the {_name(at)}{more}: such values count as infinite here, and nothing after them is to be relied on."
     yield f"{verdict(found, first)}."
+    if found.never_fed:
+        yield (
+            f"Never fed by these {found.inputs}: {listed(found.never_fed[:SHOWN])}"
+            f"{f' and {len(found.never_fed) - SHOWN:,} more' if len(found.never_fed) > SHOWN else ''}. Nothing is known of "
+            "their range."
+        )
     if found.inside:
         top = max(found.inside, key=lambda row: row.largest)
         room = top.headroom(first)
@@ -103,12 +114,16 @@ def _sampled(found: Ranges) -> str:
     return f"Maxima rest on all tokens; medians and shares on {which}, the median exact to within a quarter."
 
 
+def _name(row: TensorRange) -> str:
+    """ "MLP inner of layer 3"."""
+    where = {"embeddings": "after the embeddings", "final": "after the last layer", "head": ""}
+    name = " ".join(filter(None, (row.kind, where.get(row.layer, f"of layer {row.layer}"))))
+    return name if row.stack == "model" else f"{name} of the {row.stack}"
+
+
 def _place(row: TensorRange) -> str:
     """ "MLP inner of layer 3, neuron 12, token “.” of text 5"."""
-    where = {"embeddings": "after the embeddings", "final": "after the last layer", "head": ""}
-    parts = [" ".join(filter(None, (row.kind, where.get(row.layer, f"of layer {row.layer}"))))]
-    if row.stack != "model":
-        parts[0] = f"{parts[0]} of the {row.stack}"
+    parts = [_name(row)]
     if row.dim >= 0:
         parts.append(f"{'neuron' if row.kind in ('gate/up', 'MLP inner') else 'dimension'} {row.dim}")
     if row.text >= 0:
@@ -143,7 +158,7 @@ def _all_cells(row: TensorRange) -> tuple[Cell, ...]:
 
 
 def _where(row: TensorRange) -> tuple[Cell, ...]:
-    return (row.kind, row.layer, row.largest, row.word or None, None if row.dim < 0 else row.dim)
+    return (row.kind, row.layer, "NaN" if row.nan else row.largest, row.word or None, None if row.dim < 0 else row.dim)
 
 
 def _below(row: TensorRange, *forms: str) -> Iterator[Cell]:
@@ -175,6 +190,9 @@ def _of_weights(found: Ranges) -> Iterator[str]:
             "precision, to look at them. Of the other tensors:"
         )
     top = max(found.weights, key=lambda one: one.largest)
+    if broken := [one for one in found.weights if one.nan]:
+        more = f" and of {len(broken) - 1:,} more tensors" if len(broken) > 1 else ""
+        yield f"NaN: {broken[0].nan:,} of {broken[0].n_values:,} values of {broken[0].name}{more}; the weights are damaged."
     for form in FORMATS:
         n_over = sum(one.over[form.name] for one in found.weights)
         n_below = sum(one.below[form.name] for one in found.weights)
@@ -201,7 +219,7 @@ def _weights(found: Ranges, verbose: bool) -> Rows:
 def _weight(one: WeightRange) -> tuple[Cell, ...]:
     room = (one.headroom(form.name) for form in FORMATS)
     counts = (Count(of[form]) for of in (one.over, one.below) for form in ("fp16", "e4m3"))
-    return (one.name, one.stored, one.largest, *room, *counts)
+    return (one.name, one.stored, "NaN" if one.nan else one.largest, *room, *counts)
 
 
 def _keys_said(found: Ranges) -> Iterator[str]:

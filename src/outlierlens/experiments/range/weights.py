@@ -19,7 +19,7 @@ def weight_ranges(
 ) -> tuple[WeightRange, ...]:
     """Every tensor of floating-point values, as the checkpoint holds them; codes with scales as they are multiplied out.
 
-    A value that is no number counts as infinite: it overflows every format.
+    NaN is counted apart: it is no size.
 
     Raises:
         BadInput: there is no such tensor.
@@ -47,17 +47,18 @@ def packed_tensors(checkpoint: Checkpoint) -> dict[str, str]:
 
 def _weight_range(checkpoint: Checkpoint, name: str) -> WeightRange:
     info = checkpoint.tensors[name]
-    largest, n_values = 0.0, 0
+    largest, n_values, nan = 0.0, 0, 0
     over = {form.name: 0 for form in FORMATS}
     below = dict(over)
     for values in _blocks(checkpoint, name):
-        size = np.nan_to_num(np.abs(values), nan=np.inf, posinf=np.inf)
+        nan += int(np.isnan(values).sum())
+        size = np.nan_to_num(np.abs(values), nan=0.0, posinf=np.inf)
         largest = max(largest, float(size.max(initial=0.0)))
         n_values += size.size
         for form in FORMATS:
             over[form.name] += int((size > form.largest).sum())
             below[form.name] += int(((size > 0) & (size < form.smallest_normal)).sum())
-    return WeightRange(name, info.dtype, largest, n_values, over, below)
+    return WeightRange(name, info.dtype, largest, n_values, over, below, nan)
 
 
 def _blocks(checkpoint: Checkpoint, name: str) -> Iterator[np.ndarray]:

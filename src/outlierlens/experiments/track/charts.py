@@ -123,10 +123,11 @@ def norm_panel(
     spread = np.asarray(track.scale_range if part == "scale" else track.bias_range)
     named = named_dims(track) if named is None else named
     where = f"{track.site}, layer {track.layer}"
-    reading = f"Each line is one dimension's {part} in {where}{choice_words(track, named)}; " + named_words(
-        track, values, named, part
+    what = track.scale_name if part == "scale" else part
+    reading = f"Each line is one dimension's {what} in {where}{choice_words(track, named)}; " + named_words(
+        track, values, named, what
     )
-    words = _Words(name or f"emergence-{part}", f"{part.capitalize()} of {where}", part, reading)
+    words = _Words(name or f"emergence-{part}", f"{what.capitalize()} of {where}", what, reading)
     return _lines(track, values, spread, named, words)
 
 

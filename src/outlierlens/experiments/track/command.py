@@ -21,7 +21,7 @@ def run(session: Session, options: TrackCall) -> None:
 
     how = replace(
         options.how, row=source.row, subfolder=source.subfolder, token=source.token, offline=source.offline,
-        progress=session.progress,
+        progress=session.progress, notice=session.notice,
     )  # fmt: skip
     found, scan = track_and_scan(options.checkpoints, how, command=session.command)
     written = []

@@ -215,11 +215,7 @@ def _thinned(curve: Curve) -> Curve:
 def _notes(path: Trajectory, loss_name: str, left_out: int) -> tuple[str, ...]:
     notes = []
     if not path.has_bias:
-        notes.append(f"{path.site} is followed by its scale alone: the rule rests on it")
-    if path.view == "reading":
-        notes.append(
-            f"the blocks do not end in a norm: {path.site} scales what is read, and its z is a view of its own"
-        )
+        notes.append(f"{path.site} has no bias here: the rule rests on the scale alone")
     if path.n_steps < MIN_POINTS:
         notes.append(f"{path.n_steps} checkpoints are too few for a change point; it takes {MIN_POINTS}")
     if not path.curves:
@@ -239,7 +235,7 @@ def last_scan(path: Trajectory, track: Track) -> Scan:
     stack = StackScan(
         stack=path.stack,
         site=path.site,
-        measure="scale of the norm",
+        measure=track.measure,
         norm_site=path.norm_site,
         n_layers=path.n_layers,
         n_run=path.n_layers,

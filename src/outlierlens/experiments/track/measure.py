@@ -6,7 +6,7 @@
     found = track(["mini-bert"])                             # those of the packaged sample
     [(one.dim, one.step) for one in found.outliers]
 
-Of every checkpoint the header and the norm vectors of one stream are read, unless hidden states of a text are wanted.
+Of every checkpoint it reads what `scan` reads: the header, and what ends the blocks of one stream. With a text, all of it.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from outlierlens.checkpoints import Checkpoint, open_checkpoint
 from outlierlens.checkpoints.samples import recorded_norms
 from outlierlens.data.texts import Texts
 from outlierlens.detection.rules import Measured
-from outlierlens.detection.scan.measure import Site, measure
+from outlierlens.detection.scan.measure import ScanOptions, Site, check_size, measure, sites_of
 from outlierlens.detection.scan.result import Scan
 from outlierlens.errors import BadFile, BadInput, UnknownArchitecture, UnknownModel
 from outlierlens.experiments.track.emergence import last_scan, summarize
@@ -30,7 +30,7 @@ from outlierlens.experiments.track.options import TrackOptions
 from outlierlens.experiments.track.result import Track
 from outlierlens.results.document import Provenance
 from outlierlens.training.run_files import Saved, find_log, find_saved, loss_curves, read_log
-from outlierlens.training.trajectory import Trajectory, default_view, no_bias, no_states, tracked_site
+from outlierlens.training.trajectory import Trajectory, no_bias, no_states, tracked_site
 
 if TYPE_CHECKING:
     from outlierlens.training.watch_probe import Activations
@@ -118,7 +118,7 @@ def _run_name(path: str) -> str:
 
 
 def _read_all(names: list[str], options: TrackOptions) -> _Read:
-    """The norm vectors of every checkpoint: THE loop."""
+    """Scale and bias of every checkpoint: THE loop."""
     saved = find_saved(names, revisions=options.revisions, steps=options.steps)
     first: Site | None = None
     kept: list[tuple[Saved, Measured]] = []
@@ -131,6 +131,10 @@ def _read_all(names: list[str], options: TrackOptions) -> _Read:
         try:
             with _open(one, options) as checkpoint:
                 site = _site(checkpoint, options)
+                if not kept:
+                    limit = ScanOptions(max_read=options.max_read, notice=options.notice)
+                    each = f" in each of {len(saved)} checkpoints"
+                    check_size(checkpoint, [site], limit, instead=_by_norms(site), each=each)
                 measured, _ = measure(checkpoint, site, hashlib.sha256())
                 bytes_read, total = bytes_read + checkpoint.bytes_read, total + checkpoint.total_bytes
             shown = [_activations(one, site, options)] if options.text else []
@@ -157,7 +161,7 @@ def _read_all(names: list[str], options: TrackOptions) -> _Read:
         stack=first.stack.name,
         site=first.name,
         norm_site=first.stack.stack.norm_site,
-        view=default_view(first.stack),
+        view=first.view,
         steps=np.array([one.step for one, _ in kept]),
         scale=np.stack([measured.scale for _, measured in kept]),
         bias=np.stack([m.bias for _, m in kept if m.bias is not None]) if biased else no_bias(),
@@ -189,11 +193,16 @@ def _site(checkpoint: Checkpoint, options: TrackOptions) -> Site:
     return tracked_site(bound[names.index(options.stack)] if options.stack else bound[0], options.norm)
 
 
+def _by_norms(site: Site) -> str:
+    """What the refusal of a large read adds: a norm that can be followed instead."""
+    return next((f", or follow a norm alone: --norm {one.name}" for one in sites_of(site.stack, "reading")), "")
+
+
 def _same(first: Site, site: Site, before: tuple[Saved, Measured], now: tuple[Saved, Measured]) -> None:
     """Raise BadInput unless two checkpoints can belong to one run."""
     shapes = [" × ".join(map(str, one[1].scale.shape)) for one in (before, now)]
     biases = ["there" if one[1].bias is not None else "absent" for one in (before, now)]
-    for what, a, b in (("norm", first.name, site.name), ("layers × dimensions", *shapes), ("bias", *biases)):
+    for what, a, b in (("last operation", first.name, site.name), ("layers × dimensions", *shapes), ("bias", *biases)):
         if a != b:
             raise BadInput(
                 f"{now[0].name} is not of the same run as {before[0].name}: its {what} is {b}, not {a}; leave it out"

@@ -8,6 +8,7 @@ from typing import Annotated
 from annotated_types import Ge
 
 from outlierlens.detection.rules import Rule
+from outlierlens.detection.scan.measure import MAX_READ
 from outlierlens.options import Flag, Flat, check
 
 
@@ -43,11 +44,13 @@ class TrackOptions:
     stack: str | None = None
     """Which stream, where there are several: encoder, decoder."""
     norm: str | None = None
-    """Pre-norm blocks: which reading norm. Default: the first."""
+    """Follow this norm of pre-norm blocks instead of the weights that write to the stream."""
     text: str = ""
     """Record this text's hidden states: loads every checkpoint whole."""
     skip_damaged: bool = False
     """Leave out checkpoints that cannot be read, with a note."""
+    max_read: Annotated[int, Flag(read="options.read:parse_bytes", words="500MB")] = MAX_READ
+    """Refuse to read more than this of one checkpoint."""
     row: Annotated[Path | str | None, Flag(hidden=True)] = None
     """What describes the architecture: a TOML file, or the name of a family."""
     subfolder: Annotated[str, Flag(hidden=True)] = ""
@@ -58,6 +61,8 @@ class TrackOptions:
     """Never use the network."""
     progress: Annotated[Callable[[str, int, int], None] | None, Flag(hidden=True)] = None
     """Called with a label, the number done and the number in all."""
+    notice: Annotated[Callable[[str], None] | None, Flag(hidden=True)] = None
+    """Called with a line that says what will be read, before more than norm vectors is."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from outlierlens.detection.rules import Passes, Rule
+from outlierlens.detection.scan.measure import measure_name
 from outlierlens.results.document import Provenance, Result
 from outlierlens.statistics import SIGNIFICANT
-from outlierlens.training.trajectory import Curve, no_states
+from outlierlens.training.trajectory import Curve, is_norm, no_states
 
 # Of the loss curves that may have been logged, the one that a plateau is looked for in: the first of these.
 LOSSES = ("eval_loss", "loss")
@@ -128,7 +129,7 @@ class Emergence:
 
 @dataclass(frozen=True)
 class Track(Result):
-    """The norms of one stream over training, trimmed to what is worth drawing, and what is read off them.
+    """What ends the blocks of one stream, over training, trimmed to what is worth drawing, and what is read off them.
 
     Attributes:
         source: "checkpoints", "revisions" or "watch rows".
@@ -139,7 +140,7 @@ class Track(Result):
         layer: the layer whose values `scale` and `bias` hold.
         dims: dimensions of the columns of `scale`, `bias`, `states` and `tokens`: all, or those followed and an even choice by
             rank of the rest.
-        scale, bias: [step, column]; bias is (0, 0) where the norm has none.
+        scale, bias: [step, column]; bias is (0, 0) where there is none.
         scale_range, bias_range: smallest and largest value over all dimensions, [step, 2].
         z_scale, z_bias: mean over layers of |z|, [step, followed], in the order of `emergences`.
         layers_scale, layers_bias: number of layers past n_sigma, [step, followed].
@@ -183,13 +184,27 @@ class Track(Result):
     notes: tuple[str, ...] = ()
 
     @property
+    def measure(self) -> str:
+        """What the scale is, as `scan` calls it."""
+        return measure_name(is_norm=is_norm(self.norm_site, self.view))
+
+    @property
+    def scale_name(self) -> str:
+        """The scale in a sentence."""
+        return "scale" if is_norm(self.norm_site, self.view) else "weight norm"
+
+    def part_name(self, one: Emergence) -> str:
+        """The part that passes first for a dimension, in a sentence."""
+        return "bias" if one.passes == "bias" else self.scale_name
+
+    @property
     def followed(self) -> tuple[int, ...]:
         """The followed dimensions, in the order of `emergences`."""
         return tuple(emergence.dim for emergence in self.emergences)
 
     @property
     def has_bias(self) -> bool:
-        """Whether the norm has a bias."""
+        """Whether there is a bias."""
         return self.bias.size > 0 and self.z_bias.size > 0 and self.layers_bias.size > 0
 
     @property

@@ -91,7 +91,7 @@ def track_sentences(track: Track) -> tuple[str, ...]:
     passing = sorted((one for one in track.emergences if one.step is not None), key=lambda one: one.step or 0)
     said = list(_who(track, passing))
     emerged = [one for one in passing if one.after is not None]
-    said += [sentence for one in (emerged or passing[:1])[:SAID] for sentence in _when(one)]
+    said += [sentence for one in (emerged or passing[:1])[:SAID] for sentence in _when(track, one)]
     said += list(_signs(track, passing))
     return tuple(said)
 
@@ -99,6 +99,7 @@ def track_sentences(track: Track) -> tuple[str, ...]:
 def _who(track: Track, passing: list[Emergence]) -> Iterator[str]:
     first, last = int(track.steps[0]), int(track.steps[-1])
     span = f"{len(track.steps)} recorded steps from {first:,} to {last:,}"
+    span += f" of {track.site}" if track.view == "reading" else ""
     sigma, share = track.rule.sigmas, track.rule.percent
     if not passing:
         yield f"Over {span} no dimension comes to stand {sigma} out in {share} of the layers."
@@ -109,25 +110,25 @@ def _who(track: Track, passing: list[Emergence]) -> Iterator[str]:
         return
     whole = [one.dim for one in track.outliers]
     if whole:
-        what = "scale and bias" if track.has_bias else "scale"
+        what = f"{track.scale_name} and bias" if track.has_bias else track.scale_name
         many = "dimension" if len(whole) == 1 else "dimensions"
         out = f"{sigma} out in {share} of the layers or more, for {what}"
         came = any(one.after is not None for one in track.outliers)
         verb = "came to stand" if came else ("stands" if len(whole) == 1 else "stand") + " from the first of them on"
         yield f"Over {span}, {many} {listed(whole)} {verb} {out}."
     else:
-        dims = [f"{one.dim} ({one.passes} alone)" for one in passing]
+        dims = [f"{one.dim} ({track.part_name(one)} alone)" for one in passing]
         stand = "stands" if len(dims) == 1 else "stand"
         yield (
-            f"Over {span} no dimension passes for scale and bias both; {listed(dims)} {stand} {sigma} out in {share} "
-            "of the layers or more."
+            f"Over {span} no dimension passes for {track.scale_name} and bias both; {listed(dims)} {stand} {sigma} out in "
+            f"{share} of the layers or more."
         )
     gone = [one.dim for one in track.emergences if one.passes == "neither" and one.seen]
     if gone:
         yield f"{listed(gone)} did so at some step and fell back."
 
 
-def _when(one: Emergence) -> Iterator[str]:
+def _when(track: Track, one: Emergence) -> Iterator[str]:
     assert one.step is not None
     between = f" (not yet at step {one.after:,})" if one.after is not None else " (already at the first recorded step)"
     flicker = one.seen and one.after is not None and one.seen[0] < one.step
@@ -135,7 +136,7 @@ def _when(one: Emergence) -> Iterator[str]:
     text += f", for the first time at step {one.seen[0]:,}" if flicker else ""
     onset = one.leaves
     if one.after is not None and onset is not None:
-        part = "bias" if one.passes == "bias" else "scale"
+        part = track.part_name(one)
         if onset.sure:
             text += (
                 f"; its {part} starts to leave at step {onset.step:,} (95 % interval {onset.low:,} to {onset.high:,})"
