@@ -192,12 +192,12 @@ class DamageView:
 
 def _damage_view(damage: Damage, chart: Chart) -> DamageView:
     counts = tuple({kind: sum(b.kind == kind for b in f.blanks) for kind in SIGNS} for f in damage.fills)
-    tables = list(compared(damage))
+    tables, kinds = list(compared(damage)), control_kinds(damage)
     if damage.controls:
-        title, note = "Against controls of the same size", CONTROLS.format(unit=damage.unit, kinds=control_kinds(damage))
-        tables[0] = replace(tables[0], title=title, note=note)
+        note = CONTROLS.format(unit=damage.unit, kinds=kinds)
+        tables[0] = replace(tables[0], title="Against controls of the same size", note=note)
     said = (_titled(damage.fills), counts, _titled(damage.continuations))
-    return DamageView(damage, chart, *said, tuple(tables), control_kinds(damage))
+    return DamageView(damage, chart, *said, tuple(tables), kinds)
 
 
 def _titled(said: tuple[Any, ...]) -> tuple[tuple[Any, str, str], ...]:
