@@ -86,8 +86,8 @@ def _masked(tokenizer: Any, text: str, start: int, length: int) -> Exercise | No
     for i, (begin, end) in enumerate(offsets):
         # The bytes of one letter share a span, which then is the first one's; "[SEP]" may be written in the text itself.
         if begin >= last and words[i] is not None and ids[i] not in special and (word := text[begin:end].strip()):
-            begin = text.index(word, begin)  # the space before a word is the text's
-            spans[i] = begin, begin + len(word)
+            starts = text.index(word, begin)  # the space before a word is the text's
+            spans[i] = starts, starts + len(word)
             last = end
     # Whole words of one token only: a blank then stands for one word.
     whole = [
