@@ -184,7 +184,7 @@ def keep(claim: Claim, made: dict[str, Any], about: dict[str, Any]) -> None:
 
 def rewrite(claim: Claim, before: dict[str, Any], made: dict[str, Any]) -> None:
     """Put the new numbers into the pages where the old sentences stand; what cannot be placed is left to `missing`."""
-    for (page, old), (_, new) in zip(claim.sentences(before), claim.sentences(made), strict=True):
+    for (page, old), (_, new) in zip(claim.sentences(before), claim.sentences(made), strict=False):
         if old == new:
             continue
         text, olds, news = read(page), old.split(), new.split()
