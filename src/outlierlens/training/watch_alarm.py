@@ -31,9 +31,7 @@ NEAR = 0.85  # of n_sigma
 AHEAD = 3  # records
 HALF_SPENT = 20  # records after which half of the rate is spent
 # benchmarks/watch_alarm.py on twelve short trainings
-MEASURED = (
-    "an early warning is no forecast: of twelve ordinary small trainings 11 raised one, and 5 of 26 came true within 200 steps"
-)
+MEASURED = "an early warning is no forecast: of twelve ordinary small trainings 11 raised one, and 5 of 26 came true within 200 steps"
 BEFORE = 2  # records before the first alarm: a training begins with norms that do not spread at all
 
 
@@ -68,8 +66,8 @@ class Alarm:
         where = f"{self.stack}: " if self.stack else ""
         return (
             f"step {self.step:,}: {where}dimension {self.dim} nears the threshold in the {self.kind}: |z| is "
-            f"{self.strength:.1f} in enough layers and grows by {self.pace:.1f} a record (mean z {self.mean_z:+.1f}; beyond chance from "
-            f"{self.boundary:.1f})"
+            f"{self.strength:.1f} in enough layers and grows by {self.pace:.1f} a record (mean z {self.mean_z:+.1f}; beyond "
+            f"chance from {self.boundary:.1f})"
         )
 
 

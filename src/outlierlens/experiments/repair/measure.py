@@ -211,7 +211,7 @@ def _best_balance(loaded: LoadedModel, seen: Seen, check: Check) -> "list[tuple[
     return found
 
 
-def stays_wide(loaded: LoadedModel, fit: str) -> tuple[str, ...]:
+def stays_wide(loaded: LoadedModel, fit: str | None) -> tuple[str, ...]:
     """What transformers keeps in float32 where it loads the model in float16, while here all of it is cast."""
     wide = getattr(loaded.model, "_keep_in_fp32_modules", None)
     if fit != "fp16" or not wide:

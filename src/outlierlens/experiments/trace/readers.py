@@ -76,8 +76,8 @@ def read_by(
     drawn = [dim for (dim,) in random_sets(width, 1, n=n_random, seed=seed, other_than=(carried.dim,))]
     states = states_at(model, batches, carried.place, [carried.dim, *drawn])
     mean = carried.means[:, carried.dim]
-    at = dict.fromkeys(states, mean)
-    plan: list[Move | None] = [None, Move(carried.dim, at), Move(carried.dim, at, elsewhere=True)]
+    means = dict.fromkeys(states, mean)
+    plan: list[Move | None] = [None, Move(carried.dim, means), Move(carried.dim, means, elsewhere=True)]
     plan += [
         Move(dim, {text: values[:, column] + mean - values[:, 0] for text, values in states.items()})
         for column, dim in enumerate(drawn, 1)
