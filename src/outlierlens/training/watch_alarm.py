@@ -31,7 +31,10 @@ NEAR = 0.85  # of n_sigma
 AHEAD = 3  # records
 HALF_SPENT = 20  # records after which half of the rate is spent
 # benchmarks/watch_alarm.py on twelve short trainings
-MEASURED = "an early warning is no forecast: of twelve ordinary small trainings 11 raised one, and 5 of 26 came true within 200 steps"
+MEASURED = (
+    "an early warning is no forecast: of twelve ordinary small trainings 11 raised one, and 5 of 26 came true within 200 "
+    "steps"
+)
 BEFORE = 2  # records before the first alarm: a training begins with norms that do not spread at all
 
 
