@@ -4,6 +4,7 @@
     OMP_NUM_THREADS=1 python benchmarks/coverage.py DIR --data FILE                      # a small model, 50 seeds
     python benchmarks/coverage.py DIR --data FILE --matrix changes.npz --first 8 12 16   # measure once, try first looks
     python benchmarks/coverage.py --bulk --seeds 200                                     # simulated: the bulk, 4 populations
+    python benchmarks/coverage.py DIR --off 507 --data FILE --limit 400                  # one real dimension, texts drawn again
 
 Simulated texts are drawn anew in every trial, and the true value is that of endlessly many. What says nothing (*not settled*,
 or measured on all texts) does not count as covered; how often that is stands beside. Every share has its Monte Carlo error.
@@ -235,6 +236,45 @@ def means(trials: int) -> bool:
     return good
 
 
+def real_means(given: argparse.Namespace) -> bool:
+    """The interval of a mean over 8, 16, 32 and 64 texts, drawn again from those of a model with dimensions off."""
+    from outlierlens.data.texts import Texts, read_texts
+    from outlierlens.experiments.disable.measure import disable
+    from outlierlens.experiments.disable.options import DisableOptions
+    from outlierlens.models.load import LoadOptions, load_model
+    from outlierlens.tasks.base import TaskOptions
+
+    if not (given.matrix and given.matrix.exists()):
+        read = read_texts(given.data)
+        lines = tuple(text for text in read.texts if len(text.split()) > given.min_words)
+        options = DisableOptions(
+            n_random=0, n_matched=0, passage=lines[0], task=TaskOptions(blocks=True, max_length=given.max_length)
+        )
+        found = disable(
+            load_model(given.model, LoadOptions(dtype="float32", offline=True)),
+            Texts(read.source, lines[: given.limit], read.column),
+            given.off,
+            options,
+        )
+        changes = np.subtract(found.chosen.score.per_text, found.intact.score.per_text)
+        if given.matrix:
+            np.savez(given.matrix, changes=changes)
+    else:
+        with np.load(given.matrix) as kept:
+            changes = kept["changes"]
+    truth, random = changes.mean(), np.random.default_rng(0)
+    print(f"{given.off} off: {truth:+.3f} on {len(changes)} texts, standard deviation {changes.std(ddof=1):.2f}")
+    good = True
+    for n in (8, 16, 32, 64):
+        drawn = changes[random.integers(0, len(changes), (given.trials, n))]
+        ends = np.array([mean_interval(values) for values in drawn])
+        said = ends[:, 0] < ends[:, 1]
+        held = (ends[said, 0] <= truth) & (truth <= ends[said, 1])
+        low, high = np.percentile(drawn.mean(1), [2.5, 97.5])
+        good &= _line(f"{n} texts", held, float(said.mean()), f"; means {low:+.2f} to {high:+.2f}")
+    return good
+
+
 def simulated_sweep(trials: int, n_texts: int = 800, n_units: int = 32) -> bool:
     """The adaptive sweep of units that are all of one case, with tolerances that want about 24, 96 and 300 texts."""
     good = True
@@ -386,6 +426,7 @@ def main() -> int:
     arguments.add_argument("--means", action="store_true", help="simulated: the means alone")
     arguments.add_argument("--bulk", action="store_true", help="simulated: ordinary dimensions and few strong ones")
     arguments.add_argument("--each", action="store_true", help="no bulk: every dimension has an interval of its own")
+    arguments.add_argument("--off", type=int, nargs="+", help="of a model: the mean change with these dimensions off")
     arguments.add_argument("--data", default="excerpt", help="file of texts")
     arguments.add_argument("--min-words", type=int, default=70, help="only lines of more words")
     arguments.add_argument("--max-length", type=int, default=128)
@@ -419,6 +460,8 @@ def main() -> int:
         if not given.means:
             shown += [simulated_sweep(max(2, given.trials // 100)), winner(max(2, given.trials // 20))]
         return 0 if all(shown) else 1
+    if given.off:
+        return 0 if real_means(given) else 1
     if given.matrix and given.matrix.exists():
         with np.load(given.matrix) as kept:
             matrix = Matrix(kept["changes"], kept["gradients"], kept["weights"])

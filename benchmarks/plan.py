@@ -2,10 +2,12 @@
 
     OMP_NUM_THREADS=1 python benchmarks/plan.py greedy mini-planted --data reviews --limit 64 --rows DIR
     OMP_NUM_THREADS=1 python benchmarks/plan.py nulls --draws 200
+    OMP_NUM_THREADS=1 python benchmarks/plan.py columns smollm2-135m --data FILE --limit 96 --max-length 64
 
 `greedy` runs both with the same texts: the plan as the command makes it, and every entry at every step on all texts that
 nominate (`exact`). What is measured is appended to DIR, so a run that was cut off goes on. `nulls` plans tiny models of random
-weights, drawn alike, in which nothing was planted.
+weights, drawn alike, in which nothing was planted. `columns` searches nothing: it keeps 1, 4 and 16 columns of every linear,
+those with the largest |x|, and measures each on the texts that judge a plan.
 """
 
 import argparse
@@ -50,6 +52,36 @@ def greedy(asked: argparse.Namespace) -> None:
         f"gives back {regained[0] / regained[1]:.1%} of what the exhaustive choice does, "
         f"with 1/{exhaustive.evaluations / ours.evaluations:.1f} of its evaluations"
     )
+
+
+def columns(asked: argparse.Namespace) -> None:
+    """Print what is left of the cost of rounding with few columns of every linear kept, on the texts that judge."""
+    from outlierlens.ablation.bench import Steps
+    from outlierlens.data.texts import read_texts
+    from outlierlens.experiments.plan.measure import _Study
+    from outlierlens.experiments.plan.mixed import mixed
+    from outlierlens.experiments.plan.options import PlanOptions
+    from outlierlens.models.load import load_model
+    from outlierlens.statistics.means import ratio_interval
+    from outlierlens.tasks.base import TaskOptions
+
+    loaded, texts = load_model(asked.model), read_texts(asked.data, limit=asked.limit)
+    options = PlanOptions(scheme=asked.scheme, task=TaskOptions(max_length=asked.max_length))
+    study = _Study(loaded, texts, options, Steps(None, 0))
+    judging = list(study.split.judging)
+    weights, intact = study.weights[judging], study.intact[judging]
+    with mixed(loaded, study.places, study.recipe, bits=options.bits, stack=study.stack.name) as study.model:
+        plain = study.judging([])
+        for entries in ([], *([(name, what)] for name, what in study.entries if name == "every linear")):
+            one, back = study.judged(str(entries), entries), (plain - study.judging(entries)) * weights
+            cost = (plain - intact) * weights
+            low, high = ratio_interval(back, cost)
+            print(
+                f"{entries[0][1] if entries else 'nothing'} of every linear: {one.share:.3%} of the weights; "
+                f"{one.change:+.4f} ({one.change_low:+.4f} to {one.change_high:+.4f}); "
+                f"gives back {back.sum() / cost.sum():.1%} ({low:.1%} to {high:.1%})",
+                flush=True,
+            )
 
 
 def nulls(asked: argparse.Namespace) -> None:
@@ -106,8 +138,14 @@ def main() -> None:
     two = parts.add_parser("nulls")
     two.add_argument("--draws", type=int, default=200)
     two.add_argument("--tolerance", type=float, default=0.01)
+    three = parts.add_parser("columns")
+    three.add_argument("model")
+    three.add_argument("--data", default="excerpt")
+    three.add_argument("--limit", type=int, default=96)
+    three.add_argument("--max-length", type=int, default=64)
+    three.add_argument("--scheme", default="int8-tensor/int8-tensor")
     asked = parser.parse_args()
-    {"greedy": greedy, "nulls": nulls}[asked.part](asked)
+    {"greedy": greedy, "nulls": nulls, "columns": columns}[asked.part](asked)
 
 
 if __name__ == "__main__":

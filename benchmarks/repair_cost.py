@@ -1,9 +1,10 @@
-"""What rounding costs before and after a repair: as it is, `--fit int8`, the same factors elsewhere, `--rotate`, both.
+"""What rounding costs before and after a repair: as it is, `--fit int8`, the same factors elsewhere, `--rotate`, both, and
+`--rotate` with the factors elsewhere.
 
     OMP_NUM_THREADS=1 python benchmarks/repair_cost.py ./model --limit 32 --max-length 64 -o cost.jsonl
 
-The control has factors of the same sizes in each linear, on random neurons of which none is spiky (16 times the median neuron
-or more): they must not help. All copies give the outputs of the model in float32, so that their cost is held against one intact
+A control has factors of the same sizes in each linear, on random neurons of which none is spiky (16 times the median neuron or
+more). All copies give the outputs of the model in float32, so that their cost is held against one intact
 loss. A line is appended for each copy and scheme, and a rerun goes on.
 
 Weights read from a 4-bit file lie on its grid, which flatters what is not turned where they are rounded to 4 bits. `--off-grid`
@@ -109,7 +110,10 @@ def copies(loaded: Any, texts: Any, how: argparse.Namespace) -> Iterator[tuple[s
     for seed in range(how.controls):
         yield f"control {seed}", lambda open_, seed=seed: fit(open_, intact(), seed)
     yield "--rotate", turn
-    yield "--rotate --fit int8", lambda open_: turn(open_) and fit(open_, fitted(loaded, check))
+    turned = functools.cache(lambda: fitted(loaded, check))  # called while the model is turned
+    yield "--rotate --fit int8", lambda open_: turn(open_) and fit(open_, turned())
+    for seed in range(how.controls):
+        yield f"--rotate control {seed}", lambda open_, seed=seed: turn(open_) and fit(open_, turned(), seed)
 
 
 def main() -> None:

@@ -6,7 +6,8 @@
 An emergence is a dimension that leaves 3 sigma after the first record and is past it for three records in a row at some
 time; it must be announced before its first record past 3 sigma. Clean runs are made of the
 recorded ones: each layer's dimensions shuffled, all its records together, which takes away what layers share and leaves
-all else; those in which nothing leaves count. Processor time of the test is per record.
+all else; those in which nothing leaves count. An alarm comes true where its dimension leaves within `--within` steps. Processor
+time of the test is per record.
 """
 
 import argparse
@@ -62,10 +63,11 @@ def main() -> None:
     parser.add_argument("rows", nargs="+", type=Path)
     parser.add_argument("--rate", type=float, default=0.1)
     parser.add_argument("--shuffles", type=int, default=20)
+    parser.add_argument("--within", type=int, default=200, help="steps in which an alarm comes true")
     given = parser.parse_args()
     rng = np.random.default_rng(0)
     leads: list[tuple[int, int]] = []  # steps, records
-    emerged = crossed = foretold = idle = clean = false = 0
+    emerged = crossed = foretold = idle = clean = false = alarmed = raised = true = 0
     seconds: list[float] = []
     for path in given.rows:
         steps, z = recorded(path)
@@ -78,6 +80,9 @@ def main() -> None:
             for mask in [past(values)]
             for dim in np.flatnonzero(mask.any(0) & ~mask[0])
         }
+        alarmed += bool(alarms)
+        raised += len(alarms)
+        true += sum(0 <= int(steps[left[key]]) - step <= given.within for key, step in said.items() if key in left)
         never = [key for key in said if key not in left]
         idle += len(never)
         crossed += len(left)
@@ -101,6 +106,8 @@ def main() -> None:
             low, middle, high = np.percentile(values, [10, 50, 90])
             print(f"lead: median {middle:.0f} {unit} (10 % to 90 %: {low:.0f} to {high:.0f}; {sorted(values)})")
     print(f"clean runs (shuffled layers, nothing leaves) with any alarm: {_share(false, clean)}")
+    print(f"runs with any alarm: {_share(alarmed, len(given.rows))}")
+    print(f"alarms that came true within {given.within} steps: {_share(true, raised)}")
     print(f"alarms for dimensions that never leave: {idle} in {len(given.rows)} runs")
     print(f"processor time of the test: {1e3 * float(np.median(seconds)):.1f} ms a record")
 

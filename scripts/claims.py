@@ -9,6 +9,7 @@ A claim has
     command   one or several lines, run in an empty folder; DATA stands for $OUTLIERLENS_DATA
     values    {name: Python expression} over what the command wrote: `load("sweep.json")`, `r` for load("out.json"), `printed`
     says      {page: sentences} with the values in Python's format: "{change:+.2f} nats"; these must stand in the page
+    rows      {page: {value: row}}: of a value that is a list of rows, each row of a table: "| {0} | {1:+.2f} |"
     cost      "cheap" (seconds, run anew by the tests), "dear", or "recorded": read off a clock, or printed by a run whose
               files were not kept, as `why` says; its `values` are the numbers themselves
     needs     sample models, and "data"
@@ -56,6 +57,7 @@ class Claim:
     dtype: str = "float32"
     tolerance: float = TOLERANCE
     why: str = ""
+    rows: dict[str, dict[str, str]] = field(default_factory=dict)
 
     @property
     def file(self) -> Path:
@@ -71,7 +73,14 @@ class Claim:
 
     def sentences(self, values: dict[str, Any]) -> list[tuple[str, str]]:
         """(page, sentence) of every sentence with these values in it; as it is written where they do not fit into it."""
-        return [(page, filled(text, values)) for page, texts in self.says.items() for text in texts]
+        said = [(page, filled(text, values)) for page, texts in self.says.items() for text in texts]
+        return said + [
+            (page, filled(row, {"row": cells}))
+            for page, tables in self.rows.items()
+            for name, text in tables.items()
+            for row in [re.sub(r"\{(\d+)", r"{row[\1]", text)]
+            for cells in values.get(name, [])
+        ]
 
     def missing(self) -> list[tuple[str, str]]:
         """(page, sentence) of the sentences with the kept values that do not stand in their page."""
@@ -175,7 +184,7 @@ def keep(claim: Claim, made: dict[str, Any], about: dict[str, Any]) -> None:
 
 def rewrite(claim: Claim, before: dict[str, Any], made: dict[str, Any]) -> None:
     """Put the new numbers into the pages where the old sentences stand; what cannot be placed is left to `missing`."""
-    for (page, old), (_, new) in zip(claim.sentences(before), claim.sentences(made), strict=True):
+    for (page, old), (_, new) in zip(claim.sentences(before), claim.sentences(made), strict=False):
         if old == new:
             continue
         text, olds, news = read(page), old.split(), new.split()

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from outlierlens.ablation.fill import Filling, continuation, exercise, fill, filled, judge
 from planted import tiny
@@ -59,6 +61,41 @@ def test_blanks_are_answered_from_the_same_text_in_every_condition(family: str, 
         with torch.no_grad():
             logits = loaded.model(input_ids=shown).logits[0, -1 if kind == "causal" else position]
         assert word.strip() == loaded.tokenizer.decode([int(logits.argmax())])
+
+
+SENTENCE = (
+    "He climbed the iron stairs with a can of oil. Then he lit the lamp, and it was good: \u201cfine\u201d, he said."
+)
+
+
+def tokenizer_of(kind: str) -> Any:
+    """A tokenizer of whole words, each with the space before it: as bytes (GPT-2), or as SentencePiece marks it (Llama)."""
+    if kind == "bytes":
+        before, decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    else:
+        before, decoder = pre_tokenizers.Metaspace(prepend_scheme="first"), decoders.Metaspace(prepend_scheme="first")
+    pieces = dict.fromkeys(piece for piece, _ in before.pre_tokenize_str(SENTENCE))
+    special = ("[PAD]", "[UNK]", "[MASK]")
+    vocabulary = {piece: number for number, piece in enumerate((*special, *pieces))}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    made.pre_tokenizer, made.decoder = before, decoder
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", mask_token="[MASK]", model_max_length=64
+    )
+
+
+@pytest.mark.parametrize("kind", ["bytes", "marks"])
+@pytest.mark.parametrize(("family", "head"), [("gpt2", "CausalLM"), ("bert", "MaskedLM")])
+def test_no_space_of_a_passage_is_lost(kind: str, family: str, head: str) -> None:
+    loaded = replace(tiny(family, head), tokenizer=tokenizer_of(kind))
+    for seed in range(7):  # blanks begin at each of the first seven words
+        work = exercise(loaded, SENTENCE, seed=seed)
+        assert work is not None
+        now = fill(loaded, work)
+        shown = filled(loaded, work, now, now, label="", dims=())
+        whole = "".join(piece + blank.original for piece, blank in zip(shown.pieces, shown.blanks, strict=False))
+        assert whole + shown.pieces[-1] == SENTENCE
+        assert all(blank.original == blank.original.strip() != "" for blank in shown.blanks)
 
 
 def test_a_word_that_is_shown_and_not_repeated_is_changed() -> None:

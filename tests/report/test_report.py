@@ -19,6 +19,7 @@ import range_results
 import synthetic_report as synthetic
 import trace_results
 from browser import CHROMIUM, HOSTILE, Page, browse
+from outlierlens.ablation.controls import random_families
 from outlierlens.detection.rules import Rule
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.experiments.quantization.result import Difference
@@ -639,6 +640,21 @@ def test_continuations_are_shown_with_what_was_off(page):
     assert "The same beginning, continued" in page
     assert "covers most of the basin." in page
     assert "A A⏎⇥A" in page
+
+
+def test_each_kind_of_control_is_defined_where_its_numbers_stand(data):
+    damage = data.damages[0]
+    ordinary = replace(damage.controls[0], kind="ordinary", p=None)
+    shown = replace(data, damages=(replace(damage, controls=(*damage.controls, ordinary)),))
+    text = Page(render(shown)).text
+    # Below the table, and where the report says how numbers were made.
+    assert text.count("Random: sets of the same size, drawn from all dimensions.") == 2
+    assert text.count("Ordinary: random sets without a dimension that was switched off or found.") == 2
+    assert text.count("Matched: in every layer other positions, with weights as large.") == 2
+    assert "no rule of this run found" not in text
+    families = random_families(8, (1,), avoid=(5,), n=7, seed=0)
+    assert {dim for (dim,) in families["random"]} == {0, 2, 3, 4, 5, 6, 7}  # what the rule found is drawn, too
+    assert not {dim for (dim,) in families["ordinary"]} & {1, 5}
 
 
 def test_size_is_judged_only_where_weights_as_large_exist(data):

@@ -153,6 +153,20 @@ def test_a_model_of_eighty_layers_and_8192_dimensions_can_be_used(opened: Any) -
     assert page.locator("#chart-weights-scale table").is_visible()
 
 
+@pytest.mark.parametrize("name", ["report", "large"])
+def test_on_a_phone_no_picture_is_cut_and_a_wide_table_shows_that_it_goes_on(name: str, opened: Any) -> None:
+    page = opened(name, width=390)
+    beyond = page.evaluate("""() => Array.from(document.querySelectorAll(".chart .mark-group.role-legend"))
+        .map((legend) => legend.getBoundingClientRect().right)""")
+    assert beyond
+    assert max(beyond) <= 390
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    shades = page.evaluate("""() => Array.from(document.querySelectorAll(".block .scroll"))
+        .filter((one) => one.scrollWidth > one.clientWidth).map((one) => getComputedStyle(one).backgroundAttachment)""")
+    assert shades
+    assert set(shades) == {"local, local, scroll, scroll"}
+
+
 def test_contents_and_links_of_headings_are_reached_by_keys(opened: Any) -> None:
     from playwright.sync_api import expect
 

@@ -14,7 +14,7 @@ from architectures import FAMILIES, build
 from outlierlens import OutlierCallback, WatchOptions, watch
 from outlierlens.detection.rules import Rule, zscore
 from outlierlens.errors import BadInput
-from outlierlens.training.watch_alarm import AboutToLeave, Alarm, EarlyWarning
+from outlierlens.training.watch_alarm import MEASURED, Alarm, AlarmError, EarlyWarning
 from watch_training import IDS, Pushed, model_of, trainer_of
 
 LAYERS, WIDTH, RECORDS = 6, 64, 60
@@ -89,7 +89,7 @@ def test_the_boundary_by_brute_force() -> None:
 def test_an_alarm_in_words() -> None:
     alarm = Alarm(1200, "encoder", 7, "bias", 2.71, 0.2, -2.5, 1.94)
     assert str(alarm) == (
-        "step 1,200: encoder: dimension 7 is about to leave in the bias: |z| is 2.7 in enough layers and grows by 0.2 a "
+        "step 1,200: encoder: dimension 7 nears the threshold in the bias: |z| is 2.7 in enough layers and grows by 0.2 a "
         "record (mean z -2.5; beyond chance from 1.9)"
     )
 
@@ -119,13 +119,15 @@ def test_a_loop_hears_of_it_and_a_resumed_one_not_again(tmp_path: Path) -> None:
     lines, watcher = pushed_loop(tmp_path / "a.jsonl", heard.append, range(1, 41))
     ((alarm,),) = heard
     assert (alarm.dim, alarm.kind, watcher.alarms) == (Pushed.DIM, "scale", (alarm,))
-    assert [line for line in lines if "about to" in line] == [str(alarm)]
+    assert [line for line in lines if "nears" in line] == [str(alarm)]
+    assert [line for line in lines if line == MEASURED] == [MEASURED]
+    assert WatchOptions().on_alarm == "log"
     model = build(FAMILIES["bert"], "MaskedLM")
-    with pytest.raises(AboutToLeave, match=rf"^step {alarm.step}: dimension {Pushed.DIM} is about to leave"):
+    with pytest.raises(AlarmError, match=rf"^step {alarm.step}: dimension {Pushed.DIM} nears the threshold"):
         pushed_loop(tmp_path / "b.jsonl", "raise", range(1, 41), model)
     assert (tmp_path / "b.jsonl").read_text() == (tmp_path / "a.jsonl").read_text()  # its row is there
     lines, watcher = pushed_loop(tmp_path / "b.jsonl", "raise", range(alarm.step + 1, alarm.step + 11), model)
-    assert not [line for line in lines if "about to" in line]
+    assert not [line for line in lines if "nears" in line]
     assert [line for line in lines if f"dimension {Pushed.DIM} is past" in line]
 
 
@@ -165,11 +167,11 @@ def test_the_trainer_logs_saves_or_stops(tmp_path: Path) -> None:
         options = WatchOptions(every=2, probe=IDS, notice=lines.append, on_alarm=asked)
         OutlierCallback(tmp_path / f"{asked}.jsonl", options).attach(trainer)
         if asked == "raise":
-            with pytest.raises(AboutToLeave):
+            with pytest.raises(AlarmError):
                 trainer.train()
         else:
             trainer.train()
-        said = [line for line in lines if "about to leave" in line]
+        said = [line for line in lines if "nears" in line]
         step = int(said[0].split(":")[0].split()[1])
         saved = [folder.name for folder in (tmp_path / asked).glob("checkpoint-*")]
         assert (f"checkpoint-{step}" in saved) == (asked == "checkpoint")

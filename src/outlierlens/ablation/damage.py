@@ -118,7 +118,10 @@ class Blank:
 
 @dataclass(frozen=True)
 class Filled:
-    """The passage under one condition: `pieces` are the texts between `blanks` (changed words among them), one more."""
+    """The passage under one condition: `pieces` are the texts between `blanks` (changed words among them), one more.
+
+    The space before a blank ends the piece before it.
+    """
 
     label: str
     dims: tuple[int, ...]
@@ -130,9 +133,8 @@ class Filled:
         """The passage in one line, words of the model in brackets with their sign; "same" has none."""
         parts = [self.pieces[0]]
         for blank, piece in zip(self.blanks, self.pieces[1:], strict=True):
-            gap = "" if parts[-1][-1:].isspace() or not parts[-1] else " "
             sign = "" if blank.kind == "same" else SIGNS[blank.kind]
-            parts.append(f"{gap}[{sign}{blank.filled}]{piece}")
+            parts.append(f"[{sign}{blank.filled}]{piece}")
         return "".join(parts)
 
 

@@ -85,21 +85,22 @@ def _masked(tokenizer: Any, text: str, start: int, length: int) -> Exercise | No
     last = 0
     for i, (begin, end) in enumerate(offsets):
         # The bytes of one letter share a span, which then is the first one's; "[SEP]" may be written in the text itself.
-        if begin >= last and words[i] is not None and ids[i] not in special and text[begin:end].strip():
-            spans[i] = begin, end
+        if begin >= last and words[i] is not None and ids[i] not in special and (word := text[begin:end].strip()):
+            starts = text.index(word, begin)  # the space before a word is the text's
+            spans[i] = starts, starts + len(word)
             last = end
     # Whole words of one token only: a blank then stands for one word.
     whole = [
-        i for i, span in spans.items() if words.count(words[i]) == 1 and re.fullmatch(r"\s*\w{2,}", text[slice(*span)])
+        i for i, span in spans.items() if words.count(words[i]) == 1 and re.fullmatch(r"\w{2,}", text[slice(*span)])
     ]
     if not whole:
         return None
     chosen = whole[start % len(whole) :: EVERY]
-    cuts = [offsets[i] for i in chosen]
+    cuts = [spans[i] for i in chosen]
     text = text[: max(end for _, end in offsets)]
     for i in chosen:
         ids[i] = tokenizer.mask_token_id
-    originals = tuple(text[slice(*cut)].strip() for cut in cuts)
+    originals = tuple(text[slice(*cut)] for cut in cuts)
     return Exercise(text, tuple(ids), tuple(chosen), tuple(chosen), originals, _between(text, cuts), spans)
 
 
@@ -117,12 +118,18 @@ def _causal(tokenizer: Any, text: str, start: int, length: int) -> Exercise | No
     if not words:
         return None
     chosen = words[start % len(words) :: EVERY]
-    edges = [0, *(edge for i in chosen for edge in (i, i + 1)), len(ids)]
-    pieces = tuple(
-        tokenizer.decode(ids[edges[k] : edges[k + 1]], skip_special_tokens=True) for k in range(0, len(edges), 2)
+    # What all tokens up to an edge say together: by itself a token may lose the space before it.
+    edges = [edge for i in chosen for edge in (i, i + 1)]
+    how = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+    ends = [tokenizer.decode(ids[:edge], **how) for edge in (*edges, len(ids))]
+    parts = [after[len(before) :] for before, after in zip(["", *ends], ends, strict=False)]
+    for k in range(1, len(parts), 2):  # the space before a word is the text's
+        word = parts[k].lstrip()
+        parts[k - 1] += parts[k][: len(parts[k]) - len(word)]
+        parts[k] = word
+    return Exercise(
+        text, tuple(ids), tuple(chosen), tuple(i - 1 for i in chosen), tuple(parts[1::2]), tuple(parts[::2])
     )
-    originals = tuple(texts[i] for i in chosen)
-    return Exercise(text, tuple(ids), tuple(chosen), tuple(i - 1 for i in chosen), originals, pieces)
 
 
 def _beginnings(tokenizer: Any, ids: list[int]) -> list[bool]:
@@ -195,7 +202,7 @@ def filled(
             position=work.blanks[i],
             filled=shown(word),
             intact=shown(intact.words[i]),
-            original=work.originals[i].strip(),
+            original=work.originals[i],
             kind=judge(
                 word,
                 intact.words[i],
@@ -209,7 +216,7 @@ def filled(
     ]
     for i, span in work.spans.items():
         if i not in work.blanks and now.everywhere[i] != intact.everywhere[i] == work.ids[i]:
-            original = work.text[slice(*span)].strip()
+            original = work.text[slice(*span)]
             said.append(Blank(i, shown(_name(tokenizer, now.everywhere[i])), original, original, "changed"))
     said.sort(key=lambda one: one.position)
     pieces = _between(work.text, [work.spans[one.position] for one in said]) if work.spans else work.pieces

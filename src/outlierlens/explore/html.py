@@ -177,16 +177,14 @@ def _filled(one: Filled) -> str:
     parts = [escaped(one.pieces[0])]
     number = 0
     for blank, piece in zip(one.blanks, one.pieces[1:], strict=True):
-        # A decoder's words carry the space before them, which its filled words have lost.
-        gap = "" if parts[-1][-1:].isspace() or not parts[-1] else " "
         about = f"{blank.filled}, {MEANING[blank.kind]}; the text says {blank.original}"
         word = f"<i>{SIGNS[blank.kind]}</i>{escaped(blank.filled)}"
         if blank.kind == "changed":
             spoken = f'<span class="ol-hidden"> ({escaped(MEANING["changed"])}; the text says {escaped(blank.original)})</span>'
-            parts.append(f'{gap}<mark class="changed" title="{escaped(about)}">{word}{spoken}</mark>')
+            parts.append(f'<mark class="changed" title="{escaped(about)}">{word}{spoken}</mark>')
         else:
             parts.append(
-                f'{gap}<button type="button" class="{blank.kind}" data-blank="{number}" '
+                f'<button type="button" class="{blank.kind}" data-blank="{number}" '
                 f'aria-label="blank {number + 1}: {escaped(about)}">{word}</button>'
             )
             number += 1

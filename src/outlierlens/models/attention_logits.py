@@ -26,8 +26,8 @@ class Looks:
     """What is called.
 
     Attributes:
-        read: (name, values) of "q", "k" and "v", [batch, token, head * dim], as they are multiplied; keys and values that
-            several heads share may stand repeated.
+        read: (name, values) of "q", "k" and "v", [batch, token, head * dim], as they are multiplied; a key or value head that
+            several queries share stands once, as in a cache.
         product: largest |q·k| of visible keys, before scaling [batch, query]; likewise.
         logits: largest |what softmax reads| of visible keys [batch, query].
     """
@@ -82,7 +82,7 @@ class _Eager:
     def product(self, left: "Tensor", right: "Tensor", made: "Tensor") -> None:
         """Either of queries and keys, of which a softmax is to tell, or of its weights and values."""
         if self.weights and _fits(_apart(left, self.weights), self.weights):
-            self.looks.read("v", _apart(right, self.weights).transpose(1, 2).flatten(2))
+            self.looks.read("v", _once(_apart(right, self.weights)).transpose(1, 2).flatten(2))
             self.weights = ()
         elif len(self.products) < PRODUCTS:
             self.products.append((left, right, made))
@@ -99,7 +99,7 @@ class _Eager:
         if found is not None:
             query, key, made = (_apart(one, shape) for one in found)
             self.looks.read("q", query.transpose(1, 2).flatten(2))
-            self.looks.read("k", key.permute(0, 3, 1, 2).flatten(2))  # it stands [batch, head, dim, key]
+            self.looks.read("k", _once(key).permute(0, 3, 1, 2).flatten(2))  # it stands [batch, head, dim, key]
             seen = logits[..., : made.shape[3]] > least
             self.looks.product(_size(torch.where(seen, made, torch.zeros_like(made[:1, :1, :1, :1]))))
         self.products, self.weights = [], shape
@@ -109,6 +109,22 @@ def _apart(values: "Tensor", shape: tuple[int, ...]) -> "Tensor":
     """[batch, head, …] of what has batch and heads of `shape` in one axis; else as it is."""
     together = values.ndim == 3 and len(values) == shape[0] * shape[1]
     return values.reshape(*shape[:2], *values.shape[1:]) if together else values
+
+
+def _once(heads: "Tensor") -> "Tensor":
+    """[batch, head, …] without the copies of a head that stand behind it for the queries that share it."""
+    import torch
+
+    n_heads = heads.shape[1]
+    for n_copies in range(n_heads, 1, -1):
+        if n_heads % n_copies == 0:
+            groups = heads.unflatten(1, (-1, n_copies))
+            first = groups[:, :, :1]
+            if torch.equal(groups[:1], first[:1].expand_as(groups[:1])) and torch.equal(
+                groups, first.expand_as(groups)
+            ):
+                return first.squeeze(2)
+    return heads
 
 
 def _fits(values: "Tensor", shape: tuple[int, ...]) -> bool:
@@ -137,7 +153,7 @@ def _attention(
 
     if query.ndim != 4:
         return
-    for name, states in (("q", query), ("k", key), ("v", value)):
+    for name, states in (("q", query), ("k", _once(key)), ("v", _once(value))):
         looks.read(name, states.transpose(1, 2).flatten(2))
     scale = more.get("scale")
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)

@@ -17,7 +17,7 @@ import numpy as np
 from markupsafe import Markup
 
 from outlierlens.ablation.damage import SIGNS, Continuation, Damage, Filled, FillKind
-from outlierlens.experiments.disable.view import compared
+from outlierlens.experiments.disable.view import compared, control_kinds
 from outlierlens.experiments.sweep.result import Sweep
 from outlierlens.report.advice import advice
 from outlierlens.report.figures import Stream, all_sections, damage_charts, streams
@@ -35,10 +35,9 @@ AXIS = 64  # pixels below the marks of a chart: labels, title, and the space abo
 PANEL_TITLE = 36
 LINE = 18  # of a legend or a title
 CONTROLS = (
-    "Changes in {unit}; ×: the chosen set's over theirs. Rank p = (1 + number of control sets that change as much or more) / "
-    "(1 + number of sets), so never below 1 / (1 + number of sets); only random sets have one, for the chosen set is none of "
-    "the others’ kind; ordinary sets hold no dimension that was switched off or found. A dash elsewhere: the denominator is "
-    "not positive, so a ratio would say nothing."
+    "{kinds} Changes in {unit}; ×: the chosen set’s over theirs, a dash where theirs is not positive. Rank p = (1 + number of "
+    "random sets that change as much or more) / (1 + number of random sets); other controls have none, because the chosen set "
+    "was not drawn like them."
 )
 GLYPHS = "◆●▲■✚▼"  # the shapes of the charts, in the order of `palette.SHAPES`
 
@@ -183,6 +182,7 @@ class DamageView:
     counts: tuple[dict[FillKind, int], ...]
     continuations: tuple[tuple[Continuation, str, str], ...]
     tables: tuple[Rows, ...]
+    control_kinds: str
 
     @property
     def changed(self) -> bool:
@@ -192,12 +192,12 @@ class DamageView:
 
 def _damage_view(damage: Damage, chart: Chart) -> DamageView:
     counts = tuple({kind: sum(b.kind == kind for b in f.blanks) for kind in SIGNS} for f in damage.fills)
-    tables = list(compared(damage))
+    tables, kinds = list(compared(damage)), control_kinds(damage)
     if damage.controls:
-        title, note = "Against controls of the same size", CONTROLS.format(unit=damage.unit)
-        tables[0] = replace(tables[0], title=title, note=note)
+        note = CONTROLS.format(unit=damage.unit, kinds=kinds)
+        tables[0] = replace(tables[0], title="Against controls of the same size", note=note)
     said = (_titled(damage.fills), counts, _titled(damage.continuations))
-    return DamageView(damage, chart, *said, tuple(tables))
+    return DamageView(damage, chart, *said, tuple(tables), kinds)
 
 
 def _titled(said: tuple[Any, ...]) -> tuple[tuple[Any, str, str], ...]:

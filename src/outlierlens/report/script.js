@@ -12,9 +12,27 @@
     defaultStyle: false,
     tooltip: { theme: "page", offsetX: 12, offsetY: 12 },
   };
+  // On a narrow page legends stand one below the other, each in as many columns as its longest name leaves room for.
+  const NARROW = 560, LETTER = 7, AROUND = 34, AXIS = 70;
+  const fitted = (part, width) => {
+    if (part === null || typeof part !== "object") return part;
+    if (Array.isArray(part)) return part.map((one) => fitted(one, width));
+    const made = Object.fromEntries(Object.entries(part).map(([key, one]) => [key, key === "data" ? one : fitted(one, width)]));
+    if (made.legend && made.scale && Array.isArray(made.scale.domain)) {
+      const longest = Math.max(...made.scale.domain.map((name) => `dim ${name}`.length));
+      const columns = Math.max(1, Math.floor((width - AXIS) / (LETTER * longest + AROUND)));
+      made.legend = { ...made.legend, columns: Math.min(columns, made.legend.columns || columns) };
+    }
+    return made;
+  };
   const draw = async (element) => {
     try {
-      await window.vegaEmbed(element, specifications[element.dataset.chart], options);
+      let specification = specifications[element.dataset.chart];
+      if (element.clientWidth < NARROW) {
+        specification = fitted(specification, element.clientWidth);
+        specification.config.legend.layout = { top: { direction: "vertical", anchor: "start" } };
+      }
+      await window.vegaEmbed(element, specification, options);
       element.firstElementChild.setAttribute("aria-hidden", "true"); // the element is one image with its own words
       element.dataset.drawn = "yes";
     } catch (error) {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlierlens.errors import need
 from outlierlens.training.watch import Watcher, WatchOptions, watch
-from outlierlens.training.watch_alarm import AboutToLeave
+from outlierlens.training.watch_alarm import AlarmError
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerCallback
@@ -71,7 +71,7 @@ class OutlierCallback(TrainerCallback):
         if self.watcher is not None:
             try:
                 self._pending = self.watcher.step(state.global_step, learning_rate=self._rate) or self._pending
-            except AboutToLeave:
+            except AlarmError:
                 self._close()
                 raise
             control.should_save |= self.watcher.alarmed and self.options.on_alarm == "checkpoint"

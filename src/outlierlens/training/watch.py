@@ -32,7 +32,7 @@ from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel, config_dict
 from outlierlens.results.row_store import RowStore
 from outlierlens.training.trajectory import tracked_site
-from outlierlens.training.watch_alarm import AboutToLeave, Alarm, EarlyWarning
+from outlierlens.training.watch_alarm import MEASURED, Alarm, AlarmError, EarlyWarning
 from outlierlens.training.watch_crossings import Crossings, metrics_of
 from outlierlens.training.watch_probe import Probe, ProbeSize, bare_model, make_probe
 from outlierlens.training.watch_rows import KIND, StreamRow, log_key, nothing, recorded, step_key, step_of
@@ -59,10 +59,10 @@ class WatchOptions:
             are past `n_sigma` now, then those that were. The rows hold every dimension in any case.
         n_sigma, min_layer_fraction: a dimension has left when |z| >= n_sigma in this share of the layers.
         false_alarms: probability of any early warning in a run whose layers do not share outliers (`watch_alarm`).
-        on_alarm: what an early warning does beside its line and the count that is logged. "raise" raises `AboutToLeave` in
+        on_alarm: what an early warning does beside its line and the count that is logged. "raise" raises `AlarmError` in
             every process; "checkpoint" has the Trainer save at this step, and in a loop of one's own `watcher.alarmed` says
             so; a function gets the alarms, in the process of rank 0.
-        notice: receives a line when a dimension is about to leave, leaves or comes back, and remarks.
+        notice: receives a line when a dimension nears the threshold, leaves or comes back, and remarks.
     """
 
     every: int = 100
@@ -151,7 +151,7 @@ class Watcher:
 
         Raises:
             BadInput: the step does not come after the last one.
-            AboutToLeave: there is an early warning, and `on_alarm` is "raise"; its row is written.
+            AlarmError: there is an early warning, and `on_alarm` is "raise"; its row is written.
         """
         step = self.last + 1 if step is None else step
         if step <= self.last:
@@ -315,11 +315,8 @@ class Watcher:
             asked(self.alarms)
         self.alarmed = bool(self.alarms) if asked == "log" or callable(asked) else self._agreed(bool(self.alarms))
         if self.alarmed and asked == "raise":
-            said = (
-                "; ".join(map(str, self.alarms))
-                or f"step {step:,}: a dimension is about to leave, says the log of rank 0"
-            )
-            raise AboutToLeave(f"{said}; on_alarm='log' trains on")
+            said = "; ".join(map(str, self.alarms)) or f"step {step:,}: an early warning, says the log of rank 0"
+            raise AlarmError(f"{said}; on_alarm='log' trains on")
 
     def _agreed(self, alarmed: bool) -> bool:
         """What the process of rank 0 says, in every process; without others nothing is sent."""
@@ -343,6 +340,8 @@ class Watcher:
         alarms = self._warnings[name].see(step, z)
         for alarm in alarms:
             self.options.notice(str(alarm))
+        if alarms and not self._n_alarms:
+            self.options.notice(MEASURED)
         self.alarms += alarms
         self._n_alarms += len(alarms)
         chosen = self.options.dims

@@ -30,16 +30,21 @@ TURNED = 399
 NEAR = 0.85  # of n_sigma
 AHEAD = 3  # records
 HALF_SPENT = 20  # records after which half of the rate is spent
+# benchmarks/watch_alarm.py on twelve short trainings
+MEASURED = (
+    "an early warning is no forecast: of twelve ordinary small trainings 11 raised one, and 5 of 26 came true within 200 "
+    "steps"
+)
 BEFORE = 2  # records before the first alarm: a training begins with norms that do not spread at all
 
 
-class AboutToLeave(OutlierlensError):
-    """A dimension is about to become an outlier, and the training was asked to stop then."""
+class AlarmError(OutlierlensError):
+    """There is an early warning, and the training was asked to stop then."""
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """A dimension that is about to leave n_sigma.
+    """An early warning: a dimension that nears n_sigma, in more layers alike than chance makes.
 
     Attributes:
         step: the recorded step.
@@ -63,9 +68,9 @@ class Alarm:
     def __str__(self) -> str:
         where = f"{self.stack}: " if self.stack else ""
         return (
-            f"step {self.step:,}: {where}dimension {self.dim} is about to leave in the {self.kind}: |z| is {self.strength:.1f} "
-            f"in enough layers and grows by {self.pace:.1f} a record (mean z {self.mean_z:+.1f}; beyond chance from "
-            f"{self.boundary:.1f})"
+            f"step {self.step:,}: {where}dimension {self.dim} nears the threshold in the {self.kind}: |z| is "
+            f"{self.strength:.1f} in enough layers and grows by {self.pace:.1f} a record (mean z {self.mean_z:+.1f}; beyond "
+            f"chance from {self.boundary:.1f})"
         )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import range_results
 from architectures import FAMILIES, build
@@ -27,7 +28,7 @@ from outlierlens.experiments.range.measure import templated, weights_range
 from outlierlens.experiments.range.options import RangeOptions
 from outlierlens.experiments.range.result import FORMATS, Ranges, TensorRange, headroom
 from outlierlens.experiments.range.tally import BatchRows, Tally, below, exponents, median_of
-from outlierlens.experiments.range.view import sections, verdict
+from outlierlens.experiments.range.view import EVERY, WEIGHTS, _place, sections, verdict
 from outlierlens.models.load import LoadedModel, from_objects
 from planted import some_texts, wrap
 
@@ -107,6 +108,28 @@ def test_every_kind_is_what_the_formulas_give(words: Callable[..., Any], attenti
     expected = by_hand(loaded)
     assert {(row.kind, row.layer): row.largest for row in found.rows} == pytest.approx(expected, rel=2e-4)
     assert not [note for note in found.notes if "not seen" in note]
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("n_key_heads", [1, 2])
+def test_keys_and_values_are_named_by_their_row_of_the_projection(
+    n_key_heads: int, attention: str, words: Callable[..., Any]
+) -> None:
+    config = LlamaConfig(
+        vocab_size=40, hidden_size=32, intermediate_size=16, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=n_key_heads, attn_implementation=attention,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    row = 8 * (n_key_heads - 1) + 3  # channel 3 of the last head that keys and values have; queries have four
+    with torch.no_grad():
+        for name in ("k_proj", "v_proj"):
+            getattr(model.model.layers[1].self_attn, name).weight[row] *= 100
+    found = range_of(from_objects(model, words(), name="grouped"), TEXTS, RangeOptions(every=1, cache=True))
+    assert found.top("v").dim == row
+    assert found.top("k").dim in (row, row + 4)  # positions turn channels 3 and 7 into each other
+    assert found.top("q").dim < 32
+    assert f"row {row}, token" in _place(found.top("v"))
+    assert found.top("v").n_values == 8 * n_key_heads * found.n_tokens
 
 
 def test_how_texts_are_batched_changes_nothing(words: Callable[..., Any]) -> None:
@@ -274,6 +297,15 @@ def test_the_next_text_is_said_with_its_chance() -> None:
     assert found.chance_of_more == 1 / 65
     assert "One more text, if it is exchangeable with these, holds a value larger than all of them" in said
     assert "a chance of at most 1/65 (1.5 %)" in said
+
+
+@pytest.mark.parametrize("made", [range_results.found, range_results.of_weights])
+def test_headroom_that_nobody_needs_is_no_number(made: Callable[[], Ranges]) -> None:
+    (section,) = sections(made(), verbose=True)
+    assert "bf16: fits, over 1,000 times headroom" in " ".join(section.sentences)
+    assert "bf16 ×" not in (*EVERY, *WEIGHTS)
+    for table in section.tables:
+        assert all(len(row) == len(table.columns) for row in table.rows)
 
 
 def test_weights_against_numpy() -> None:

@@ -1,19 +1,21 @@
 """Streams and pairs of every family times powers of two: what stays bit for bit, what nearly, and what is refused."""
 
 import copy
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForSeq2SeqLM
 
 from architectures import FAMILIES, batch
 from outlierlens.architectures import live_parameters
 from outlierlens.errors import BadInput
 from outlierlens.experiments.repair.epsilon import epsilons
 from outlierlens.experiments.repair.factors import pair_exponents, stream_exponent
-from outlierlens.experiments.repair.measure import difference_of
+from outlierlens.experiments.repair.measure import difference_of, stays_wide
 from outlierlens.experiments.repair.pairs import Kind, pairs_of
 from outlierlens.experiments.repair.plan import Plan, stream_plan
 from outlierlens.experiments.repair.rewriting import repaired
@@ -154,6 +156,18 @@ def test_a_relu_lets_neurons_take_factors(name: str) -> None:
 def test_variants_of_heads(name: str, changes: dict[str, Any], kind: Kind) -> None:
     family = FAMILIES[name]
     _plant_and_repair(load(replace(family, config=family.config | changes)), batch(family), kind, near=False)
+
+
+def test_what_is_kept_wide_when_it_is_loaded_is_said() -> None:
+    (said,) = stays_wide(load(FAMILIES["t5"]), "fp16")
+    assert "model.half()" in said
+    assert "keeps wo in float32" in said
+    with tempfile.TemporaryDirectory() as folder:
+        load(FAMILIES["t5"]).model.save_pretrained(folder)
+        back = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float16)
+    kinds = {name.split(".")[-2]: value.dtype for name, value in back.named_parameters() if name.endswith("weight")}
+    assert (kinds["wo"], kinds["wi"]) == (torch.float32, torch.float16)  # as the note says
+    assert stays_wide(load(FAMILIES["t5"]), "bf16") == stays_wide(load(FAMILIES["llama"]), "fp16") == ()
 
 
 def _plant_and_repair(loaded: LoadedModel, inputs: dict[str, Any], kind: Kind, *, near: bool) -> None:

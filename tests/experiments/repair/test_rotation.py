@@ -95,8 +95,9 @@ def test_in_a_context_every_bit_comes_back(tied: bool) -> None:
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("bert", "pre-norm"), ("gpt2", "subtracts the mean"), ("gemma2", "pre-norm"), ("olmo2", "pre-norm")],
-)
+    [("bert", "pre-norm"), ("gpt2", "subtracts the mean"), ("gemma2", "pre-norm"), ("olmo2", "pre-norm"),
+     ("mixtral", r"experts are one parameter \(layers.0.mlp"), ("qwen3_moe", "experts"), ("gpt_oss", "experts")],
+)  # fmt: skip
 def test_what_a_turn_would_change_is_refused(name: str, reason: str) -> None:
     if name not in FAMILIES:
         pytest.skip("no tiny model of it")

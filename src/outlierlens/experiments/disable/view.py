@@ -10,6 +10,11 @@ from outlierlens.view.words import few, number_of_layers
 SHOWN = 8  # dimensions in a cell
 GROUPS = 4  # layers with dimensions of their own in a cell
 CONTROLS = ("control", "n", "median", "95th pct", "mean", "× median", "× 95th pct", "× mean", "rank p")
+CONTROL_KINDS = {
+    "random": "sets of the same size, drawn from all {kind}s",
+    "ordinary": "random sets without a {kind} that was switched off or found",
+    "matched": "in every layer other positions, with weights as large",
+}
 KINDS = ", ".join(f"{sign} {kind}" for kind, sign in SIGNS.items() if kind != "same")
 
 
@@ -48,7 +53,7 @@ def _conditions(found: Damage) -> Rows:
 def compared(found: Damage) -> Iterator[Rows]:
     """The controls, if any, then what else was measured of the intact model and of the chosen set."""
     if found.controls:
-        yield Rows("Controls", CONTROLS, tuple(map(_control, found.controls)))
+        yield Rows("Controls", CONTROLS, tuple(map(_control, found.controls)), control_kinds(found))
     if further := found.chosen.score.also:
         before = found.intact.score.also
         rows = tuple((name, before.get(name), value) for name, value in further.items())
@@ -69,6 +74,12 @@ def _said(found: Damage) -> Iterator[Rows]:
     if found.continuations:
         said = tuple((one.label, *which(one), one.prompt, one.text) for one in found.continuations)
         yield Rows("The passage continued", ("off", *head, "begins", "continued"), said)
+
+
+def control_kinds(found: Damage) -> str:
+    """What each kind of control that `found` has is, in a sentence each."""
+    kinds = [one.kind for one in found.controls]
+    return " ".join(f"{kind.capitalize()}: {CONTROL_KINDS[kind].format(kind=found.chosen.kind)}." for kind in kinds)
 
 
 def _control(one: Control) -> tuple[Cell, ...]:

@@ -66,7 +66,8 @@ class TensorRange:
         module: the module with the largest value; "" where the tensor is no module's own.
         largest: the largest |x|; inf where a value was infinite or NaN. nan: whether any was NaN.
         text, token: number of the text and place in it, from 0; −1 where rows cannot be told (experts). word: the token.
-        dim: dimension, neuron or token of the vocabulary; of q, k and v head × width + dimension; −1 of sums and products.
+        dim: dimension, neuron or token of the vocabulary; of q, k and v head × width + channel, the row of the projection
+            that gives it, where a head that several queries share counts once, as in the cache; −1 of sums and products.
         n_values: values that `median` and `below` rest on; 0 where none were counted.
         median: of |x|, interpolated within an eighth of the range of one exponent or less; NaN where none were counted.
         below: share of values that are not 0 and below the format's smallest normal number, by format.

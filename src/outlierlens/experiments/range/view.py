@@ -9,7 +9,9 @@ from outlierlens.view.section import Cell, Count, FineShare, Rows, Section
 from outlierlens.view.words import listed, number
 
 NAME = "ranges"
-TIMES = tuple(f"{form.name} ×" for form in FORMATS)
+NARROW = tuple(form.name for form in FORMATS if form.largest < 1e6)  # bf16 holds whatever float32 holds
+TIMES = tuple(f"{name} ×" for name in NARROW)
+AMPLE = 1000.0  # times headroom, from which nobody asks how much more
 PLACE = ("tensor", "layer", "largest", "token", "dim")
 HEADS = (*PLACE, "fp16 ×", "e4m3 ×", "int8 step / median", "below fp16", "below e4m3")
 EVERY = ("stream", *PLACE, *TIMES, "median", "int8 step / median", "below fp16", "below e4m3", "below e5m2")
@@ -21,6 +23,7 @@ CACHE_NOTE = (
     "of a text."
 )
 LAST = {"embeddings": -1, "final": 10**6, "head": 10**6}  # before all layers, and after them
+UNITS = dict.fromkeys(("gate/up", "MLP inner"), "neuron") | dict.fromkeys("qkv", "row")
 SHOWN = 12  # stored tensors without --verbose
 NOTE = (
     "×: largest finite value of the format / largest |x|; below 1 it overflows. int8: one step with one scale for the whole "
@@ -65,9 +68,13 @@ def verdict(found: Ranges, form: str) -> str:
 
 def _verdict(form: str, room: float, more: str = "") -> str:
     if room >= 1:
-        return f"{form}: fits, {number(room)} times headroom{more}"
+        return f"{form}: {_fits(room)}{more}"
     beyond = number(1 / room) if room > 0 else "∞"
     return f"{form}: overflows, {beyond} times its largest number{more}"
+
+
+def _fits(room: float) -> str:
+    return f"fits, {number(room) if room < AMPLE else f'over {AMPLE:,.0f}'} times headroom"
 
 
 def _sentences(found: Ranges) -> Iterator[str]:
@@ -86,9 +93,7 @@ def _sentences(found: Ranges) -> Iterator[str]:
     if found.inside:
         top = max(found.inside, key=lambda row: row.largest)
         room = top.headroom(first)
-        fits = (
-            f"fits, {number(room)} times headroom" if room >= 1 else "overflows, unless the kernel holds it in float32"
-        )
+        fits = _fits(room) if room >= 1 else "overflows, unless the kernel holds it in float32"
         yield f"Inside operations the largest number is {number(top.largest)}, at {_place(top)}: in {first} it {fits}."
     top = max(found.stored, key=lambda row: row.largest)
     yield f"{'; '.join(_verdict(form, top.headroom(form)) for form in others)}: unscaled, of that same |x|."
@@ -125,7 +130,7 @@ def _place(row: TensorRange) -> str:
     """ "MLP inner of layer 3, neuron 12, token “.” of text 5"."""
     parts = [_name(row)]
     if row.dim >= 0:
-        parts.append(f"{'neuron' if row.kind in ('gate/up', 'MLP inner') else 'dimension'} {row.dim}")
+        parts.append(f"{UNITS.get(row.kind, 'dimension')} {row.dim}")
     if row.text >= 0:
         parts.append(
             f"token {row.token} ({row.word!r}) of text {row.text}"
@@ -153,7 +158,7 @@ def _cells(row: TensorRange) -> tuple[Cell, ...]:
 
 
 def _all_cells(row: TensorRange) -> tuple[Cell, ...]:
-    room = (row.headroom(form.name) for form in FORMATS)
+    room = map(row.headroom, NARROW)
     return (row.stack, *_where(row), *room, row.median, row.int8_coarseness, *_below(row, "fp16", "e4m3", "e5m2"))
 
 
@@ -217,7 +222,7 @@ def _weights(found: Ranges, verbose: bool) -> Rows:
 
 
 def _weight(one: WeightRange) -> tuple[Cell, ...]:
-    room = (one.headroom(form.name) for form in FORMATS)
+    room = map(one.headroom, NARROW)
     counts = (Count(of[form]) for of in (one.over, one.below) for form in ("fp16", "e4m3"))
     return (one.name, one.stored, "NaN" if one.nan else one.largest, *room, *counts)
 

@@ -116,7 +116,7 @@ def repair(
         inputs=check.inputs,
         before=before,
         after=before,
-        notes=loaded.notes,
+        notes=(*loaded.notes, *stays_wide(loaded, options.fit)),
     )
     if not made.folder:
         return made
@@ -199,6 +199,18 @@ def _best_balance(loaded: LoadedModel, seen: Seen, check: Check) -> "list[tuple[
         if distance < best:
             best, found = distance, factors
     return found
+
+
+def stays_wide(loaded: LoadedModel, fit: str | None) -> tuple[str, ...]:
+    """What transformers keeps in float32 where it loads the model in float16, while here all of it is cast."""
+    wide = getattr(loaded.model, "_keep_in_fp32_modules", None)
+    if fit != "fp16" or not wide:
+        return ()
+    names = ", ".join(wide)
+    return (
+        "the share of finite logits is that of model.half(), every weight in float16; from_pretrained(dtype=torch.float16) "
+        f"keeps {names} in float32, where less overflows",
+    )
 
 
 def _distance(loaded: LoadedModel, wanted: "list[Tensor]", check: Check) -> float:

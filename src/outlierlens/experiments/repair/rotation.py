@@ -16,6 +16,7 @@ import numpy as np
 
 from outlierlens.architectures import BoundStack, live_parameters
 from outlierlens.errors import BadInput
+from outlierlens.experiments.range.places import packed_kinds
 from outlierlens.experiments.repair.rewriting import untie
 from outlierlens.models.calls import readers_of
 from outlierlens.models.changes import set_values, temporary
@@ -92,6 +93,10 @@ def _check(loaded: LoadedModel) -> None:
             raise BadInput(f"{where}: its norms stand on the stream or on writes; only pre-norm families are turned")
         if stack.stack.write_scales or stack.embedding_norm:
             raise BadInput(f"{where}: a scale of single dimensions stands on what is written; it cannot be turned")
+        if packed := packed_kinds(loaded, stack):
+            raise BadInput(
+                f"{where}: the weights of its experts are one parameter ({next(iter(packed))}); they cannot be turned"
+            )
         for name in _norms(stack):
             if _subtracts_mean(modules[name]):
                 raise BadInput(f"{where}: {name} subtracts the mean (LayerNorm); only streams of RMS norms are turned")

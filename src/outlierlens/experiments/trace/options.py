@@ -20,7 +20,7 @@ class TraceOptions:
     n_neurons: Annotated[int, Flag("--neurons"), Ge(1)] = 3
     """Neurons of each block that are listed by themselves; the others are added up."""
     n_random: Annotated[int, Flag("--random"), Ge(1)] = 3
-    """Draws of random weights, and of random dimensions, beside the named ones."""
+    """Draws of random weights, and of random dimensions that are moved as far, as controls."""
     threshold: Annotated[float, Flag("--sink-threshold"), Gt(0), Lt(1)] = 0.3
     """Mean attention on the dimension's token that makes a head a sink."""
     seed: Annotated[int, Ge(0)] = 0

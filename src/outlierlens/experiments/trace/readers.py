@@ -4,7 +4,7 @@ found = read_by(Model(loaded, stack, run), batches, Carried(dim, place, means), 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,7 +17,7 @@ from outlierlens.data.texts import Batch
 from outlierlens.experiments.trace.result import Reader, SinkLoss
 from outlierlens.models.attention_maps import tapped_attention
 from outlierlens.models.changes import temporary
-from outlierlens.models.hooks import EMBEDDINGS, edited
+from outlierlens.models.hooks import EMBEDDINGS, edited, tapped
 from outlierlens.models.load import LoadedModel
 from outlierlens.statistics.means import ratio_interval
 
@@ -44,6 +44,15 @@ class Carried:
     means: np.ndarray
 
 
+@dataclass(frozen=True)
+class Move:
+    """Values [layer + 1] that `dim` is set to in each text: at the token that carries the dimension, or at all others."""
+
+    dim: int
+    values: Mapping[int, np.ndarray]
+    elsewhere: bool = False
+
+
 class Readers(NamedTuple):
     """As in `Trace`: heads of the stream, those that are sinks on the token, how many read the dimension, what they lose."""
 
@@ -57,19 +66,27 @@ def read_by(
     model: Model, batches: Sequence[Batch], carried: Carried, *,
     threshold: float, n_random: int, seed: int, progress: Callable[[str, int, int], None] | None,
 ) -> Readers:  # fmt: skip
-    """Heads that are sinks on the token, and what they lose with the dimension, or a random one, set to its mean there.
+    """Heads that are sinks on the token, and what they lose with the dimension set to its mean there.
 
-    A head reads the dimension where, on every other text, the 95 % interval of what it loses lies above half; it takes 32
-    texts to say so. What these heads lose is measured on the texts between.
+    A control moves a random dimension of the token, in every layer as far as the dimension was moved, so that as large a
+    share of the state changes. A head reads the dimension where, on every other text, the 95 % interval of what it loses lies
+    above half; it takes 32 texts to say so. What these heads lose is measured on the texts between.
     """
     width = carried.means.shape[1]
-    drawn = random_sets(width, 1, n=n_random, seed=seed, other_than=(carried.dim,))
-    plan = [(None, ""), (carried.dim, "at"), (carried.dim, "elsewhere"), *((dim, "at") for (dim,) in drawn)]
+    drawn = [dim for (dim,) in random_sets(width, 1, n=n_random, seed=seed, other_than=(carried.dim,))]
+    states = states_at(model, batches, carried.place, [carried.dim, *drawn])
+    mean = carried.means[:, carried.dim]
+    means = dict.fromkeys(states, mean)
+    plan: list[Move | None] = [None, Move(carried.dim, means), Move(carried.dim, means, elsewhere=True)]
+    plan += [
+        Move(dim, {text: values[:, column] + mean - values[:, 0] for text, values in states.items()})
+        for column, dim in enumerate(drawn, 1)
+    ]
     found = []
-    for number, (dim, where) in enumerate(plan):
+    for number, move in enumerate(plan):
         if progress:
             progress("reading attention", number, len(plan))
-        found.append(_masses(model, batches, carried, dim, where))
+        found.append(_masses(model, batches, carried.place, move))
     intact, keys, queries, *others = found  # [text, layer, head] each
     mean = intact.mean(0)
     readers = []
@@ -93,7 +110,7 @@ def read_by(
     for layer, head in np.argwhere(sinks).tolist():
         every = (slice(0, None, 2), layer, head)
         reading[layer, head] = _lost(intact[every], keys[every])[1] > READS
-    names = (f"dimension {carried.dim}", *(f"random dimension {dim}" for (dim,) in drawn))
+    names = (f"dimension {carried.dim}", *(f"random dimension {dim}" for dim in drawn))
     losses = tuple(
         SinkLoss(
             name,
@@ -113,13 +130,33 @@ def _lost(before: np.ndarray, after: np.ndarray) -> tuple[float, float, float]:
     return (float(lost.sum() / before.sum()), *ratio_interval(lost, before))
 
 
-def _masses(model: Model, batches: Sequence[Batch], carried: Carried, dim: int | None, where: str) -> np.ndarray:
+def states_at(
+    model: Model, batches: Sequence[Batch], place: Mapping[int, int], dims: Sequence[int]
+) -> dict[int, np.ndarray]:
+    """Values [layer + 1, len(dims)] of dimensions at the token that carries the traced one, by text."""
+    import torch
+
+    rows: dict[int, list[np.ndarray]] = {}
+    for batch in batches:
+        tokens = torch.tensor([place[text] for text in batch.texts], device=batch.valid.device)
+
+        def look(_: BoundStack, layer: int, states: "Tensor", batch: Batch = batch, tokens: "Tensor" = tokens) -> None:
+            there = states[torch.arange(len(tokens)), tokens][:, dims].double().cpu().numpy()
+            for text, values in zip(batch.texts, there, strict=True):
+                rows.setdefault(text, []).append(values)
+
+        with tapped(model.loaded.model, [model.stack], look):
+            model.run(batch)
+    return {text: np.stack(values) for text, values in rows.items()}
+
+
+def _masses(model: Model, batches: Sequence[Batch], places: dict[int, int], move: Move | None) -> np.ndarray:
     """Mean attention of each text's other tokens on the one that carries the dimension [text, layer, head]."""
     import torch
 
     rows: dict[int, list[np.ndarray]] = {}
     for batch in batches:
-        place = torch.tensor([carried.place[text] for text in batch.texts], device=batch.valid.device)
+        place = torch.tensor([places[text] for text in batch.texts], device=batch.valid.device)
         there = torch.zeros_like(batch.valid)
         there[torch.arange(len(place)), place] = True
 
@@ -137,21 +174,25 @@ def _masses(model: Model, batches: Sequence[Batch], carried: Carried, dim: int |
                 rows.setdefault(text, []).append(values)
 
         change: AbstractContextManager[None] = nullcontext()
-        if dim is not None:
-            change = set_to_mean(model, dim, carried.means, there if where == "at" else batch.valid & ~there)
+        if move is not None:
+            values = np.stack([move.values[text] for text in batch.texts])
+            change = set_to(model, move.dim, values, batch.valid & ~there if move.elsewhere else there)
         with tapped_attention(model.loaded, model.stack, look), change:
             model.run(batch)
     return np.stack([np.stack(rows[text]) for text in sorted(rows)])
 
 
 @temporary
-def set_to_mean(model: Model, dim: int, means: np.ndarray, where: "Tensor") -> Iterator[None]:
-    """A dimension at `where` [batch, token] set to `means` [layer + 1, dim] before the first and after every block."""
+def set_to(model: Model, dim: int, values: np.ndarray, where: "Tensor") -> Iterator[None]:
+    """A dimension at `where` [batch, token] set to `values` [batch, layer + 1] before the first and after every block."""
     import torch
+
+    wanted = torch.from_numpy(values).to(where.device)
 
     def edit(layer: int, states: "Tensor") -> "Tensor":
         changed = states.clone()
-        changed[..., dim] = torch.where(where, float(means[layer - EMBEDDINGS, dim]), states[..., dim])
+        value = wanted[:, layer - EMBEDDINGS, None].to(states.dtype)  # [batch, 1]
+        changed[..., dim] = torch.where(where, value, states[..., dim])
         return changed
 
     with edited(model.loaded.model, model.stack, edit, (EMBEDDINGS, *range(model.stack.n_layers))):

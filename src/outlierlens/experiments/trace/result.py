@@ -128,7 +128,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class SinkLoss:
-    """Share of attention on the token that is lost with a dimension at its mean there.
+    """Share of attention on the token that is lost with the dimension at its mean there, or a random one moved as far.
 
     Attributes:
         lost, low, high: by all heads that are sinks there, with a 95 % interval over texts.
@@ -158,7 +158,7 @@ class Trace(Result):
             in a norm of it.
         writers: the fewest parts that carry the lift, largest first; () where no few do. explained: their share.
         weights: the single weights they write through; passed: the share that passes through these.
-        readers: heads that are sinks on the dimension's token. sinks: what these lose, beside random dimensions.
+        readers: heads that are sinks on the dimension's token. sinks: what these lose, against random dimensions moved as far.
         n_reading: heads that read it: on every other text they lose more than half, by the 95 % interval.
     """
 

@@ -20,7 +20,10 @@ BLOCK_HEADS = (
 )
 READER_HEADS = ("block", "head", "attention", "in keys", "in queries", "reads it in", "share lost", "95 %")
 NOTE = "Share of the norm: what this dimension makes of the state's sum of squares, by which a norm divides everything."
-READING = "Heads that read it lose over half on every other text (by the interval); measured here on the texts between."
+READING = (
+    "The dimension is set to its mean in every layer, and a random one is moved as far. Heads that read the dimension lose "
+    "over half on every other text (by the interval); measured here on the texts between."
+)
 AT_MEAN = "In keys: with the dimension at its mean at the token. In queries: at all other tokens."
 
 
@@ -49,7 +52,7 @@ def sections(found: Trace, *, verbose: bool = False) -> Iterator[Section]:
     if found.sinks:
         tables.append(Rows(
             "Attention on its token that sink heads lose",
-            ("set to its mean at the token", "share lost by all sinks", "95 %", "by those that read it", "95 %"),
+            ("moved at the token", "share lost by all sinks", "95 %", "by those that read it", "95 %"),
             tuple(
                 (one.name, Share(one.lost), ShareInterval(one.low, one.high), Share(one.read),
                  ShareInterval(one.read_low, one.read_high))
@@ -123,14 +126,14 @@ def _sentences(found: Trace) -> Iterator[str]:
         yield (
             f"Sinks on its token (attention of {found.threshold:g} or more): {len(found.readers)} of {found.n_heads} heads. "
             f"With the dimension at its mean there they lose {percent(own.lost)} of that attention "
-            f"({ShareInterval(own.low, own.high).written()}), with a random one at most {percent(most)}."
+            f"({ShareInterval(own.low, own.high).written()}), with a random one moved as far at most {percent(most)}."
         )
         if found.n_reading:
             most = max((abs(one.read) for one in others_lost), default=0.0)
             yield (
                 f"Heads that read it in their keys, chosen on every other text: {found.n_reading}. On the texts between they "
-                f"lose {percent(own.read)} ({ShareInterval(own.read_low, own.read_high).written()}), with a random one at most "
-                f"{percent(most)}."
+                f"lose {percent(own.read)} ({ShareInterval(own.read_low, own.read_high).written()}), with a random one moved "
+                f"as far at most {percent(most)}."
             )
     elif found.n_heads:
         yield f"No head is a sink on its token (attention of {found.threshold:g} or more)."
