@@ -26,10 +26,10 @@ def main() -> int:
 
     from outlierlens.data.texts import read_texts
     from outlierlens.models.load import LoadOptions, load_model
-    from outlierlens.report.expected import expected
     from outlierlens.report.job import suited
     from outlierlens.report.options import ReportOptions
     from outlierlens.tasks.choice import make_task
+    from outlierlens.tasks.forecast import forecast
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m", help="sample name or directory")
@@ -60,7 +60,7 @@ def main() -> int:
         ratios = sorted(a / b for a, b in zip(plain, fast, strict=True))
         print(f"{kind} time: {statistics.median(plain):.2f} s and {statistics.median(fast):.2f} s, "
               f"{statistics.median(ratios):.2f} × ({ratios[0]:.2f} to {ratios[-1]:.2f})")  # fmt: skip
-    print(f"the report: {expected(loaded, texts, ReportOptions())}")
+    print(f"the report: {forecast(task, 3 + sum(ReportOptions().n_sets))}")
     plain_values, fast_values = values.values()
     apart = float(np.abs(plain_values - fast_values).max())
     print(f"largest difference of a text's loss: {apart:.1e} nats per token")

@@ -76,8 +76,8 @@ def report(
 ) -> ReportData:  # fmt: skip
     """Scan, observe, switch off against controls, and write `report.html` with its charts and numbers to `folder`.
 
-    `model` is a sample, directory, file or hub id, or a loaded model; `texts` are by default 16 that suit it (64 with `thorough`); `folder` is
-    by default runs/MODEL. An interrupted run goes on in its folder.
+    `model` is a sample, directory, file or hub id, or a loaded model; `texts` are by default 16 that suit it (64 with
+    `thorough`); `folder` is by default runs/MODEL. An interrupted run goes on in its folder.
 
     Raises:
         BadInput: the folder holds a finished report and `overwrite` is off; or something is asked for that only the command
