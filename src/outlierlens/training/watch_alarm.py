@@ -30,7 +30,7 @@ TURNED = 399
 NEAR = 0.85  # of n_sigma
 AHEAD = 3  # records
 HALF_SPENT = 20  # records after which half of the rate is spent
-# benchmarks/watch_alarm.py on twelve short trainings
+# counted over twelve short trainings, see docs/watch.md
 MEASURED = (
     "an early warning is no forecast: of twelve ordinary small trainings 11 raised one, and 5 of 26 came true within 200 "
     "steps"
