@@ -180,6 +180,20 @@ def test_four_bits_of_bitsandbytes_by_hand(tmp_path: Path, nested: bool) -> None
         held(folder(tmp_path, tensors, "bitsandbytes"))
 
 
+def test_a_block_beyond_the_weight_takes_no_memory(tmp_path: Path) -> None:
+    state = json.dumps({"quant_type": "nf4", "blocksize": 10**15, "shape": [3, 3]}).encode()
+    tensors = {
+        NAME: torch.zeros((5, 1), dtype=torch.uint8),
+        f"{NAME}.absmax": torch.tensor([2.0]),
+        f"{NAME}.quant_map": torch.linspace(-1, 1, 16),
+        f"{NAME}.quant_state.bitsandbytes__nf4": torch.tensor(list(state), dtype=torch.uint8),
+    }
+    assert held(folder(tmp_path, tensors, "bitsandbytes")).tolist() == [[-2.0] * 3] * 3
+    tensors[f"{NAME}.nested_absmax"] = torch.tensor([2.0])  # and the table of its scales is missing
+    with pytest.raises(BadFile, match="does not fit"):
+        held(folder(tmp_path, tensors, "bitsandbytes"))
+
+
 MODULE = NAME.removesuffix("weight")
 PACKED = {
     "GPTQ": (

@@ -379,14 +379,19 @@ class _FourBit(_Coded):
     def rows(self, n_rows: int) -> Iterator[np.ndarray]:
         largest, table = self.part(".absmax").ravel(), self.part(".quant_map").ravel()
         if ".nested_absmax" in self.parts:
-            outer = np.repeat(self.part(".nested_absmax").ravel(), self.nested)[: len(largest)]
-            largest = self.part(".nested_quant_map").ravel()[largest.astype(int)] * outer + np.float32(self.offset)
+            if ".nested_quant_map" not in self.parts:
+                raise self.unfit(".nested_absmax")
+            outer, table_of_scales = self.part(".nested_absmax").ravel(), self.part(".nested_quant_map").ravel()
+            if len(outer) != -(-len(largest) // self.nested) or len(table_of_scales) != 256:
+                raise self.unfit(".nested_absmax")
+            outer = outer[np.arange(len(largest)) // self.nested]
+            largest = table_of_scales[largest.astype(np.uint8)] * outer + np.float32(self.offset)
         n_values = math.prod(self.shape)
         if len(table) != 16 or len(largest) != -(-n_values // self.block):
             raise self.unfit(".absmax")
         codes = self.part("codes").astype(np.uint8).ravel()
         values = table[np.stack([codes >> 4, codes & 15], axis=-1).ravel()[:n_values]]
-        rows = (values * np.repeat(largest, self.block)[:n_values]).reshape(-1, self.shape[-1])
+        rows = (values * largest[np.arange(n_values) // self.block]).reshape(-1, self.shape[-1])
         for start in range(0, len(rows), n_rows):
             yield rows[start : start + n_rows]
 
