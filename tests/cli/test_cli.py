@@ -91,7 +91,9 @@ def test_report(family: str, head: str, kind: str, model_folder: Any, text: str,
     n_times = (
         17 if family == "t5" else 9
     )  # observed once; with each stream: intact, chosen, 4 random sets and 2 matched ones
-    assert re.search(rf": \d+ texts, read {n_times} times: about [\d.]+ s$", err, re.MULTILINE), err
+    assert re.search(
+        rf": \d+ texts, read {n_times} times: about [\d.]+ s; .*rows\.jsonl keeps what is finished$", err, re.MULTILINE
+    ), err
     assert stdout.strip().endswith("report.html")
     assert {path.name for path in out.iterdir()} >= {"report.html", "results.json", "manifest.json", "charts"}
     rows = list(out.glob("rows*.jsonl"))

@@ -301,7 +301,7 @@ def test_of_clip_the_text_tower_is_observed(words: Callable[..., Any]) -> None:
 
 
 def test_a_missing_tokenizer_and_bad_options_are_named() -> None:
-    with pytest.raises(BadInput, match="bert has no tokenizer beside it"):
+    with pytest.raises(BadInput, match="bert: this model has no tokenizer beside it"):
         observe(wrap(FAMILIES["bert"], None), some_texts(2))
     with pytest.raises(BadInput, match="n_sigma is 0"):
         ObserveOptions(n_sigma=0)

@@ -340,7 +340,7 @@ def test_what_cannot_be_followed_is_said(tmp_path: Path) -> None:
         f"{path}: reads embeddings.word_embeddings.weight, 0 MB, in parts"
     ]
     wrong = origin_models.tensors() | {"embeddings.position_embeddings.weight": np.ones((4, 6), dtype=np.float32)}
-    with pytest.raises(BadFile, match=r"position_embeddings\.weight has 6 columns, the stream 20 dimensions"):
+    with pytest.raises(BadFile, match=r"hidden_size is 20 wide and embeddings\.position_embeddings\.weight 6"):
         origin(str(origin_models.saved(tmp_path / "wrong", wrong)), OriginOptions(dims=(5,)))
     broken = origin_models.tensors()
     broken["embeddings.LayerNorm.bias"][4] = np.inf

@@ -436,7 +436,11 @@ def test_a_report_shows_sweeps(swept: Any, run: Any, model_folder: Any, text: st
     code, _, err = run("report", str(out / "results.json"), "--sweep", str(directory / "sweep.json"))
     assert code == 0, err
     assert load(out / "results.json").sweeps == (sweep,)  # it was there already
-    other = replace(sweep, provenance=replace(sweep.provenance, fingerprint="00"))
+    stranger = replace(sweep, provenance=replace(sweep.provenance, fingerprint="00"))
+    save(stranger, tmp_path / "stranger.json")
+    code, _, err = run("report", str(out / "results.json"), "--sweep", str(tmp_path / "stranger.json"))
+    assert (code, "(fingerprint 00), not of" in err) == (1, True)
+    other = replace(sweep, provenance=replace(sweep.provenance, fingerprint="00", dtype="bfloat16"))
     save(other, tmp_path / "other.json")
     code, _, err = run("report", str(out / "results.json"), "--sweep", str(tmp_path / "other.json"))
     assert code == 0, err

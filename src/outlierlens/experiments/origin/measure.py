@@ -222,10 +222,6 @@ class _Measurement:
             if param.axis != -1:
                 continue  # a linear: its rows are among the norms
             info = self.checkpoint.tensors[param.name]
-            if info.shape[-1] != width:
-                raise BadFile(
-                    f"{self.checkpoint.name}: {param.name} has {info.shape[-1]} columns, the stream {width} dimensions"
-                )
             self._tell(param.name, info.nbytes)
             if (param.name, dims) not in self.tables:
                 self.tables[param.name, dims] = self.table(param, width, dims)
