@@ -649,26 +649,6 @@ def unfinished_count() -> Reader:
     return Reader("state", seeds(state), read)
 
 
-def word_vectors_of(path: Path) -> int:
-    """Vectors of some words."""
-    from outlierlens.experiments.similarity.pooling import read_word_vectors
-
-    return len(read_word_vectors(path, {"one", "two", "three"}).values)
-
-
-@reader
-def word_vectors() -> Reader:
-    return Reader(
-        "words.txt", seeds("2 3\none 1 2 3\ntwo 0.5 -1 1e-3\n", "one 1 2\nfour 3 4\ntwo 5 6\n"), word_vectors_of
-    )
-
-
-@reader
-def word_vectors_binary() -> Reader:
-    rows = b"".join(word + b" " + struct.pack("<3f", 1, 2, 3) + b"\n" for word in (b"one", b"two", b"nine"))
-    return Reader("words.bin", seeds(b"3 3\n" + rows), word_vectors_of)
-
-
 # --- pictures and recordings -------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""A made-up result of `predictions`: one input, two interventions, parts of speech."""
+"""A made-up result of `predictions`: one input, two interventions."""
 
 import numpy as np
 
@@ -7,11 +7,9 @@ from outlierlens.experiments.predictions.result import (
     Curve,
     Heard,
     MeasureChange,
-    PartsOfSpeech,
     Predictions,
     Shift,
     Spoken,
-    TagShare,
     Word,
 )
 from outlierlens.results.document import Provenance
@@ -40,15 +38,10 @@ def shift(intervention: str, change: float) -> Shift:
 
 def predictions() -> Predictions:
     """All layers: more frequent; logits: rarer."""
-    shares = (TagShare("NOUN", 0.5, 0.3, -0.2, -0.3, -0.1), TagShare("none", 0.0, 0.2, 0.2, 0.1, 0.3))
-    speech = PartsOfSpeech(
-        "unmasked", "layers", "en_made_up 1.0, spaCy 3.8", False, ("NOUN", "none"), 10, 5,
-        np.array([[5, 0], [0, 5]]), np.array([[3, 2], [0, 5]]), shares, TagShare("kept", 0.9, 0.6, -0.3, -0.4, -0.2),
-    )  # fmt: skip
     heard = Heard("unmasked", 5, 200, spoken("intact", -6.0), (shift("layers", 0.7), shift("logits", -0.4)))
     return Predictions(
         provenance=Provenance("m", "f", command="outlierlens predictions m --counts c.parquet", seed=0),
         data="d.txt", data_digest="0", counts="c.parquet", n_counted=1000, smoothing=1.0, head="masked", stack="model",
         mode="zeroed_weights", dims=(3,), by_layer={}, max_length=128, n_groups=32, n_bootstrap=1000, paper_compat=False,
-        corpus=CURVE, heard=(heard,), speech=(speech,), notes=("a note",),
+        corpus=CURVE, heard=(heard,), notes=("a note",),
     )  # fmt: skip

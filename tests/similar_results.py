@@ -38,7 +38,7 @@ def similarity() -> Similarity:
     )
     return Similarity(
         PROVENANCE, "model", "mean of all tokens, special ones left out", 128, False, ("embeddings", "0"), ("raw", "clip"),
-        FITTED, (StaticVectors("input embeddings", 8, 1.0),), 55, (task,), ("a note",),
+        FITTED, (StaticVectors("input embeddings", 8),), 55, (task,), ("a note",),
     )  # fmt: skip
 
 

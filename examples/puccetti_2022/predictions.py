@@ -4,7 +4,7 @@
 
 The paper reads unmasked and masked text with the dimensions off in all layers; here also with the last hidden state and the
 product with the vocabulary changed, as Macocco et al. (2025) do, and beside random sets. Without `--counts` the texts' own
-tokens are counted, which says little. (Parts of speech: `outlierlens predictions --tagger`.) Half a minute.
+tokens are counted, which says little. Half a minute.
 """
 
 import argparse

@@ -174,7 +174,7 @@ def test_all_is_all_that_a_user_can_use_and_nothing_for_developers() -> None:
     everything = brings("all")
     for extra in EXTRAS.keys() - NOT_FOR_USERS:
         assert brings(extra) <= everything, extra
-    assert {"gradio", "torch", "onnx", "gguf", "pillow", "soundfile", "ray", "spacy"} <= everything
+    assert {"gradio", "torch", "onnx", "gguf", "pillow", "soundfile", "ray"} <= everything
     assert not {"pytest", "mypy", "sphinx", "torchao", "playwright"} & everything
 
 

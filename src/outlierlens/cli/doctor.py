@@ -34,13 +34,12 @@ from outlierlens.view.section import Rows
 from outlierlens.view.terminal import print_rows
 
 PACKAGE = "outlierlens"
-FOR_USERS = ("charts", "models", "onnx", "vision", "audio", "ray", "pos", "explore")  # not dev and crosscheck
+FOR_USERS = ("charts", "models", "onnx", "vision", "audio", "ray", "explore")  # not dev and crosscheck
 USES = {  # extra -> what it is for, where it is neither whole commands nor a format of weights
     "charts": "--chart FILE.svg and .png, pictures beside a report",
     "vision": "image data of observe, disable and sweep",
     "audio": "recordings that are no PCM .wav",
     "ray": "sweep --engine ray",
-    "pos": "predictions --tagger, replicate puccetti --tagger",
     "explore": "the page of explore (its --show and --json work without)",
 }
 VARIABLES = (

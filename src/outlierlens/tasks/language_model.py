@@ -57,16 +57,12 @@ class PredictionRows:
 
 @dataclass(frozen=True)
 class Window:
-    """Token ids of one row, the positions whose output is read, the token each should predict, and where the row begins.
-
-    `start` is the place of the row's first token among those of the text, had the row all that come before.
-    """
+    """Token ids of one row, the positions whose output is read, and the token each should predict."""
 
     text: int
     ids: list[int]
     positions: list[int]
     targets: list[int]
-    start: int = 0
 
 
 class LanguageModelLoss(ABC):
@@ -327,7 +323,7 @@ class CausalLoss(LanguageModelLoss):
         """The window of tokens `ids` that begin at `start` of their text, and predict those numbered `fresh`."""
         shift = len(self.front) - start
         row = [*self.front, *ids]
-        return Window(number, row, [i + shift - 1 for i in fresh], [row[i + shift] for i in fresh], start)
+        return Window(number, row, [i + shift - 1 for i in fresh], [row[i + shift] for i in fresh])
 
     @property
     def _unseen(self) -> int:

@@ -268,17 +268,15 @@ def test_masked_predictions_are_at_the_masks_of_the_masked_loss_and_do_not_depen
 
 
 @pytest.mark.parametrize("kind", ["causal", "begun"])
-def test_a_long_text_is_predicted_window_by_window_with_its_places(kind: str, words: Any) -> None:
+def test_a_long_text_is_predicted_window_by_window_each_token_once(kind: str, words: Any) -> None:
     loaded = model_of("llama", "CausalLM", words, kind=kind)
     texts = [" ".join(f"w{i % 35}" for i in range(50)), "w1 w2"]
     task = INPUT_TASKS["next"](loaded, texts, TaskOptions(max_length=8, batch_size=3))
-    places = sorted(
-        (int(t), int(k), int(target))
-        for feed in task.all_feeds()
-        for t, k, target in zip(feed.text, feed.token, feed.targets, strict=True)
+    predicted = sorted(
+        (int(t), int(target)) for feed in task.all_feeds() for t, target in zip(feed.text, feed.targets, strict=True)
     )
     whole = [loaded.tokenizer(text)["input_ids"] for text in texts]  # type: ignore[misc]
-    assert places == [(number, k, ids[k]) for number, ids in enumerate(whole) for k in range(1, len(ids))]
+    assert predicted == sorted((number, token) for number, ids in enumerate(whole) for token in ids[1:])
 
 
 # Numbers over the vocabulary.
@@ -312,9 +310,9 @@ def test_the_jackknife_of_two_groups_by_hand() -> None:
     unigram = Unigram.of(counts, n_rows=3, special=[])
     scale = Scale.of(unigram, "cpu")
     intact, ablated = (Tally(scale, n_texts=2, n_groups=2) for _ in range(2))
-    text, token = np.array([0, 1]), np.array([0, 0])
+    text = np.array([0, 1])
     for tally, logits in ((intact, [[0.0, 0, 0], [0, 0, 0]]), (ablated, [[2.0, 0, 0], [0, 0, 1.0]])):
-        tally.add(torch.tensor(logits), torch.tensor([0, 1]), text, token)
+        tally.add(torch.tensor(logits), torch.tensor([0, 1]), text)
     moved, low, high = change(intact, ablated, unigram, n_draws=20, seed=0)["kl_to_unigram"]
     q = np.exp([[2.0, 0, 0], [0, 0, 1.0]])
     q /= q.sum(1, keepdims=True)

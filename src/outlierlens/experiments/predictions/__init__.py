@@ -1,8 +1,7 @@
-"""What a model says with dimensions off: corpus frequency, distribution and parts of speech of its predicted tokens.
+"""What a model says with dimensions off: corpus frequency and distribution of its predicted tokens.
 
 words.py        the inputs, the logits of every predicted position, and the interventions: in all layers, in the last hidden
                 state, in the product with the vocabulary
 tally.py        the corpus' token frequencies, and what is kept of the logits: sums by text, counts by group of texts
-speech.py       parts of speech
 measure.py      the run
 """

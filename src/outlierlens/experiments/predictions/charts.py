@@ -1,13 +1,12 @@
-"""What a model says with dimensions off: which tokens, how frequent in a corpus, and which parts of speech.
+"""What a model says with dimensions off: which tokens, and how frequent in a corpus.
 
-predictions(found)                       # shifts, and the curves and parts of speech of `prediction_panels`, as one picture
+predictions(found)                       # shifts and curves as one picture
 prediction_shifts(found)                 # change of the predicted tokens' log frequency, beside random dimensions
 
-How predictions spread over tokens and over parts of speech, intact and with dimensions off.
+How predictions spread over tokens, intact and with dimensions off.
 
 prediction_curves(found, "unmasked")                 # share of predictions by rank of the token among the predicted
 prediction_curves(found, "unmasked", by="corpus")    # share of predictions that the most frequent tokens of the corpus make up
-parts_of_speech(found)                               # change of the share of each part of speech
 """
 
 import math
@@ -19,13 +18,12 @@ from outlierlens.experiments.predictions.result import (
     MEASURES,
     Curve,
     MeasureChange,
-    PartsOfSpeech,
     Predictions,
     Shift,
     prediction_rows,
 )
 from outlierlens.view.charts import draw
-from outlierlens.view.charts.base import Chart, Spec, bar, begun, chart, field, log_ticks, round_to, rounded
+from outlierlens.view.charts.base import Chart, Spec, bar, begun, chart, field, log_ticks, round_to
 from outlierlens.view.charts.forms import interval_dots, null_dots
 from outlierlens.view.charts.palette import ALARM, DIM_COLOURS, FAINT, INK, MUTED, SHAPES
 from outlierlens.view.charts.panels import above, beside, composed, heading, inner
@@ -33,7 +31,6 @@ from outlierlens.view.words import number
 
 OFF = {"layers": "all layers", "last_hidden": "last hidden state", "logits": "logits"}
 CURVE_HEIGHT = 300
-SHOWN_TAGS = 12
 KINDS = {"rank": "rank and frequency", "corpus": "the corpus' frequent tokens"}
 SHORT = {"masked": "masked", "unmasked": "unmasked", "next": "next token"}
 ROW = 46  # pixels of a row of the chart of shifts
@@ -84,52 +81,6 @@ def prediction_curves(found: Predictions, input: str, by: str = "rank", *, name:
         height=CURVE_HEIGHT,
         columns=("line", "rank", "share of predictions"),
         rows=([point["line"], point["rank"], point["share"]] for point in named),
-    )
-
-
-def parts_of_speech(found: Predictions, *, name: str = "parts-of-speech") -> Chart:
-    """Shares of parts of speech among predictions of the first input with each intervention: intact, ablated, difference.
-
-    Raises:
-        BadInput: nothing was tagged.
-    """
-    if not found.speech:
-        raise BadInput("no prediction was tagged, so there are no parts of speech to draw; name a --tagger")
-    speech = [one for one in found.speech if one.input == found.speech[0].input]
-    largest: dict[str, float] = {}
-    for one in speech:
-        for share in one.shares:
-            largest[share.tag] = max(largest.get(share.tag, 0.0), share.intact, share.ablated)
-    tags = sorted(largest, key=lambda tag: -largest[tag])[:SHOWN_TAGS]
-    kinds = [OFF[one.intervention] for one in speech]
-    rows = [
-        {"tag": share.tag, "kind": OFF[one.intervention]}
-        | rounded(change=share.change, intact=share.intact, ablated=share.ablated)
-        | bar(share.low, share.high)
-        for one in speech
-        for share in one.shares
-        if share.tag in tags
-    ]
-    styles = dict(zip(OFF.values(), zip(DIM_COLOURS, SHAPES, strict=True), strict=False))
-    colour, shape = (draw.by("kind", {kind: styles[kind][i] for kind in kinds}) for i in range(2))
-    axis = {"format": "+.0%", "tickCount": 7}
-    x = field("change", "change of its share of predictions", scale={"zero": True}, axis=axis)
-    y = draw.strips("tag", tags, outer=0.15)
-    offset = draw.nominal("kind") | {"sort": kinds, "scale": {"domain": kinds}}
-    changes = {key: field(key, title, format="+.1%") for key, title in {"change": "change", **draw.ENDS}.items()}
-    shares = {key: field(key, key, format=".1%") for key in ("intact", "ablated")}
-    what = draw.columns(tag="part of speech:N", kind="off:N", **changes, **shares)
-    layers: list[Spec] = [
-        draw.level(0, x=x, strokeDash=draw.DASHED),
-        *interval_dots(rows, x, y, what, yOffset=offset, color=colour, shape=shape, size=70),
-    ]
-    return chart(
-        name=name,
-        title=f"Parts of speech: {INPUTS[speech[0].input]}",
-        reading=_speech_reading(speech),
-        layers=layers,
-        height=40 + 30 * len(tags),
-        **what.table(rows),
     )
 
 
@@ -185,28 +136,15 @@ def _curves_reading(found: Predictions, input: str, by: str) -> str:
     )
 
 
-def _speech_reading(speech: list[PartsOfSpeech]) -> str:
-    text = f"Change of the share of each part of speech among {speech[0].n:,} predictions; bars are 95 % intervals over texts. "
-    for one in speech:
-        most = max(one.shares, key=lambda share: abs(share.change))
-        text += (
-            f"{OFF[one.intervention].capitalize()}: most {most.tag}, {most.intact:.0%} to {most.ablated:.0%}; the real "
-            f"token's part of speech is kept by {one.kept.intact:.0%} intact and {one.kept.ablated:.0%} ablated. "
-        )
-    return text.strip()
-
-
 def predictions(found: Predictions, *, name: str = "predictions") -> Chart:
-    """Shifts on top; below them both curves of every input, and parts of speech where they were tagged."""
+    """Shifts on top; below them both curves of every input."""
     shifts = prediction_shifts(found)
     curves = [[prediction_curves(found, heard.input, by) for heard in found.heard] for by in KINDS]
     # One input: its curves side by side. Two: a column each.
     grid = curves if len(found.heard) > 1 else [[row[0] for row in curves]]
-    below = [parts_of_speech(found)] if found.speech else []
     wide = PANEL * 2 + 60
     parts: list[Spec] = [_panel(shifts, wide - 150)]
     parts += [beside([_panel(one, PANEL) for one in row], 60, bounds="flush") for row in grid]
-    parts += [_panel(one, wide - 150) for one in below]
     what = draw.columns(
         input="input", intervention="off", measure="measure", intact="intact", ablated="ablated", change="change",
         **draw.ENDS, random_median="random median", p="p",
@@ -214,7 +152,7 @@ def predictions(found: Predictions, *, name: str = "predictions") -> Chart:
     return composed(
         name=name,
         title=f"{found.provenance.model}: what it says with dimensions off",
-        reading=" ".join(one.reading for one in (shifts, *(one for row in curves for one in row), *below)),
+        reading=" ".join(one.reading for one in (shifts, *(one for row in curves for one in row))),
         body=above(parts, 34, apart=("color", "shape", "x", "y")),
         **what.table(prediction_rows(found)),
     )

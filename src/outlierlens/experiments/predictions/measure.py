@@ -26,13 +26,11 @@ from outlierlens.experiments.predictions.result import (
     INTERVENTIONS,
     Heard,
     MeasureChange,
-    PartsOfSpeech,
     Predictions,
     Shift,
     Spoken,
     Word,
 )
-from outlierlens.experiments.predictions.speech import Predicted, Tagger, Tagging, parts_of_speech
 from outlierlens.experiments.predictions.tally import GROUPS, Scale, Tally, Unigram, change
 from outlierlens.experiments.predictions.words import INPUT_TASKS, OF_HEAD, Said, Switches, every
 from outlierlens.models.inputs import token_limit
@@ -68,7 +66,7 @@ def predictions(
     command: str = "",
     progress: Progress | None = None,
 ) -> Predictions:
-    """Corpus frequency, distribution and parts of speech of what `loaded` predicts, intact and with `dims` off.
+    """Corpus frequency and distribution of what `loaded` predicts, intact and with `dims` off.
 
     `dims` is a sequence, or {layer: dims}; "find" is what the scan of the weights finds. `counts` are of this model's
     tokenizer.
@@ -96,14 +94,11 @@ def predictions(
         counts, n_rows=first.n_rows, special=sorted(special_ids(loaded.tokenizer)), smoothing=options.smoothing
     )
     heard: list[Heard] = []
-    speech: list[PartsOfSpeech] = []
     for number, (name, task) in enumerate(tasks.items()):
         conditions = _conditions(task, unigram, plan, interventions, switches.width, options)
         report = _reporter(progress, name, number, len(tasks))
         _hear(task, switches, conditions, report)
         heard.append(_summed(name, task, unigram, counts, conditions, options))
-        if options.tagger is not None:
-            speech += _tagged(options.tagger, name, task, texts, conditions, options)
     notes += [f"counts: {note}" for note in counts.notes]
     if unigram.added > MUCH_ADDED:
         notes.append(
@@ -130,7 +125,6 @@ def predictions(
         paper_compat=options.paper_compat,
         corpus=unigram.curve(unigram.counts),
         heard=tuple(heard),
-        speech=tuple(speech),
         notes=(*loaded.notes, *notes),
     )
 
@@ -164,7 +158,7 @@ def _hear(task: Said, switches: Switches, conditions: Sequence[_Condition], repo
         with context as one.n_values, torch.inference_mode():
             for feed in feeds:
                 for which, rows, logits in task.logits(feed, off):
-                    those[which].tally.add(logits, feed.targets[rows], feed.text[rows], feed.token[rows])
+                    those[which].tally.add(logits, feed.targets[rows], feed.text[rows])
     report(len(passes), len(passes))
 
 
@@ -229,7 +223,7 @@ def _conditions(
         sets = random_sets(width, len(chosen), n=options.n_random, seed=options.seed, other_than=chosen)
 
     def made(label: str, intervention: str, off: Plan, *, whole: bool) -> _Condition:
-        tally = Tally(scale, n_texts=task.n_texts, n_groups=groups if whole else 1, keep=whole)
+        tally = Tally(scale, n_texts=task.n_texts, n_groups=groups if whole else 1)
         return _Condition(label, intervention, off, tally)
 
     conditions = [made("intact", "", {}, whole=True)]
@@ -285,24 +279,6 @@ def _spoken(condition: _Condition, unigram: Unigram, tokens: Sequence[str]) -> S
         curve=unigram.curve(said.astype(np.float64)),
         top=tuple(words),
     )
-
-
-def _tagged(
-    tagger: Tagger,
-    name: str,
-    task: Said,
-    texts: Texts,
-    conditions: Sequence[_Condition],
-    options: PredictionOptions,
-) -> list[PartsOfSpeech]:
-    """Parts of speech of what the intact and the chosen conditions predict."""
-    text, token, intact = conditions[0].tally.predicted()
-    ablated = {one.intervention: one.tally.predicted()[2] for one in conditions[1:] if one.label == "chosen"}
-    predicted = Predicted(text, token, intact, ablated).some(options.tagged, options.seed)
-    read = {number: texts.texts[place] for number, place in enumerate(task.texts)}
-    how = Tagging(tagger, options.paper_compat, options.n_bootstrap, options.seed)
-    cut = None if name == "next" else task.max_length
-    return parts_of_speech(how, task.loaded.tokenizer, read, predicted, input=name, max_length=cut)
 
 
 def _reporter(progress: Progress | None, name: str, number: int, total: int) -> Callable[[int, int], None]:

@@ -9,7 +9,6 @@ from outlierlens.ablation.mode_names import MODES, Mode
 from outlierlens.ablation.switches import Dims
 from outlierlens.errors import BadInput
 from outlierlens.experiments.predictions.result import INPUTS, INTERVENTIONS
-from outlierlens.experiments.predictions.speech import Tagger
 from outlierlens.options import FIND, Find, Flag, Flat, check
 from outlierlens.tasks.base import TaskOptions
 
@@ -32,12 +31,8 @@ class PredictionOptions:
     """Occurrences added to every token of the corpus, so that rare ones have a logarithm."""
     task: Annotated[TaskOptions, Flat("mask_fraction", "max_length", "batch_size")] = TaskOptions()
     """How texts are read; its seed is this one."""
-    tagger: Annotated[Tagger | None, Flag(read="experiments.predictions.speech:load_tagger")] = None
-    """spaCy pipeline (name or folder): parts of speech of predictions too."""
-    tagged: Annotated[int, Ge(1)] = 2000
-    """Predictions that are tagged, at most."""
     paper_compat: bool = False
-    """As in the released code: counts by text, dimensions off in BERT's head too, tokens tagged alone."""
+    """As in the released code: counts by text, dimensions off in BERT's head too."""
     n_bootstrap: Annotated[int, Flag("--bootstrap"), Ge(20)] = 1000
     """Bootstrap draws of the texts."""
     seed: Annotated[int, Ge(0)] = 0

@@ -153,48 +153,6 @@ class Heard:
 
 
 @dataclass(frozen=True)
-class TagShare:
-    """A part of speech among predictions: share intact and ablated, and the difference with its paired 95 % interval."""
-
-    tag: str
-    intact: float
-    ablated: float
-    change: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class PartsOfSpeech:
-    """Parts of speech of predicted tokens, intact and ablated.
-
-    Attributes:
-        tagger: name and version of the pipeline. alone: tags are those of single tokens, as in the released code, and
-            not of words in their sentence.
-        tags: names of rows and columns; "none" is a prediction that is no word (a special token, a part of a character).
-        n: predictions tagged, of n_texts texts.
-        intact, ablated: how many tokens of each part of speech became which, int [real, predicted].
-        shares: of every part of speech. kept: of predictions with the part of speech of the real token, tag "kept".
-    """
-
-    input: str
-    intervention: str
-    tagger: str
-    alone: bool
-    tags: Annotated[tuple[str, ...], "tag"]
-    n: int
-    n_texts: int
-    intact: Annotated[np.ndarray, "tag tag"]
-    ablated: Annotated[np.ndarray, "tag tag"]
-    shares: Annotated[tuple[TagShare, ...], "tag"]
-    kept: TagShare
-
-    def interval(self, share: TagShare, form: str = "+.1%") -> str:
-        """The interval of a share's change in words."""
-        return interval_text(share.low, share.high, form, no_change(self.n_texts, "texts"))
-
-
-@dataclass(frozen=True)
 class Predictions(Result):
     """What a model says with dimensions off, beside what it says intact and with random dimensions off.
 
@@ -203,7 +161,7 @@ class Predictions(Result):
         dims: off in any layer; by_layer where layers differ. mode: how they are off in all layers.
         n_groups: groups of neighbouring texts, at most, that intervals of numbers over the whole vocabulary leave out in turn.
         corpus: how the corpus' own tokens spread over its types.
-        heard: by kind of input. speech: parts of speech; empty without a tagger.
+        heard: by kind of input.
     """
 
     provenance: Provenance
@@ -223,7 +181,6 @@ class Predictions(Result):
     paper_compat: bool
     corpus: Curve
     heard: tuple[Heard, ...]
-    speech: tuple[PartsOfSpeech, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

@@ -2,7 +2,7 @@
 
     scale = Scale.of(unigram, device)
     tally = Tally(scale, n_texts=200, n_groups=32)
-    tally.add(logits, targets, text, token)            # some predicted positions of one forward pass
+    tally.add(logits, targets, text)                   # some predicted positions of one forward pass
     tally.values(unigram)                              # {measure: number} of all texts
     change(intact, tally, unigram, n_draws=1000, seed=0)         # {measure: (change, low, high)}
 
@@ -195,19 +195,17 @@ class Tally:
     Attributes:
         sums: float64 [text, sum], see `SUMS`.
         said: how often each type is the likeliest, int64 [group, type]. mass: probabilities, float64 [group, type].
-        kept: of each part added (text, token, predicted id), int [position] each; only where asked for.
     """
 
-    def __init__(self, scale: Scale, *, n_texts: int, n_groups: int, keep: bool = False):
+    def __init__(self, scale: Scale, *, n_texts: int, n_groups: int):
         n_types = len(scale.log)
         self.scale, self.n_texts = scale, n_texts
         self.sums = np.zeros((n_texts, len(SUMS)))
         self.said = np.zeros((n_groups, n_types), dtype=np.int64)
         self.mass = np.zeros((n_groups, n_types))
-        self.keep, self.kept = keep, list[tuple[np.ndarray, np.ndarray, np.ndarray]]()
 
-    def add(self, logits: "Tensor", targets: "Tensor", text: np.ndarray, token: np.ndarray) -> None:
-        """Add logits [position, type], the text's own tokens, and of which text and which of its tokens they are.
+    def add(self, logits: "Tensor", targets: "Tensor", text: np.ndarray) -> None:
+        """Add logits [position, type], the text's own tokens, and of which text they are.
 
         Raises:
             BadInput: logits that are not finite.
@@ -241,14 +239,6 @@ class Tally:
         for one in np.unique(group):
             mine = torch.from_numpy(np.flatnonzero(group == one)).to(logits.device)
             self.mass[one] += probability.index_select(0, mine).sum(0).cpu().double().numpy()
-        if self.keep:
-            self.kept.append((text, token, ids))
-
-    def predicted(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(text, token, predicted id) [position], in the order of the texts."""
-        text, token, ids = (np.concatenate(one) for one in zip(*self.kept, strict=True))
-        order = np.lexsort((token, text))
-        return text[order], token[order], ids[order]
 
     def column(self, name: str) -> np.ndarray:
         """One of `SUMS` [text]."""

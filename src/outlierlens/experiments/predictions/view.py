@@ -8,7 +8,6 @@ from outlierlens.experiments.predictions.charts import predictions as draw
 from outlierlens.experiments.predictions.result import (
     INTERVENTIONS,
     MeasureChange,
-    PartsOfSpeech,
     Predictions,
     Spoken,
     prediction_rows,
@@ -43,11 +42,10 @@ SAID = ("input", "off", "accuracy", "surprisal", "entropy", "slope", "ρ", "slop
 OF_SAID = ("accuracy", "surprisal", "entropy", "slope", "spearman", "slope_expected", "spearman_expected", "kl_to_unigram",
            "kl_from_unigram", "special")  # fmt: skip
 EVERY = ("input", "off", "measure", "intact", "ablated", "change", "95 %", "random", "p")
-PARTS = ("part", "intact", "ablated", "change in points", "95 %")
 
 
 def sections(found: Predictions, *, verbose: bool = False, name: str = "predictions") -> Iterator[Section]:
-    """Which way predictions go and what is said; with `verbose` every measure, and what part of speech became which.
+    """Which way predictions go and what is said; with `verbose` every measure.
 
     `name` is the section's, and begins those of its charts.
     """
@@ -62,8 +60,6 @@ def sections(found: Predictions, *, verbose: bool = False, name: str = "predicti
     ]
     if verbose:
         tables.append(Rows("Every measure", EVERY, tuple(_every(found))))
-    for speech in found.speech:
-        tables += _speech(speech, verbose)
     charts = (draw(found, name=name), prediction_shifts(found, name=f"{name}-shifts"))
     yield Section(name, "What the model says", (*sentences(found), _measured(found)), charts, tuple(tables))
 
@@ -150,25 +146,3 @@ def _every(found: Predictions) -> Iterator[tuple[Cell, ...]]:
             ),
             *(Interval(row["low"], row["high"]), cells.Change(row["random_median"]), p),
         )
-
-
-def _speech(speech: PartsOfSpeech, verbose: bool) -> Iterator[Rows]:
-    """Shares of parts of speech, the largest change first; with `verbose`, what became what."""
-    where = f"{speech.input}, {speech.intervention}"
-    rows = [
-        (one.tag, FineShare(one.intact), FineShare(one.ablated), cells.Change(100 * one.change),
-         Interval(100 * one.low, 100 * one.high))
-        for one in (speech.kept, *sorted(speech.shares, key=lambda one: -abs(one.change)))
-    ]  # fmt: skip
-    how = "as single tokens" if speech.alone else "as words in their sentence"
-    note = (
-        f"{speech.n:,} predictions of {speech.n_texts:,} texts, tagged {how} by {speech.tagger}. Kept: the part of speech of "
-        "the text's own token."
-    )
-    if any(one.low == one.high == 0 for one in (speech.kept, *speech.shares)):
-        note += f" “No change” means {no_change(speech.n_texts, 'texts')}."
-    yield Rows(f"Parts of speech: {where}", PARTS, tuple(rows), note)
-    for name, counts in (("intact", speech.intact), ("ablated", speech.ablated)) if verbose else ():
-        counted = tuple((tag, *row) for tag, row in zip(speech.tags, counts.tolist(), strict=True))
-        note = "Rows: part of speech of the text's own token; columns: of the predicted one."
-        yield Rows(f"Real and predicted, {name}: {where}", ("real", *speech.tags), counted, note)

@@ -55,20 +55,13 @@ OF_HEAD = {"masked": ("masked", "unmasked"), "causal": ("next",)}
 
 @dataclass(frozen=True)
 class Feed(PredictionRows):
-    """`PredictionRows`, with the text and the place among its tokens that each predicted token is of, int [selected] both."""
+    """`PredictionRows`, with the text that each predicted token is of, int [selected]."""
 
     text: np.ndarray
-    token: np.ndarray
 
 
 class Said(LanguageModelLoss):
-    """A language-model task whose logits are looked at, and not only its loss.
-
-    Attributes:
-        ahead: how far the predicted token is behind the position that predicts it.
-    """
-
-    ahead = 0
+    """A language-model task whose logits are looked at, and not only its loss."""
 
     @property
     def n_rows(self) -> int:
@@ -136,10 +129,7 @@ class Said(LanguageModelLoss):
     def _collate(self, rows: list[tuple[int, Window]]) -> Feed:
         made = super()._collate(rows)
         text = np.repeat(np.array(made.slots), [len(window.positions) for _, window in rows])
-        token = [window.start + place + self.ahead for _, window in rows for place in window.positions]
-        return Feed(
-            **{one.name: getattr(made, one.name) for one in fields(PredictionRows)}, text=text, token=np.array(token)
-        )
+        return Feed(**{one.name: getattr(made, one.name) for one in fields(PredictionRows)}, text=text)
 
 
 class MaskedInput(Said, MaskedLoss):
@@ -158,8 +148,6 @@ class UnmaskedInput(Said, MaskedLoss):
 
 class NextToken(Said, CausalLoss):
     """Every token but a text's first, from those before it."""
-
-    ahead = 1
 
 
 INPUT_TASKS: dict[str, type[Said]] = {"masked": MaskedInput, "unmasked": UnmaskedInput, "next": NextToken}

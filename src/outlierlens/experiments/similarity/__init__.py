@@ -4,6 +4,6 @@
     found = sts(loaded, tasks, StsOptions(), fit=fit, clipping=clipping)      # every layer × every fix, one pass
     words = wic(loaded, read_wic(folder, "train"), read_wic(folder, "validation"), WicOptions(), fit=fit)
 
-`table` holds the data sets, `pooling` how a sentence becomes a vector, also of word vectors that know no context, `scores`
-cosines and rank correlations, the thresholds of WiC, and which layer is taken.
+`table` holds the data sets, `pooling` how a sentence becomes a vector, `scores` cosines and rank correlations, the
+thresholds of WiC, and which layer is taken.
 """

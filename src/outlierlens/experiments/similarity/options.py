@@ -44,8 +44,6 @@ class StsOptions(RepairOptions):
 
     pooling: Pooling = field(default_factory=Pooling)
     """How a sentence becomes a vector."""
-    static: tuple[Path, ...] = ()
-    """Word vectors beside them (word2vec: .bin, .txt, .vec); may be repeated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +66,7 @@ class StsCall:
     """mean, first, last (token); own: as the model's 1_Pooling/config.json says."""
     limit: Annotated[int | None, Ge(2)] = None
     """Use the first N pairs of each task."""
-    how: Annotated[StsOptions, Flat("static", "seed")] = StsOptions()
+    how: Annotated[StsOptions, Flat("seed")] = StsOptions()
     """How it measures; the rest of it comes from the options of vectors and fits."""
 
     def __post_init__(self) -> None:

@@ -115,12 +115,11 @@ class StaticVectors:
     """Vectors that know no context.
 
     Attributes:
-        name: "input embeddings" or a file's name. width: dimensions. coverage: share of word tokens that have a vector.
+        name: "input embeddings". width: dimensions.
     """
 
     name: str
     width: int
-    coverage: float
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,7 @@ from outlierlens.experiments.similarity.fitting import (
 from outlierlens.experiments.similarity.options import StsCall, StsOptions
 from outlierlens.experiments.similarity.pooling import (
     Pooling,
-    needed_words,
     own_pooling,
-    read_word_vectors,
     sentence_vectors,
     static_vectors,
 )
@@ -174,29 +172,24 @@ def _static(
 ) -> tuple[tuple[StaticVectors, ...], list[Scores], tuple[str, ...]]:
     """(static vectors, their scores in each task, notes); `clip` is of layers, so static vectors have none: NaN."""
     fitting = () if text is None else text.texts
-    every = (*sentences, *fitting)
-    made: list[tuple[StaticVectors, np.ndarray]] = []
+    made: list[np.ndarray] = []
     notes: tuple[str, ...] = ()
     try:
-        own = static_vectors(loaded, tokenise(loaded, every, max_length=options.pooling.max_length))
-        made.append((StaticVectors(INPUT_EMBEDDINGS, own.shape[1], 1.0), own))
+        tokens = tokenise(loaded, (*sentences, *fitting), max_length=options.pooling.max_length)
+        made.append(static_vectors(loaded, tokens))
     except BadInput as error:
         notes = (str(error),)
-    for path in options.static:
-        words = read_word_vectors(path, needed_words(every))
-        found, _ = words.of(every)
-        made.append((StaticVectors(words.name, found.shape[1], words.of(sentences)[1]), found))
     place = {sentence: i for i, sentence in enumerate(sentences)}
     indices = [PairIndex.of(pairs, place) for pairs in tasks]
     cosines = [np.full((len(pairs), len(made), len(specs)), np.nan) for pairs in tasks]
-    for row, (_, values) in enumerate(made):
+    for row, values in enumerate(made):
         fixes = _static_fixes(specs, values[len(sentences) :], values.shape[1])
         for number, index in enumerate(indices):
             for column, fix in enumerate(fixes):
                 if fix is not None:
                     cosines[number][:, row, column] = index.cosines(values, fix)
     scores = [_scored(pairs, found) for pairs, found in zip(tasks, cosines, strict=True)]
-    return tuple(one for one, _ in made), scores, notes
+    return tuple(StaticVectors(INPUT_EMBEDDINGS, values.shape[1]) for values in made), scores, notes
 
 
 def _static_fixes(specs: Sequence[FixSpec], fitting: np.ndarray, width: int) -> list[Fix | None]:

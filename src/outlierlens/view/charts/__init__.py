@@ -27,7 +27,7 @@ frequency        how closely dimensions follow token frequency; each alone: freq
 frequency_geometry   norms and cosines of frequent and rare tokens, raw, clipped and with dimensions off
 attention        attention received and outliers: attention_correlation, attention_sinks, heads and an example's maps
 probe            a token's position: its panels probe_accuracy, probe_contributions and probe_heat in one picture
-predictions      what a model says with dimensions off: prediction_shifts, prediction_curves and parts_of_speech in one picture
+predictions      what a model says with dimensions off: prediction_shifts and prediction_curves in one picture
 beyond_zero      dimensions zeroed, set to means, shuffled, scaled and restored
 prune_check      layers in which pruning removed each position; prune_experiment what one position costs
 quantization     rounding to few bits: quantization_losses by scheme above quantization_errors by layer
