@@ -12,7 +12,6 @@ As on the real hub, a weight file's address answers with a redirect to the other
 and returns True where it has answered.
 """
 
-import base64
 import json
 import threading
 from collections.abc import Callable, Mapping, MutableMapping
@@ -145,7 +144,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.listed(dict(parse_qsl(seen.query)))
         if seen.path.startswith("/api/models/"):
             model, _, revision = seen.path.removeprefix("/api/models/").partition("/revision/")
-            listing = {"id": model, "siblings": [{"rfilename": name} for name in fake.models.get(model, ())]}
+            listing = {"siblings": [{"rfilename": name} for name in fake.models.get(model, ())]}
             return self.reply(200 if model in fake.models else 404, json.dumps(listing).encode())
         model, _, rest = seen.path[1:].partition("/resolve/")
         revision, _, name = rest.partition("/")
@@ -162,32 +161,6 @@ class Handler(BaseHTTPRequestHandler):
             size = str(_size(fake.models[model][name]))
             return self.reply(302, b"Found", {"Location": target, "X-Repo-Commit": COMMIT, "X-Linked-Size": size})
         return self.file(fake.models[model][name], {"X-Repo-Commit": COMMIT})
-
-    def do_POST(self) -> None:
-        """Make a repository, say how files are sent (all inside the commit), and keep a commit's files."""
-        fake, path = self.server.fake, unquote(urlsplit(self.path).path)
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.seen = seen = Seen(self.server.name, path, body.decode(), None, self.headers.get("Authorization"))
-        fake.seen.append(seen)
-        if seen.authorization != f"Bearer {fake.token}":
-            self.reply(403, b'{"error": "You may not write."}')
-            return
-        model, _, what = path.removeprefix("/api/models/").rpartition("/")[0].rpartition("/")
-        answer: dict[str, Any] = {}
-        if path == "/api/repos/create":
-            asked = json.loads(body)
-            model = "/".join(filter(None, (asked.get("organization"), asked["name"])))
-            fake.models.setdefault(model, {})
-            answer = {"url": f"{fake.endpoint}/{model}"}
-        elif what == "preupload":
-            sent = json.loads(body)["files"]
-            answer = {"files": [{"path": one["path"], "uploadMode": "regular", "shouldIgnore": False} for one in sent]}
-        elif what == "commit":
-            files = [line["value"] for line in map(json.loads, body.splitlines()) if line["key"] == "file"]
-            added = {one["path"]: base64.b64decode(one["content"]) for one in files}
-            fake.models[model] = {**fake.models[model], **added}
-            answer = {"commitUrl": f"{fake.endpoint}/{model}/commit/{COMMIT}", "commitOid": COMMIT}
-        self.reply(200, json.dumps(answer).encode())
 
     def listed(self, asked: dict[str, str]) -> None:
         """A page of the models that have a card and fit, most downloads first, with a link to the next one."""

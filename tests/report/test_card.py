@@ -1,6 +1,5 @@
 """The model card's section: the report's sentences and numbers, provenance, and names that cannot break it."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,6 @@ from outlierlens.report.advice import advice
 from outlierlens.report.card import card
 from outlierlens.report.words import finding, verdict
 from outlierlens.results.document import save
-
-pytest_plugins = ["hub_fixtures"]
 
 
 @pytest.fixture(scope="module")
@@ -91,40 +88,3 @@ def test_report_writes_it_from_results(data: Any, run: Any, tmp_path: Path) -> N
     code, _, err = run("report", str(results), "--card", str(out), "--overwrite", "-q")
     assert (code, out.read_text("utf-8")) == (1, "# My model\n\nMuch work.\n")
     assert f"{out}: no card's section of outlierlens, so it is not replaced; name another file with --card" in err
-
-
-@pytest.mark.usefixtures("no_picture_files")
-def test_report_pushes_page_results_and_card_to_a_private_repository(
-    data: Any, run: Any, tmp_path: Path, hub: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, results = tmp_path / "run", save(data, tmp_path / "results.json")
-    words = ("report", str(results), "-o", str(folder), "--overwrite", "--push", "me/it")
-    assert "--push me/it needs a token that may write" in run(*words)[2]
-    assert not hub.seen
-    assert not folder.exists()
-    hub.token = "hf_right"
-    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    code, _, err = run(*words)
-    assert code == 1
-    assert "the hub refused" in err
-    assert "hf_wrong" not in err
-    assert not folder.exists()  # before the work
-    monkeypatch.setenv("HF_TOKEN", "hf_right")
-    code, said, err = run(*words)
-    assert (code, err) == (0, "")
-    assert f"pushed: {hub.endpoint}/me/it/tree/main/outlierlens" in said
-    asked = json.loads(hub.requests("/create")[-1].query)
-    assert asked.get("visibility") == "private" or asked.get("private")  # huggingface_hub 2 or 1
-    pushed = hub.models["me/it"]
-    assert sorted(pushed) == [
-        "README.md", "outlierlens/README.md", "outlierlens/report.html", "outlierlens/results.json",
-    ]  # fmt: skip
-    assert pushed["outlierlens/report.html"] == (folder / "report.html").read_bytes()
-    assert pushed["outlierlens/README.md"].decode() == card(data)
-    assert pushed["README.md"].decode().endswith(card(data))
-    hub.add("me/model", {"README.md": b"# Mine", "config.json": b"{}"})
-    assert run(*words[:-1], "me/model")[0] == 0
-    assert hub.models["me/model"]["README.md"] == b"# Mine"
-    assert "outlierlens/report.html" in hub.models["me/model"]
-    for wrong, message in (("a/b/c", "they look like NAME/REPO"), ("me/it --offline", "needs the network")):
-        assert message in run(*words[:-1], *wrong.split())[2]

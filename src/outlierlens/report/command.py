@@ -25,33 +25,22 @@ def run(session: Session, options: ReportOptions) -> None:
             ("--sweep", options.sweeps),
             ("--result", options.results),
             ("--card", options.card),
-            ("--push", options.push),
         )
         for name, value in of_one:
             if value:
                 raise BadInput(f"--compare takes two models; {name} belongs to a report of one")
     options = replace(options, model=options.model or DEFAULT)
     measured_before = options.model.endswith(".json") and Path(options.model).is_file()
-    target = None
-    if options.push:  # before the work as well: a token that may not write is no surprise after it
-        from outlierlens.report.push import open_repository, push
-
-        target = open_repository(options.push, session.loading.token, offline=session.loading.offline)
     page = (_redrawn if measured_before else _measured)(session, options)
-    made = [f"report: {page}"]
-    if options.card or target:
+    if options.card:
         from outlierlens.results.document import load
         from outlierlens.results.safe_files import write_text
 
-        text = card(load(page.with_name("results.json")))
-        if options.card:
-            write_text(options.card, text)
-            made.append(f"card: {options.card}")
-        if target:
-            made.append(f"pushed: {push(target, page.parent, text)}")
+        write_text(options.card, card(load(page.with_name("results.json"))))
     if not output.quiet:
-        for line in made:
-            say(line)
+        say(f"report: {page}")
+        if options.card:
+            say(f"card: {options.card}")
 
 
 def _redrawn(session: Session, options: ReportOptions) -> Path:

@@ -84,8 +84,8 @@ def report(
             makes.
     """
     options, live = options or ReportOptions(), None if isinstance(model, str) else model
-    if options.compare or options.card or options.push:
-        raise BadInput("a page of two models, a card and a push are made by the command, `outlierlens report`")
+    if options.compare or options.card:
+        raise BadInput("a page of two models and a card are made by the command, `outlierlens report`")
     name = live.name if live else str(model)
     place = Path(folder or Path("runs") / Path(name).name)
     reading = limited(Reading(data=""), thorough=options.thorough)

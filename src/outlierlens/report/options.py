@@ -39,8 +39,6 @@ class ReportOptions(Extent):
     """Two models side by side: named as MODEL, or run directories, or a scan's JSON."""
     card: Path | None = None
     """Also write a section for the model's card (Markdown) to this file."""
-    push: str = ""
-    """Also put page, results and card into this repository of the hub: NAME/REPO, private where it is new."""
 
     def __post_init__(self) -> None:
         check(self)
