@@ -185,11 +185,6 @@ class SafetensorsCheckpoint(Checkpoint):
         self.bytes_read += 8 + length
         return placed
 
-    def place(self, name: str) -> tuple[Path, int]:
-        """The file that holds a tensor, and the byte at which its values begin there."""
-        path, placed = self._where[name]
-        return path, placed.start
-
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
         maps: dict[Path, np.ndarray] = {}
         for name in names:

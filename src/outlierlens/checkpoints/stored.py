@@ -11,7 +11,6 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -113,11 +112,6 @@ class Weights(Checkpoint):
     def packed_by(self, name: str) -> str:
         looked = self._look(name)
         return looked if isinstance(looked, str) else ""
-
-    def place(self, name: str) -> tuple[Path, int]:
-        """See `safetensors.SafetensorsCheckpoint`."""
-        found: tuple[Path, int] = self.source.place(self._stored[name])  # type: ignore[attr-defined]
-        return found
 
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
         coded, plain = {}, {}

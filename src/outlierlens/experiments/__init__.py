@@ -78,7 +78,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "verify", "guard",
         "Find the sensitive values that moved since the fingerprint, and whether they are the dangerous ones.\n\n"
         "Exit code 0: it matches; 3: it does not; 2: there is nothing to verify (an unusable baseline or model).",
-        home="experiments.integrity", measure=".restore", python=".verify:verify", options="VerifyOptions",
+        home="experiments.integrity", measure=".verify", python=".verify:verify", options="VerifyOptions",
         takes=groups.WEIGHTS, shared=dict.fromkeys(("chart", "no_progress")), result="Verification",
         gate="failed",
         examples=(

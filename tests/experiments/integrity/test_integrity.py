@@ -256,6 +256,15 @@ def test_deep_sees_what_lies_elsewhere() -> None:
         verify_checkpoint(memory(), taken(memory()), deep=True)
 
 
+def test_a_signalling_nan_is_a_moved_value_and_no_warning() -> None:
+    """Numpy warns where it converts one; a warning fails the tests."""
+    name, found = "bert.embeddings.LayerNorm.weight", taken(memory(), deep=True)
+    damaged = memory().arrays[name].copy()
+    damaged.view(np.uint32)[2] = 0x7F800001
+    (moved,) = verify_checkpoint(memory(**{name: damaged}), found, deep=True).moved
+    assert (moved.index, np.isnan(moved.after)) == ((2,), True)
+
+
 def test_a_tied_head_may_come_and_go_and_another_tensor_may_not() -> None:
     found = taken(memory(), deep=True)
     tied = memory(**{"cls.predictions.decoder.weight": bert()["bert.embeddings.word_embeddings.weight"]})

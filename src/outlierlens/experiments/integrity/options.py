@@ -31,5 +31,3 @@ class VerifyOptions:
     """The fingerprint to compare with."""
     deep: bool = False
     """Also embedding columns and hashes of whole tensors; reads everything."""
-    restore: Path | None = None
-    """Write a copy with the recorded values put back to this new file or folder, and verify that one."""

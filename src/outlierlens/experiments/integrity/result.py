@@ -165,26 +165,6 @@ class TensorFate:
 
 
 @dataclass(frozen=True)
-class Restored:
-    """What was put back into a copy of a damaged model.
-
-    Attributes:
-        source: the damaged model.
-        n_values: values that were written. n_tensors: stored tensors that hold them.
-        n_rounded: how many of `n_values` were rounded, for the copy keeps them in another format than was recorded.
-        n_unrecorded: values of the model that the fingerprint does not hold; they are as the damaged model has them.
-        tensors: names of the tensors, as recorded.
-    """
-
-    source: str
-    n_values: int
-    n_tensors: int
-    n_rounded: int
-    n_unrecorded: int
-    tensors: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Verification(Result):
     """A model held against a fingerprint (or against another model).
 
@@ -196,7 +176,6 @@ class Verification(Result):
         tensors: a row for every tensor that is not "same".
         n_tensors: tensors compared or looked for. n_values: values compared; of whole tensors only their hash is.
         moved: moved values, dangerous ones first, then the largest; at most `MAX_LISTED`.
-        restored: what was put back before this was found; None where nothing was written.
     """
 
     provenance: Provenance
@@ -215,7 +194,6 @@ class Verification(Result):
     bytes_read: int
     total_bytes: int
     notes: tuple[str, ...] = ()
-    restored: Restored | None = None
 
     @property
     def failed(self) -> bool:

@@ -21,6 +21,7 @@ from outlierlens.experiments.integrity.fingerprint import (
     entry_of,
     fingerprint,
     hash_all,
+    load_fingerprint,
     offset_of,
     opened,
     readable,
@@ -28,7 +29,7 @@ from outlierlens.experiments.integrity.fingerprint import (
     values_of,
     width_of,
 )
-from outlierlens.experiments.integrity.options import FingerprintOptions
+from outlierlens.experiments.integrity.options import FingerprintOptions, VerifyOptions
 from outlierlens.experiments.integrity.result import (
     DEEP_ROLES,
     FAILS,
@@ -41,9 +42,10 @@ from outlierlens.experiments.integrity.result import (
     TensorHash,
     Verification,
 )
-from outlierlens.experiments.integrity.rounding import WORDS, Difference, Side, differ
+from outlierlens.experiments.integrity.rounding import WORDS, Side, differ
 from outlierlens.experiments.integrity.sensitive import Found, Sensitive, bound_stacks, list_sensitive, read_entries
 from outlierlens.results.document import Provenance
+from outlierlens.session import Session
 
 WHOLE = "whole tensor"
 
@@ -78,7 +80,7 @@ def verify_checkpoint(
     against: str = "its fingerprint",
 ) -> Verification:
     """`verify` of an open checkpoint, such as a `LiveCheckpoint` of a model in memory."""
-    return Verifier(checkpoint, baseline, options or ScanOptions(), deep).run(command, against)
+    return _Verifier(checkpoint, baseline, options or ScanOptions(), deep).run(command, against)
 
 
 def compare_values(
@@ -93,6 +95,11 @@ def compare_values(
     found = fingerprint(before, options, command=command)
     later = after_options or options.scan
     return verify(after, found, later, deep=options.deep, command=command, against=before)
+
+
+def run(session: Session, options: VerifyOptions) -> Verification:
+    """The verification, as the command runs it."""
+    return verify(session.subject.model, load_fingerprint(options.baseline), session.scanning(), deep=options.deep)
 
 
 @dataclass
@@ -125,7 +132,7 @@ class _Tally:
         del self.moved[MAX_LISTED:]
 
 
-class Verifier:
+class _Verifier:
     """One model against one fingerprint."""
 
     def __init__(self, checkpoint: Checkpoint, baseline: Fingerprint, options: ScanOptions, deep: bool):
@@ -231,7 +238,7 @@ class Verifier:
             return True
         return False
 
-    def entry(self, recorded: Recorded, entry: Sensitive, values: np.ndarray) -> Difference:
+    def entry(self, recorded: Recorded, entry: Sensitive, values: np.ndarray) -> None:
         """One entry's values against the recorded ones."""
         where = (recorded.name, recorded.role, recorded.stack, recorded.layer)
         before = values_of(recorded)
@@ -256,7 +263,6 @@ class Verifier:
         )  # fmt: skip
         if found.moved.any():
             self.tally.keep(_listed(entry, before, after.values, found.moved, found.allowed))
-        return found
 
     def hashes(self) -> None:
         """Hashes of all tensors; one that is only on one side is a copy of another (tied weights) or a difference."""

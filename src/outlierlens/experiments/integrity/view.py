@@ -1,7 +1,7 @@
 """What is said of a fingerprint and of a model held against one: `sections(found)`."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from outlierlens.experiments.integrity.result import Fingerprint, Stream, TensorFate, Verification
@@ -37,7 +37,7 @@ def _taken(found: Fingerprint, verbose: bool, written: Path | None) -> Section:
 
 
 def _held(found: Verification, verbose: bool) -> Section:
-    said = [*_restored(found), f"{found.provenance.model} {found.verdict}."]
+    said = [f"{found.provenance.model} {found.verdict}."]
     said += [f"Dangerous in stream {one.name} are entries of {_dims(one)} ({one.how})." for one in found.streams]
     matching = Counter(one.fate for one in found.tensors if not _shown(one))
     if matching:
@@ -56,26 +56,6 @@ def _held(found: Verification, verbose: bool) -> Section:
         _table("Moved values", VALUES, values[:shown], found.n_moved, "Rounding allows: what the two formats explain."),
     ]
     return Section("verify", "Sensitive values", tuple(said), (), tuple(table for table in tables if table.rows))
-
-
-def _restored(found: Verification) -> Iterator[str]:
-    """What was put back, and what could not be."""
-    done = found.restored
-    if done is None:
-        return
-    rounded = f", {done.n_rounded:,} of them rounded to the format of the copy" if done.n_rounded else ""
-    yield f"Values restored in a copy of {done.source}: {done.n_values:,}{rounded}, in {_names(done.tensors)}."
-    if done.n_unrecorded:
-        held = "only their hashes were" if found.deep else "a fingerprint taken with --deep tells whether they moved"
-        yield f"Its other {done.n_unrecorded:,} values were not recorded and are left as they were; {held}."
-    failing = tuple(dict.fromkeys(one.name for one in found.tensors if one.fails))
-    if failing:
-        yield f"Not restored, for what is recorded does not hold it: {_names(failing)}; fetch the model again."
-
-
-def _names(names: Sequence[str], most: int = 3) -> str:
-    """The first names, and how many more there are."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
 def _shown(one: TensorFate) -> bool:
