@@ -149,7 +149,7 @@ def test_another_model_and_another_format(base: Path, tmp_path: Path) -> None:
     found = update_check(str(base), [half], UpdateOptions(dims=(OUTLIER,), n_draws=9))
     assert found.notes == (f"{half} is stored as BF16, not F32: rounding counts as update",)
     build(FAMILIES["bert"]).save_pretrained(tmp_path / "other")  # 16 wide
-    with pytest.raises(BadInput, match=r"LayerNorm.weight is \[16\], not \[64\]; give a model trained from"):
+    with pytest.raises(BadInput, match=r"LayerNorm.bias is \[16\], not \[64\]; give a model trained from"):
         update_check(str(base), [str(tmp_path / "other")], UpdateOptions(dims=(OUTLIER,)))
     with pytest.raises(BadInput, match="dimension 64 is not among the 64"):
         update_check(str(base), [half], UpdateOptions(dims=(64,)))
