@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from outlierlens.detection.observe.result import Size
 from outlierlens.experiments.detectors.result import (
     MODEL,
     RANDOM,
@@ -68,5 +69,6 @@ def detectors() -> Detectors:
         provenance=Provenance("m", "f", command="outlierlens detectors m --data d.txt", seed=0), data="d.txt", data_digest="0",
         n_texts=20, n_tokens=300, n_special=40, max_length=128, special=True, sentence="last", stack="model", hidden_size=4,
         layers=LAYERS, definitions=table, found=found, values=values,
-        kinds={2: "attention sink", 1: "residual sink"}, super_weights=super_weights(), notes=("a note",),
+        sizes={2: Size("0", 900.0, 1200.0, 0.001, 0.01), 1: Size("1", 30.0, 40.0, 0.999, 1.0)},
+        super_weights=super_weights(), notes=("a note",),
     )  # fmt: skip

@@ -25,7 +25,7 @@ def found() -> Mask:
         token_ids=(7,),
         words=("w2",),
         judged=Judged(20, 320, 40, 0.975, 0.004, 20, 1, 0.2),
-        dims=(StandsOut(3, 300.0, 1.5, 0.999, "attention sink"), StandsOut(2, 9.0, 8.0, 0.2, "residual sink")),
+        dims=(StandsOut(3, 300.0, 1.5, 0.999, False), StandsOut(2, 9.0, 8.0, 0.2, True)),
         centre=np.array([0.0, 0.5, 30.0, -1.0], dtype=np.float32),
         scale=np.array([1.0, 2.0, 4.0, 0.5], dtype=np.float32),
         layers=(LayerSinks("0", 0, 3.5, 6.0, 35.0, 0.5, 0.5), LayerSinks("1", 41, 4.0, 900.0, 40.0, 0.1, 1.2)),

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,10 +15,8 @@ import pytest
 from architectures import FAMILIES, build
 from observation_results import TWO, VIEWS, observation
 from outlierlens.detection.observe.result import (
-    ATTENTION_SINK,
     FLAT,
     QUANTILES,
-    RESIDUAL_SINK,
     Observation,
     StackObservation,
     Statistics,
@@ -154,7 +153,8 @@ def seen(values: np.ndarray) -> StackObservation:
     places = [max(0, int(np.ceil(share * len(values))) - 1) for share in QUANTILES]
     zeros = np.zeros((1, values.shape[1]))
     made = dict.fromkeys(FLAT, zeros) | {
-        "mean": values.mean(0)[None], "std": values.std(0)[None], "abs_max": np.abs(values).max(0)[None]
+        "mean": values.mean(0)[None], "std": values.std(0)[None], "abs_max": np.abs(values).max(0)[None],
+        "min": values.min(0)[None], "max": values.max(0)[None],
     }  # fmt: skip
     tokens = (("",) * values.shape[1],)
     statistics = Statistics(
@@ -165,23 +165,30 @@ def seen(values: np.ndarray) -> StackObservation:
     return StackObservation("model", ("0",), width, tuple(range(width)), {"all": statistics}, (), 1 / 65)
 
 
-def test_sinks_of_tokens_and_of_dimensions_are_told_apart() -> None:
+def test_how_large_a_dimension_is_and_on_which_share_of_the_tokens() -> None:
     values = np.random.default_rng(0).normal(size=(1000, 16))
-    values[::100, 3] = 500.0  # one token of a hundred
+    values[::200, 3] = 500.0  # five tokens of a thousand
     values[:, 7] += 60.0  # every token
     values[::10, 9] = -60.0  # one token of ten
+    values[::20, 11], values[1::20, 11] = 500.0, -500.0  # one of twenty at either end
     stack = seen(values)
-    assert [stack.kind_of(dim) for dim in (3, 7, 9, 0, 99)] == [
-        ATTENTION_SINK,
-        RESIDUAL_SINK,
-        RESIDUAL_SINK,
-        None,
-        None,
-    ]
+    median = np.median(np.abs(values))
+    sizes = {dim: stack.size_of(dim) for dim in (3, 7, 9, 11, 0)}
+    assert {dim: size.tokens for dim, size in sizes.items()} == {
+        3: "0.1 to 1 %", 7: "99.9 to 100 %", 9: "5 to 25 %", 11: "6 to 30 %", 0: "0 %"
+    }  # fmt: skip
+    shares = (np.abs(values) > 10 * median).mean(0)
+    assert all(size.low <= shares[dim] <= size.high for dim, size in sizes.items())
+    assert (sizes[3].layer, sizes[3].largest) == ("0", 500.0)
+    assert sizes[3].times == pytest.approx(500 / median)
+    assert stack.size_of(99) is None
     expected = np.sqrt((values.mean(0) ** 2).sum() / values.var(0).sum())
     assert stack.gamma() == pytest.approx([expected])
 
 
-def test_what_was_not_kept_has_no_kind_and_no_gamma() -> None:
-    assert TWO.stacks[0].kind_of(3) is None
+def test_what_was_not_kept_has_no_share_and_no_gamma() -> None:
+    stack = seen(np.random.default_rng(0).normal(size=(20, 4)))
+    bare = replace(stack, views={"all": replace(stack.view(), quantiles=np.full((1, 4, len(QUANTILES)), np.nan))})
+    assert bare.size_of(3).tokens is None
+    assert bare.size_of(3).times == stack.size_of(3).times
     assert np.isnan(TWO.stacks[0].gamma()).all()

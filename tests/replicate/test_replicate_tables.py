@@ -77,6 +77,9 @@ def test_a_ratio_whose_loss_may_be_nothing_is_in_doubt() -> None:
     named = [("a", table(sure)), ("b", table(doubtful)), ("c", table(replace(sure, enough=False)))]
     assert where_enough(named) == "2 of 3 (a, b; in b the interval of the loss holds 0)"
     assert where_enough([("d", table(replace(sure, enough=None)))]) == "0 of 0"
+    few = replace(table(replace(sure, lost_low=math.nan, lost_high=math.nan)), metric="pearson")
+    why = "e is not settled, for 9 examples are too few for an interval; read 598 or more"
+    assert where_enough([("e", few)]) == f"1 of 1 (e; {why})"
 
 
 def test_each_outlier_is_held_against_random_dimensions_or_all_others() -> None:

@@ -149,6 +149,11 @@ def test_why_there_is_no_interval_and_what_settles_it() -> None:
 
     assert no_interval(8) == "8 texts are too few for an interval; read 16 or more"
     assert no_interval(4, "confirming texts", 4) == "4 confirming texts are too few for an interval; read 64 or more"
+    assert no_interval(40, "pairs", metric="spearman") == "40 pairs are too few for an interval; read 598 or more"
+    assert no_interval(700, "pairs", metric="pearson").startswith(
+        "a few of 700 pairs decide the correlation, or a value"
+    )
+    assert interval_text(math.nan, 1, why="why") == "not settled: why"
     assert no_interval(24, "pictures").startswith("fewer than 10 of 24 pictures change, or a value is not finite")
     values = np.random.default_rng(0).normal(1, 1, FEWEST_TEXTS)
     assert settled(values)

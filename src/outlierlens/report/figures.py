@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.detection.observe.result import StackObservation
+from outlierlens.detection.observe.result import Size, StackObservation
 from outlierlens.detection.rules import Rule
 from outlierlens.detection.scan.result import StackScan, strongest
 from outlierlens.experiments import BY_RESULT
@@ -25,7 +25,7 @@ class Found:
 
     `layers_scale` and `layers_bias` count layers past the threshold; `z_scale` and `z_bias` are the strongest z;
     `abs_max` stands at `layer` and `token`; `share` is the largest share of tokens whose smallest or largest entry it
-    is; `inputs` the largest share of inputs with it beyond the threshold in its own vector; `kind` the sort of sink there.
+    is; `inputs` the largest share of inputs with it beyond the threshold in its own vector; `size` how large it is there.
     """
 
     dim: int
@@ -38,7 +38,7 @@ class Found:
     abs_max: float | None = None
     layer: str = ""
     token: str = ""
-    kind: str = ""
+    size: Size | None = None
     share: float | None = None
     inputs: float | None = None
 
@@ -161,7 +161,7 @@ def _row(data: ReportData, stream: str, dim: int, seen: StackObservation | None)
                 "abs_max": float(statistics.abs_max[row, column]),
                 "layer": seen.layers[row],
                 "token": statistics.abs_max_token[row][column],
-                "kind": seen.kind_of(dim) or "",
+                "size": seen.size_of(dim),
                 "share": float(shares.max()),
                 "inputs": float(statistics.sigma_input_share[:, column].max()),
             }

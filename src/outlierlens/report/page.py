@@ -17,6 +17,7 @@ import numpy as np
 from markupsafe import Markup
 
 from outlierlens.ablation.damage import SIGNS, Continuation, Damage, Filled, FillKind
+from outlierlens.detection.observe.view import SIZES_NOTE
 from outlierlens.experiments.disable.view import compared, control_kinds
 from outlierlens.experiments.sweep.result import Sweep
 from outlierlens.report.advice import advice
@@ -63,6 +64,7 @@ def render(data: ReportData) -> str:
         damages=[_damage_view(damage, chart) for damage, chart in zip(data.damages, drawn, strict=True)],
         sections=sections,
         colour=_colours(found),
+        sizes_note=SIZES_NOTE,
         format_version=FORMAT_VERSION,
         notes=_notes(data),
     )

@@ -21,9 +21,8 @@ from functools import lru_cache
 import numpy as np
 
 from outlierlens.errors import BadInput
-from outlierlens.statistics.words import unseen
+from outlierlens.statistics.words import FEWEST_PAIRS
 
-RAREST = 0.005  # share of a kind of items that may not be missed: 598 items
 PART, PART_OF_ONE = 0.7, 0.4  # exponents of how many groups a part has: of two correlations, of a single one
 AT_ONCE = 300_000  # items of the parts that are measured together
 CONSTANT = 1e-12  # of a spread, relative to the mean square: below it is rounding
@@ -86,7 +85,7 @@ def correlation_interval(
     group_of = np.arange(len(truth)) if groups is None else np.unique(groups, return_inverse=True)[1].ravel()
     n_groups = int(group_of.max(initial=-1)) + 1
     nothing = float("nan"), float("nan")
-    if n_groups < 2 or unseen(n_groups) > RAREST or not all(np.isfinite(column).all() for column in columns):
+    if n_groups < FEWEST_PAIRS or not all(np.isfinite(column).all() for column in columns):
         return nothing
     every = _parts(group_of, np.arange(n_groups)[None])
     (whole,), (error,) = measured(metric, columns, every)

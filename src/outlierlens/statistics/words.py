@@ -10,6 +10,7 @@ import math
 import re
 
 FEWEST_TEXTS = 16  # below, an interval of a mean covers 92 % of log-normal changes
+FEWEST_PAIRS = 598  # below, an interval of a correlation may lack a kind that makes up 0.5 % of all items
 FEWEST_CHANGED = 10  # texts that changed at all: of fewer, nothing covers
 
 
@@ -26,20 +27,23 @@ def unseen_note(n: int, plural: str = "texts") -> str:
     )
 
 
-def no_interval(n: int, plural: str = "texts", times: int = 1) -> str:
-    """Why there is no interval of a mean over `n` texts, and what settles it; `times` texts are read for each of these."""
-    if n >= FEWEST_TEXTS:
-        return (
-            f"fewer than {FEWEST_CHANGED} of {n:,} {plural} change, or a value is not finite, so there is no interval; read "
-            f"{2 * times * n:,}"
-        )
-    return f"{n:,} {plural} are too few for an interval; read {times * FEWEST_TEXTS:,} or more"
+def no_interval(n: int, plural: str = "texts", times: int = 1, *, metric: str = "") -> str:
+    """Why there is no interval over `n` texts, and what settles it; `times` texts are read for each of these.
+
+    `metric` is of what: "pearson" and "spearman" need more items than a mean.
+    """
+    few, fewest = f"fewer than {FEWEST_CHANGED} of {n:,} {plural} change", FEWEST_TEXTS
+    if metric in ("pearson", "spearman"):
+        few, fewest = f"a few of {n:,} {plural} decide the correlation", FEWEST_PAIRS
+    if n >= fewest:
+        return f"{few}, or a value is not finite, so there is no interval; read {2 * times * n:,}"
+    return f"{n:,} {plural} are too few for an interval; read {times * fewest:,} or more"
 
 
-def interval_text(low: float, high: float, form: str = "+.3f", nothing: str = "no change") -> str:
-    """An interval in words: its ends; "not settled" where there is none; `nothing` where every value was 0."""
+def interval_text(low: float, high: float, form: str = "+.3f", nothing: str = "no change", why: str = "") -> str:
+    """An interval in words: its ends; "not settled" where there is none, with `why`; `nothing` where every value was 0."""
     if not (math.isfinite(low) and math.isfinite(high)):
-        return "not settled"
+        return f"not settled: {why}" if why else "not settled"
     form = re.sub(r"^([+]?)z?", r"\1z", form)  # an end that rounds to 0 has no minus
     return nothing if low == high == 0 else f"{low:{form}} to {high:{form}}"
 

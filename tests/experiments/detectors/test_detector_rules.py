@@ -218,9 +218,9 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "timkey 2 1, 2 0–1 1 0" in lines
     assert "timkey 0.5 0.33 1" in lines
     assert lines.count("Agreement (Jaccard), layer 0") == 1
-    assert "2 3 kovaleva, massive, timkey attention sink" in lines
-    assert "Attention sinks: dimension 2." in lines
-    assert "Residual sinks: dimension 1." in lines
+    assert "2 3 kovaleva, massive, timkey 1200 0.1 to 1 %" in lines
+    large = "Dimension 2 is largest in layer 0: |h| 900, 1,200 times the median"
+    assert f"{large}, and above 10 times the median on 0.1 to 1 % of the tokens." in lines
     assert "zeroed 6 +3 +2.5 to +3.4" in lines
     assert "Putting back 16 super activations undoes 50 % of the damage." in lines
     assert "1 2 7 9.5 1 90 800 'the' 1 98 % 4" in lines

@@ -17,7 +17,6 @@ from architectures import FAMILIES, Family, build
 from outlierlens.data.texts import Texts
 from outlierlens.detection.histogram import QUANTILE_ERROR
 from outlierlens.detection.observe.measure import ObserveOptions, observe
-from outlierlens.detection.observe.result import RESIDUAL_SINK
 from outlierlens.errors import BadInput
 from outlierlens.experiments.detectors.collection import Collected, collect
 from outlierlens.experiments.detectors.from_weights import randomly_initialised, rotation, shuffled
@@ -104,10 +103,11 @@ def test_a_planted_dimension_is_found_by_its_definition(name: str, found: Detect
         assert all(dims[0] == DIM for dims in (one.layers or {}).values() if DIM in dims)
 
 
-def test_kinds_of_sinks_and_gamma_are_those_of_observe(words: Callable[..., Any], found: Detectors) -> None:
+def test_sizes_and_gamma_are_those_of_observe(words: Callable[..., Any], found: Detectors) -> None:
     (stack,) = observe(planted(words()), some_texts(24), ObserveOptions(max_length=16)).stacks
-    assert found.kinds == {dim: kind for dim in range(16) if (kind := stack.kind_of(dim)) is not None}
-    assert found.kinds[DIM] == RESIDUAL_SINK
+    assert set(found.sizes) == {dim for one in found.found if one.condition == MODEL for dim in one.named}
+    assert found.sizes == {dim: stack.size_of(dim) for dim in found.sizes}
+    assert found.sizes[DIM].low > 0.5
     # Later blocks hold the same state at every token, so that their spread is rounding.
     np.testing.assert_allclose(found.values_of().gamma[:3], stack.gamma()[:3], rtol=1e-6)
 

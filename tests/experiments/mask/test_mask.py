@@ -50,7 +50,7 @@ def test_planted_sinks_are_masked_and_nothing_else(words: Callable[..., Any], po
     assert found.judged.recall == 1
     # At most the planted word itself: nothing else may go.
     assert found.judged.false_share == 0
-    assert [(one.dim, one.kind) for one in found.dims] == [(3, "attention sink")]
+    assert [(one.dim, one.every_token) for one in found.dims] == [(3, False)]
     assert found.dims[0].sink_share > 0.99
     assert found.masked_dims == ()
     assert found.here.gamma < found.here.gamma_kept

@@ -5,7 +5,7 @@ observation.stacks[0].layers                     # ("embeddings", "0", "1", …)
 observation.columns()                            # every statistic, a row per stack, view, layer and dimension
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,8 +19,6 @@ from outlierlens.results.safe_files import replacing
 
 VIEWS = ("all", "without_special")
 QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
-# Few tokens carry the one, few dimensions the other, on most tokens.
-ATTENTION_SINK, RESIDUAL_SINK = "attention sink", "residual sink"
 SHAPE = Digits(4)  # of what a file holds to be drawn, or is known to a percent
 LARGE = 10.0  # times the median |h| of the layer
 FLAT = (
@@ -79,6 +77,31 @@ class ActivationOutlier:
     dim: int
     layers: Annotated[tuple[str, ...], "found"]
     strength: Annotated[tuple[float, ...], "found"]
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a dimension is in the layer where its |h| is largest.
+
+    Attributes:
+        layer: that layer. largest: max |h|, in activation units. times: `largest` over the median |h| of the layer.
+        low, high: between them lies the share, in [0, 1], of token vectors whose |h| here is above `LARGE` times that median;
+            as closely as `QUANTILES` tell it, NaN where these were not kept.
+    """
+
+    layer: str
+    largest: float
+    times: float
+    low: float
+    high: float
+
+    @property
+    def tokens(self) -> str | None:
+        """That share in words: "0.1 to 1 %", "0 %"; None where it is not known."""
+        if np.isnan(self.low):
+            return None
+        ends = (f"{100 * end:.3g}" for end in (self.low, self.high))
+        return " to ".join(dict.fromkeys(ends)) + " %"
 
 
 @dataclass(frozen=True)
@@ -144,17 +167,9 @@ class StackObservation:
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.asarray(np.linalg.norm(statistics.mean, axis=1) / np.linalg.norm(statistics.std, axis=1))
 
-    def kind_of(self, dim: int, name: str = "all") -> str | None:
-        """ "residual sink" or "attention sink", in the layer where max |h| of `dim` is largest; None where neither is known.
-
-        A residual sink is above `LARGE` times the layer's median |h| in at least 5 % of the token vectors, at one end; an
-        attention sink is in fewer. None of a dimension that never is, that was not kept, or whose quantiles were not.
-        """
-        if dim not in self.dims:
-            return None
-        statistics, column = self.view(name), self.dims.index(dim)
-        quantiles = statistics.quantiles[:, column] if statistics.quantiles.size else np.empty((0, 0))
-        return sink_kind(statistics.abs_max[:, column], quantiles, statistics.median_abs)
+    def size_of(self, dim: int, name: str = "all") -> Size | None:
+        """How large `dim` is, and on which share of the tokens; None of a dimension that was not kept."""
+        return size_of(self.layers, vars(self.view(name)), self.dims.index(dim)) if dim in self.dims else None
 
     def columns(self, name: str) -> dict[str, np.ndarray]:
         """Every statistic of a view as flat columns [layer * dimension], with the stack, view, layer and dimension.
@@ -272,14 +287,22 @@ class Observation(Result):
         return Path(path)
 
 
-def sink_kind(abs_max: np.ndarray, quantiles: np.ndarray, median_abs: np.ndarray) -> str | None:
-    """What `StackObservation.kind_of` says of one dimension: its max |h| [layer] and quantiles [layer, `QUANTILES`], none
-    of which may be there, and the median |h| of all dimensions [layer]."""
-    row = int(np.argmax(abs_max))
-    limit = LARGE * float(median_abs[row])
-    if not quantiles.size or not float(abs_max[row]) > limit:
-        return None
-    ends = quantiles[row, [QUANTILES.index(0.05), QUANTILES.index(0.95)]]
-    if not np.isfinite(ends).all():
-        return None
-    return RESIDUAL_SINK if float(np.abs(ends).max()) > limit else ATTENTION_SINK
+def size_of(layers: Sequence[str], statistics: Mapping[str, np.ndarray], column: int) -> Size:
+    """How large one column of the arrays of `Statistics`, by name, is; `layers` names their rows."""
+    row = int(np.argmax(statistics["abs_max"][:, column]))
+    largest, median = float(statistics["abs_max"][row, column]), float(statistics["median_abs"][row])
+    low = high = np.nan
+    if statistics["quantiles"].size and np.isfinite(statistics["quantiles"][row, column]).all():
+        quantiles, limit = statistics["quantiles"][row, column], LARGE * median
+        upper = _share_above(quantiles, float(statistics["max"][row, column]), limit)
+        # `QUANTILES` are symmetric.
+        lower = _share_above(-quantiles[::-1], -float(statistics["min"][row, column]), limit)
+        low, high = upper[0] + lower[0], min(1.0, upper[1] + lower[1])
+    return Size(layers[row], largest, largest / median if median else np.inf, low, high)
+
+
+def _share_above(quantiles: np.ndarray, largest: float, limit: float) -> tuple[float, float]:
+    """Bounds of the share of values above `limit`, by their quantiles at `QUANTILES` and the largest value."""
+    above, past = 1 - np.array(QUANTILES), quantiles > limit
+    high = above[~past].min(initial=1.0) if largest > limit else 0.0
+    return float(above[past].max(initial=0.0)), float(high)

@@ -6,29 +6,32 @@ from collections.abc import Iterator
 import numpy as np
 
 from outlierlens.detection.observe.result import (
-    ATTENTION_SINK,
-    RESIDUAL_SINK,
+    LARGE,
     Observation,
     SecondMoments,
+    Size,
     StackObservation,
 )
+from outlierlens.view.charts.base import place
 from outlierlens.view.section import Cell, FineShare, Rows, Section, cell_text
-from outlierlens.view.words import these
+from outlierlens.view.words import number, these
 
 LAYERS = (
     *("layer", "argmin dim", "share", "argmax dim", "share"),
     *("max |h| dim", "max |h|", "token", "position", "median |h|", "γ"),
 )
 FAR = ("layer", "dimension", "of the tokens", "of the inputs")
-OUTLIERS = ("rule", "dimension", "layers", "strongest", "kind")
+SIZES = ("× median", "of the tokens")
+OUTLIERS = ("rule", "dimension", "layers", "strongest", *SIZES)
 NOTE = "γ: length of the mean hidden state over the length of the standard deviations."
-KINDS = (
-    "Attention sink: few tokens hold it. Residual sink: at least 5 % of the tokens hold more than 10 times the median |h|, "
-    "in the layer where the dimension is largest."
+SIZES_NOTE = (
+    "In the layer where the dimension is largest: its max |h| over the layer's median |h|, and the share of tokens whose |h| "
+    f"there is above {LARGE:g} times that median."
 )
 MOMENTS = ("layer", "linear", "largest x²", "input", "median x²", "root of largest / median", "found")
 NEURONS = ("neuron", "max |x|", "× median neuron", "mean", "std", "token", "position", "massive")
 SHOWN = 10  # neurons
+NAMED = 3  # dimensions with a sentence of their own
 
 
 def sections(found: Observation, *, verbose: bool = False, view: str = "all") -> Iterator[Section]:
@@ -50,7 +53,7 @@ def sections(found: Observation, *, verbose: bool = False, view: str = "all") ->
             tables.append(Rows(title, FAR, tuple(_far(stack, view))))
         if stack.outliers:
             title = f"Found by rules: stream {stack.stack}, all tokens"
-            tables.append(Rows(title, OUTLIERS, tuple(_outliers(stack)), KINDS))
+            tables.append(Rows(title, OUTLIERS, tuple(_outliers(stack)), SIZES_NOTE))
     yield Section("observation", "Activations", tuple(_sentences(found, verbose, view)), (), tuple(tables))
 
 
@@ -66,9 +69,9 @@ def _sentences(found: Observation, verbose: bool, view: str) -> Iterator[str]:
         dims = tuple(dict.fromkeys(one.dim for one in stack.outliers))
         finds = f"rules on activations find {these(dims)}" if dims else "no rule on activations finds a dimension"
         yield f"Stream {stack.stack}: {finds}."
-        for kind in (ATTENTION_SINK, RESIDUAL_SINK):
-            if of_kind := [dim for dim in dims if stack.kind_of(dim) == kind]:
-                yield f"Stream {stack.stack}, {kind}s: {these(of_kind)}."
+        for dim in dims[:NAMED]:
+            if (size := stack.size_of(dim)) is not None:
+                yield f"Stream {stack.stack}: {how_large(dim, size)}"
         for end, shares in stack.pooled_shares(view).items():
             if shares.size and shares.max() > 0:
                 dim, most = stack.dims[shares.argmax()], cell_text(FineShare(shares.max()))
@@ -76,6 +79,20 @@ def _sentences(found: Observation, verbose: bool, view: str) -> Iterator[str]:
         yield from (f"Stream {stack.stack}: {note}" for note in stack.notes)
     if verbose:
         yield f"SHA-256 of the {found.inputs}: {found.data_digest}"
+
+
+def how_large(dim: int, size: Size) -> str:
+    """How large a dimension is and on which share of the tokens, in a sentence."""
+    share = f", and above {LARGE:g} times the median on {size.tokens} of the tokens" if size.tokens else ""
+    return (
+        f"dimension {dim} is largest in {place(size.layer)}: |h| {number(size.largest)}, {number(size.times)} times the "
+        f"median{share}."
+    )
+
+
+def size_cells(size: Size | None) -> tuple[Cell, ...]:
+    """The cells under `SIZES`."""
+    return (size.times, size.tokens) if size is not None else (None, None)
 
 
 def _largest_neuron(stack: StackObservation, view: str) -> str:
@@ -130,7 +147,7 @@ def _most(stack: StackObservation, shares: np.ndarray) -> tuple[int | None, Fine
 def _outliers(stack: StackObservation) -> Iterator[tuple[Cell, ...]]:
     for one in stack.outliers:
         layers = f"{one.layers[0]}–{one.layers[-1]}" if one.layers else "all layers pooled"
-        yield one.rule, one.dim, layers, max(one.strength), stack.kind_of(one.dim)
+        yield one.rule, one.dim, layers, max(one.strength), *size_cells(stack.size_of(one.dim))
 
 
 def _moments_said(found: Observation) -> Iterator[str]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from outlierlens.experiments.attack.charts import attack as draw
 from outlierlens.experiments.attack.result import Attack, Attacked
 from outlierlens.experiments.attack.result_updates import UpdateCheck
+from outlierlens.statistics.words import interval_text, no_interval
 from outlierlens.view.charts.base import begun
 from outlierlens.view.section import Cell, Change, Exact, FineShare, Interval, P, Rows, Section
 
@@ -32,7 +33,11 @@ def _attack(found: Attack, verbose: bool) -> Section:
 
 
 def _said(found: Attack) -> Iterator[str]:
-    yield f"{begun(found.verdict)}."
+    full = found.strongest.full
+    why = no_interval(
+        found.n_texts, "texts that judge", max(1, round((found.n_texts + found.n_search) / found.n_texts))
+    )
+    yield f"{begun(found.verdict)}. The change's 95 % interval: {interval_text(full.low, full.high, '+.3g', why=why)}."
     yield (
         f"{found.provenance.model}, held as {found.dtype}: {found.task} ({found.unit}) of {found.n_texts:,} texts of at most "
         f"{found.max_length} tokens ({found.n_tokens:,}), {found.intact:.4g} intact; outlier dimensions: "

@@ -25,7 +25,7 @@ from outlierlens.detection.observe.measure import (
     rule_inputs,
     taps,
 )  # fmt: skip
-from outlierlens.detection.observe.result import sink_kind
+from outlierlens.detection.observe.result import Size, size_of
 from outlierlens.detection.running_statistics import LayerStats, Rows, rows_of
 from outlierlens.errors import BadInput
 from outlierlens.experiments.detectors.linears import last_linears
@@ -51,7 +51,7 @@ class Collected:
         measured: for `activation_rules`, over the layers without the final norm.
         medians: of |h| [layer, dim], NaN where memory did not reach; high: the quantile of all |h| [layer].
         written: parts of the kurtosis of what the last linear writes [layer, dim], NaN where there is no such tap.
-        kinds: of dimensions that are an attention sink or a residual sink, which of the two.
+        sizes: how large each dimension is, and on which share of the tokens; empty on an MLP axis.
         values: further numbers [layer], by their name in `LayerValues`.
         n_tokens, n_special: that were read, padding not counted.
     """
@@ -66,7 +66,7 @@ class Collected:
     energy: np.ndarray
     fourth: np.ndarray
     written: np.ndarray
-    kinds: dict[int, str]
+    sizes: dict[int, Size]
     values: dict[str, np.ndarray]
     n_tokens: int
     n_special: int
@@ -242,7 +242,9 @@ class _Side:
             energy=np.stack([one.energy.cpu().numpy() for one in sums]),
             fourth=fourth,
             written=written,
-            kinds={} if self.stack.reads else {dim: kind for dim in range(width) if (kind := _kind(every, dim))},
+            sizes={}
+            if self.stack.reads
+            else {dim: size_of([layer_name(layer) for layer in inside], every, dim) for dim in range(width)},
             values={
                 "gamma": np.array([_gamma(stats[layer], view) for layer in expected]),
                 "mean_cosine": contributions.sum(1),
@@ -255,10 +257,6 @@ class _Side:
             n_tokens=counts[0],
             n_special=counts[1],
         )
-
-
-def _kind(every: dict[str, np.ndarray], dim: int) -> str | None:
-    return sink_kind(every["abs_max"][:, dim], every["quantiles"][:, dim], every["median_abs"])
 
 
 def _gamma(stats: LayerStats, view: str) -> float:

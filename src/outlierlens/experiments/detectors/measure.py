@@ -97,6 +97,7 @@ def detectors(loaded: LoadedModel, texts: Data, options: DetectorOptions | None 
         trials = replace(options.trials, seed=options.seed, progress=options.reading.progress)
         searched = with_trials(loaded, stream, searched, task, trials)
         notes += task.notes
+    named = {dim for one in found if one.condition == MODEL for dim in one.named}
     return Detectors(
         provenance=loaded.provenance(seed=options.seed),
         data=texts.source,
@@ -113,7 +114,7 @@ def detectors(loaded: LoadedModel, texts: Data, options: DetectorOptions | None 
         definitions=definitions(settings, stack),
         found=tuple(sorted(found, key=lambda one: NAMES.index(one.definition))),
         values=tuple(values),
-        kinds=own.kinds,
+        sizes={dim: size for dim, size in own.sizes.items() if dim in named},
         super_weights=searched if isinstance(searched, SuperWeights) else None,
         notes=(*loaded.notes, *notes, *_notes(own, stack, options)),
     )

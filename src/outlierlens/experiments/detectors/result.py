@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from outlierlens.architectures.mlp import Neuron, is_mlp
+from outlierlens.detection.observe.result import Size
 from outlierlens.errors import BadInput, pick
 from outlierlens.results.document import Provenance, Result
 from outlierlens.statistics.p_values import hypergeometric_tail
@@ -222,7 +223,7 @@ class Detectors(Result):
         special: whether special tokens were counted. sentence: which token (or mean) stands for a text (rudman).
         definitions: in the order of the tables. found: of every definition and condition. values: of every condition
             that runs on texts.
-        kinds: of dimensions that few tokens carry ("attention sink") or most ("residual sink"), see `observe`.
+        sizes: how large the dimensions are that a definition finds, and on which share of the tokens; of neurons none.
         super_weights: the search behind "super-weight", with its tests where they were asked for.
     """
 
@@ -241,7 +242,7 @@ class Detectors(Result):
     definitions: tuple[Definition, ...]
     found: tuple[Found, ...]
     values: tuple[LayerValues, ...]
-    kinds: dict[int, str] = field(default_factory=dict)
+    sizes: dict[int, Size] = field(default_factory=dict)
     super_weights: SuperWeights | None = None
     notes: tuple[str, ...] = ()
 
@@ -298,10 +299,6 @@ class Detectors(Result):
                 by.setdefault(one, []).append(name)
         order = {one: Neuron.parse(one) if isinstance(one, str) else one for one in by}
         return {one: tuple(by[one]) for one in sorted(by, key=lambda one: (-len(by[one]), order[one]))}
-
-    def kind_of(self, one: int | str) -> str | None:
-        """What sink a dimension is; None for others, and for neurons."""
-        return None if isinstance(one, str) else self.kinds.get(one)
 
     def records(self) -> Iterator[dict[str, Any]]:
         """One row per definition, condition, layer and dimension found."""

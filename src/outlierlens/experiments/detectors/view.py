@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from outlierlens.detection.observe.result import ATTENTION_SINK, RESIDUAL_SINK
+from outlierlens.detection.observe.view import NAMED, SIZES, SIZES_NOTE, how_large, size_cells
 from outlierlens.experiments.detectors.charts import detectors, reading, super_weights, weights_reading
 from outlierlens.experiments.detectors.result import FINAL, MODEL, Detectors, Found, LayerValues, SuperWeights, Trial
+from outlierlens.view.charts.base import begun
 from outlierlens.view.section import Cell, Change, Interval, Rows, Section, Share, percent
 from outlierlens.view.words import few, number, these
 
@@ -65,9 +66,9 @@ def _sentences(found: Detectors) -> Iterator[str]:
         f"{found.hidden_size:,} {'neurons a block' if found.by_neuron else 'dimensions'}, stream {found.stack}."
     )
     yield reading(found)
-    for kind in (ATTENTION_SINK, RESIDUAL_SINK):
-        if dims := tuple(dim for dim in found.votes() if found.kind_of(dim) == kind):
-            yield f"{kind.capitalize()}s: {these(dims)}."
+    for dim in list(found.votes())[:NAMED]:
+        if not isinstance(dim, str) and dim in found.sizes:
+            yield begun(how_large(dim, found.sizes[dim]))
     gamma = found.values_of().gamma[: len(found.values_of().layers) - (FINAL in found.layers)]
     if np.isfinite(gamma).any():
         top = int(np.nanargmax(gamma))
@@ -137,10 +138,19 @@ def _agreement(found: Detectors, layer: str | None = None) -> Rows:
 
 def _several(found: Detectors) -> Iterator[Rows]:
     by_dim = [(dim, by) for dim, by in found.votes().items() if len(by) > 1]
-    rows = tuple((dim, len(by), ", ".join(by), found.kind_of(dim)) for dim, by in by_dim[:SHOWN])
-    left = f"And {len(by_dim) - SHOWN} more." if len(by_dim) > SHOWN else ""
+    sizes = SIZES if found.sizes else ()
+    rows = tuple(
+        (
+            dim,
+            len(by),
+            ", ".join(by),
+            *(size_cells(None if isinstance(dim, str) else found.sizes.get(dim)) if sizes else ()),
+        )
+        for dim, by in by_dim[:SHOWN]
+    )
+    notes = [f"And {len(by_dim) - SHOWN} more."] * (len(by_dim) > SHOWN) + [SIZES_NOTE] * bool(sizes)
     if rows:
-        yield Rows("Found by several definitions", (found.what, "definitions", "which", "kind"), rows, left)
+        yield Rows("Found by several definitions", (found.what, "definitions", "which", *sizes), rows, " ".join(notes))
 
 
 def _rules(found: Detectors) -> Rows:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from outlierlens.ablation.damage import Condition, Control, Damage
-from outlierlens.statistics.words import interval_text
+from outlierlens.statistics.words import interval_text, no_interval
 from outlierlens.view.charts import draw
 from outlierlens.view.charts.base import Chart, Spec, bar, begun, chart, rounded, symmetric
 from outlierlens.view.charts.forms import interval_dots, null_dots
@@ -54,9 +54,10 @@ def reading(damage: Damage) -> str:
         return (
             f"With {few(chosen.positions)} off the {damage.measured} is infinite or undefined, which no scale can show."
         )
+    why = no_interval(damage.n_texts, metric=damage.metric)
     text = (
         f"With {few(chosen.positions)} off the {damage.measured} changes by {chosen.change:+.3g} {damage.of_change} "
-        f"(95 % interval {interval_text(chosen.change_low, chosen.change_high, '+.3g')}). "
+        f"(95 % interval {interval_text(chosen.change_low, chosen.change_high, '+.3g', why=why)}). "
     )
     for control in _drawn(damage):
         text += (

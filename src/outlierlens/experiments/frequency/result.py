@@ -103,14 +103,16 @@ class Contrast:
 
     @property
     def verdict(self) -> str:
-        """ "more", "less" or "unclear": whether the named dimensions follow frequency more closely than the others do.
+        """ "more", "less", "unclear" or "too few texts": how closely the named dimensions follow frequency, against others.
 
         "more" needs an interval above 0 and a rank p-value of at most 0.05; "less" an interval below 0 and one of at least
-        0.95. Without an interval the p-value alone decides.
+        0.95. Of a measure in `MEASURES` there is no verdict without an interval; of others the p-value alone decides.
         """
         if not np.isfinite(self.difference):
             return "unclear"
         known = np.isfinite(self.low)
+        if not known and self.measure in MEASURES:
+            return "too few texts"
         if self.p <= SIGNIFICANT and (self.low > 0 or not known):
             return "more"
         return "less" if self.p >= 1 - SIGNIFICANT and (self.high < 0 or not known) else "unclear"

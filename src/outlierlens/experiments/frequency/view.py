@@ -8,7 +8,7 @@ import numpy as np
 from outlierlens.experiments.frequency.charts import frequency_layers, frequency_types
 from outlierlens.experiments.frequency.result import BLOCKS, Contrast, Frequency
 from outlierlens.statistics import SIGNIFICANT
-from outlierlens.statistics.words import interval_text
+from outlierlens.statistics.words import interval_text, no_interval
 from outlierlens.view.section import Cell, Change, Interval, P, Rows, Section, Span, percent
 
 NAME = "frequencies"
@@ -21,7 +21,7 @@ ONE_BY_ONE = (
 )
 SHOWN = 12  # named dimensions that get a row of their own
 COUNTED = {"without_special": "without special tokens", "all": "special tokens counted"}
-SAYS = {"more": "more closely than other dimensions", "less": "less closely than other dimensions"}
+SAYS = {"more": "more closely", "less": "less closely", "unclear": "no more clearly"}
 
 
 def sections(found: Frequency, *, verbose: bool = False, view: str = "without_special") -> Iterator[Section]:
@@ -42,8 +42,8 @@ def _sentences(found: Frequency, view: str) -> Iterator[str]:
         for measure in ("log", "raw"):
             one = found.contrast(measure, last, view)
             yield (
-                f"Outliers follow token frequency {SAYS.get(one.verdict, 'no more clearly than other dimensions')} "
-                f"({measure} counts, {'all blocks' if last == BLOCKS else last}): mean |r| {one.named:.3f} against "
+                f"{answer('Outliers', one.verdict, found.n_texts)} ({measure} counts, "
+                f"{'all blocks' if last == BLOCKS else last}): mean |r| {one.named:.3f} against "
                 f"{one.others:.3f}, a difference of {one.difference:+.3f} (95 % interval "
                 f"{interval_text(one.low, one.high)}, rank p {one.p:.2g})."
             )
@@ -61,6 +61,13 @@ def _sentences(found: Frequency, view: str) -> Iterator[str]:
         f"With a false discovery rate of {percent(SIGNIFICANT)}, {texts:,} of {total:,} dimensions × layers correlate with "
         f"log counts in texts like these, {both:,} of them also over types ({found.n_types:,})."
     )
+
+
+def answer(outliers: str, verdict: str, n_texts: int) -> str:
+    """Whether `outliers` follow token frequency, without a full stop."""
+    if verdict not in SAYS:
+        return f"{outliers} and token frequency: no verdict, for {no_interval(n_texts)}"
+    return f"{outliers} follow token frequency {SAYS[verdict]} than other dimensions"
 
 
 def _contrasts(found: Frequency, view: str, verbose: bool) -> Iterator[Rows]:

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from outlierlens.experiments.frozen.charts import frozen
 from outlierlens.experiments.frozen.result import Chosen, FrozenScores
-from outlierlens.statistics.words import no_change
+from outlierlens.experiments.similarity.result import OPEN
+from outlierlens.statistics.words import no_change, no_interval
 from outlierlens.view.section import Cell, Change, Interval, Rows, Section, Span
 from outlierlens.view.words import dims_in_layers
 
@@ -56,6 +57,8 @@ def _chosen(found: FrozenScores) -> Rows:
     note = "Layer by: the split that chooses it; test itself is the paper's way. Change from raw vectors, chosen alike."
     if any((one.change_low, one.change_high) == (0, 0) and one.verdict for _, _, one in rows):
         note += f" Where nothing changed: {no_change(found.n_test, 'examples')}."
+    if any(one.verdict == OPEN for _, _, one in rows):
+        note += f" Not settled: {no_interval(found.n_test, 'test examples', metric=found.metric)}."
     heads = ("layer by", "fix", "layer", found.metric, "95 %", "change", "95 %", "says")
     return Rows("At the chosen layer", heads, tuple((by, fix, *_row(one)) for by, fix, one in rows), note)
 

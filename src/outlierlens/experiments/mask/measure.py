@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outlierlens.data.texts import Texts
-from outlierlens.detection.observe.result import ATTENTION_SINK, RESIDUAL_SINK
 from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.experiments.mask.exports import export
 from outlierlens.experiments.mask.options import MaskCall, MaskOptions
@@ -197,7 +196,7 @@ def _standing_out(sums: _Sums, layer: int, factor: float) -> tuple[StandsOut, ..
             float(times[dim]),
             float(times_kept[dim]),
             float(max(0.0, 1 - held[dim])),
-            RESIDUAL_SINK if times_kept[dim] > factor else ATTENTION_SINK,
+            bool(times_kept[dim] > factor),
         )
         for dim in found
     )

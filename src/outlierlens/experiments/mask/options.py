@@ -9,6 +9,7 @@ from annotated_types import Ge, Gt, Le
 from outlierlens.errors import BadInput
 from outlierlens.options import Flag, check
 
+SINK_FACTOR = 10.0  # a token is a sink where its hidden state is longer than this times the median token's
 Tool = Literal["saelens", "dictionary-learning", "heretic", "steering"]
 
 
@@ -18,7 +19,7 @@ class MaskOptions:
 
     layer: Annotated[int | None, Ge(0)] = None
     """The block whose output is masked. Default: the middle one."""
-    factor: Annotated[float, Gt(1)] = 10.0
+    factor: Annotated[float, Gt(1)] = SINK_FACTOR
     """A token is a sink where its hidden state is longer than this many times that of the median token."""
     dim_factor: Annotated[float, Gt(1)] = 5.0
     """A dimension stands out where its root mean square is more than this many times that of the median dimension."""

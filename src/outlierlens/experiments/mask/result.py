@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from outlierlens.detection.observe.result import RESIDUAL_SINK
 from outlierlens.results.document import Provenance, Result
 
 
@@ -40,14 +39,14 @@ class StandsOut:
     Attributes:
         times, times_kept: its root mean square over that of the median dimension, over all tokens and without sinks.
         sink_share: the share of its sum of squares that sink tokens hold, in [0, 1].
-        kind: "attention sink", where it stands out through sink tokens alone; else "residual sink".
+        every_token: whether it stands out on tokens that are no sinks too; else it does through sinks alone.
     """
 
     dim: int
     times: float
     times_kept: float
     sink_share: float
-    kind: str
+    every_token: bool
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ class Mask(Result):
     @property
     def masked_dims(self) -> tuple[int, ...]:
         """Dimensions that stand out on tokens that are no sinks, ascending."""
-        return tuple(sorted(one.dim for one in self.dims if one.kind == RESIDUAL_SINK))
+        return tuple(sorted(one.dim for one in self.dims if one.every_token))
 
     def records(self) -> Iterator[dict[str, Any]]:
         """One row per block, with whether it is the masked one."""

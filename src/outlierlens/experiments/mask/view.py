@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from outlierlens.detection.observe.result import RESIDUAL_SINK
 from outlierlens.experiments.mask.charts import masks
 from outlierlens.experiments.mask.result import LayerSinks, Mask
 from outlierlens.view.section import Cell, Count, FineShare, Rows, Section, Share, percent
@@ -10,7 +9,7 @@ from outlierlens.view.words import number
 
 NAME = "masks"
 HEADS = ("block", "sinks", "median norm", "largest norm", "threshold", "γ", "γ without sinks")
-DIM_HEADS = ("dimension", "times the median", "without sinks", "held by sinks", "kind")
+DIM_HEADS = ("dimension", "times the median", "without sinks", "held by sinks", "stands out on")
 NOTE = (
     "γ: length of the mean hidden state over the length of the standard deviations. A sparse autoencoder of states with a "
     "large γ spends latents on the mean."
@@ -56,14 +55,15 @@ def _sentences(found: Mask) -> Iterator[str]:
         yield f"The {held.n_texts:,} texts that did not make it hold no sink."
     if found.masked_dims:
         yield (
-            f"{', '.join(map(str, found.masked_dims))} stand{'s' * (len(found.masked_dims) == 1)} out on the other tokens too "
-            f"({RESIDUAL_SINK}): clip, standardise or leave out."
+            f"{', '.join(map(str, found.masked_dims))} stand{'s' * (len(found.masked_dims) == 1)} out on the other tokens "
+            "too: clip, standardise or leave out."
         )
 
 
 def _dims(found: Mask) -> Iterator[tuple[Cell, ...]]:
     for one in found.dims:
-        yield (one.dim, one.times, one.times_kept, Share(one.sink_share), one.kind)
+        where = "other tokens too" if one.every_token else "sinks alone"
+        yield (one.dim, one.times, one.times_kept, Share(one.sink_share), where)
 
 
 def _cells(one: LayerSinks) -> tuple[Cell, ...]:

@@ -12,7 +12,7 @@ from outlierlens.experiments.predictions.result import (
     Spoken,
     prediction_rows,
 )
-from outlierlens.statistics.words import no_change
+from outlierlens.statistics.words import no_change, no_interval
 from outlierlens.view import section as cells
 from outlierlens.view.section import Cell, FineShare, Interval, P, Rows, Section
 from outlierlens.view.words import these
@@ -21,7 +21,6 @@ SHIFTED = {
     "more frequent": "more frequent",
     "rarer": "rarer",
     "neither": "neither clearly more frequent nor rarer",
-    "unknown": "too few to say",
 }
 SHIFTS = (
     "input",
@@ -70,9 +69,12 @@ def sentences(found: Predictions) -> tuple[str, ...]:
     for one in found.shifts:
         change = one.changes["log_frequency"]
         p = "" if change.p is None else f", rank p {change.p:.3g}"
+        says = f"no verdict, for {no_interval(found.of(one.input).n_texts)}"
+        if one.direction in SHIFTED:
+            says = f"predicted tokens are {SHIFTED[one.direction]}"
         said.append(
-            f"{one.input}, {INTERVENTIONS[one.intervention]}: predicted tokens are {SHIFTED[one.direction]} "
-            f"({change.change:+.2f} nats of log frequency, {found.interval(one, 'log_frequency')}{p})."
+            f"{one.input}, {INTERVENTIONS[one.intervention]}: {says} ({change.change:+.2f} nats of log frequency, "
+            f"{found.interval(one, 'log_frequency')}{p})."
         )
     return tuple(said)
 

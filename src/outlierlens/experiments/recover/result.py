@@ -14,7 +14,7 @@ import numpy as np
 
 from outlierlens.errors import BadInput
 from outlierlens.results.document import Provenance, Result
-from outlierlens.statistics.words import interval_text, no_change
+from outlierlens.statistics.words import interval_text, no_change, no_interval
 
 What = Literal["none", "chosen", "random"]
 State = Literal["intact", "off", "again", "held"]
@@ -119,7 +119,8 @@ class Recovery(Result):
 
     def interval(self, arm: Arm, form: str = "+.3f") -> str:
         """The interval of what an arm lost, in words."""
-        return interval_text(arm.lost_low, arm.lost_high, form, no_change(self.n_dev, "examples"))
+        why = no_interval(self.n_dev, "examples", metric=self.metric)
+        return interval_text(arm.lost_low, arm.lost_high, form, no_change(self.n_dev, "examples"), why)
 
     def records(self) -> Iterator[dict[str, Any]]:
         """One row an arm."""

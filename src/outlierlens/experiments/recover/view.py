@@ -1,11 +1,13 @@
 """What is said of a model that lost dimensions and was fine-tuned again: `sections(found)`."""
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 
 from outlierlens.experiments.recover.charts import recovery
 from outlierlens.experiments.recover.result import STATES, Arm, Recovery
+from outlierlens.statistics.words import no_interval
 from outlierlens.view.section import Cell, Change, Interval, Rows, Section, Span
 
 LOST = {"off": "off", "again": "trained again, free to regrow", "held": "trained again without them"}
@@ -55,6 +57,9 @@ def _lead(found: Recovery) -> str:
         if arm.what == "chosen" and arm.state in LOST:
             lost.setdefault(LOST[arm.state], []).append(arm.lost)
     parts = "; ".join(f"{words} {np.mean(values):+z.3f}" for words, values in lost.items())
+    if any(math.isnan(arm.lost_low) for arm in found.arms):
+        why = no_interval(found.n_dev, "dev examples", metric=found.metric)
+        parts += f". Whether other examples lose as much is not settled: {why}"
     many = "dimension" if len(found.dims) == 1 else "dimensions"
     return (
         f"{found.provenance.model} on {found.task}, {found.metric} lost with {many} {', '.join(map(str, found.dims))} of "

@@ -7,6 +7,7 @@ import numpy as np
 
 from outlierlens.experiments.similarity.charts import sts_layers, wic_layers
 from outlierlens.experiments.similarity.result import (
+    OPEN,
     Choice,
     Fitted,
     Similarity,
@@ -14,7 +15,7 @@ from outlierlens.experiments.similarity.result import (
     WordChoice,
     WordInContext,
 )
-from outlierlens.statistics.words import no_change
+from outlierlens.statistics.words import no_change, no_interval
 from outlierlens.view.section import Cell, Change, Interval, Rows, Section
 from outlierlens.view.words import dims_in_layers
 
@@ -102,6 +103,8 @@ def _choices(found: Similarity, task: TaskScores) -> Rows:
     note += [f"Held out: layer chosen on {one.chosen_on}." for one in task.choices if one.how == "held out"][:1]
     if any((one.low, one.high) == (0, 0) and one.fix != "raw" for one in task.choices):
         note.append(f"Where nothing changed: {no_change(task.n_pairs, 'pairs', task.n_families)}.")
+    if any(one.verdict == OPEN for one in task.choices):
+        note.append(f"Not settled: {no_interval(task.n_families, 'independent pairs', metric='spearman')}.")
     heads = ("fix", "layer chosen", "layer", "ρ × 100", *ways, "change", "95 %", "raw layer", "raw", "says")
     title = f"{task.title}: {task.n_pairs:,} pairs{f' ({sizes})' if sizes else ''}"
     return Rows(title, heads, tuple(rows), " ".join(note))

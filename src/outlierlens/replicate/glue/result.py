@@ -5,12 +5,13 @@ made.tables[0].outliers_row.lost                  # metric lost with all outlier
 made.tables[0].outliers_row.times_random          # over the mean loss of random sets of the same size
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from outlierlens.results.document import Provenance, Result
-from outlierlens.statistics.words import interval_text, no_change
+from outlierlens.statistics.words import interval_text, no_change, no_interval
 
 RowKind = Literal["intact", "alone", "together", "at least 5 × random", "random", "matched"]
 ENOUGH = 5.0  # times the mean loss of random sets, which Puccetti et al. (2022) ask for
@@ -170,10 +171,13 @@ def where_enough(tables: "Sequence[tuple[str, TaskTable]]") -> str:
     """
     tested = [(name, row) for name, one in tables if (row := one.tested) is not None]
     enough = [(name, row) for name, row in tested if row.enough]
-    doubtful = [name for name, row in enough if row.doubtful]
     said = ", ".join(name for name, _ in enough)
-    if doubtful:
+    known = [(name, row) for name, row in enough if math.isfinite(row.lost_low)]
+    if doubtful := [name for name, row in known if row.doubtful]:
         said += f"; in {', '.join(doubtful)} the interval of the loss holds 0"
+    of = dict(tables)
+    for name in (name for name, row in enough if not math.isfinite(row.lost_low)):
+        said += f"; {name} is not settled, for {no_interval(of[name].n_examples, 'examples', metric=of[name].metric)}"
     return f"{len(enough)} of {len(tested)}" + (f" ({said})" if said else "")
 
 

@@ -15,11 +15,6 @@ from outlierlens.replicate.puccetti.result import Link, PuccettiReplication
 from outlierlens.view.section import Change, Interval, P, Rows, Section, renamed
 from outlierlens.view.words import listed
 
-SAYS = {
-    "more": "follow token frequency more closely than other dimensions",
-    "less": "follow token frequency less closely than other dimensions",
-    "unclear": "follow token frequency no more clearly than other dimensions",
-}
 TOKENS = {"without_special": "without special tokens", "all": "special tokens counted"}
 
 
@@ -44,7 +39,8 @@ def sections(found: PuccettiReplication, *, verbose: bool = False) -> Iterator[S
 def sentences(found: PuccettiReplication) -> tuple[str, ...]:
     """Whether the outliers go with frequency more than other dimensions do."""
     links = sorted(found.links(), key=lambda one: (one.tokens != "without_special", one.what))
-    said = [_link_says(one, found.dims) for one in links]
+    n_texts = found.frequency.n_texts if found.frequency is not None else 0
+    said = [_link_says(one, found.dims, n_texts) for one in links]
     said.append(f"{found.provenance.model}: the outliers are {listed(found.dims)} ({found.named_by}).")
     if found.seconds:
         said.append(f"Minutes: {', '.join(f'{name} {seconds / 60:.1f}' for name, seconds in found.seconds.items())}.")
@@ -65,10 +61,11 @@ def link_table(found: PuccettiReplication) -> Rows:
     return Rows("Outliers and token frequency", heads, rows, note)
 
 
-def _link_says(one: Link, dims: tuple[int, ...]) -> str:
+def _link_says(one: Link, dims: tuple[int, ...], n_texts: int) -> str:
     counts = one.what.removeprefix("frequency, ")
     span = f"95 % interval {one.low:+.3f} to {one.high:+.3f}, rank " if math.isfinite(one.low) else ""
     return (
-        f"{listed(dims)} {SAYS[one.says]} ({counts} counts, {TOKENS[one.tokens]}): mean |r| {one.named:.3f} against "
+        f"{frequency_view.answer(listed(dims), one.says, n_texts)} ({counts} counts, {TOKENS[one.tokens]}): "
+        f"mean |r| {one.named:.3f} against "
         f"{one.others:.3f}, a difference of {one.difference:+.3f} ({span}p {one.p:.3g})."
     )
