@@ -13,12 +13,12 @@ from itertools import chain
 from typing import Any
 
 from outlierlens.architectures.stack import Config, Stack, parameter
+from outlierlens.architectures.widths import of_one_width
 from outlierlens.errors import BadFile, UnknownArchitecture
 
 MAX_LAYERS = 4096
 # Modules that compilers and trainers put around a block; what they do to the start of a name is part of the prefix.
 _WRAPPED = re.compile(r"(?<=\.\d)((?:\d)*)(?:\._orig_mod|\._fsdp_wrapped_module|\._checkpoint_wrapped_module)+(?=\.)")
-WIDTHS = ("hidden_size", "d_model", "n_embd", "dim")  # what configs call the width of their only stream
 
 
 @dataclass(frozen=True)
@@ -122,52 +122,11 @@ def bind(stacks: tuple[Stack, ...], names: Collection[str], config: Config | Non
     if not isinstance(names, Mapping):
         return list(bound.values())
     told = config if config and len(bound) == 1 else {}
-    return [_of_one_width(one, index, names, told) for one in bound.values()]
-
-
-def _of_one_width(bound: BoundStack, index: "_Names", tensors: Mapping[str, Any], config: Config) -> BoundStack:
-    """`bound`, its linears stored [in, out] or [out, in] as the width of the stream says.
-
-    Norms, tables and the config tell the width. One layer is looked at; what reads the layers compares them.
-
-    Raises:
-        BadFile: two parts of the stream have different widths.
-    """
-    stack, layer = bound.stack, bound.weight_layers[0]
-    linear = {p.name: p for p in (*bound.scale[layer], *bound.writes[layer])}
-    shapes = {name: _shape(tensors, name) for name in linear}
-    linear = {name: p for name, p in linear.items() if len(shapes[name]) > 1}
-    others = (*bound.scale[layer], *bound.reading[layer], *bound.embeddings, *bound.embedding_norm, *bound.final_norm)
-    widths = {f"the config's {key}": config[key] for key in WIDTHS if isinstance(config.get(key), int)}
-    widths |= {p.name: s[p.axis] for p in others if p.name not in linear and (s := _shape(tensors, p.name))}
-    widths |= {
-        name: shapes[name][p.axis]
-        for name, p in linear.items()
-        if name.removeprefix(bound.blocks[layer])[1:] in stack.axes
-    }
-    if not widths:
-        return bound
-    first, width = next(iter(widths.items()))
-    if set(widths.values()) == {width}:
-        if all(shapes[name][p.axis] == width for name, p in linear.items()):
-            return bound
-        if not stack.axes and all(shapes[name][-3 - p.axis] == width for name, p in linear.items()):
-            turned = replace(stack, weight_is_in_by_out=not stack.weight_is_in_by_out)
-            return _Binder(turned, index, bound.prefix, {}).bind()
-    widths |= {name: shapes[name][p.axis] for name, p in linear.items()}
-    odd = next(name for name, one in widths.items() if one != width)
-    raise BadFile(
-        f"stack {bound.name!r}: {first} is {width:,} wide and {odd} {widths[odd]:,}, and one stream has one width; the weights "
-        f"belong to another config or family (--family, --arch row.toml)"
-    )
-
-
-def _shape(tensors: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    """The shape of a tensor; () where it is not known, as of one that is packed."""
-    try:
-        return tuple(getattr(tensors[name], "shape", ()))
-    except BadFile:
-        return ()
+    found = []
+    for one in bound.values():
+        stack = of_one_width(one, names, told)
+        found.append(one if stack is one.stack else _Binder(stack, index, one.prefix, config or {}).bind())
+    return found
 
 
 class _Names:

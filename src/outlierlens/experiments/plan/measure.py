@@ -95,7 +95,7 @@ def run(session: Session, options: PlanCall) -> PrecisionPlan:
     target = target_of(session.loaded, options.stack)
     scheme = options.scheme or own_scheme(tool, session.loaded, options.stack)
     options = replace(options, scheme=scheme, grain="linear")
-    check_export(tool, scheme=options.recipe, target=target)
+    check_export(tool, scheme=parse(options.rounding), target=target)
     found = plan(session.loaded, texts, options, rows=session.rows.rows, progress=session.progress)
     session.then = partial(_write, session, tool, path, found, target)
     return found
@@ -132,7 +132,7 @@ class _Study:
     def __init__(self, loaded: LoadedModel, texts: Data, options: PlanOptions, report: Steps):
         self.loaded, self.options, self.report = loaded, options, report
         self.stack = loaded.stack(options.stack)
-        self.recipe = options.recipe
+        self.recipe = parse(options.rounding)
         if options.bits == 8 and self.recipe.name == FINE.name:
             raise BadInput(f"--bits 8 keeps what {FINE.name} keeps: nothing beside --scheme {FINE.name}; leave it out")
         task = replace(options.task, seed=options.seed, max_length=row_limit(loaded, texts, options.task.max_length))

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from outlierlens.errors import BadInput
-from outlierlens.experiments.quantization.schemes import Recipe, parse
 from outlierlens.options import Flag, Flat, check
 from outlierlens.tasks.base import TaskOptions
 
@@ -63,9 +62,9 @@ class PlanOptions:
     """How texts become numbers; its seed is this one."""
 
     @property
-    def recipe(self) -> Recipe:
-        """How weights and inputs are rounded."""
-        return parse(self.scheme or USUAL)
+    def rounding(self) -> str:
+        """How weights and inputs are rounded: the scheme's name."""
+        return self.scheme or USUAL
 
     @property
     def unit(self) -> Grain:
