@@ -306,7 +306,7 @@ def test_an_export_that_fails_leaves_what_was_measured(folder: str, run: Any, tm
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("outlierlens.experiments.plan.measure.write_text", full)
+    monkeypatch.setattr("outlierlens.experiments.plan.exports.write_text", full)
     out = tmp_path / "plan.json"
     words = ["plan", folder, "--data", str(tmp_path / "texts.txt"), *SHORT]
     code, stdout, err = run(*words, "--for", "bitsandbytes", "--to", str(tmp_path / "skip.json"), "-o", str(out))

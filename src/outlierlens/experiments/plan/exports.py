@@ -9,18 +9,21 @@ Where a tool cannot keep the inputs of a linear apart from its weights, the whol
 files that have comments carry it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outlierlens.errors import BadInput
 from outlierlens.experiments.plan.kept import KeptLinear
 from outlierlens.experiments.plan.tools import EIGHT, TOOLS, Target, Tool, Wish
 from outlierlens.experiments.quantization.schemes import Recipe, parse
+from outlierlens.results.safe_files import write_text
 
 if TYPE_CHECKING:
+    from outlierlens.experiments.plan.result import PrecisionPlan
     from outlierlens.models.load import LoadedModel
 
-__all__ = ["TOOLS", "Target", "check_export", "export", "own_scheme", "remarks", "target_of"]
+__all__ = ["TOOLS", "Target", "check_export", "export", "own_scheme", "remarks", "target_of", "write_export"]
 
 
 def target_of(loaded: "LoadedModel", stack: str | None = None) -> Target:
@@ -51,6 +54,15 @@ def export(tool: str, kept: Sequence[KeptLinear], *, scheme: Recipe, target: Tar
 def remarks(tool: str, kept: Sequence[KeptLinear], *, scheme: Recipe, target: Target) -> tuple[str, ...]:
     """What the tool does otherwise than the plan says, a sentence each; raises as `export`."""
     return _wish(_tool(tool), kept, scheme, target).remarks
+
+
+def write_export(path: Path, tool: str, found: "PrecisionPlan", target: Target, notice: Callable[[str], None]) -> None:
+    """Write a plan for `tool`, and give `notice` what the tool cannot do; raises as `export`."""
+    scheme = parse(found.scheme)
+    write_text(path, export(tool, found.kept, scheme=scheme, target=target))
+    for remark in remarks(tool, found.kept, scheme=scheme, target=target):
+        notice(f"note: {remark}")
+    notice(f"{path}: {len(found.kept):,} linears that {TOOLS[tool].title} keeps, by {scheme.name}")
 
 
 def check_export(tool: str, *, scheme: Recipe, target: Target) -> None:

@@ -24,7 +24,7 @@ from outlierlens.data.texts import Data
 from outlierlens.errors import BadInput
 from outlierlens.experiments.plan.cheap import cheap
 from outlierlens.experiments.plan.entries import Candidate, dimension, every_entry, ordered
-from outlierlens.experiments.plan.exports import TOOLS, Target, check_export, export, own_scheme, remarks, target_of
+from outlierlens.experiments.plan.exports import check_export, own_scheme, target_of, write_export
 from outlierlens.experiments.plan.kept import KeptLinear, merged, n_kept
 from outlierlens.experiments.plan.mixed import FINE, Mixed, mixed
 from outlierlens.experiments.plan.options import PlanCall, PlanOptions
@@ -37,7 +37,7 @@ from outlierlens.experiments.range.keys import key_biases
 from outlierlens.experiments.sweep.prefix import Prefixes, resumed
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel
-from outlierlens.results.safe_files import check_file, write_text
+from outlierlens.results.safe_files import check_file
 from outlierlens.session import Session
 from outlierlens.statistics.means import FEWEST_TEXTS, mean_interval, ratio_interval
 from outlierlens.statistics.p_values import rank_p
@@ -97,17 +97,8 @@ def run(session: Session, options: PlanCall) -> PrecisionPlan:
     options = replace(options, scheme=scheme, grain="linear")
     check_export(tool, scheme=parse(options.rounding), target=target)
     found = plan(session.loaded, texts, options, rows=session.rows.rows, progress=session.progress)
-    session.then = partial(_write, session, tool, path, found, target)
+    session.then = partial(write_export, path, tool, found, target, session.notice)
     return found
-
-
-def _write(session: Session, tool: str, path: Path, found: PrecisionPlan, target: Target) -> None:
-    """Write the list for `tool`, and say what it cannot do."""
-    scheme = parse(found.scheme)
-    write_text(path, export(tool, found.kept, scheme=scheme, target=target))
-    for remark in remarks(tool, found.kept, scheme=scheme, target=target):
-        session.notice(f"note: {remark}")
-    session.notice(f"{path}: {len(found.kept):,} linears that {TOOLS[tool].title} keeps, by {scheme.name}")
 
 
 @dataclass(frozen=True)
