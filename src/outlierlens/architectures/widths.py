@@ -26,7 +26,9 @@ def of_one_width(bound: "BoundStack", tensors: Mapping[str, Any], config: Config
     shapes = {name: _shape(tensors, name) for name in linear}
     linear = {name: p for name, p in linear.items() if len(shapes[name]) > 1}
     others = (*bound.scale[layer], *bound.reading[layer], *bound.embeddings, *bound.embedding_norm, *bound.final_norm)
-    widths = {f"the config's {key}": config[key] for key in WIDTHS if isinstance(config.get(key), int)}
+    # Beside a nested config with a width of its own (text_config), that of the whole may be a default that nothing has.
+    nested = any(isinstance(one, Mapping) and not one.keys().isdisjoint(WIDTHS) for one in config.values())
+    widths = {f"the config's {key}": config[key] for key in WIDTHS if not nested and isinstance(config.get(key), int)}
     widths |= {p.name: s[p.axis] for p in others if p.name not in linear and (s := _shape(tensors, p.name))}
     widths |= {
         name: shapes[name][p.axis]
