@@ -9,13 +9,14 @@ Opening reads headers only; `read` touches only the bytes of the tensors that ar
 import difflib
 import re
 from pathlib import Path
+from typing import Any
 
 from outlierlens.checkpoints.base import Checkpoint, TensorInfo
 from outlierlens.checkpoints.formats import open_directory, open_file, suffixes, weight_file
 from outlierlens.checkpoints.stored import as_weights
 from outlierlens.errors import BadInput, UnknownModel
 
-__all__ = ["Checkpoint", "TensorInfo", "as_weights", "open_checkpoint", "open_stored", "weight_file"]
+__all__ = ["Checkpoint", "TensorInfo", "as_weights", "open_checkpoint", "weight_file"]
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?\Z")
 
@@ -27,26 +28,22 @@ def open_checkpoint(
     subfolder: str = "",
     token: str | None = None,
     offline: bool = False,
+    as_stored: bool = False,
 ) -> Checkpoint:
     """Open a sample's name, a directory, one weight file or a hub id for reading, by its weights (see `stored`).
+
+    `as_stored` gives every tensor as it is stored: masks, which are whole numbers under the names of weights.
 
     Raises:
         UnknownModel: `model` is none of these.
         BadFile: the file is malformed; the message says where.
         Offline, RemoteError: a hub id was given and the network is off or fails.
     """
-    return as_weights(open_stored(model, revision=revision, subfolder=subfolder, token=token, offline=offline))
+    source = _source(model, revision=revision, subfolder=subfolder, token=token, offline=offline)
+    return source if as_stored else as_weights(source)
 
 
-def open_stored(
-    model: str,
-    *,
-    revision: str | None = None,
-    subfolder: str = "",
-    token: str | None = None,
-    offline: bool = False,
-) -> Checkpoint:
-    """As `open_checkpoint`, every tensor as it is stored: masks, which are whole numbers under the names of weights."""
+def _source(model: str, *, subfolder: str, offline: bool, **where: Any) -> Checkpoint:
     from outlierlens.checkpoints import samples
 
     path = Path(model)
@@ -67,4 +64,4 @@ def open_stored(
         )
     from outlierlens.checkpoints.hub import HubCheckpoint
 
-    return HubCheckpoint(model, revision=revision, subfolder=subfolder, token=token, offline=offline)
+    return HubCheckpoint(model, subfolder=subfolder, offline=offline, **where)

@@ -25,7 +25,7 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from outlierlens.architectures import Param
-from outlierlens.checkpoints import Checkpoint, TensorInfo, as_weights, open_stored
+from outlierlens.checkpoints import Checkpoint, TensorInfo, as_weights, open_checkpoint
 from outlierlens.checkpoints.base import MAX_TENSORS, is_shape, load_config
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.experiments.pruning.removal import per_dim_off
@@ -137,7 +137,7 @@ def open_source(name: str, **how: Any) -> Checkpoint:
     path = Path(name)
     if path.suffix == ".npz" and path.is_file():
         return NpzCheckpoint(path, name=name, config=load_config(path.parent / "config.json"))
-    source = open_stored(name, **how)
+    source = open_checkpoint(name, **how, as_stored=True)
     return source if held(source) != "weights" else as_weights(source)
 
 
