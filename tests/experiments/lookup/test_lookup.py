@@ -17,6 +17,7 @@ from outlierlens.experiments.lookup import measure
 from outlierlens.experiments.lookup.lineage import likeness
 from outlierlens.experiments.lookup.measure import ATLAS, lookup
 from outlierlens.experiments.lookup.options import LookupOptions
+from outlierlens.experiments.lookup.view import sections
 
 
 def a_row(name: str, seed: int, layers: int = 4, width: int = 64) -> AtlasRow:
@@ -184,3 +185,15 @@ def test_the_page_of_the_atlas_is_what_its_script_says() -> None:
     made = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
     page = (script.parents[1] / "docs/atlas-science.md").read_text("utf-8")
     assert page.partition("\n*Terms: ")[0].rstrip() == made.stdout.rstrip()
+
+
+def test_a_norm_that_reads_the_stream_is_told_from_what_scan_reads() -> None:
+    found = lookup("mini-planted")
+    (stream,) = found.streams
+    read = replace(found, streams=(replace(stream, norm_site="read", site="input_layernorm"),))
+    says = [next(sections(one)).sentences[0] for one in (found, read)]
+    assert says[0].endswith("stand out at output.LayerNorm.")
+    assert says[1].endswith(
+        "stand out at input_layernorm, a norm that reads the stream; `scan` looks at the weights that write to it, and may "
+        "name others."
+    )

@@ -28,7 +28,12 @@ def _sentences(found: Lookup) -> Iterator[str]:
         dims = f"dimensions {few(stream.dims, 12)} stand out" if len(stream.dims) > 1 else "no dimension stands out"
         if len(stream.dims) == 1:
             dims = f"dimension {stream.dims[0]} stands out"
-        yield f"{name} ({family}{number_of_layers(stream.layers)} of {stream.width}, {stream.norm}): {dims} at {stream.site}."
+        # What writes to a pre-norm stream is megabytes a layer, which an atlas does not read.
+        other = ", a norm that reads the stream; `scan` looks at the weights that write to it, and may name others"
+        yield (
+            f"{name} ({family}{number_of_layers(stream.layers)} of {stream.width}, {stream.norm}): {dims} at {stream.site}"
+            f"{other if stream.norm_site == 'read' else ''}."
+        )
         yield _parent(found, stream)
     if found.known:
         yield f"It is in {found.atlas} atlas: {found.origin or 'origin not told'}; licence {found.licence or 'not told'}."
