@@ -250,7 +250,7 @@ def test_ranks_and_contrasts_by_hand() -> None:
         (0.3, 0.1, 0.5, 0.01, "more"),
         (0.3, -0.1, 0.5, 0.01, "unclear"),  # other texts could say otherwise
         (0.3, 0.1, 0.5, 0.2, "unclear"),  # every fifth dimension does as much
-        (0.3, np.nan, np.nan, 0.01, "more"),
+        (0.3, np.nan, np.nan, 0.01, "too few texts"),
         (-0.3, -0.5, -0.1, 0.99, "less"),
         (-0.3, -0.5, -0.1, 0.6, "unclear"),
         (np.nan, np.nan, np.nan, 0.01, "unclear"),

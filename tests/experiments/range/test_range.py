@@ -363,7 +363,7 @@ def test_a_templates_own_first_token_does_not_stand_twice(words: Callable[..., A
 
 def test_what_cannot_be_asked_is_refused(words: Callable[..., Any], tmp_path: Path) -> None:
     loaded = llama(words)
-    with pytest.raises(BadInput, match=r"llama: its tokenizer has no chat template; leave --chat-template out"):
+    with pytest.raises(BadInput, match=r"llama: its tokenizer has no chat template; leave chat_template=True out"):
         range_of(loaded, TEXTS, RangeOptions(chat_template=True))
     with pytest.raises(BadInput, match="--chat-template runs the model and --weights does not"):
         RangeOptions(chat_template=True, weights=True)

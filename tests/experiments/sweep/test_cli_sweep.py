@@ -430,7 +430,7 @@ def test_a_report_shows_sweeps(swept: Any, run: Any, model_folder: Any, text: st
     assert code == 0, err
     data = load(out / "results.json")
     assert data.sweeps == (sweep,)
-    assert not any("with other values" in note for note in data.notes)
+    assert not any("in another precision" in note for note in data.notes)
     page = (out / "report.html").read_text("utf-8")
     assert "sweep-effects" in page
     code, _, err = run("report", str(out / "results.json"), "--sweep", str(directory / "sweep.json"))
@@ -446,7 +446,7 @@ def test_a_report_shows_sweeps(swept: Any, run: Any, model_folder: Any, text: st
     assert code == 0, err
     data = load(out / "results.json")
     assert data.sweeps == (sweep, other)
-    assert any("with other values than the rest of this report" in note for note in data.notes)
+    assert any("in another precision than the rest of this report" in note for note in data.notes)
 
 
 def test_a_report_refuses_what_is_no_sweep_or_of_another_model(

@@ -39,8 +39,8 @@ class NoiseDraws:
 
     def __init__(self, loaded: LoadedModel, stack: BoundStack, task: Task, n: int, seed: int):
         self.loaded, self.stack, self.task, self.n, self.seed = loaded, stack, task, n, seed
-        few = task.n_texts < 2 * MOST_TEXTS  # a first try spends a quarter of its texts on noise
-        self.n_texts = 0 if not n else max(1, task.n_texts // 4) if few else MOST_TEXTS
+        few = task.n_texts < 2 * MOST_TEXTS  # a first try spends a quarter of its texts on noise, four at least
+        self.n_texts = (min(task.n_texts, max(4, task.n_texts // 4)) if few else MOST_TEXTS) if n else 0
         self._feeds = list(task.feeds(range(self.n_texts))) if n else []
         self._drawn: dict[int, np.ndarray] = {}
 

@@ -43,7 +43,7 @@ class QuantizeOptions:
     n_error_texts: Annotated[int, Flag("--error-texts"), Ge(1)] = 8
     """Compare hidden states, block by block, on the first N texts."""
     noise_draws: Annotated[int, Ge(0)] = 3
-    """Runs with noise of the last bit, on 16 texts, of fewer than 32 on a quarter; 0 leaves it out."""
+    """Runs with noise of the last bit, on 16 texts, of fewer than 32 on a quarter (four at least); 0 leaves it out."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""
     task: Annotated[TaskOptions, Flat("max_length", "batch_size")] = TaskOptions()
