@@ -86,16 +86,16 @@ BIN, STORED = "pytorch_model.bin", "model.safetensors"
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (truncate, BadFile, "a file in it is damaged .*SafetensorError: .*incomplete metadata.*; fetch or save the"),
-        (rewrite(STORED, b"x" * 60), BadFile, "damaged .*SafetensorError: .*header too large"),
+        (truncate, BadFile, "lies outside the file"),
+        (rewrite(STORED, b"x" * 60), BadFile, "the header claims .* bytes in a file of 60; truncated or not safetensors"),
         (configure(intermediate_size=48), BadFile, r"another shape than config.json says .*\(24,\) for \(48,\)"),
         (configure(num_hidden_layers=4), BadFile, r"lack 16 parameters of BertModel \(encoder\.layer\.3\.attention.*, …\)"),
         (configure(num_hidden_layers="two"), BadFile, "StrictDataclassFieldValidationError: .*num_hidden_layers"),
         (configure(hidden_act="nosuch"), BadFile, "KeyError: 'nosuch'"),
         (configure(model_type="nosuch"), UnknownModel, "model type `nosuch`"),
-        (rewrite("config.json", '{"a":'), UnknownModel, "not a valid JSON file"),
-        (rewrite(BIN, b"", instead_of=STORED), BadFile, "EOFError"),
-        (rewrite(BIN, pickle.dumps(NotATensor()), instead_of=STORED), BadFile, "damaged or hold more than tensors"),
+        (rewrite("config.json", '{"a":'), BadFile, "config.json: not valid JSON"),
+        (rewrite(BIN, b"", instead_of=STORED), BadFile, "is empty; truncated\\? fetch it again"),
+        (rewrite(BIN, pickle.dumps(NotATensor()), instead_of=STORED), BadFile, "refused, and nothing in it was executed"),
         (without(".layer.1."), BadFile, r"lack 16 parameters of BertModel \(encoder\.layer\.1\..*, …\), which would be rand"),
         (without("word_embeddings"), BadFile, r"lack 1 parameters of BertModel \(embeddings\.word_embeddings\.weight\)"),
         (rewrite("tokenizer.json", '{"a":'), BadFile, r"its tokenizer cannot be read \(JSONDecodeError"),
@@ -110,7 +110,7 @@ def test_broken_folders_give_one_line(
     change(copy)
     with pytest.raises(error, match=message) as caught:
         load_model(str(copy))
-    assert str(caught.value).startswith(f"{copy}: ")
+    assert str(caught.value).startswith((f"{copy}: ", f"{copy}/"))
     assert "\n" not in str(caught.value)
     assert "weights_only" not in str(caught.value)
     assert not (copy / "made-by-a-pickle").exists()

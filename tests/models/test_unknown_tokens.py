@@ -44,7 +44,7 @@ def test_many_unknown_tokens_are_said_once_and_in_every_result(family: str, head
     note = "20% of the tokens read are unknown to the tokenizer; it may not fit these texts (their language, script or case)"
     assert observe(loaded, mixed, ObserveOptions(max_length=32)).notes == (note,)
     assert disable(loaded, mixed, [3], FEW).notes[0] == note
-    assert told == [f"{family}: {note}"]
+    assert [one for one in told if " times: about " not in one] == [f"{family}: {note}"]
 
 
 def test_few_unknown_tokens_are_not_said(words: Any) -> None:

@@ -58,7 +58,7 @@ def accepting(function: Callable[..., R]) -> Callable[..., R]:
         for owner, own in values.items():
             start = bound.arguments.get(owner)
             bound.arguments[owner] = build(classes[owner] if start is None else start, own)
-        return signature.bind(*bound.args, **bound.kwargs)
+        return bound
 
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> R:
