@@ -239,7 +239,7 @@ def test_a_model_is_measured_on_the_texts_of_the_finished_one(
     read: list[Any] = []
     monkeypatch.setattr(pair_job, "run", lambda job, *_: read.append(job) or _stop())
     code, _, err = run(*pair, "-o", str(tmp_path / "gone"))
-    assert (code, read[0].reading.data, read[0].reading.limit) == (1, "reviews", 64)
+    assert (code, read[0].reading.data, read[0].reading.limit) == (1, "reviews", 16)
     assert "is measured on others (reviews)" in err
 
 
