@@ -14,8 +14,8 @@ from outlierlens.architectures import bind, stacks_of
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.detection.scan.measure import scan
 from outlierlens.errors import BadFile
-from outlierlens.experiments.range.measure import weights_range
 from outlierlens.experiments.range.view import sections
+from outlierlens.experiments.range.weights import weights_range
 from outlierlens.models.load import from_objects, load_model
 
 MODEL = build(FAMILIES["llama"], "CausalLM")

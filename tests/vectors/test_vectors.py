@@ -142,7 +142,7 @@ def test_bad_requests_are_clear(words: Callable[..., Any]) -> None:
     loaded = wrap(FAMILIES["bert"], words())
     with pytest.raises(BadInput, match="max_length is 1; it must be at least 2"):
         tokenise(loaded, ("w1",), max_length=1)
-    with pytest.raises(BadInput, match="bert has no tokenizer beside it"):
+    with pytest.raises(BadInput, match="bert: this model has no tokenizer beside it"):
         tokenise(wrap(FAMILIES["bert"], None), ("w1",))
     tokens = tokenise(loaded, ("w1",), max_length=8)
     with pytest.raises(BadInput, match="batch_size is 0"):

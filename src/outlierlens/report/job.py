@@ -29,9 +29,10 @@ from outlierlens.report import ReportData, write
 from outlierlens.report.files import CHARTS
 from outlierlens.report.options import ReportOptions
 from outlierlens.report.result import OF_SEVERAL, Joined, with_result
-from outlierlens.results.document import load, refuse_other_model, to_json
+from outlierlens.results.document import load, to_json
 from outlierlens.results.row_store import remove_rows
 from outlierlens.results.safe_files import refuse_links
+from outlierlens.results.same_model import refuse_other_model
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
 from outlierlens.tasks.forecast import forecast

@@ -24,11 +24,12 @@ from memory_checkpoint import Memory
 from outlierlens import range_of
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.experiments.range.measure import templated, weights_range
+from outlierlens.experiments.range.measure import templated
 from outlierlens.experiments.range.options import RangeOptions
 from outlierlens.experiments.range.result import FORMATS, Ranges, TensorRange, headroom
 from outlierlens.experiments.range.tally import BatchRows, Tally, below, exponents, median_of
 from outlierlens.experiments.range.view import EVERY, WEIGHTS, _place, sections, verdict
+from outlierlens.experiments.range.weights import weights_range
 from outlierlens.models.load import LoadedModel, from_objects
 from planted import some_texts, wrap
 
@@ -327,7 +328,7 @@ def test_weights_against_numpy() -> None:
 
 def test_weights_need_no_torch(tmp_path: Path) -> None:
     code = (
-        "import sys; from outlierlens.experiments.range.measure import weights_range;"
+        "import sys; from outlierlens.experiments.range.weights import weights_range;"
         "from outlierlens.checkpoints import open_checkpoint;"
         "found = weights_range(open_checkpoint('mini-planted'));"
         "print(len(found.weights), sorted({'torch', 'transformers'} & set(sys.modules)))"

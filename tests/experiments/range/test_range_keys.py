@@ -18,10 +18,11 @@ from outlierlens.checkpoints import open_checkpoint
 from outlierlens.errors import BadInput
 from outlierlens.experiments.range.cache import CacheErrors
 from outlierlens.experiments.range.keys import key_biases
-from outlierlens.experiments.range.measure import range_of, weights_range
+from outlierlens.experiments.range.measure import range_of
 from outlierlens.experiments.range.options import RangeOptions
 from outlierlens.experiments.range.result import Ranges
 from outlierlens.experiments.range.view import sections
+from outlierlens.experiments.range.weights import weights_range
 from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.results.document import from_json, to_json
 from outlierlens.statistics.ranks import spearman

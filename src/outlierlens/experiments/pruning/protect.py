@@ -37,7 +37,8 @@ from outlierlens.experiments.pruning.options import ProtectOptions, Tool, Which
 from outlierlens.experiments.pruning.removal import Cells
 from outlierlens.experiments.quantization.result import Quantized
 from outlierlens.options import FIND
-from outlierlens.results.document import Provenance, Result, load, refuse_other_model
+from outlierlens.results.document import Provenance, Result, load
+from outlierlens.results.same_model import refuse_other_model
 from outlierlens.view.words import number_of_layers, runs
 
 TOOLS: tuple[Tool, ...] = get_args(Tool)

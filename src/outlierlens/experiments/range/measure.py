@@ -6,23 +6,21 @@
 Maxima rest on every token that is no padding; medians and shares on a fixed sample of them. One batch is held at a time.
 """
 
-import hashlib
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.architectures import BoundStack
-from outlierlens.checkpoints import Checkpoint, open_checkpoint
+from outlierlens.checkpoints import open_checkpoint
 from outlierlens.checkpoints.live import LiveCheckpoint
 from outlierlens.data.texts import Batch, Data, Texts
 from outlierlens.errors import BadFile, BadInput, one_line
 from outlierlens.experiments.range.keys import key_biases
 from outlierlens.experiments.range.options import RangeOptions
 from outlierlens.experiments.range.result import KINDS, Ranges, TensorRange
-from outlierlens.experiments.range.weights import packed_tensors, weight_ranges
+from outlierlens.experiments.range.weights import weights_range
 from outlierlens.models.passes import in_windows
-from outlierlens.results.document import Provenance
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,33 +75,6 @@ def range_of(
         keys=key_biases(LiveCheckpoint(loaded.model, name=loaded.name, config=loaded.config)) if options.cache else (),
         cache=plain.cache.rows() if plain.cache is not None else (),
         never_fed=plain.never_fed(),
-    )
-
-
-def weights_range(checkpoint: Checkpoint, *, progress: Progress = None) -> Ranges:
-    """What can be said without running: every stored tensor against each format.
-
-    Raises:
-        BadInput: there is no tensor of floating-point values.
-    """
-    found = weight_ranges(checkpoint, progress)
-    digest = hashlib.sha256(checkpoint.header_digest().encode())
-    digest.update("".join(f"{one.name}\0{one.largest!r}\n" for one in found).encode())
-    origin = Provenance.now(checkpoint.name, digest.hexdigest())
-    return Ranges(
-        origin,
-        "",
-        "",
-        "weights",
-        0,
-        0,
-        0,
-        1,
-        (),
-        weights=found,
-        notes=tuple(checkpoint.notes),
-        keys=key_biases(checkpoint),
-        skipped=packed_tensors(checkpoint),
     )
 
 

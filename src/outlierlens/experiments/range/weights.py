@@ -1,30 +1,31 @@
 """What can be said of the number range of stored weights, tensor by tensor, without running the model and without torch.
 
-weight_ranges(checkpoint)                    # largest |w|, what overflows each format, what falls below its normal numbers
+weights_range(checkpoint).weights            # largest |w|, what overflows each format, what falls below its normal numbers
 """
 
+import hashlib
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from outlierlens.checkpoints import Checkpoint
 from outlierlens.errors import BadInput
-from outlierlens.experiments.range.result import FORMATS, WeightRange
+from outlierlens.experiments.range.keys import key_biases
+from outlierlens.experiments.range.result import FORMATS, Ranges, WeightRange
+from outlierlens.results.document import Provenance
 
 BLOCK = 2**22  # values that are held at once, where the file allows it
 
 
-def weight_ranges(
-    checkpoint: Checkpoint, progress: Callable[[str, int, int], None] | None = None
-) -> tuple[WeightRange, ...]:
-    """Every tensor of floating-point values, as the checkpoint holds them; codes with scales as they are multiplied out.
+def weights_range(checkpoint: Checkpoint, *, progress: Callable[[str, int, int], None] | None = None) -> Ranges:
+    """What can be said without running: every stored tensor of floating-point values against each format.
 
-    NaN is counted apart: it is no size.
+    Codes with scales are multiplied out. NaN is counted apart: it is no size.
 
     Raises:
         BadInput: there is no such tensor.
     """
-    packed = packed_tensors(checkpoint)
+    packed = _packed(checkpoint)
     names = [
         name
         for name in checkpoint.tensors
@@ -37,10 +38,27 @@ def weight_ranges(
         found.append(_weight_range(checkpoint, name))
         if progress:
             progress("reading weights", done + 1, len(names))
-    return tuple(found)
+    digest = hashlib.sha256(checkpoint.header_digest().encode())
+    digest.update("".join(f"{one.name}\0{one.largest!r}\n" for one in found).encode())
+    origin = Provenance.now(checkpoint.name, digest.hexdigest())
+    return Ranges(
+        origin,
+        "",
+        "",
+        "weights",
+        0,
+        0,
+        0,
+        1,
+        (),
+        weights=tuple(found),
+        notes=tuple(checkpoint.notes),
+        keys=key_biases(checkpoint),
+        skipped=packed,
+    )
 
 
-def packed_tensors(checkpoint: Checkpoint) -> dict[str, str]:
+def _packed(checkpoint: Checkpoint) -> dict[str, str]:
     """{tensor: what packed it} of those whose values are not read."""
     return {name: by for name in checkpoint.tensors if (by := checkpoint.packed_by(name))}
 
