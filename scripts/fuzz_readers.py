@@ -112,10 +112,13 @@ def safetensors() -> Reader:
     from safetensors.torch import save
 
     small = save({name: value.contiguous() for name, value in several().items()}, metadata={"format": "pt"})
-    head = small[8 : 8 + struct.unpack("<Q", small[:8])[0]]
-    return Reader(
-        "model.safetensors", (*seeds(small), Seed(head, lambda new: length_first(new, small[8 + len(head) :]))), all_of
-    )
+    return Reader("model.safetensors", (*seeds(small), headed(small)), all_of)
+
+
+def headed(file: bytes) -> Seed:
+    """The header of a safetensors file, which mutants change; its length is put right, its values stay."""
+    head = file[8 : 8 + struct.unpack("<Q", file[:8])[0]]
+    return Seed(head, lambda new: length_first(new, file[8 + len(head) :]))
 
 
 @reader
@@ -130,6 +133,35 @@ def safetensors_index() -> Reader:
         "weight_map": {name: file for file, names in shards.items() for name in names},
     }
     return Reader("model.safetensors.index.json", seeds(dumped(index)), all_of, beside)
+
+
+@reader
+def codes() -> Reader:
+    """Weights that are stored as codes with scales: by row, by block, two in a byte, four bits with their state."""
+    import torch
+    from safetensors.torch import save
+
+    byte, half = torch.uint8, torch.full((1,), 2.0)
+    state = {"shape": [4, 16], "blocksize": 32, "quant_type": "nf4", "nested_blocksize": 2, "nested_offset": 0.5}
+    kinds = {
+        "rows": {"weight": torch.ones(4, 8, dtype=torch.int8), "weight_scale": torch.ones(4, 1),
+                 "weight_zero_point": torch.ones(4, 1, dtype=torch.int8)},
+        "vector": {"weight": torch.ones(4, 8, dtype=torch.int8), "SCB": torch.ones(4)},
+        "blocks": {"weight": torch.ones(4, 8).to(torch.float8_e4m3fn), "weight_scale_inv": torch.ones(2, 2)},
+        "nvfp4": {"weight_packed": torch.ones(2, 16, dtype=byte), "weight_scale": torch.ones(2, 2).to(torch.float8_e4m3fn),
+                  "weight_global_scale": half},
+        "mxfp4": {"weight_packed": torch.ones(2, 16, dtype=byte), "weight_scale": torch.full((2, 1), 127, dtype=byte)},
+        "experts": {"weight_blocks": torch.ones(2, 2, 1, 16, dtype=byte),
+                    "weight_scales": torch.full((2, 2, 1), 127, dtype=byte)},
+        "nf4": {"weight": torch.ones(32, 1, dtype=byte), "weight.absmax": torch.ones(2, dtype=byte),
+                "weight.quant_map": torch.arange(16.0), "weight.nested_absmax": half,
+                "weight.nested_quant_map": torch.arange(256.0),
+                "weight.quant_state.bitsandbytes__nf4": torch.tensor(list(dumped(state).encode()), dtype=byte)},
+    }  # fmt: skip
+    files = [save({f"{kind}.{name}": value for name, value in parts.items()}) for kind, parts in kinds.items()]
+    config = {**BERT, "quantization_config": {"quant_method": "compressed-tensors", "weight_block_size": [2, 4]}}
+    beside = {"config.json": dumped(config).encode()}
+    return Reader("model.safetensors", (*seeds(*files), *(headed(file) for file in files)), all_of, beside)
 
 
 @reader

@@ -284,6 +284,7 @@ class _Scaled(_Coded):
     def take(self, rows: Sequence[int]) -> np.ndarray:
         return self._values(self.source.take_rows(self.parts["codes"], rows), rows, *self._factors())
 
+    @np.errstate(divide="ignore", invalid="ignore")
     def _factors(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Scales and zero points by row and column of their own, and which of these a weight's row and column has."""
         scale = self.part(self.scale)
@@ -317,6 +318,7 @@ class _Scaled(_Coded):
             raise self.unfit(self.scale)
         return np.arange(n) // fits[0]
 
+    @np.errstate(invalid="ignore", over="ignore")
     def _values(
         self, codes: np.ndarray, rows: Sequence[int], scale: np.ndarray, zero: np.ndarray, row: np.ndarray, column: Any
     ) -> np.ndarray:

@@ -36,16 +36,13 @@ def forecast(
     """
     timed = min(TIMED, task.n_texts)
     whole = float(task.lengths.sum() / max(1, task.lengths[:timed].sum()))
+    begun = time.perf_counter()
     with inside():
+        entering = time.perf_counter() - begun
         _read(task, timed)  # the first pass also sets things up
         begun = time.perf_counter()
         _read(task, timed)
         seconds = (time.perf_counter() - begun) * whole * share
-    entering = 0.0
-    if inside is not nullcontext:
-        begun = time.perf_counter()
-        with inside():
-            entering = time.perf_counter() - begun
     bound = "at most " if most else ""
     takes = duration(n_times * (seconds + entering))
     keeps = f"{rows} keeps what is finished" if rows else "an interrupted run keeps nothing (no file for rows)"
