@@ -65,6 +65,9 @@ class Writes:
             code = errno.ENOSPC if self.full else errno.EIO
             raise OSError(code, os.strerror(code), None if what in ("write", "fsync") else os.fspath(name))
 
+    def torn_write(self, file: io.FileIO, content: Any) -> None:
+        """What else happens at a write."""
+
     def _name(self, file: Any) -> str:
         return str(Path(f"/proc/self/fd/{file if isinstance(file, int) else file.fileno()}").readlink())
 
@@ -84,7 +87,7 @@ class Writes:
         ):
             return self._open(file, mode, buffering, *given, **named)
         raw = _Raw(file, mode.replace("b", "").replace("t", ""))
-        raw.step = lambda: self._step("write", name)
+        raw.step = lambda content: self._step("write", name) or self.torn_write(raw, content)  # type: ignore[func-returns-value]
         if buffering == 0:
             return raw
         buffered = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
@@ -92,10 +95,10 @@ class Writes:
 
 
 class _Raw(io.FileIO):
-    step: Callable[[], None]
+    step: Callable[[Any], None]
 
     def write(self, content: Any) -> int:
-        self.step()
+        self.step(content)
         return super().write(content)
 
 

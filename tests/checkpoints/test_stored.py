@@ -148,6 +148,8 @@ def test_mxfp4_is_that_of_transformers(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).numpy())
     large = {f"{name}_blocks": torch.full_like(blocks, 0x77), f"{name}_scales": torch.full_like(scales, 157)}
     assert set(held(folder(tmp_path, large, "mxfp4"), name).ravel()) == {6 * 2.0**30}
+    no_number = large | {f"{name}_scales": torch.full_like(scales, 255)}  # OCP: the one power that is NaN
+    assert np.isnan(held(folder(tmp_path, no_number, "mxfp4"), name)).all()
 
 
 @pytest.mark.parametrize("nested", [False, True])

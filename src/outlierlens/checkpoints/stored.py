@@ -251,10 +251,10 @@ class _Coded(ABC):
         return next(self.rows(math.prod(self.shape[:-1])))[list(rows)]
 
     def part(self, role: str) -> np.ndarray:
-        """The values of a part; of scales that are bytes, which are exponents (E8M0), the powers of two."""
+        """The values of a part; of scales that are bytes, which are exponents (E8M0, 255 is NaN), the powers of two."""
         ((_, values),) = self.source.read([self.parts[role]])
         powers = role in ("_scale", "_scales") and word_of(self.source, self.parts[role]) == "U8"
-        return np.exp2(values - 127) if powers else values
+        return np.where(values < 255, np.exp2(np.minimum(values, 254) - 127), np.nan) if powers else values
 
     def unfit(self, role: str) -> BadFile:
         """The error for a part that does not fit the codes."""

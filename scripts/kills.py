@@ -1,0 +1,276 @@
+"""Kill every command that writes, at its writes and at random moments, look at what it left, and run it again.
+
+    python scripts/kills.py                                     # 300 kills, half an hour
+    python scripts/kills.py --command report --kills 40 --seed 1
+
+Commands run as the tests' table has them (`tests/every_command.py`), each in a copy of the folder as the commands before it
+left it, in copies of a process that has imported all. Two of three kills come just before a write, or in the middle of one;
+the third comes after a random share of the time that the command takes. Then no file may be half: each is as it was before,
+or can be read to its end. The same command must then end as it does undisturbed, with the same results and the same files,
+or say that the whole result is there. Exit code 1: something did not hold.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import faults
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+import every_command
+
+STARTED = ("fetch", "doctor", "samples", "explore")  # what these write is looked at elsewhere, or a page that waits
+LEFT = (".making-", ".part", ".old-", ".tmp")  # what a command writes beside, until it is whole
+
+
+class Kills(faults.Writes):
+    """Counts the writes below a folder; the one numbered `at` ends the process, `torn` in its middle."""
+
+    def __init__(self, folder: Path, at: int = 0, *, torn: bool = False):
+        super().__init__(folder, at)
+        self.torn = torn
+
+    def _step(self, what: str, name: Any) -> None:
+        if not isinstance(name, str | os.PathLike) or not os.fspath(name).startswith(self.folder):
+            return
+        self.count += 1
+        self.seen.append(f"{what} {os.fspath(name).removeprefix(self.folder)}")
+        if self.count == self.at and not (self.torn and what == "write"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def torn_write(self, file: io.FileIO, content: Any) -> None:
+        """Write the first half and end, where this is the write."""
+        if self.count == self.at and self.torn:
+            io.FileIO.write(file, memoryview(content)[: len(content) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+# --- one command -------------------------------------------------------------------------------------------------
+
+
+def run(words: list[str], folder: Path, kill: Kills | None = None, after: float = 0.0) -> tuple[int, str, list[str]]:
+    """(status, what it said, writes) of the command in a copy of this process; killed after that many seconds, if any."""
+    said, seen = folder.with_name("said"), folder.with_name("seen")
+    seen.unlink(missing_ok=True)
+    pid = os.fork()
+    if not pid:
+        status = 70
+        try:
+            os.chdir(folder)
+            for stream, place in ((1, os.devnull), (2, str(said))):
+                os.dup2(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), stream)
+            sys.stdout, sys.stderr = (os.fdopen(stream, "w", closefd=False) for stream in (1, 2))
+            status = called(words, folder, kill)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            if kill is not None and not kill.at:
+                fd = os.open(seen, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+                os.write(fd, "\n".join(kill.seen).encode())
+            os._exit(status)
+    end = time.monotonic() + after
+    while after:
+        done, how = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(how), said.read_text(errors="replace"), []
+        if time.monotonic() >= end:
+            os.kill(pid, signal.SIGKILL)
+            break
+        time.sleep(0.002)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return status, said.read_text(errors="replace"), seen.read_text().splitlines() if seen.exists() else []
+
+
+def called(words: list[str], folder: Path, kill: Kills | None) -> int:
+    """Run the command line here."""
+    from outlierlens.cli import main
+    from outlierlens.report import files
+
+    files.can_export = lambda: False  # pictures of charts are drawn by a library of its own
+    os.environ["OUTLIERLENS_CACHE"] = str(folder / "cache")
+    sys.argv = ["outlierlens", *words]
+    if kill is not None:
+        kill.start()
+    try:
+        main()
+    except SystemExit as ending:
+        return int(ending.code or 0)
+    return 0
+
+
+# --- what is left ------------------------------------------------------------------------------------------------
+
+
+def files_of(folder: Path) -> dict[str, Path]:
+    """The files below a folder by their place in it, locks and what libraries keep in a cache left out."""
+    return {
+        str(path.relative_to(folder)): path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.name.endswith(".lock") and path.relative_to(folder).parts[0] != "cache"
+    }
+
+
+def beside(name: str) -> bool:
+    """Whether a file is one that its writer has not finished, by its name."""
+    return any(part.startswith(".") or any(mark in part for mark in LEFT) for part in Path(name).parts)
+
+
+def unreadable(path: Path) -> str:
+    """Why a file cannot be read to its end; "" where it can."""
+    import numpy as np
+    import pyarrow.parquet
+    import torch
+    from safetensors import safe_open
+
+    def lines() -> None:
+        rows = path.read_bytes().split(b"\n")
+        for row in rows[:-1]:  # the last one is torn where a process ends in it, and is not read
+            json.loads(row)
+
+    def html() -> None:
+        if not path.read_text("utf-8").rstrip().endswith("</html>"):
+            raise ValueError("no end")
+
+    def tensors() -> None:
+        with safe_open(path, "np") as file:
+            list(file.keys())
+
+    readers: dict[str, Callable[[], Any]] = {
+        ".json": lambda: json.loads(path.read_bytes()), ".jsonl": lines, ".html": html, ".safetensors": tensors,
+        ".parquet": lambda: pyarrow.parquet.read_table(path), ".npz": lambda: [*np.load(path).values()],
+        ".npy": lambda: np.load(path), ".py": lambda: compile(path.read_text("utf-8"), path.name, "exec"),
+        ".pt": lambda: torch.load(path, weights_only=False), ".bin": lambda: torch.load(path, weights_only=False),
+    }  # fmt: skip
+    try:
+        readers.get(path.suffix, lambda: None)()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:120]
+    return ""
+
+
+def half(before: Path, now: Path) -> list[str]:
+    """Files that are new or other than before, under their own name, and cannot be read to their end."""
+    old, wrong = files_of(before), []
+    for name, path in files_of(now).items():
+        if beside(name) or (name in old and old[name].read_bytes() == path.read_bytes()):
+            continue
+        if said := unreadable(path):
+            wrong.append(f"{name} is half ({said})")
+    return wrong
+
+
+def other(whole: Path, now: Path) -> list[str]:
+    """What differs from the folder of an undisturbed run: names, and results but for times and costs."""
+    wanted, found = files_of(whole), files_of(now)
+    wrong = [f"{name} is left" for name in sorted(found.keys() - wanted.keys())]
+    wrong += [f"{name} is missing" for name in sorted(wanted.keys() - found.keys())]
+    for name in sorted(wanted.keys() & found.keys()):
+        if name.endswith(".json"):
+            here, there = (json.loads(one.read_bytes()) for one in (found[name], wanted[name]))
+            if not faults._same(plain(here), plain(there)):
+                wrong.append(f"{name} differs")
+        elif name.endswith(".safetensors") and found[name].read_bytes() != wanted[name].read_bytes():
+            wrong.append(f"{name} differs")
+    return wrong
+
+
+def plain(value: Any) -> Any:
+    """JSON without times, costs, folders and what trainers count of a machine."""
+    if isinstance(value, dict):
+        leave = ("created", "command", "cost", "seconds", "notes", "files", "digest", "sha256")
+        return {k: plain(v) for k, v in value.items() if k not in leave and "second" not in k and "runtime" not in k}
+    return [plain(one) for one in value] if isinstance(value, list) else value
+
+
+# --- all ---------------------------------------------------------------------------------------------------------
+
+
+def restored(before: Path, work: Path) -> Path:
+    """A copy of the folder as it was before the command."""
+    shutil.rmtree(work, ignore_errors=True)
+    return Path(shutil.copytree(before, work, symlinks=True))
+
+
+def trial(words: list[str], place: Path, kill: Kills | None, after: float, code: int) -> str:
+    """ "" where all held, else what did not."""
+    before, work, whole = place / "before", restored(place / "before", place / "work"), place / "whole"
+    status, _, _ = run(words, work, kill, after)
+    wrong = half(before, work)
+    again, said, _ = run(words, work)
+    if code not in (again, status) and other(whole, work):
+        wrong.append(f"run again, it ended with {again}: {(said.splitlines() or [''])[-1][:200]}")
+    elif status != code:
+        wrong += [f"run again, {one}" for one in other(whole, work)]
+    return "; ".join(wrong)
+
+
+def main() -> int:
+    """Print the table; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--command", action="append", choices=every_command.RUNS, help="only this one")
+    parser.add_argument("--kills", type=int, default=300, help="in all (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments (default: %(default)s)")
+    asked = parser.parse_args()
+    import torch
+
+    torch.set_num_threads(1)  # threads do not survive a copy
+    draw, wrong, n = random.Random(asked.seed), 0, 0
+    with tempfile.TemporaryDirectory(prefix="kills-") as folder:
+        place = Path(folder).resolve()
+        base = place / "base"
+        base.mkdir()
+        every_command.fill(base)
+        writers = []
+        for name, more in every_command.RUNS.items():
+            words = [*name.split(), *more]
+            looked_at = name not in STARTED and name in (asked.command or [name])
+            if looked_at:
+                shutil.copytree(base, place / name / "before", symlinks=True)
+            with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+                os.chdir(base)
+                called(words, base, None)  # here: what it imports, no copy imports again
+            if not looked_at:
+                continue
+            work, begun = restored(place / name / "before", place / name / "work"), time.monotonic()
+            code, said, seen = run(words, work, Kills(work))
+            if code != every_command.FOUND.get(name, 0):
+                raise SystemExit(f"{name}: {code}: {said}")
+            shutil.copytree(work, place / name / "whole", symlinks=True)
+            if seen:
+                writers.append((name, words, code, seen, time.monotonic() - begun))
+            else:
+                shutil.rmtree(place / name)
+        print(f"{'command':<24}{'writes':>8}{'kills':>8}{'not held':>10}", flush=True)
+        for number, (name, words, code, seen, seconds) in enumerate(writers):
+            kills, bad = asked.kills // len(writers) + (number < asked.kills % len(writers)), 0
+            for turn in range(kills):
+                at, share = draw.randint(1, len(seen)), draw.random()
+                timed = turn % 3 == 2
+                kill = None if timed else Kills(place / name / "work", at, torn=turn % 3 == 1)
+                if said := trial(words, place / name, kill, share * seconds if timed else 0.0, code):
+                    where = f"after {share:.0%} of its time" if timed else f"at write {at}, {seen[at - 1]}"
+                    print(f"    {where}: {said}", flush=True)
+                    bad += 1
+            print(f"{name:<24}{len(seen):>8,}{kills:>8,}{bad:>10,}", flush=True)
+            wrong, n = wrong + bad, n + kills
+            shutil.rmtree(place / name)
+        print(f"{len(writers)} commands, {n:,} kills, {wrong} not held")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
