@@ -1,4 +1,4 @@
-"""scripts/fuzz.py and scripts/faults.py, small: every reader on some mutants, and findings that are planted."""
+"""scripts/fuzz.py, faults.py and kills.py, small: every reader on some mutants, and findings that are planted."""
 
 import os
 import signal
@@ -12,6 +12,7 @@ import faults
 import fuzz
 import fuzz_mutants
 import fuzz_readers
+import kills
 import numpy as np
 import pytest
 
@@ -183,3 +184,57 @@ def test_every_allocation_of_numpy_fails_in_turn(tmp_path: Path, monkeypatch: py
     assert all(place.startswith("checkpoints/base.py:") for place in whole.seen)
     ended = faults.run([], tmp_path / "faulty", faults.Allocations(tmp_path / "faulty", 1))
     assert (ended.status, ended.said) == (1, "error: memory\n")
+
+
+# --- kills -------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_half_is_found_and_one_that_waits_for_its_end_is_not(tmp_path: Path) -> None:
+    before, now = tmp_path / "before", tmp_path / "now"
+    for folder in (before, now):
+        (folder / "run").mkdir(parents=True)
+        (folder / "kept.json").write_text('{"a": ')  # it was half before
+    (now / "run" / "whole.json").write_text('{"a": 1}')
+    (now / "run" / "rows.jsonl").write_text('{"a": 1}\n{"a": 2')  # the last row of a process that ended in it
+    (now / "run" / ".making-x").mkdir()
+    (now / "run" / ".making-x" / "result.json").write_text('{"a": ')
+    assert kills.half(before, now) == []
+    (now / "run" / "result.json").write_text('{"a": ')
+    (now / "run" / "bad.jsonl").write_text('{"a"\n{"a": 2}\n')
+    (now / "page.html").write_text("<html><p>")
+    assert [one.partition(" ")[0] for one in kills.half(before, now)] == [
+        "page.html",
+        "run/bad.jsonl",
+        "run/result.json",
+    ]
+
+
+def test_what_differs_from_an_undisturbed_run_is_named(tmp_path: Path) -> None:
+    whole, now = tmp_path / "whole", tmp_path / "now"
+    for folder, value in ((whole, 1.0), (now, 1.0 + 1e-9)):
+        folder.mkdir()
+        (folder / "a.json").write_text(f'{{"value": {value!r}, "created": "{folder.name}"}}')
+        (folder / "run.lock").touch()
+    assert kills.other(whole, now) == []
+    (now / "a.json").write_text('{"value": 2}')
+    (now / ".x.part").touch()
+    (whole / "b.md").touch()
+    assert kills.other(whole, now) == [".x.part is left", "b.md is missing", "a.json differs"]
+
+
+@LINUX
+def test_a_process_ends_before_its_write_or_in_the_middle_of_it(tmp_path: Path) -> None:
+    for torn, left in ((False, b""), (True, b"abc")):
+        folder = tmp_path / str(torn)
+        folder.mkdir()
+        pid = os.fork()
+        if not pid:
+            try:
+                killed = kills.Kills(folder, 2, torn=torn)  # the first step opens the file
+                killed.start()
+                with open(folder / "file", "wb", buffering=0) as file:  # noqa: PTH123 - what scripts/faults.py takes the place of
+                    file.write(b"abcdef")
+            finally:
+                os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+        assert (folder / "file").read_bytes() == left
