@@ -11,6 +11,7 @@ from typing import Any
 from outlierlens.checkpoints import as_weights, open_checkpoint
 from outlierlens.checkpoints.courtesy import Courtesy, Turns
 from outlierlens.checkpoints.samples import SAMPLES, is_sample
+from outlierlens.detection.scan.measure import MAX_READ, ScanOptions
 from outlierlens.errors import (
     BadFile,
     Gated,
@@ -67,6 +68,7 @@ def look(named: Named, manner: Manner, turns: Turns) -> tuple[AtlasRow, ...]:
     from outlierlens.checkpoints.repository import Repository, hub_endpoint
 
     began, here = time.monotonic(), False
+    options = ScanOptions(max_read=manner.max_bytes or MAX_READ)
     repository: Repository | None = None
     rows: tuple[AtlasRow, ...]
     try:
@@ -75,7 +77,7 @@ def look(named: Named, manner: Manner, turns: Turns) -> tuple[AtlasRow, ...]:
         here = not named.listed and (is_sample(named.model) or Path(named.model).exists())
         if here:
             with open_checkpoint(named.model) as checkpoint:
-                rows = rows_of(checkpoint)
+                rows = rows_of(checkpoint, options)
         else:
             courtesy = Courtesy(turns, RETRIES, LONGEST_ASKED, JITTER, manner.max_bytes)
             repository = Repository(
@@ -84,7 +86,7 @@ def look(named: Named, manner: Manner, turns: Turns) -> tuple[AtlasRow, ...]:
             if named.known and repository.resolved() in named.known:
                 return ()
             with as_weights(HubCheckpoint(named.model, repository=repository)) as checkpoint:
-                rows = rows_of(checkpoint)
+                rows = rows_of(checkpoint, options)
     except Exception as error:
         rows = (failed(named, error),)
         if repository is not None:

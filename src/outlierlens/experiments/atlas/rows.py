@@ -27,7 +27,7 @@ from outlierlens.results import row_store
 from outlierlens.results.row_store import RowStore, alone_in
 from outlierlens.results.safe_files import replacing
 
-VERSION = 1  # of the columns
+VERSION = 2  # of what is measured; rows of version 1 hold the outliers of the norm that reads a pre-norm stream
 PART_MODELS = 256
 PART_BYTES = 32_000_000  # of the journal: large models fill it sooner
 JOURNAL = "journal.jsonl"
@@ -64,7 +64,7 @@ class AtlasRow:
         model: hub id, sample name or path. revision: full commit hash; of local files the digest of what was read; "" where
             none became known.
         stack: the stream: "model", "encoder", "decoder", "text", …; "" where nothing was read.
-        site: the norm that was measured, relative to a block.
+        site: where the outliers were measured, relative to a block, as `scan` names it.
         family: model_type of the config; where that has none, the first whose row fits the tensors. norm: "layernorm" or
             "rmsnorm".
         norm_site: "stream" (post-norm), "write" (what a block adds is normed) or "read" (pre-norm).
@@ -72,8 +72,8 @@ class AtlasRow:
         license, origin, created, downloads: as the hub tells; origin is where the model came from; created a day, 2019-10-04.
         bytes_read, bytes_total, requests, seconds: of the whole model, the same in each of its rows.
         outliers: strongest first.
-        scale: the norm's factors float16 [layers, width], as they act (1 + w where the family's norms add 1); bias
-            likewise, None without one. Beyond ±65,504 they are infinite.
+        scale: of the norm at `site`, or of the first that reads the stream, its factors float16 [layers, width], as they
+            act (1 + w where the family's norms add 1); None without one. bias likewise. Beyond ±65,504 they are infinite.
         k_bias_norms: Euclidean norm of each layer's key bias; () where keys have none.
         failure: why the model could not be read, one line; None where it was. reason: in one or two words, to count by.
         version: of these columns.
