@@ -143,7 +143,7 @@ def sizes() -> None:
             config, path = real_size(Path(place) / name, name, planted=309)
             hub.models[f"org/{name}"] = {"config.json": config, "model.safetensors": path}
             hub.seen.clear()
-            (row,) = look(Named(f"org/{name}"), Manner(), Turns())
+            (row,) = look(Named(f"org/{name}"), Manner(max_bytes=8_000_000_000), Turns())
             to_hub = sum(seen.server == "hub" for seen in hub.seen)
             part = write_part(Path(place) / f"{name}.parquet", [row]).stat().st_size
             print(

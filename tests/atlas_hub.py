@@ -6,7 +6,7 @@
     catalogue.broken("org-3/model-40")            # the reason that its row must have; "" where it can be read
 
 Every family of `architectures.FAMILIES` in turn; every second model has one outlier dimension in every stream, and one in a
-hundred is broken in each of the ways of `WAYS`. Weights of one family are the same but for its norms.
+hundred is broken in each of the ways of `WAYS`. Weights of one family are the same but for its blocks' last operations.
 """
 
 import functools
@@ -19,9 +19,9 @@ import numpy as np
 
 from architectures import FAMILIES, build
 from hub_server import FakeHub, Handler, Seen
-from outlierlens.architectures import bind, stacks_of
+from outlierlens.architectures import Param, bind, stacks_of
 from outlierlens.checkpoints.safetensors import write_header
-from outlierlens.experiments.atlas.measure import measured_site
+from outlierlens.detection.scan.measure import sites_of
 
 # What is wrong with a broken model, and the reason that its row must have.
 WAYS = {
@@ -44,8 +44,8 @@ Files = dict[str, bytes]
 @functools.cache
 def template(
     family: str,
-) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, tuple[tuple[str, ...], tuple[str, ...], float]]]:
-    """(config, tensors, {stream: (names of its measured norm's scales, of its biases, what the norm adds to them)})."""
+) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, tuple[tuple[Param, ...], tuple[Param, ...], float]]]:
+    """(config, tensors, {stream: (the scales that `scan` measures, their biases, what the norm adds to its scales)})."""
     model = build(FAMILIES[family])
     config = json.loads(model.config.to_json_string(use_diff=False))
     tensors = {
@@ -53,8 +53,8 @@ def template(
     }
     streams = {}
     for stack in bind(stacks_of(config), tensors, config):
-        for site in measured_site(stack):
-            scale, bias = ([param.name for layer in part for param in layer] for part in (site.scale, site.bias))
+        for site in sites_of(stack, "last"):
+            scale, bias = ([param for layer in part for param in layer] for part in (site.scale, site.bias))
             streams[stack.name] = (tuple(scale), tuple(bias), stack.stack.norm_offset)
     return config, tensors, streams
 
@@ -63,7 +63,7 @@ class Catalogue(MutableMapping[str, Mapping[str, bytes]]):
     """The repositories by name; none is kept."""
 
     def __init__(self, n: int, seed: int = 0, families: Sequence[str] | None = None, *, normal: bool = False):
-        """Of all families that have a norm on their stream, or of these.
+        """Of all families, or of these.
 
         What is not planted is uniform, which never passes 3 sigma, or `normal`, which does at the rule's own level.
         """
@@ -98,7 +98,10 @@ class Catalogue(MutableMapping[str, Mapping[str, bytes]]):
         assert number is not None
         _, tensors, streams = template(self.family(number))
         random = np.random.default_rng((self.seed, number, 2))
-        dims = {stream: int(random.integers(len(tensors[scale[0]]))) for stream, (scale, _, _) in streams.items()}
+        dims = {
+            stream: int(random.integers(tensors[scale[0].name].shape[scale[0].axis]))
+            for stream, (scale, _, _) in streams.items()
+        }
         return dims if number % 2 else {}
 
     def _made(self, name: str) -> Files:
@@ -109,25 +112,29 @@ class Catalogue(MutableMapping[str, Mapping[str, bytes]]):
         planted = self.planted(name)
         changed = dict(tensors)
         for stream, (scale, bias, offset) in streams.items():
-            for tensor, middle in [(one, 1.0 - offset) for one in scale] + [(one, 0.0) for one in bias]:
-                size = len(tensors[tensor])
-                values = middle + 0.1 * (random.standard_normal(size) if self.normal else random.uniform(-1, 1, size))
+            for one, middle in [(one, 1.0 - offset) for one in scale] + [(one, 0.0) for one in bias]:
+                shape = tensors[one.name].shape
+                size, at = shape[one.axis], middle if len(shape) == 1 else 1.0
+                values = at + 0.1 * (random.standard_normal(size) if self.normal else random.uniform(-1, 1, size))
                 if stream in planted:
-                    values[planted[stream]] = middle + 4.0
-                changed[tensor] = values.astype(np.float16)
+                    values[planted[stream]] = at + 4.0
+                if len(shape) > 1:  # the L2 norms of what is written to each dimension
+                    values = spread(values, shape, one.axis, random)
+                changed[one.name] = values.astype(np.float16)
         return self._files_of(way, config, changed, next(iter(streams.values()))[0])
 
     def _files_of(
-        self, way: str, config: dict[str, Any], tensors: dict[str, np.ndarray], norms: tuple[str, ...]
+        self, way: str, config: dict[str, Any], tensors: dict[str, np.ndarray], measured: tuple[Param, ...]
     ) -> Files:
         if way == "unknown family":
             config = config | {"model_type": "no-such-family"}
         if way == "no model_type":
             config, tensors = {}, {f"other.{name}": values for name, values in list(tensors.items())[:3]}
         if way == "not finite":
-            tensors[norms[0]][0] = np.nan
+            tensors[measured[0].name][0] = np.nan
         if way == "dimensions disagree":
-            tensors[norms[-1]] = tensors[norms[-1]][:-1]
+            whole, axis = tensors[measured[-1].name], measured[-1].axis
+            tensors[measured[-1].name] = np.delete(whole, -1, axis)
         raw = packed(tensors)
         if way == "header is no JSON":
             raw = raw[:8] + b"\x00" * (len(raw) - 8)
@@ -158,6 +165,14 @@ class Catalogue(MutableMapping[str, Mapping[str, bytes]]):
 
     def __delitem__(self, name: str) -> None:
         raise TypeError("a catalogue is what it is")
+
+
+def spread(norms: np.ndarray, shape: Sequence[int], axis: int, random: np.random.Generator) -> np.ndarray:
+    """Weights of this shape whose L2 norms along `axis` are these."""
+    moved = random.standard_normal(np.moveaxis(np.empty(shape, np.uint8), axis, 0).shape)
+    rows = moved.reshape(len(norms), -1)
+    rows *= (norms / np.linalg.norm(rows, axis=1))[:, None]
+    return np.moveaxis(moved, 0, axis)
 
 
 def packed(tensors: dict[str, np.ndarray]) -> bytes:

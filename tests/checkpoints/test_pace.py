@@ -18,6 +18,7 @@ from outlierlens.checkpoints.courtesy import Courtesy
 from outlierlens.checkpoints.hub import HubCheckpoint
 from outlierlens.checkpoints.samples import SAMPLES, Member, Sample, Wheel, download
 from outlierlens.errors import RemoteError
+from outlierlens.experiments.atlas.names import Query, listed
 
 pytest_plugins = ["hub_fixtures"]
 
@@ -162,3 +163,14 @@ def test_an_index_that_drips_is_given_up_and_pip_ends(drip: Drip, tiny: Path, mo
     )
     assert started[0].poll() is not None
     assert [path.name for path in tiny.iterdir() if not path.name.endswith(".lock")] == []
+
+
+@pytest.mark.parametrize("drip", [OK + b"X: ", BODY], indirect=True, ids=["header", "body"])
+def test_a_hub_whose_list_drips_is_given_up(drip: Drip, waits: list[float]) -> None:
+    with pytest.raises(
+        RemoteError, match=r"cannot list models \(.*: sent fewer than 1,000 bytes a second for .* 4 times"
+    ):
+        list(listed(Query(task="fill-mask"), None))
+    assert len(waits) == Courtesy().retries
+    drip.ended.set()
+    huggingface_hub.close_session()

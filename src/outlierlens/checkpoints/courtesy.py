@@ -19,7 +19,7 @@ from outlierlens.errors import RemoteError
 
 FIRST_WAIT = 0.5  # seconds before the first retry; each further one waits twice as long
 LONGEST_WAIT = 60.0  # of those that nobody asked for
-_NUMBER = re.compile(r"[0-9]{1,18}\Z")  # str.isdigit also takes superscripts, which int refuses
+NUMBER = re.compile(r"[0-9]{1,18}\Z")  # str.isdigit also takes superscripts, which int refuses
 _clock = time.monotonic
 
 
@@ -91,7 +91,7 @@ class Courtesy:
 def seconds_asked(header: str) -> float | None:
     """Seconds of a Retry-After header, which is a number or a date; None where it is neither."""
     text = header.strip()
-    if _NUMBER.match(text):
+    if NUMBER.match(text):
         return float(text)
     try:
         return max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds())

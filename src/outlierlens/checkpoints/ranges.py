@@ -4,6 +4,7 @@
     file = RemoteFile(wire, "https://huggingface.co/org/model/resolve/main/model.safetensors")
     first = file.head(65_536)                      # the first bytes; now file.size is known
     for run in merge(spans): file.read(run.start, run.end)
+    for page in wire.pages("https://huggingface.co/api/models", limit=2**24): page.body
 
 `Wire` makes single GETs (redirects, retries, counts, where the token may go), as often as its `Courtesy` allows;
 `RemoteFile` and `LocalFile` read ranges, `merge` says which ranges are worth one request.
@@ -12,7 +13,7 @@
 import importlib
 import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,9 +23,9 @@ from urllib.parse import urljoin, urlsplit
 
 from outlierlens import __version__
 from outlierlens.checkpoints import pace
-from outlierlens.checkpoints.courtesy import Courtesy, seconds_asked
+from outlierlens.checkpoints.courtesy import NUMBER, Courtesy, seconds_asked
 from outlierlens.checkpoints.pace import Pace, TooSlow, within
-from outlierlens.errors import BadFile, Gated, RemoteError, TooMuchToRead
+from outlierlens.errors import BadFile, BadInput, Gated, RemoteError, TooMuchToRead
 
 GAP_BYTES = 256_000  # below this, reading on is cheaper than another round trip
 RUN_BYTES = 32 * 2**20  # a longer run is cut between tensors, so that it loads in parallel and in bounded memory
@@ -35,7 +36,7 @@ MAX_PEEK = 65_536  # body bytes of a redirect or an error that are read to keep 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _BUSY = (408, 429, 500, 502, 503, 504)
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})\Z")
-_NUMBER = re.compile(r"[0-9]{1,18}\Z")  # str.isdigit also takes superscripts, which int refuses
+_NEXT = re.compile(r'<([^<>]*)>[^<>,]*;\s*rel="?next\b')
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Answer:
 
 
 class Wire:
-    """GETs over the hub library's shared session: kept connections, the user's proxies and certificates.
+    """GETs over the hub library's shared session: kept connections, the user's proxies, certificates and token.
 
     Attributes:
         requests: every request sent so far, redirects and retries included.
@@ -60,8 +61,11 @@ class Wire:
     """
 
     def __init__(self, endpoint: str, token: str | None, courtesy: Courtesy | None = None):
-        from huggingface_hub.utils import get_session
+        from huggingface_hub import constants, get_session, get_token
 
+        token = token or (None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token())
+        if token and not (token.isascii() and token.isprintable()):
+            raise BadInput("the hub token holds characters that no token has; check HF_TOKEN or run `hf auth login`")
         self.endpoint, self._token, self._courtesy = endpoint, token, courtesy or Courtesy()
         self.requests = self.received = 0
         self._client: Any = get_session()
@@ -87,6 +91,23 @@ class Wire:
                 return replace(answer, commit=commit)
             url = answer.target
         raise RemoteError(f"{shown(url)}: more than {MAX_REDIRECTS} redirects; check HF_ENDPOINT")
+
+    def pages(self, url: str, *, limit: int) -> Iterator[Answer]:
+        """The answers of `url` and of every page that a Link header names as the next, each of at most `limit` bytes.
+
+        Raises:
+            RemoteError: see `get`; a next page is of another scheme, host or port than the endpoint, or was there before.
+        """
+        asked = set[str]()
+        while url:
+            if url in asked or _origin(url) != _origin(self.endpoint):
+                wrong = "a second time" if url in asked else f"and not of {self.endpoint}"
+                raise RemoteError(f"{shown(url)}: named as the next page {wrong}; check HF_ENDPOINT")
+            asked.add(url)
+            answer = self.get(url, limit=limit)
+            yield answer
+            following = _NEXT.search(answer.headers.get("link", ""))
+            url = _target(answer.url, following[1], "names as the next page") if following else ""
 
     def _patiently(self, url: str, span: tuple[int, int] | None, limit: int) -> Answer:
         courtesy, host = self._courtesy, _origin(url)
@@ -152,7 +173,7 @@ class Wire:
                     f"{shown(url)}: sent {'more' if len(body) > expected else f'{len(body):,}'} bytes where "
                     f"{expected:,} were announced; try again"
                 )
-        target = _target(url, told) if status in _REDIRECTS else ""
+        target = _target(url, told.get("location", "")) if status in _REDIRECTS else ""
         return Answer(url, status, told, body if wanted else bytearray(), total, target)
 
     def _body(self, response: Any, limit: int, arriving: Pace) -> bytearray:
@@ -189,7 +210,7 @@ class RemoteFile:
         self.commit = answer.commit
         if answer.target:
             linked = answer.headers.get("x-linked-size", "")
-            if _NUMBER.match(linked):
+            if NUMBER.match(linked):
                 guess = max(guess, min(int(linked) // 4000, 2**20))
             answer = self.wire.get(answer.target, limit=0, span=(0, guess))
         if answer.status == 404:
@@ -292,15 +313,15 @@ def _origin(url: str) -> tuple[str, str, int]:
     return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
 
 
-def _target(url: str, headers: Mapping[str, str]) -> str:
+def _target(url: str, location: str, how: str = "redirects to") -> str:
     try:
-        target = urljoin(url, headers.get("location", ""))
+        target = urljoin(url, location)
         _origin(target)
     except ValueError:
         target = ""
     old, new = urlsplit(url).scheme, urlsplit(target).scheme
-    if not headers.get("location") or new not in ("http", "https") or (old == "https" and new == "http"):
-        raise RemoteError(f"{shown(url)}: redirects to no safe address; check HF_ENDPOINT")
+    if not location or new not in ("http", "https") or (old == "https" and new == "http"):
+        raise RemoteError(f"{shown(url)}: {how} no safe address; check HF_ENDPOINT")
     return target
 
 
@@ -315,13 +336,6 @@ def _checked_span(headers: Mapping[str, str], span: tuple[int, int], url: str) -
             "download the model (`hf download`) and pass the directory"
         )
     return end - start, total
-
-
-def transport_errors() -> tuple[type[Exception], ...]:
-    """What the hub library's own calls raise where a server cannot be reached."""
-    from huggingface_hub.utils import get_session
-
-    return (_library_of(get_session()).TransportError,)
 
 
 def _library_of(client: Any) -> ModuleType:

@@ -21,7 +21,7 @@ from outlierlens.checkpoints.courtesy import Courtesy
 from outlierlens.checkpoints.ranges import LocalFile, RemoteFile, Wire, refused
 from outlierlens.errors import BadInput, UnknownModel
 
-_COMMIT = re.compile(r"[0-9a-f]{40}\Z")
+COMMIT = re.compile(r"[0-9a-f]{40}\Z")
 _UNSOUND = re.compile(r"(^|/)\.{0,2}(/|$)|[\x00-\x1f\x7f\\:*?\[^~]")  # empty, "." or ".." parts; no git name has these
 
 
@@ -49,7 +49,7 @@ class Repository:
         for what, value in (("revision", self.revision), ("subfolder", self.folder or "x")):
             if _UNSOUND.search(value):
                 raise BadInput(f"{model}: the {what} {value!r} is not a plain name; see the model's page for its files")
-        self.commit = self.revision if _COMMIT.match(self.revision) else ""
+        self.commit = self.revision if COMMIT.match(self.revision) else ""
         self.confirmed = False
         self._token, self._courtesy = token, courtesy
         # A cached_property of Python 3.11 holds one lock for all instances, and many models are asked for at once.
@@ -63,12 +63,7 @@ class Repository:
     @cached_property
     def wire(self) -> Wire:
         """The connection, made at the first request."""
-        from huggingface_hub import constants, get_token
-
-        token = self._token or (None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token())
-        if token and not (token.isascii() and token.isprintable()):
-            raise BadInput("the hub token holds characters that no token has; check HF_TOKEN or run `hf auth login`")
-        return Wire(self.endpoint, token, self._courtesy)
+        return Wire(self.endpoint, self._token, self._courtesy)
 
     @property
     def requests(self) -> int:
@@ -87,7 +82,7 @@ class Repository:
 
     def pin(self, commit: str) -> None:
         """Name `commit` in all later requests, unless one is named already."""
-        if _COMMIT.match(commit):
+        if COMMIT.match(commit):
             self.commit, self.confirmed = self.commit or commit, True
 
     @property
@@ -163,7 +158,7 @@ class Repository:
         if not commit and reference.is_file() and reference.stat().st_size < 100:
             commit = reference.read_text(encoding="utf-8", errors="replace").strip()
         folder = home / "snapshots" / commit
-        return folder if _COMMIT.match(commit) and folder.is_dir() else None
+        return folder if COMMIT.match(commit) and folder.is_dir() else None
 
     @property
     def download(self) -> str:

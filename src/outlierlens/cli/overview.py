@@ -13,7 +13,7 @@ ABOUT = "Find the handful of dimensions a Transformer cannot live without, switc
 FAMILIES = {
     "replicate": ("A paper's experiments for any model.", "Papers"),
     "atlas": (
-        "The outlier dimensions of many models, from a few kilobytes of each, and a site that shows them.",
+        "The outlier dimensions of many models, as `scan` names them, and a site that shows them.",
         "Atlas",
     ),
 }

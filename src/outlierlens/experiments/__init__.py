@@ -23,7 +23,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "lookup", "find",
         "Look a model up in an atlas, offline: its outlier dimensions, its likely parent, and what they cost."
-        "\n\nMODEL is a name in the atlas, or any model: of that the norms alone are read.",
+        "\n\nMODEL is a name in the atlas, or any model: of that the weights are read that `scan` reads, and its norms.",
         home="experiments.lookup", python="lookup", needs=("atlas",), options="LookupOptions", takes=groups.WEIGHTS,
         shared={"chart": None, "no_progress": None, "arch": None, "family": None}, result="Lookup",
         examples=("lookup smollm2-135m  # by name", "lookup mini-planted  # whose norms are read"),
@@ -44,7 +44,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "atlas build", "find",
-        "Find the outlier dimensions of thousands of models on a hub, from a few kilobytes of each; stopped builds go on.\n\n"
+        "Find the outlier dimensions of thousands of models on a hub, as `scan` does; stopped builds go on.\n\n"
         "A model that cannot be read gets a row with the reason. The same command looks only at what has no row yet.",
         home="experiments.atlas", odd=True, options="BuildCall", takes=groups.MODELS, needs=("range", "sweep"),
         shared=dict.fromkeys(("chart", "overwrite", "verbose", "arch", "family", "revision", "subfolder", "offline"))

@@ -115,6 +115,61 @@ def test_the_command_writes_it_beside_the_rows(tmp_path: Path, capsys: pytest.Ca
         write_site([], tmp_path)
 
 
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+OTHERS = {
+    "models-001.html": "<title>Mine</title>",
+    "models-of-my-own.html": "<h1>cars</h1>",
+    "index.html": "<title>Mine</title>",
+    "notes.txt": page.MARK.decode(),
+    "more/index.html": page.MARK.decode(),
+    ".hidden": "x",
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_folder_with_anything_else_is_not_written_to(tmp_path: Path, other: str) -> None:
+    folder = tmp_path / "site"
+    write_site(ROWS, folder)
+    (folder / other).parent.mkdir(exist_ok=True)
+    (folder / other).write_text(OTHERS[other])
+    before = tree(tmp_path)
+    with pytest.raises(
+        BadInput, match="is no page of an atlas, and a site is a folder of its own; name a new one with -o"
+    ):
+        write_site(ROWS[:1], folder)
+    assert tree(tmp_path) == before
+    write_site(ROWS[:1], tmp_path / "new")  # as the message says
+
+
+def test_a_file_and_links_in_its_place_stay(tmp_path: Path) -> None:
+    folder = tmp_path / "site"
+    folder.write_text("mine")
+    with pytest.raises(BadInput, match="is no page of an atlas"):
+        write_site(ROWS, folder)
+    assert folder.read_text() == "mine"
+    write_site(ROWS, tmp_path / "other")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "index.html").symlink_to(tmp_path / "other" / "index.html")
+    with pytest.raises(BadInput, match="is no page of an atlas"):
+        write_site(ROWS, tmp_path / "linked")
+    (tmp_path / "there").symlink_to(tmp_path / "other")  # the folder itself may be a link, as elsewhere
+    write_site(ROWS[:1], tmp_path / "there")
+    assert (tmp_path / "there").is_symlink()
+    assert list(tree(tmp_path / "other")) == ["index.html"]
+
+
+def test_a_site_that_fails_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_site(ROWS, tmp_path / "site")
+    before = tree(tmp_path)
+    monkeypatch.setattr(page, "write_text", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_site(ROWS[:1], tmp_path / "site")
+    assert tree(tmp_path) == before
+
+
 @pytest.mark.browser
 @needs_chromium
 @pytest.mark.parametrize("width", [1280, 390])

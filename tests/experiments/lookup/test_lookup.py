@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from outlierlens.checkpoints import samples
+from outlierlens.detection.scan.measure import measure_name
 from outlierlens.experiments.atlas.rows import AtlasRow, read_rows, write_part
 from outlierlens.experiments.lookup import measure
 from outlierlens.experiments.lookup.lineage import likeness
@@ -191,9 +192,39 @@ def test_a_norm_that_reads_the_stream_is_told_from_what_scan_reads() -> None:
     found = lookup("mini-planted")
     (stream,) = found.streams
     read = replace(found, streams=(replace(stream, norm_site="read", site="input_layernorm"),))
-    says = [next(sections(one)).sentences[0] for one in (found, read)]
+    written = replace(stream, norm_site="read", site="mlp.down_proj", measure=measure_name(is_norm=False))
+    says = [next(sections(one)).sentences[0] for one in (found, read, replace(found, streams=(written,)))]
     assert says[0].endswith("stand out at output.LayerNorm.")
     assert says[1].endswith(
         "stand out at input_layernorm, a norm that reads the stream; `scan` looks at the weights that write to it, and may "
         "name others."
     )
+    assert says[2].endswith("stand out at mlp.down_proj.")
+
+
+def test_only_rows_of_an_older_atlas_are_of_the_norm_that_reads(tmp_path: Path) -> None:
+    old = AtlasRow("old", "r", "model", "ln_1", "gpt2", 64, 4, norm_site="read", version=1)
+    rows = [old, replace(old, model="new", site="mlp.c_proj", version=2)]
+    write_part(tmp_path / "part-000001.parquet", rows)
+    told = {row.model: next(sections(lookup(row.model, LookupOptions(atlas=tmp_path)))).sentences[0] for row in rows}
+    assert "a norm that reads the stream" in told["old"]
+    assert told["new"].endswith("no dimension stands out at mlp.c_proj.")
+
+
+def test_a_model_whose_linears_are_too_large_is_refused_with_the_option_that_allows_it(
+    run: Any, tmp_path: Path
+) -> None:
+    random = np.random.default_rng(0)
+    tensors = {f"model.layers.{layer}.input_layernorm.weight": np.ones(32, np.float32) for layer in range(2)}
+    tensors |= {
+        f"model.layers.{layer}.mlp.down_proj.weight": random.normal(size=(32, 40_000)).astype(np.float32)
+        for layer in range(2)
+    }
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 32}')
+    save_file(tensors, tmp_path / "model.safetensors")
+    code, _, err = run("lookup", str(tmp_path), "--max-read", "1MB")
+    assert code == 1
+    assert err.rstrip().endswith("mlp.down_proj of every layer, 10 MB; allow it with --max-read 11MB")
+    code, out, err = run("lookup", str(tmp_path), "--max-read", "11MB")
+    assert code == 0, err
+    assert "no dimension stands out at mlp.down_proj." in out

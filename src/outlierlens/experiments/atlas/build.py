@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Protocol
 
 from outlierlens.checkpoints.courtesy import Turns
+from outlierlens.checkpoints.repository import COMMIT
 from outlierlens.errors import RemoteError
 from outlierlens.experiments.atlas.look import Manner, look
 from outlierlens.experiments.atlas.names import Named
@@ -148,16 +149,12 @@ def _wanted(
         store.forget([named.model for named in batch])
         for named in batch:
             known = store.done.get(named.model, ())
-            if named.revision in known or (known and not update and not _is_commit(named.revision)):
+            if named.revision in known or (known and not update and not COMMIT.match(named.revision)):
                 built.before += 1
                 continue
             if enough():
                 return
-            yield named if _is_commit(named.revision) else replace(named, known=known)
-
-
-def _is_commit(revision: str) -> bool:
-    return len(revision) == 40 and all(c in "0123456789abcdef" for c in revision)
+            yield named if COMMIT.match(named.revision) else replace(named, known=known)
 
 
 def _line(built: Built, total: int | None) -> str:

@@ -1,15 +1,15 @@
 """`outlierlens atlas build`: the folder of rows, and what was found on stdout; `outlierlens atlas page`: the site."""
 
 import json
-import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack
 from itertools import islice
 
+from outlierlens.checkpoints.courtesy import Courtesy, Turns
 from outlierlens.cli.common import command, resumable, say
 from outlierlens.errors import BadInput
 from outlierlens.experiments.atlas.build import Built, Engine, Local, build
-from outlierlens.experiments.atlas.look import Manner
+from outlierlens.experiments.atlas.look import JITTER, LONGEST_ASKED, RETRIES, Manner
 from outlierlens.experiments.atlas.names import Named, listed, names_in
 from outlierlens.experiments.atlas.options import BuildCall, PageCall
 from outlierlens.experiments.atlas.page import COLUMNS, INDEX, write_site
@@ -21,13 +21,10 @@ from outlierlens.view.words import duration
 
 def run(session: Session, call: BuildCall) -> None:
     """Look at what is asked for, and say what came of it."""
-    output, token = session.output, session.loading.token
+    output = session.output
     folder = output.output
     assert folder is not None  # its row asks for one
-    os.environ.setdefault(
-        "HF_HUB_DISABLE_TELEMETRY", "1"
-    )  # or listing models asks huggingface.co what agent this may be
-    manner = Manner(token, call.max_read, call.parallel, call.rate)
+    manner = Manner(session.loading.token, call.max_read, call.parallel, call.rate)
     total = call.limit
     if call.names is not None:
         total = sum(1 for _ in islice(names_in(call.names), call.limit))
@@ -36,7 +33,7 @@ def run(session: Session, call: BuildCall) -> None:
         store = inside.enter_context(Store.open(folder))
         engine = inside.enter_context(_engine(call, manner))
         built = build(
-            store, islice(_names(call, token), call.limit), engine,
+            store, islice(_names(call, manner), call.limit), engine,
             update=call.update, max_total=call.max_total, total=total, progress=session.progress,
         )  # fmt: skip
     if output.json:
@@ -47,9 +44,9 @@ def run(session: Session, call: BuildCall) -> None:
         say(f"rows: {folder}; show them: {command('atlas', 'page', folder)}")
 
 
-def _names(call: BuildCall, token: str | None) -> Iterable[Named]:
+def _names(call: BuildCall, manner: Manner) -> Iterable[Named]:
     if call.query is not None:
-        return listed(call.query, token)
+        return listed(call.query, manner.token, Courtesy(Turns(manner.rate), RETRIES, LONGEST_ASKED, JITTER))
     assert call.names is not None  # one of the two was given
     return names_in(call.names)
 

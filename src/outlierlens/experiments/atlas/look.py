@@ -6,10 +6,12 @@ rows = look(Named("bert-base-uncased"), Manner(), Turns(rate=10))
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from outlierlens.checkpoints import as_weights, open_checkpoint
 from outlierlens.checkpoints.courtesy import Courtesy, Turns
 from outlierlens.checkpoints.samples import SAMPLES, is_sample
+from outlierlens.detection.scan.measure import MAX_READ, ScanOptions
 from outlierlens.errors import (
     BadFile,
     Gated,
@@ -25,7 +27,7 @@ from outlierlens.errors import (
 )
 from outlierlens.experiments.atlas.measure import rows_of
 from outlierlens.experiments.atlas.names import Named
-from outlierlens.experiments.atlas.rows import AtlasRow
+from outlierlens.experiments.atlas.rows import AtlasRow, storable
 
 RETRIES = 6  # half a minute in all where nobody says how long to wait
 LONGEST_ASKED = 600.0  # seconds that a hub may ask us to wait
@@ -65,14 +67,17 @@ def look(named: Named, manner: Manner, turns: Turns) -> tuple[AtlasRow, ...]:
     from outlierlens.checkpoints.hub import HubCheckpoint
     from outlierlens.checkpoints.repository import Repository, hub_endpoint
 
-    began = time.monotonic()
-    here = not named.listed and (Path(named.model).exists() or is_sample(named.model))
+    began, here = time.monotonic(), False
+    options = ScanOptions(max_read=manner.max_bytes or MAX_READ)
     repository: Repository | None = None
     rows: tuple[AtlasRow, ...]
     try:
+        if named.fault:
+            raise BadFile(named.fault)
+        here = not named.listed and (is_sample(named.model) or Path(named.model).exists())
         if here:
             with open_checkpoint(named.model) as checkpoint:
-                rows = rows_of(checkpoint)
+                rows = rows_of(checkpoint, options)
         else:
             courtesy = Courtesy(turns, RETRIES, LONGEST_ASKED, JITTER, manner.max_bytes)
             repository = Repository(
@@ -81,28 +86,18 @@ def look(named: Named, manner: Manner, turns: Turns) -> tuple[AtlasRow, ...]:
             if named.known and repository.resolved() in named.known:
                 return ()
             with as_weights(HubCheckpoint(named.model, repository=repository)) as checkpoint:
-                rows = rows_of(checkpoint)
+                rows = rows_of(checkpoint, options)
     except Exception as error:
         rows = (failed(named, error),)
         if repository is not None:
-            rows = (
-                replace(
-                    rows[0], revision=repository.commit, bytes_read=repository.received, requests=repository.requests
-                ),
-            )
+            received, requests = repository.received, repository.requests
+            rows = (replace(rows[0], revision=repository.commit, bytes_read=received, requests=requests),)
     seconds = time.monotonic() - began
     sample = SAMPLES.get(named.model) if here else None
-    return tuple(
-        replace(
-            row,
-            seconds=seconds,
-            license=named.license or (sample.licence if sample else None),
-            origin=sample.origin if sample else "a local file" if here else hub_endpoint(),
-            created=named.created,
-            downloads=named.downloads,
-        )
-        for row in rows
-    )
+    licence = named.license or (sample.licence if sample else None)
+    origin = sample.origin if sample else "a local file" if here else hub_endpoint()
+    listed: dict[str, Any] = {"license": licence, "origin": origin, "created": named.created}
+    return tuple(storable(replace(row, seconds=seconds, downloads=named.downloads, **listed)) for row in rows)
 
 
 def failed(named: Named, error: Exception) -> AtlasRow:

@@ -1,10 +1,10 @@
-"""What the atlas keeps of one model, from a few kilobytes of its weights, without torch.
+"""What the atlas keeps of one model: what `scan` finds in its weights, and the vectors of its norms, without torch.
 
     with open_checkpoint("mpnet-base") as checkpoint:
         rows = rows_of(checkpoint)                   # one for each residual stream
 
-Of post-norm models (BERT) the norm that is the block's last operation is measured, of others the norm through which attention
-reads the stream: only norm vectors and key biases are read, never a weight matrix.
+Outliers are those of the blocks' last operation: of models that end in a norm (BERT) from a few kilobytes, of others (Llama)
+from the last linears. The vectors, by which models are compared, are those of that norm, or of the first that reads the stream.
 """
 
 import hashlib
@@ -17,31 +17,29 @@ from typing import Any
 import numpy as np
 
 from outlierlens import architectures as arch
-from outlierlens.architectures import BoundStack
 from outlierlens.checkpoints import Checkpoint
-from outlierlens.detection.rules import Outlier, Rule, find
-from outlierlens.detection.scan.measure import Site, measure, sites_of
+from outlierlens.detection.rules import Measured, Outlier, find
+from outlierlens.detection.scan.measure import ScanOptions, Site, check_size, measure, sites_of
 from outlierlens.detection.scan.result import strongest
-from outlierlens.errors import BadInput
 from outlierlens.experiments.atlas.rows import AtlasRow, Outlying
 from outlierlens.experiments.range.keys import key_biases
 
-RULE = Rule()
 
-
-def rows_of(checkpoint: Checkpoint, rule: Rule = RULE) -> tuple[AtlasRow, ...]:
-    """A row for each residual stream of an open checkpoint.
+def rows_of(checkpoint: Checkpoint, options: ScanOptions | None = None) -> tuple[AtlasRow, ...]:
+    """A row for each residual stream of an open checkpoint, measured as `scan` with these options does.
 
     Raises:
-        UnknownArchitecture, BadFile: see `architectures.bind`. BadInput: its blocks have no norm that every layer has.
+        UnknownArchitecture, BadFile: see `architectures.bind`. TooMuchToRead: its linears have more than `max_read` bytes.
         RemoteError, TooMuchToRead: it is remote, and cannot be read, or not within the limit.
     """
+    options = options or ScanOptions()
     began = time.monotonic()
     bound = arch.bind(arch.stacks_for(checkpoint, None), checkpoint.tensors, checkpoint.config)
     digest = hashlib.sha256(checkpoint.header_digest().encode())
-    measured = [(stack, site, measure(checkpoint, site, digest)[0]) for stack in bound for site in measured_site(stack)]
-    if not measured:
-        raise BadInput(f"{checkpoint.name}: its blocks have no norm on the stream that every layer has")
+    sites = [site for stack in bound for site in sites_of(stack, options.view)]
+    check_size(checkpoint, sites, options, instead="")
+    measured = [(site, measure(checkpoint, site, digest)[0]) for site in sites]
+    norms = [values if site.is_norm else _reading(checkpoint, site, digest) for site, values in measured]
     keys = tuple(float(one.norm) for one in key_biases(checkpoint))
     told = checkpoint.config.get("model_type")
     whole = AtlasRow(
@@ -55,16 +53,17 @@ def rows_of(checkpoint: Checkpoint, rule: Rule = RULE) -> tuple[AtlasRow, ...]:
         seconds=time.monotonic() - began,
     )
     rows = []
-    for number, (stack, site, values) in enumerate(measured):
-        outliers, _ = find(values, rule)
+    for number, ((site, values), norm) in enumerate(zip(measured, norms, strict=True)):
+        outliers, _ = find(values, options.rule)
         layers, width = values.scale.shape
+        scale, bias = (norm.scale, norm.bias) if norm else (None, None)
         rows.append(
             replace(
                 whole,
-                stack=stack.name, site=site.name, width=width, layers=layers, norm_site=stack.stack.norm_site,
-                norm=norm_kind(checkpoint.config, has_bias=values.bias is not None),
+                stack=site.stack.name, site=site.name, width=width, layers=layers, norm_site=site.stack.stack.norm_site,
+                norm=norm_kind(checkpoint.config, has_bias=bias is not None),
                 dtype=stored_as(checkpoint, site), outliers=tuple(map(_outlying, outliers)),
-                scale=_half(values.scale), bias=_half(values.bias), k_bias_norms=keys if number == 0 else (),
+                scale=_half(scale), bias=_half(bias), k_bias_norms=keys if number == 0 else (),
             )
         )  # fmt: skip
     return tuple(rows)
@@ -92,9 +91,10 @@ def stored_as(checkpoint: Checkpoint, site: Site) -> str:
     return sizes.most_common(1)[0][0]
 
 
-def measured_site(stack: BoundStack) -> list[Site]:
-    """What is measured of a stream: its last norm, or the first that reads it; [] where it has none."""
-    return sites_of(stack, "last" if stack.ends_in_norm else "reading")[:1]
+def _reading(checkpoint: Checkpoint, site: Site, digest: Any) -> Measured | None:
+    """The vectors of the first norm that reads the stream; None where it has none that every layer has."""
+    first = sites_of(site.stack, "reading")[:1]
+    return measure(checkpoint, first[0], digest)[0] if first else None
 
 
 def _outlying(one: Outlier) -> Outlying:

@@ -1,21 +1,27 @@
 """Which models an atlas holds: names in a file, or what a hub lists.
 
     for named in names_in(Path("models.txt")): named.model, named.revision
-    for named in listed(Query(task="fill-mask", downloads=1000), token=None): named.license, named.created
+    for named in listed(Query(task="fill-mask", downloads=1000), None): named.license, named.created
 
 A text file has one name per line, `name@revision` for one revision; a Parquet file has columns `model` and, where it likes,
 `revision`, `license`, `created` and `downloads`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
+from outlierlens.checkpoints.base import MAX_CONFIG_BYTES
+from outlierlens.checkpoints.courtesy import Courtesy
 from outlierlens.data.tables import parquet_of
-from outlierlens.errors import BadFile, BadInput, RemoteError, near, one_line
+from outlierlens.errors import BadFile, BadInput, Offline, RemoteError, near, one_line
+from outlierlens.results.json_toml import parse_json
 
 LONGEST_NAME = 300  # characters
+MOST_ENTRIES = 10_000  # of one page; hubs list up to 1,000
+FEW_PAGES, LEAST_ENTRIES = 10, 10  # after the first few, pages that bring fewer new models on average end the list
 GIVEN = ("model", "revision", "license", "created", "downloads")
 
 
@@ -27,6 +33,7 @@ class Named:
         revision: full commit hash, branch or tag; "" for what the main branch is now.
         listed: by a hub, so that the name is no path of this machine.
         known: revisions that the atlas holds already, of a model whose present one has to be asked for.
+        fault: what is wrong with its entry in the list, so that it is not looked at; "" where nothing is.
     """
 
     model: str
@@ -36,6 +43,7 @@ class Named:
     downloads: int | None = None
     listed: bool = False
     known: tuple[str, ...] = ()
+    fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,42 +119,75 @@ def _in_parquet(path: Path) -> Iterator[Named]:
         for batch in file.iter_batches(columns=columns):
             for row in batch.to_pylist():
                 if isinstance(row["model"], str) and row["model"]:
-                    downloads = row.get("downloads")
-                    yield Named(
-                        row["model"], str(row.get("revision") or ""), _text(row.get("license")),
-                        _text(row.get("created")), downloads if isinstance(downloads, int) else None,
-                    )  # fmt: skip
+                    words = {name: None if row.get(name) is None else str(row[name]) for name in columns}
+                    downloads = None if isinstance(row.get("downloads"), float) else row.get("downloads")
+                    yield _checked(words | {"downloads": downloads}, f"{path}, {row['model']}", listed=False)
 
 
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
+def _checked(values: Mapping[str, Any], where: str, *, listed: bool) -> Named:
+    """What a list says of a model; its name is `where` where it has none, and `fault` says what no atlas holds."""
+    for name, value in values.items():
+        fits = isinstance(value, str) and value.isprintable() and len(value) <= LONGEST_NAME
+        if name == "downloads":
+            fits = type(value) is int and 0 <= value < 2**63
+        if not (fits or (value is None and name != "model")):
+            said = repr(value)[:80] if isinstance(value, str | int | float) else f"a {type(value).__name__}"
+            model = one_line(where)[:LONGEST_NAME] if name == "model" else values["model"]
+            return Named(model, fault=f"{where}: {name} is {said}, which no atlas holds", listed=listed)
+    return Named(**{name: value for name, value in values.items() if value is not None}, listed=listed)
 
 
-def listed(asked: Query, token: str | None) -> Iterator[Named]:
+def listed(asked: Query, token: str | None, courtesy: Courtesy | None = None) -> Iterator[Named]:
     """The models that the hub at HF_ENDPOINT lists, most downloads first, page by page, at their present revision.
 
+    A malformed entry is a model with a `fault`.
+
     Raises:
-        RemoteError: it cannot be reached or refuses.
+        RemoteError: it cannot be reached, refuses, or sends no list. Offline: the network is switched off.
     """
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
+    from outlierlens.checkpoints.ranges import Wire
+    from outlierlens.checkpoints.repository import hub_endpoint, offline_by_environment
 
-    from outlierlens.checkpoints.ranges import transport_errors
-    from outlierlens.checkpoints.repository import hub_endpoint
-
-    endpoint = hub_endpoint()
-    refusals: tuple[type[Exception], ...] = (HfHubHTTPError, *transport_errors())
+    endpoint, seen = hub_endpoint(), set[str]()
+    if offline_by_environment():
+        raise Offline(f"{endpoint}: HF_HUB_OFFLINE is set, and models are listed there; unset it, or name a file")
+    words = {
+        "pipeline_tag": asked.task, "filter": asked.family, "author": asked.author, "search": asked.search,
+        "sort": "downloads", "expand": ["sha", "createdAt", "downloads", "tags"],
+    }  # fmt: skip
+    url = f"{endpoint}/api/models?{urlencode({name: word for name, word in words.items() if word}, doseq=True)}"
     try:
-        for found in HfApi(endpoint=endpoint, token=token).list_models(
-            pipeline_tag=asked.task or None, filter=asked.family or None, author=asked.author or None,
-            search=asked.search or None, sort="downloads", expand=["sha", "createdAt", "downloads", "tags"],
-        ):  # fmt: skip
-            if (found.downloads or 0) < asked.downloads:
-                return
-            license_ = next((tag.partition(":")[2] for tag in found.tags or () if tag.startswith("license:")), None)
-            created = None if found.created_at is None else found.created_at.date().isoformat()
-            yield Named(found.id, found.sha or "", license_, created, found.downloads, listed=True)
-    except refusals as error:
-        raise RemoteError(
-            f"{endpoint}: cannot list models ({one_line(str(error))[:300]}); check HF_ENDPOINT"
-        ) from error
+        for number, page in enumerate(Wire(endpoint, token, courtesy).pages(url, limit=MAX_CONFIG_BYTES), 1):
+            if page.status != 200:
+                raise RemoteError(f"status {page.status} {page.headers.get('x-error-message', '')[:200]}; check it")
+            for named in _entries(bytes(page.body), f"{endpoint}, page {number} of the list"):
+                if named.model in seen:
+                    continue
+                if not named.fault and (named.downloads or 0) < asked.downloads:
+                    return
+                seen.add(named.model)
+                yield named
+            if number > FEW_PAGES + len(seen) // LEAST_ENTRIES:
+                raise RemoteError(f"{number} pages for {len(seen)} models; check HF_ENDPOINT")
+    except RemoteError as error:
+        said = one_line(str(error).rpartition("; ")[0])  # its remedy is one for a single model
+        raise RemoteError(f"{endpoint}: cannot list models ({said}); check the network and HF_ENDPOINT") from error
+
+
+def _entries(body: bytes, where: str) -> Iterator[Named]:
+    """The models of a page of a hub's list."""
+    entries = parse_json(body, where, error=RemoteError)
+    if not isinstance(entries, list) or len(entries) > MOST_ENTRIES:
+        raise RemoteError(f"{where}: no list of at most {MOST_ENTRIES:,} models; is it a hub?")
+    for number, entry in enumerate(entries, 1):
+        told = entry if isinstance(entry, dict) else {}
+        tags, created = told.get("tags"), told.get("createdAt")
+        if isinstance(tags, list):
+            tags = next((tag[8:] for tag in tags if isinstance(tag, str) and tag.startswith("license:")), None)
+        elif isinstance(tags, str):
+            tags = [tags]  # no list, and so no licence
+        values = {
+            "model": told.get("id"), "revision": told.get("sha"), "license": tags,
+            "created": created[:10] if isinstance(created, str) else created, "downloads": told.get("downloads"),
+        }  # fmt: skip
+        yield _checked(values, f"{where}, entry {number}", listed=True)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt
 
+from outlierlens.detection.scan.measure import MAX_READ
 from outlierlens.errors import BadInput
 from outlierlens.experiments.atlas.names import Query
 from outlierlens.experiments.sweep.options import Machines
@@ -28,7 +29,7 @@ class BuildCall:
     """Models at once, in each process."""
     rate: Annotated[float | None, Flag(read="options.read:number_or_none", words="10"), Gt(0)] = 10.0
     """Requests a second to the hub, of all processes together; none: no limit."""
-    max_read: Annotated[int, Flag(read="options.read:parse_bytes", words="50MB"), Ge(1)] = 50_000_000
+    max_read: Annotated[int, Flag(read="options.read:parse_bytes", words="500MB"), Ge(1)] = MAX_READ
     """Most bytes of one model."""
     max_total: Annotated[int | None, Flag(read="options.read:parse_bytes"), Ge(1)] = None
     """Start no further model once this many bytes were read."""

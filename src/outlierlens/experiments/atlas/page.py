@@ -22,7 +22,7 @@ from markupsafe import Markup
 from outlierlens import __version__
 from outlierlens.errors import BadInput
 from outlierlens.experiments.atlas.rows import AtlasRow
-from outlierlens.results.safe_files import refuse_links, write_text
+from outlierlens.results.safe_files import new_folder, write_text
 from outlierlens.view.charts.palette import DARK, LIGHT, css
 from outlierlens.view.html import escaped_json, policy
 
@@ -33,7 +33,8 @@ COLUMNS = (
 MAX_MODELS = 10_000  # of one page
 MAX_BYTES = 4_000_000  # of the models of one page
 MAX_GROUPS = 300  # families by shape that the index lists
-INDEX, SHARD, SHARDS = "index.html", "models-{:03}.html", "models-*.html"
+INDEX, SHARD = "index.html", "models-{:03}.html"
+MARK = b"<title>Atlas of outlier dimensions</title>"  # of a page of ours
 SITES = {"stream": "post-norm", "write": "norm on what is written", "read": "pre-norm"}
 
 
@@ -80,15 +81,17 @@ def models_of(rows: Iterable[AtlasRow]) -> list[Model]:
 
 
 def write_site(rows: Iterable[AtlasRow], folder: Path) -> list[Path]:
-    """Write the site into `folder`; pages of a larger atlas that was there before go.
+    """Write the site as `folder`, in place of a site that was there before.
 
     Raises:
-        BadInput: there are no rows, or a link has the name of a page.
+        BadInput: there are no rows, or the folder holds anything but pages of an atlas; nothing is touched then.
     """
     models = models_of(rows)
     if not models:
         raise BadInput("the atlas has no rows yet; `outlierlens atlas build` makes them")
-    refuse_links(folder, INDEX, SHARDS)
+    for path in sorted(folder.glob("*")) if folder.is_dir() else [folder] * folder.exists():
+        if path == folder or path.is_symlink() or path.suffix != ".html" or MARK not in path.read_bytes():
+            raise BadInput(f"{path} is no page of an atlas, and a site is a folder of its own; name a new one with -o")
     shards = list(_shards([plain(model) for model in models]))
     alone = len(shards) == 1
     names = [SHARD.format(number) for number in range(1, len(shards) + 1)]
@@ -97,13 +100,11 @@ def write_site(rows: Iterable[AtlasRow], folder: Path) -> list[Path]:
         for name, shard in zip(names, shards, strict=True)
     ]
     about = summary(models)
-    written = [_page(folder / INDEX, about, shards[0] if alone else [], [] if alone else listed)]
-    if not alone:
-        for name, shard in zip(names, shards, strict=True):
-            written.append(_page(folder / name, {"shard": f"{shard[0][0]} to {shard[-1][0]}"}, shard, listed))
-    for old in set(folder.glob(SHARDS)) - set(written):
-        old.unlink()
-    return written
+    with new_folder(folder.resolve()) as making:
+        _page(making / INDEX, about, shards[0] if alone else [], [] if alone else listed)
+        for name, shard in zip(names, shards, strict=True) if not alone else ():
+            _page(making / name, {"shard": f"{shard[0][0]} to {shard[-1][0]}"}, shard, listed)
+    return [folder / name for name in (INDEX, *([] if alone else names))]
 
 
 def plain(model: Model) -> list[Any]:
@@ -195,14 +196,14 @@ def groups(models: Sequence[Model]) -> list[Group]:
     ]
 
 
-def _page(path: Path, about: dict[str, Any], models: list[list[Any]], shards: list[dict[str, Any]]) -> Path:
+def _page(path: Path, about: dict[str, Any], models: list[list[Any]], shards: list[dict[str, Any]]) -> None:
     script = _file("page.js")
     page = _template().render(
         policy=policy(script), script=Markup(script), version=__version__, index=INDEX, about=about, shards=shards,
         colours=Markup(f":root{{{css(LIGHT)}}}@media (prefers-color-scheme:dark){{:root{{color-scheme:dark;{css(DARK)}}}}}"),
         data=Markup(escaped_json({"models": models, "shards": shards, "index": INDEX})),
     )  # fmt: skip
-    return write_text(path, page)
+    write_text(path, page)
 
 
 @functools.cache

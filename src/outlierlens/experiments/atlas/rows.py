@@ -11,7 +11,8 @@ Parquet file, so that memory and the number of files stay small.
 """
 
 import base64
-from collections.abc import Collection, Iterator, Sequence
+import functools
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -21,12 +22,12 @@ from typing import Any
 import numpy as np
 
 from outlierlens.data.tables import parquet_of
-from outlierlens.errors import BadFile, BadInput, need
+from outlierlens.errors import BadFile, BadInput, need, one_line
 from outlierlens.results import row_store
 from outlierlens.results.row_store import RowStore, alone_in
 from outlierlens.results.safe_files import replacing
 
-VERSION = 1  # of the columns
+VERSION = 2  # of what is measured; rows of version 1 hold the outliers of the norm that reads a pre-norm stream
 PART_MODELS = 256
 PART_BYTES = 32_000_000  # of the journal: large models fill it sooner
 JOURNAL = "journal.jsonl"
@@ -63,7 +64,7 @@ class AtlasRow:
         model: hub id, sample name or path. revision: full commit hash; of local files the digest of what was read; "" where
             none became known.
         stack: the stream: "model", "encoder", "decoder", "text", …; "" where nothing was read.
-        site: the norm that was measured, relative to a block.
+        site: where the outliers were measured, relative to a block, as `scan` names it.
         family: model_type of the config; where that has none, the first whose row fits the tensors. norm: "layernorm" or
             "rmsnorm".
         norm_site: "stream" (post-norm), "write" (what a block adds is normed) or "read" (pre-norm).
@@ -71,8 +72,8 @@ class AtlasRow:
         license, origin, created, downloads: as the hub tells; origin is where the model came from; created a day, 2019-10-04.
         bytes_read, bytes_total, requests, seconds: of the whole model, the same in each of its rows.
         outliers: strongest first.
-        scale: the norm's factors float16 [layers, width], as they act (1 + w where the family's norms add 1); bias
-            likewise, None without one. Beyond ±65,504 they are infinite.
+        scale: of the norm at `site`, or of the first that reads the stream, its factors float16 [layers, width], as they
+            act (1 + w where the family's norms add 1); None without one. bias likewise. Beyond ±65,504 they are infinite.
         k_bias_norms: Euclidean norm of each layer's key bias; () where keys have none.
         failure: why the model could not be read, one line; None where it was. reason: in one or two words, to count by.
         version: of these columns.
@@ -112,6 +113,10 @@ class AtlasRow:
 
 
 ARRAYS = ("scale", "bias")
+MAY_BE_NULL = {"license", "origin", "created", "downloads", "z_bias", "reason", "failure", *ARRAYS}
+MOST_ITEMS = 10_000  # of any other list; not one dimension in four can pass 3 sigma in half of the layers
+FINITE = {"z_scale", "z_bias", "p_holm"}
+ELSE = "name another file, or make one with `outlierlens atlas build`"
 
 
 def to_plain(row: AtlasRow) -> dict[str, Any]:
@@ -142,12 +147,13 @@ def from_plain(plain: dict[str, Any]) -> AtlasRow:
     for name in ARRAYS:
         if values.get(name) is not None:
             flat = np.asarray(values[name], dtype=np.float16)
-            if flat.size != values["layers"] * values["width"]:
+            if flat.size != values["layers"] * values["width"] or not flat.size:
                 raise BadFile(f"atlas row of {values['model']}: {name} has {flat.size} values, not layers × width")
             values[name] = flat.reshape(values["layers"], values["width"])
     return AtlasRow(**values)
 
 
+@functools.cache
 def schema() -> Any:
     """The Parquet columns."""
     arrow = need("pyarrow", "models", "the atlas")
@@ -167,6 +173,53 @@ def schema() -> Any:
         [(one.name, special.get(one.name) or kinds[plain.get(one.type, one.type)]) for one in fields(AtlasRow)],  # type: ignore[index, arg-type]
         metadata={"outlierlens_atlas": str(VERSION)},
     )
+
+
+def _check_columns(found: Any) -> None:
+    """Raise ValueError where a file's columns are not those of `schema`; it names the first that differs."""
+    for name in dict.fromkeys((*schema().names, *found.names)):
+        here, ours = (one.field(name).type if name in one.names else "missing" for one in (found, schema()))
+        if here != ours:
+            raise ValueError(f"column {name[:80]} is {str(here)[:80]} here and {str(ours)[:80]} in an atlas; {ELSE}")
+
+
+def _check_values(name: str, column: Any) -> None:
+    """Raise ValueError where a column, or a list or record in it, holds a value that no row may."""
+    types, wrong = need("pyarrow.types", "models", "the atlas"), ""
+    if column.null_count and name not in MAY_BE_NULL:
+        wrong = "a null"
+    elif types.is_struct(column.type):
+        for number, one in enumerate(column.type):
+            _check_values(one.name, column.field(number))
+    elif types.is_list(column.type):
+        if name not in ARRAYS and column.value_lengths().drop_null().to_numpy().max(initial=0) > MOST_ITEMS:
+            wrong = f"a list of more than {MOST_ITEMS:,}"
+        else:
+            _check_values(f"{name} items", column.flatten())
+    elif not types.is_string(column.type):
+        values = column.drop_null().to_numpy(zero_copy_only=False)
+        if np.isnan(values).any() or (name in FINITE and np.isinf(values).any()):
+            wrong = "NaN or infinity"
+        elif types.is_integer(column.type) and name != "sign" and values.min(initial=0) < 0:
+            wrong = "a number below 0"
+    if wrong:
+        raise ValueError(f"column {name} holds {wrong}; {ELSE}")
+
+
+def storable(row: AtlasRow) -> AtlasRow:
+    """The row, or in its place one that says which of its values no atlas holds."""
+    arrow = need("pyarrow", "models", "the atlas")
+    plain, name = to_plain(row), ""
+    try:
+        for name in schema().names:
+            _check_values(name, arrow.array([plain[name]], schema().field(name).type))
+    except (arrow.ArrowException, ValueError, TypeError, OverflowError) as error:
+        return _malformed(row.model, row.revision, f"{name}: {str(error).removesuffix(f'; {ELSE}')}")
+    return row
+
+
+def _malformed(model: str, revision: str, what: str) -> AtlasRow:
+    return AtlasRow(model, revision, reason="malformed", failure=one_line(f"no atlas holds this: {what}")[:1000])
 
 
 def write_part(path: Path, rows: Sequence[AtlasRow]) -> Path:
@@ -201,7 +254,7 @@ def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[Atla
             last.add(row.key)
             yield row
     if path.is_dir() and journal.is_file():
-        for row in _waiting(journal):
+        for row in _from_journal(row_store.read_rows(journal)[1]):
             if row.key not in last:  # the process ended between writing the part and emptying the journal
                 yield row
 
@@ -210,33 +263,38 @@ def _plain_rows(file: Path, columns: Sequence[str] | None) -> Iterator[dict[str,
     with parquet_of(file, BadFile) as parquet, parquet.ParquetFile(file) as opened:
         if b"outlierlens_atlas" not in (opened.schema_arrow.metadata or {}):
             raise BadFile(f"{file}: not rows of an atlas; `outlierlens atlas build` makes them")
+        _check_columns(opened.schema_arrow)
         for batch in opened.iter_batches(batch_size=PART_MODELS, columns=columns):
-            yield from batch.to_pylist()
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                _check_values(name, column)
+            vectors = [name for name in ARRAYS if name in batch.schema.names]
+            rows = batch.drop_columns(vectors).to_pylist()
+            for name in vectors:
+                for row, one in zip(rows, batch.column(name), strict=True):
+                    row[name] = None if one.values is None else one.values.to_numpy(zero_copy_only=False)
+            yield from rows
 
 
 def _journal_line(rows: Sequence[AtlasRow]) -> list[dict[str, Any]]:
-    found = []
-    for row in rows:
-        plain = to_plain(row)
-        for name in ARRAYS:
-            if plain[name] is not None:
-                plain[name] = base64.b64encode(plain[name].tobytes()).decode()
-        found.append(plain)
-    return found
+    def packed(value: Any) -> Any:
+        return base64.b64encode(value.tobytes()).decode() if isinstance(value, np.ndarray) else value
+
+    return [{name: packed(value) for name, value in to_plain(row).items()} for row in rows]
 
 
-def _waiting(journal: Path) -> Iterator[AtlasRow]:
-    """The rows of a journal."""
-    _, done = row_store.read_rows(journal)
-    for value in done.values():
-        yield from _from_journal(value)
+def _from_journal(done: Mapping[str, Any]) -> Iterator[AtlasRow]:
+    """The rows of a journal's units; in place of what no atlas holds a row that says so."""
 
+    def vector(text: str | None) -> np.ndarray | None:
+        return None if text is None else np.frombuffer(base64.b64decode(text), np.float16)
 
-def _from_journal(value: Sequence[dict[str, Any]]) -> Iterator[AtlasRow]:
-    for plain in value:
-        packed = {name: plain[name] for name in ARRAYS if plain[name] is not None}
-        arrays = {name: np.frombuffer(base64.b64decode(text), np.float16) for name, text in packed.items()}
-        yield from_plain(plain | arrays)
+    for key, value in done.items():
+        try:
+            rows = [from_plain(plain | {name: vector(plain[name]) for name in ARRAYS}) for plain in value]
+            yield from list(map(storable, rows))
+        except (BadFile, KeyError, TypeError, ValueError, AttributeError) as error:
+            model, _, revision = key.rpartition("@")
+            yield _malformed(model, revision, f"its row in the journal ({type(error).__name__}: {error})")
 
 
 @dataclass
@@ -272,7 +330,7 @@ class Store:
                 for plain in _plain_rows(file, ["model", "revision", "reason"]):
                     last.add((plain["model"], plain["revision"]))
                     store._note(plain["model"], plain["revision"], plain["reason"])
-            waiting = [row for value in journal.done.values() for row in _from_journal(value)]
+            waiting = list(_from_journal(journal.done))
             if any(row.key in last for row in waiting):
                 journal.restart()  # the process ended between writing the part and emptying the journal
             else:
@@ -312,7 +370,7 @@ class Store:
 
     def flush(self) -> None:
         """Make a Parquet file of what the journal holds, and empty it."""
-        rows = [row for value in self.journal.done.values() for row in _from_journal(value)]
+        rows = list(_from_journal(self.journal.done))
         if rows:
             numbers = [int(file.stem.rpartition("-")[2]) for file in self.folder.glob(PARTS)]
             write_part(self.folder / f"part-{max(numbers, default=0) + 1:06}.parquet", rows)

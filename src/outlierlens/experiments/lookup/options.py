@@ -6,6 +6,9 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt, Lt
 
+from outlierlens.detection.scan.measure import ScanOptions
+from outlierlens.options import Flat
+
 
 @dataclass(frozen=True, kw_only=True)
 class LookupOptions:
@@ -17,3 +20,5 @@ class LookupOptions:
     """Name a parent where the p-value, corrected over all models compared, is at most this."""
     nearest: Annotated[int, Ge(1)] = 5
     """Show this many relatives."""
+    scan: Annotated[ScanOptions, Flat("max_read")] = ScanOptions()
+    """What may be read of a model that the atlas does not have."""
