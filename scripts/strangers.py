@@ -315,8 +315,8 @@ def _z(values: np.ndarray) -> np.ndarray:
     return (values - values.mean(axis=1, keepdims=True)) / values.std(axis=1, keepdims=True)
 
 
-def _tensors(path: Path, part: str = "") -> dict[str, np.ndarray]:
-    """Named float32 arrays, by each format's own library; of GGUF those with `part` in their names."""
+def _tensors(path: Path) -> dict[str, np.ndarray]:
+    """Named float32 arrays, by each format's own library."""
     if path.is_dir():
         files = [one for one in sorted(path.iterdir()) if one.suffix in (".safetensors", ".bin", ".gguf", ".onnx")]
         path = next(one for one in files if one.name not in ("training_args.bin", "encoder.onnx"))
@@ -327,7 +327,7 @@ def _tensors(path: Path, part: str = "") -> dict[str, np.ndarray]:
     if path.suffix == ".gguf":
         from gguf import GGUFReader, dequantize
 
-        return {one.name: dequantize(one.data, one.tensor_type) for one in GGUFReader(path).tensors if part in one.name}
+        return {one.name: dequantize(one.data, one.tensor_type) for one in GGUFReader(path).tensors}
     if path.suffix == ".onnx":
         import onnx
         from onnx import numpy_helper
@@ -410,7 +410,9 @@ def rows(folder: Path) -> str:
     lines = []
     for row in read_rows(ATLAS):
         place = place_of(folder, row.model) if row.model in STRANGERS else samples.directory(row.model)
-        found = _norm(_tensors(Path(place), "norm"), row.site)
+        tensors = _tensors(Path(place))
+        sites = [row.site] if row.site in NORMS else [site for site in NORMS if site not in ENDING]
+        found = next((norm for site in sites if (norm := _norm(tensors, site))), None)
         if found is None:
             lines.append(f"{row.model}: not run, no norm by that name")
             continue
@@ -419,7 +421,7 @@ def rows(folder: Path) -> str:
             for values, kept in zip((_half(one) for one in found), (row.scale, row.bias), strict=True)
             if values is not None or kept is not None
         ]
-        outliers = _named(*found) == sorted(one.dim for one in row.outliers)
+        outliers = _named(*_last_operation(tensors)) == sorted(one.dim for one in row.outliers)
         lines.append(f"{row.model}: {'equal' if all((*vectors, outliers)) else f'DIFFERS {vectors} {outliers}'}")
     return "\n".join(lines)
 

@@ -12,13 +12,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from outlierlens.checkpoints import samples
-from outlierlens.detection.scan.measure import measure_name
+from outlierlens.detection.scan.measure import scan
 from outlierlens.experiments.atlas.rows import AtlasRow, read_rows, write_part
 from outlierlens.experiments.lookup import measure
 from outlierlens.experiments.lookup.lineage import likeness
 from outlierlens.experiments.lookup.measure import ATLAS, lookup
 from outlierlens.experiments.lookup.options import LookupOptions
-from outlierlens.experiments.lookup.view import sections
 
 
 def a_row(name: str, seed: int, layers: int = 4, width: int = 64) -> AtlasRow:
@@ -188,27 +187,11 @@ def test_the_page_of_the_atlas_is_what_its_script_says() -> None:
     assert page.partition("\n*Terms: ")[0].rstrip() == made.stdout.rstrip()
 
 
-def test_a_norm_that_reads_the_stream_is_told_from_what_scan_reads() -> None:
-    found = lookup("mini-planted")
-    (stream,) = found.streams
-    read = replace(found, streams=(replace(stream, norm_site="read", site="input_layernorm"),))
-    written = replace(stream, norm_site="read", site="mlp.down_proj", measure=measure_name(is_norm=False))
-    says = [next(sections(one)).sentences[0] for one in (found, read, replace(found, streams=(written,)))]
-    assert says[0].endswith("stand out at output.LayerNorm.")
-    assert says[1].endswith(
-        "stand out at input_layernorm, a norm that reads the stream; `scan` looks at the weights that write to it, and may "
-        "name others."
-    )
-    assert says[2].endswith("stand out at mlp.down_proj.")
-
-
-def test_only_rows_of_an_older_atlas_are_of_the_norm_that_reads(tmp_path: Path) -> None:
-    old = AtlasRow("old", "r", "model", "ln_1", "gpt2", 64, 4, norm_site="read", version=1)
-    rows = [old, replace(old, model="new", site="mlp.c_proj", version=2)]
-    write_part(tmp_path / "part-000001.parquet", rows)
-    told = {row.model: next(sections(lookup(row.model, LookupOptions(atlas=tmp_path)))).sentences[0] for row in rows}
-    assert "a norm that reads the stream" in told["old"]
-    assert told["new"].endswith("no dimension stands out at mlp.c_proj.")
+@pytest.mark.parametrize("name", ["mini-planted", "smollm2-135m"])
+def test_the_packaged_atlas_names_what_scan_names(name: str, sample: Any) -> None:
+    name = sample(name)
+    named = {stack.stack: set(stack.dims) for stack in scan(name).stacks}
+    assert {stream.stack: set(stream.dims) for stream in lookup(name).streams} == named
 
 
 def test_a_model_whose_linears_are_too_large_is_refused_with_the_option_that_allows_it(

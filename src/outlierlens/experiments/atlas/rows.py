@@ -27,7 +27,7 @@ from outlierlens.results import row_store
 from outlierlens.results.row_store import RowStore, alone_in
 from outlierlens.results.safe_files import replacing
 
-VERSION = 2  # of what is measured; rows of version 1 hold the outliers of the norm that reads a pre-norm stream
+VERSION = 1  # of the columns
 PART_MODELS = 256
 PART_BYTES = 32_000_000  # of the journal: large models fill it sooner
 JOURNAL = "journal.jsonl"

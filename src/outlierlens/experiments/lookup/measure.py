@@ -15,7 +15,6 @@ import numpy as np
 
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.checkpoints.samples.cache import PACKAGED
-from outlierlens.detection.scan.measure import measure_name
 from outlierlens.experiments.atlas.measure import rows_of
 from outlierlens.experiments.atlas.rows import AtlasRow, read_rows
 from outlierlens.experiments.lookup.lineage import likeness
@@ -119,7 +118,6 @@ def _stream(row: AtlasRow, others: Iterable[AtlasRow], options: LookupOptions) -
         outliers=tuple(Standing(one.dim, one.z_scale, one.z_bias, one.layers, one.p_holm) for one in row.outliers),
         relatives=tuple([*likely, *(one for one in near if one not in likely)][: options.nearest]),
         n_compared=len(near),
-        measure=measure_name(is_norm=row.norm_site != "read" or row.version == 1),
         parent=likely[0].model if likely else None,
     )
 

@@ -49,7 +49,6 @@ class Stream:
 
     Attributes:
         relatives: nearest first, as many as were asked for; n_compared is of how many.
-        measure: what was measured at `site`, as `scan` says it.
         parent: the likely parent, or a model of the same parent; None where none is known.
     """
 
@@ -63,7 +62,6 @@ class Stream:
     relatives: tuple[Relative, ...]
     n_compared: int
     parent: str | None
-    measure: str = ""
 
     @property
     def dims(self) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from outlierlens.detection.scan.measure import measure_name
 from outlierlens.experiments.lookup.result import Lookup, Stream
 from outlierlens.view.section import Change, P, Rows, Section
 from outlierlens.view.words import few, number_of_layers, runs
@@ -29,11 +28,8 @@ def _sentences(found: Lookup) -> Iterator[str]:
         dims = f"dimensions {few(stream.dims, 12)} stand out" if len(stream.dims) > 1 else "no dimension stands out"
         if len(stream.dims) == 1:
             dims = f"dimension {stream.dims[0]} stands out"
-        # A row of an older atlas: what writes to a pre-norm stream was not read for it.
-        other = ", a norm that reads the stream; `scan` looks at the weights that write to it, and may name others"
         yield (
-            f"{name} ({family}{number_of_layers(stream.layers)} of {stream.width}, {stream.norm}): {dims} at {stream.site}"
-            f"{other if stream.norm_site == 'read' and stream.measure == measure_name(is_norm=True) else ''}."
+            f"{name} ({family}{number_of_layers(stream.layers)} of {stream.width}, {stream.norm}): {dims} at {stream.site}."
         )
         yield _parent(found, stream)
     if found.known:
