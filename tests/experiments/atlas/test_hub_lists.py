@@ -42,7 +42,7 @@ def page(handler: Handler, entries: Any, following: str = "") -> None:
 def refusal(asked: Query = ASKED, token: str | None = None) -> str:
     with pytest.raises(RemoteError) as caught:
         list(listed(asked, token))
-    assert str(caught.value).endswith("; check the network and HF_ENDPOINT")
+    assert str(caught.value).endswith("; check HF_ENDPOINT and the network")
     assert "\n" not in str(caught.value)
     assert TOKEN not in str(caught.value)
     return str(caught.value)

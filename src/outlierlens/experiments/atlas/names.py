@@ -171,7 +171,7 @@ def listed(asked: Query, token: str | None, courtesy: Courtesy | None = None) ->
                 raise RemoteError(f"{number} pages for {len(seen)} models; check HF_ENDPOINT")
     except RemoteError as error:
         said = one_line(str(error).rpartition("; ")[0])  # its remedy is one for a single model
-        raise RemoteError(f"{endpoint}: cannot list models ({said}); check the network and HF_ENDPOINT") from error
+        raise RemoteError(f"{endpoint}: cannot list models ({said}); check HF_ENDPOINT and the network") from error
 
 
 def _entries(body: bytes, where: str) -> Iterator[Named]:

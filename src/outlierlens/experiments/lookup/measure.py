@@ -15,6 +15,7 @@ import numpy as np
 
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.checkpoints.samples.cache import PACKAGED
+from outlierlens.detection.scan.measure import ScanOptions
 from outlierlens.experiments.atlas.measure import rows_of
 from outlierlens.experiments.atlas.rows import AtlasRow, read_rows
 from outlierlens.experiments.lookup.lineage import likeness
@@ -57,7 +58,7 @@ def lookup(
             token=source.token,
             offline=source.offline,
         ) as checkpoint:
-            own = list(rows_of(checkpoint, options.scan))
+            own = list(rows_of(checkpoint, ScanOptions(max_read=options.max_read)))
             notes = checkpoint.notes
     streams = tuple(_stream(row, (one for one in read_rows(where) if one.model != name), options) for row in own)
     asked = {one.parent for one in streams} if name is None else {name}

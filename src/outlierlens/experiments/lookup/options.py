@@ -6,8 +6,8 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt, Lt
 
-from outlierlens.detection.scan.measure import ScanOptions
-from outlierlens.options import Flat
+from outlierlens.detection.scan.measure import MAX_READ
+from outlierlens.options import Flag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,5 +20,5 @@ class LookupOptions:
     """Name a parent where the p-value, corrected over all models compared, is at most this."""
     nearest: Annotated[int, Ge(1)] = 5
     """Show this many relatives."""
-    scan: Annotated[ScanOptions, Flat("max_read")] = ScanOptions()
-    """What may be read of a model that the atlas does not have."""
+    max_read: Annotated[int, Flag(read="options.read:parse_bytes", words="500MB")] = MAX_READ
+    """Refuse a rule that has to read more than this."""
