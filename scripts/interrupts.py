@@ -37,7 +37,6 @@ from outlierlens.ablation.switches import (
 )
 from outlierlens.architectures import live_parameters
 from outlierlens.experiments.attack.edits import ValueChange, edited_values
-from outlierlens.experiments.attack.losses import _only
 from outlierlens.experiments.detectors.linears import last_linears, scaled
 from outlierlens.experiments.predictions.words import Switches
 from outlierlens.experiments.pruning.experiment import Pruner
@@ -48,6 +47,7 @@ from outlierlens.experiments.quantization.schemes import parse
 from outlierlens.experiments.sweep.prefix import Kept, resumed
 from outlierlens.experiments.sweep.summary import _as_float32
 from outlierlens.models.attention_maps import tapped_attention
+from outlierlens.models.changes import frozen
 from outlierlens.models.forward import reader_of
 from outlierlens.models.hooks import (
     edited_calls,
@@ -115,7 +115,7 @@ def contexts(encoder: LoadedModel, decoder: LoadedModel) -> dict[str, tuple[Load
         "rounded": (encoder, lambda: rounded(encoder, parse("int8-tensor/int8-tensor"), Keeping(dims=DIMS))),
         "rounded, decoder": (decoder, lambda: rounded(decoder, parse("int8-channel/none"))),
         "scaled": (decoder, lambda: scaled(decoder, body, [(0, 3, 4), (1, 5, 6)], 0.0)),
-        "edited_values": (encoder, lambda: edited_values(live_parameters(model), edits)),
+        "edited_values": (encoder, lambda: edited_values(model, edits)),
         "pruned": (encoder, lambda: pruner.off(taken)),
         "tapped": (encoder, lambda: tapped(model, [stack], nothing)),
         "tapped_reads": (decoder, lambda: tapped_reads(decoder.model, [body], nothing)),
@@ -132,7 +132,7 @@ def contexts(encoder: LoadedModel, decoder: LoadedModel) -> dict[str, tuple[Load
         "position means": (encoder, lambda: collected(encoder, stack, DIMS)),
         "resumed": (encoder, lambda: resumed(model, stack, kept, [0, 1])),
         "as float32": (decoder, lambda: _as_float32(decoder.model)),
-        "gradients of some": (encoder, lambda: _only(live_parameters(model), ["cls.predictions.bias"])),
+        "gradients of some": (encoder, lambda: frozen(model, ["cls.predictions.bias"])),
         "untouched": (encoder, lambda: untouched(model)),
     }
 

@@ -1,6 +1,7 @@
 """The house rules that a machine can hold: imports go one way, files stay short, heavy libraries stay out."""
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -114,11 +115,18 @@ def test_no_interrupt_can_stop_what_changes_a_model_halfway() -> None:
     for path in modules():
         if any(
             word in (text := path.read_text("utf-8"))
-            for word in ("register_forward_", "set_values(", "requires_grad_(")
+            for word in ("hang(", "register_forward_", "set_values(", "requires_grad_(")
         ):
             assert "@contextmanager" not in text, (
                 f"{path}: changes.temporary is not interrupted while it enters or leaves"
             )
+
+
+def test_every_hook_of_a_context_does_nothing_in_a_copy_of_the_model() -> None:
+    for path in modules():
+        if path.name != "token_rows.py":  # its hook stays, and a copy has it too
+            text = path.read_text("utf-8")
+            assert not re.search(r"register_forward_\w*hook\(", text), f"{path}: models.changes.hang is there for it"
 
 
 # What a test of another process may wait for is in moments.py; here a worker waits for a file, and one takes its time.

@@ -700,7 +700,13 @@ def test_a_busy_machine_may_take_its_time_to_start_the_page(monkeypatch: pytest.
 # Who is let in.
 
 
-def answered(*chunks: bytes, host: str = "127.0.0.1:7860", patient: bool = False, **headers: str) -> tuple[int, bytes]:
+SHARED = ("127.0.0.1", "localhost", ".gradio.live")
+
+
+def answered(
+    *chunks: bytes, host: str = "127.0.0.1:7860", patient: bool = False, path: str = "/gradio_api/queue/join",
+    hosts: tuple[str, ...] = SHARED, **headers: str,
+) -> tuple[int, bytes]:  # fmt: skip
     """(status, what the application read) of one request through the door; a `patient` one answers 400 itself."""
     from outlierlens.explore.serve import Door
 
@@ -731,8 +737,8 @@ def answered(*chunks: bytes, host: str = "127.0.0.1:7860", patient: bool = False
 
     named = [(name.replace("_", "-").encode(), value.encode()) for name, value in {"host": host, **headers}.items()]
     asyncio.run(
-        Door(application, ("127.0.0.1", "localhost", ".gradio.live"))(
-            {"type": "http", "headers": [one for one in named if one[1]]}, receive, send
+        Door(application, hosts)(
+            {"type": "http", "path": path, "headers": [one for one in named if one[1]]}, receive, send
         )
     )
     return status, read
@@ -765,9 +771,32 @@ def test_a_large_body_is_refused_said_or_unsaid() -> None:
 
     assert answered(b"x", content_length=str(MOST_BYTES + 1)) == (413, b"")
     assert answered(b"x", content_length="-1") == (413, b"")
-    assert answered(*[b"x" * 2**20] * 5)[0] == 413
-    assert answered(*[b"x" * 2**20] * 4)[0] == 200
-    assert answered(*[b"x" * 2**20] * 5, patient=True)[0] == 413
+    assert answered(*[b"x" * 2**18] * 5)[0] == 413
+    assert answered(*[b"x" * 2**18] * 4)[0] == 200
+    assert answered(*[b"x" * 2**18] * 5, patient=True)[0] == 413
+
+
+@pytest.mark.parametrize("path", ["/", "/gradio_api/upload", "/gradio_api/upload/", "/gradio_api/run/show", "/join/x"])
+def test_what_needs_no_body_has_none(path: str) -> None:
+    assert answered(b"x", path=path)[0] == 413
+    assert answered(b"x", path=path, content_length="1") == (413, b"")
+    assert answered(b"", path=path, content_length="0") == (200, b"")
+    assert answered(b"x" * 2**12, path="/gradio_api/cancel")[0] == 200
+    assert answered(b"x" * 2**12, b"x", path="/gradio_api/cancel")[0] == 413
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "else"])
+def test_what_a_page_of_another_site_asks_for_is_refused(site: str) -> None:
+    local = ("127.0.0.1", "localhost")
+    for path, body in (("/", b""), ("/config", b""), ("/gradio_api/queue/join", b"x")):
+        assert answered(body, path=path, hosts=local, sec_fetch_site=site) == (403, b"")
+        assert answered(body, path=path, hosts=local, sec_fetch_site=site, sec_fetch_mode="navigate") == (403, b"")
+        assert answered(body, path=path, sec_fetch_site=site, sec_fetch_mode="cors") == (403, b"")
+        assert answered(body, path=path, sec_fetch_site="same-origin")[0] == 200
+        assert answered(body, path=path, sec_fetch_site="none")[0] == 200
+        assert answered(body, path=path)[0] == 200  # curl
+    # A link to a shared page stands on a page of another site.
+    assert answered(b"", path="/", sec_fetch_site=site, sec_fetch_mode="navigate", host="a.gradio.live")[0] == 200
 
 
 def test_the_server_has_the_door(planted: Explorer) -> None:

@@ -24,9 +24,9 @@ import numpy as np
 
 from outlierlens import architectures as arch
 from outlierlens.ablation.position_means import PositionMeans, first_tokens, positions
-from outlierlens.architectures import BoundStack, Param, live_parameters
+from outlierlens.architectures import BoundStack, Param
 from outlierlens.errors import BadInput, near
-from outlierlens.models.changes import set_values, temporary
+from outlierlens.models.changes import Settable, temporary
 from outlierlens.models.hooks import EMBEDDINGS, edited, valid_tokens
 from outlierlens.models.load import LoadedModel, config_dict, stream_width
 from outlierlens.view.words import runs
@@ -372,14 +372,14 @@ def _switch_off(module: "nn.Module", targets: list[tuple[Param, tuple[int, ...]]
     import torch
 
     arch.refuse_sharded(module)
-    parameters = live_parameters(module)
+    settable = Settable(undo, module)
     touched: dict[tuple[int, int], set[int]] = {}
     per_dim: dict[tuple[int, int], int] = {}
     for param, dims in targets:
-        live = parameters[param.name]
+        live = settable.parameters[param.name]
         axis = param.axis % live.ndim
         index = torch.tensor(dims, device=live.device)
-        set_values(undo, live, (*[slice(None)] * axis, index), param.off, param.name)
+        settable.set_values(param.name, (*[slice(None)] * axis, index), param.off)
         key = (id(live), axis)
         touched.setdefault(key, set()).update(dims)
         per_dim[key] = live.numel() // live.shape[axis]

@@ -3,8 +3,9 @@
 serve(explorer, explorer.start(), Place(port=7860))        # blocks until it is interrupted
 
 Requests are let in that name this machine and are of a size that a page sends. A page elsewhere can have its own name point at
-127.0.0.1 (DNS rebinding) or send a form there: a browser says so in `Host` and `Origin`, and `Door` refuses such requests
-before anything reads them. No request of the page is larger than some kilobytes.
+127.0.0.1 (DNS rebinding), send a form there or load its parts: a browser says so in `Host`, `Origin` and `Sec-Fetch-Site`, and
+`Door` refuses such requests before anything reads them. A program that is no browser, such as curl, sends none of the last two.
+Only what joins the queue has a body of more than some bytes, and the page takes no file.
 
 With `share`, gradio opens a tunnel through gradio's servers, and anyone who has its address can use the page for a week.
 """
@@ -16,16 +17,17 @@ from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Seque
 from typing import Any
 from urllib.parse import urlsplit
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadInput, one_line
 from outlierlens.explore.look import Explorer
 from outlierlens.explore.options import PORT, Place
-from outlierlens.explore.page import launch_options, page
+from outlierlens.explore.page import gradio, launch_options, page
 from outlierlens.explore.result import State
 
 LOOPBACK = "127.0.0.1"
 TUNNEL = ".gradio.live"
 TRIED = 100
-MOST_BYTES = 4 * 2**20
+MOST_BYTES = 2**20  # of a request that shows a state, whose text may be long
+BODIES = {"join": MOST_BYTES, "cancel": 2**12, "reset": 2**12}  # by the end of the path; others have no body
 
 _PORTS = {"http": 80, "https": 443}
 Message = MutableMapping[str, Any]
@@ -36,7 +38,8 @@ Send = Callable[[Message], Awaitable[None]]
 class Door:
     """An ASGI application around `app`: 403 for another host or origin than `hosts` (".a.b": every name that ends so).
 
-    413 for a body above `MOST_BYTES`, whether its length is said beforehand or not.
+    403 too for what a page of another site asks for; a shared page may be opened by a link there. 413 for a body above
+    `BODIES`, whether its length is said beforehand or not.
     """
 
     def __init__(self, app: Callable[[Message, Receive, Send], Awaitable[None]], hosts: Sequence[str]):
@@ -53,36 +56,43 @@ class Door:
         if not named or not all(map(self._knows, named)) or not _same_port(headers) or (b"origin", "null") in headers:
             await _refuse(scope, send, 403, "this page answers on this machine alone")
             return
-        lengths = [value for name, value in headers if name == b"content-length"]
-        if any(not length.isdecimal() or int(length) > MOST_BYTES for length in lengths):
-            await _refuse(scope, send, 413, f"a request may have {MOST_BYTES:,} bytes")
+        if _of_another_site(headers) and not (TUNNEL in self.hosts and (b"sec-fetch-mode", "navigate") in headers):
+            await _refuse(scope, send, 403, "another site asks for this page; type its address into the browser")
             return
-        await self._counted(scope, receive, send)
+        most = BODIES.get(scope["path"].rstrip("/").rpartition("/")[2], 0)
+        lengths = [value for name, value in headers if name == b"content-length"]
+        if any(not length.isdecimal() or int(length) > most for length in lengths):
+            await _refuse(scope, send, 413, f"this request may have {most:,} bytes")
+            return
+        await self._counted(scope, receive, send, most)
 
-    async def _counted(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def _counted(self, scope: Message, receive: Receive, send: Send, most: int) -> None:
         read, begun = 0, False
 
         async def counted() -> Message:
             nonlocal read
             message = await receive()
             read += len(message.get("body", b""))
-            if read > MOST_BYTES:
-                raise _TooLarge
+            if read > most:
+                raise BadInput("a body without a stated length has grown too large")
             return message
 
         async def noted(message: Message) -> None:
             nonlocal begun
-            if begun or read <= MOST_BYTES:  # an application may take the end of the body for one that is malformed
+            if begun or read <= most:  # an application may take the end of the body for one that is malformed
                 begun = True
                 await send(message)
 
+        failed = ""
         try:
             await self.app(scope, counted, noted)
-        except _TooLarge:
-            if begun:
-                raise
-        if read > MOST_BYTES and not begun:
-            await _refuse(scope, send, 413, f"a request may have {MOST_BYTES:,} bytes")
+        except Exception as error:  # of the library, which what is asked for is news to
+            failed = _cannot(error)
+        if begun and failed:
+            await send({"type": "http.response.body"})
+        elif not begun and (failed or read > most):
+            large = (413, f"this request may have {most:,} bytes")
+            await _refuse(scope, send, *(large if read > most else (400, failed)))
 
     def _knows(self, address: str) -> bool:
         try:
@@ -102,8 +112,12 @@ def _same_port(headers: Sequence[tuple[bytes, str]]) -> bool:
         return False
 
 
-class _TooLarge(Exception):
-    """A body without a stated length has grown too large."""
+def _of_another_site(headers: Sequence[tuple[bytes, str]]) -> bool:
+    return any(name == b"sec-fetch-site" and value not in ("same-origin", "none") for name, value in headers)
+
+
+def _cannot(error: Exception) -> str:
+    return f"this cannot be answered ({one_line(f'{type(error).__name__}: {error}')[:200]}); open the page anew"
 
 
 async def _refuse(scope: Message, send: Send, status: int, said: str) -> None:
@@ -134,6 +148,15 @@ def served(explorer: Explorer, start: State, place: Place) -> Iterator[tuple[str
     """Serve the page inside the block; yields its address and, where it is shared, the public one."""
     port = free_port(place.port)
     blocks: Any = page(explorer, start)
+    answer = blocks.process_api
+
+    async def told(*args: Any, **named: Any) -> Any:
+        try:
+            return await answer(*args, **named)
+        except Exception as error:  # of values that no control sends; the library would print its traceback
+            raise gradio().Error(_cannot(error), print_exception=False) from None
+
+    blocks.process_api = told
     hosts = (LOOPBACK, "localhost", *((TUNNEL,) if place.share else ()))
     _, address, public = blocks.launch(
         server_name=LOOPBACK,

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from outlierlens.architectures import ARCHITECTURES, BoundStack, family_of
 from outlierlens.architectures.family import AttentionWeights
 from outlierlens.errors import BadInput
-from outlierlens.models.changes import temporary
+from outlierlens.models.changes import hang, temporary
 from outlierlens.models.hooks import refuse_compiled
 from outlierlens.models.load import LoadedModel
 
@@ -65,7 +65,7 @@ def tapped_attention(loaded: LoadedModel, stack: BoundStack, look: Look) -> Iter
 
         for _, outer in _around(modules, stack.blocks[0]):
             # Whichever of the models around the blocks is run, a pass begins there.
-            hooks.callback(outer.register_forward_pre_hook(restart).remove)
+            hang(hooks, outer.register_forward_pre_hook, restart)
         for site in sites:
             _hook(loaded, modules[site.path], site, turns, look, hooks)
         yield
@@ -204,8 +204,8 @@ def _hook(
         return None if own is None else tuple(None if i == own.index else part for i, part in enumerate(output))
 
     if site.own is not None:
-        hooks.callback(module.register_forward_pre_hook(ask, with_kwargs=True).remove)
-    hooks.callback(module.register_forward_hook(after, with_kwargs=True).remove)
+        hang(hooks, module.register_forward_pre_hook, ask, with_kwargs=True)
+    hang(hooks, module.register_forward_hook, after, with_kwargs=True)
 
 
 def _argument(names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Tensor | None":

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from outlierlens.models.changes import temporary
+from outlierlens.models.changes import hang, temporary
 from outlierlens.models.hooks import refuse_compiled
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def tapped_calls(
 
     with ExitStack() as hooks:
         for module in looks:
-            hooks.callback(module.register_forward_hook(after, with_kwargs=True).remove)
+            hang(hooks, module.register_forward_hook, after, with_kwargs=True)
         yield
 
 
@@ -50,7 +50,7 @@ def head_read(model: "nn.Module", look: Callable[["Tensor", Callable[["Tensor"],
 
     with ExitStack() as hooks:
         if head is not None:
-            hooks.callback(head.register_forward_pre_hook(cut).remove)
+            hang(hooks, head.register_forward_pre_hook, cut)
         yield
 
 
@@ -83,8 +83,8 @@ def readers_of(model: "nn.Module", norms: Sequence[str], run: Callable[[], Any])
     with ExitStack() as hooks:
         for name, module in model.named_modules():
             if name in found:
-                hooks.callback(module.register_forward_hook(gave(name)).remove)
+                hang(hooks, module.register_forward_hook, gave(name))
             elif isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
-                hooks.callback(module.register_forward_pre_hook(reads(name)).remove)
+                hang(hooks, module.register_forward_pre_hook, reads(name))
         run()
     return {name: tuple(readers) for name, readers in found.items()}

@@ -1,13 +1,13 @@
 """Changes of a running model that are undone whatever happens: an error, Ctrl-C at any moment, another order of leaving.
 
     @temporary                                   # in place of contextmanager
-    def zeroed(parameter, rows):
+    def zeroed(model, rows):
         with ExitStack() as undo:
-            set_values(undo, parameter, (rows,), 0.0, name)
-            undo.callback(module.register_forward_hook(look).remove)
+            Settable(undo, model).set_values("head.bias", (rows,), 0.0)
+            hang(undo, module.register_forward_hook, look)
             yield
 
-    with zeroed(parameter, [5]):                 # Ctrl-C in here ends the block at once, and everything is put back
+    with zeroed(model, [5]):                     # Ctrl-C in here ends the block at once, and everything is put back
         ...
 
 Python runs the handler of a signal between any two steps of a program, and what the handler raises leaves whatever runs there
@@ -18,16 +18,17 @@ import functools
 import itertools
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 from weakref import WeakSet, WeakValueDictionary
 
+from outlierlens.architectures import live_parameters
 from outlierlens.errors import BadInput
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -174,6 +175,25 @@ def _deliver() -> None:
                 each.callback(signal.raise_signal, number)
 
 
+# --- hooks ---------------------------------------------------------------------------------------------------------
+
+
+def hang(undo: ExitStack, register: Callable[..., Any], look: Callable[..., Any], **settings: Any) -> None:
+    """Register a hook, with such as `module.register_forward_hook`, until `undo` is closed; in copies it does nothing."""
+    undo.callback(register(_Hook(look), **settings).remove)
+
+
+class _Hook(functools.partial[Any]):
+    """What a module calls. A copy of the model, in memory or in a pickle, is one of the model without the context."""
+
+    def __reduce__(self) -> Any:
+        return _Hook, (_nothing,)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """What a copied hook calls."""
+
+
 # --- values --------------------------------------------------------------------------------------------------------
 
 
@@ -194,42 +214,60 @@ def evaluating(model: Any) -> Iterator[None]:
 
 
 @temporary
-def frozen(model: Any) -> Iterator[None]:
-    """No gradients of parameters inside: only those of hidden states or outputs are wanted."""
-    wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in wanted:
-        parameter.requires_grad_(False)
+def frozen(model: Any, but: Collection[str] = ()) -> Iterator[None]:
+    """No gradients of parameters inside, but of those named: only they are wanted, or those of hidden states or outputs."""
+    before = {name: parameter.requires_grad for name, parameter in live_parameters(model).items()}
     try:
+        model.requires_grad_(False)
+        for name in but:
+            model.get_parameter(name).requires_grad_(True)
         yield
     finally:
-        for parameter in wanted:
-            parameter.requires_grad_(True)
+        for name, parameter in live_parameters(model).items():
+            parameter.requires_grad_(before.get(name, parameter.requires_grad))
 
 
-def set_values(undo: ExitStack, live: "Tensor", at: Any, values: Any, name: str) -> None:
-    """Set `live[at]` to `values` until `undo` is closed; what was there comes back bit for bit, in whatever order contexts end.
+class Settable:
+    """The parameters of `model` by name, of which values can be set until `undo` is closed.
+
+    They come back in whatever order contexts end, bit for bit, or cast where the model was cast meanwhile; into what stands
+    under the parameter's names by then.
 
     Raises:
-        BadInput: `live` holds no values of its own that can be set, or another thread has it changed at the moment.
+        BadInput: when `undo` is closed, where no tensor stands there that can hold them. All others are back by then.
     """
-    with _LOCK:
-        check_values(live, name)
-        mine = threading.get_ident()
-        if any(change.thread != mine and change.shares(live) for change in _CHANGES.values()):
+
+    def __init__(self, undo: ExitStack, model: "nn.Module"):
+        self.undo, self.model, self.parameters = undo, model, live_parameters(model)
+        self.lost: list[str] = []
+        undo.callback(self._check)
+
+    def set_values(self, name: str, at: Any, values: Any) -> None:
+        """Set parameter `name` at `at` to `values`.
+
+        Raises:
+            BadInput: it holds no values of its own that can be set, or another thread has it changed at the moment.
+        """
+        live, mine = self.parameters[name], threading.get_ident()
+        with _LOCK:
+            if live.is_meta or not live.is_floating_point():
+                what = "not loaded (meta device)" if live.is_meta else f"of type {live.dtype}"
+                raise BadInput(f"{name} is {what}: its values cannot be set; load the model unquantized")
+            if any(one.thread != mine and _memory(live) in one.memory() for one in _CHANGES.values()):
+                raise BadInput(
+                    f"another thread has values of {name} changed at the moment, and what either measures would be of both "
+                    "changes; let one end before the other begins, or give each thread a model of its own"
+                )
+            change = _CHANGES[next(_NUMBERS)] = _Change(self, live, at, mine)
+            self.undo.callback(change.undo)
+            _write(live, at, values)
+
+    def _check(self) -> None:
+        if self.lost:
             raise BadInput(
-                f"another thread has values of {name} changed at the moment, and what either measures would be of both "
-                "changes; let one end before the other begins, or give each thread a model of its own"
+                f"values of {self.lost[0]}{' and others' if self.lost[1:] else ''} were changed and cannot come back: it was "
+                "replaced inside the block, or is on the meta device; load the model anew, and do that outside the block"
             )
-        change = _CHANGES[next(_NUMBERS)] = _Change(live, at, mine)
-        undo.callback(change.undo)
-        change.put(values)
-
-
-def check_values(live: "Tensor", name: str) -> None:
-    """Raise BadInput, with the remedy, where the values of parameter `name` cannot be set in place."""
-    if live.is_meta or not live.is_floating_point():
-        what = "not loaded (meta device)" if live.is_meta else f"of type {live.dtype}"
-        raise BadInput(f"{name} is {what}: its values cannot be set; load the model unquantized")
 
 
 _LOCK = threading.RLock()
@@ -241,25 +279,29 @@ _CHANGES: "WeakValueDictionary[int, _Change]" = WeakValueDictionary()
 class _Change:
     """Values of a parameter that are changed at the moment, and what was there before."""
 
-    def __init__(self, live: "Tensor", at: Any, thread: int):
-        self.live, self.at, self.thread = live, at, thread
-        self.before = self.values()
+    def __init__(self, owner: Settable, live: "Tensor", at: Any, thread: int):
+        self.owner, self.live, self.at, self.thread = owner, live, at, thread
+        self.names = [name for name, one in owner.parameters.items() if one is live]
+        self.shape, self.before = live.shape, _read(live, at)
 
-    def values(self) -> "Tensor":
-        """A copy of what is there now."""
-        return self.live.detach()[_moved(self.at, self.live)].clone()
+    def tensors(self) -> list["Tensor"]:
+        """The parameter, and by name what stands in its place in the model now, where that can hold its values."""
+        found = [self.live]
+        for name in self.names:
+            with suppress(AttributeError):  # it is computed from others now, or its module is gone
+                one = self.owner.model.get_parameter(name)
+                if one.shape == self.shape and one.is_floating_point() and not one.is_meta:
+                    found.append(one)
+        return found
+
+    def memory(self) -> set[int]:
+        """Where these begin in memory."""
+        return {_memory(one) for one in self.tensors()}
 
     def put(self, values: Any) -> None:
-        """Put `values` there; a model may have moved to another device since."""
-        import torch
-
-        # Tensors that were made in inference mode take new values nowhere else.
-        with torch.inference_mode() if self.live.is_inference() else torch.no_grad():
-            self.live[_moved(self.at, self.live)] = _moved(values, self.live)
-
-    def shares(self, other: "Tensor") -> bool:
-        """Whether it changes the same memory as a change of `other` would."""
-        return self.live.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+        """Put `values` there."""
+        for live in {id(one): one for one in self.tensors()}.values():
+            _write(live, self.at, values)
 
     def undo(self) -> None:
         """Put back what was there; what later changes of the same tensor have set stays, until they are undone."""
@@ -267,19 +309,38 @@ class _Change:
             number = next((number for number, change in _CHANGES.items() if change is self), None)
             if number is None:
                 return
-            later = [change for key, change in _CHANGES.items() if key > number and change.shares(self.live)]
+            if len(self.tensors()) <= len(self.names):
+                self.owner.lost.append(self.names[0])
+            mine = self.memory()
+            later = [one for key, one in _CHANGES.items() if key > number and not mine.isdisjoint(one.memory())]
             now = []
             for change in reversed(later):  # back to the moment after this change
-                now.append(change.values())
+                now.append(_read(change.tensors()[-1], change.at))
                 change.put(change.before)
             self.put(self.before)
             del _CHANGES[number]
             for change in later:  # and forward again, as if this one had never been
-                change.before = change.values()
+                change.before = _read(change.tensors()[-1], change.at)
                 change.put(now.pop())
 
 
-def _moved(values: Any, live: "Tensor") -> Any:
-    if isinstance(values, tuple):
-        return tuple(_moved(one, live) for one in values)
-    return values.to(live.device) if hasattr(values, "to") else values
+def _memory(live: "Tensor") -> int:
+    return live.untyped_storage().data_ptr()
+
+
+def _read(live: "Tensor", at: Any) -> "Tensor":
+    return live.detach()[_moved(at, live)].clone()
+
+
+def _write(live: "Tensor", at: Any, values: Any) -> None:
+    import torch
+
+    # Tensors that were made in inference mode take new values nowhere else.
+    with torch.inference_mode() if live.is_inference() else torch.no_grad():
+        live[_moved(at, live)] = values.to(live) if isinstance(values, torch.Tensor) else values
+
+
+def _moved(at: Any, live: "Tensor") -> Any:
+    if isinstance(at, tuple):
+        return tuple(_moved(one, live) for one in at)
+    return at.to(live.device) if hasattr(at, "to") else at

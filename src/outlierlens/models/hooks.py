@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlierlens.architectures import BoundStack
 from outlierlens.errors import BadInput
-from outlierlens.models.changes import temporary
+from outlierlens.models.changes import hang, temporary
 from outlierlens.models.mlp_reads import hook_reads, swap
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def tapped_reads(
                         states = output.transpose(0, 1) if at[0].stack.token_first else output
                         look(*at, states.reshape(-1, states.shape[-1]))
 
-                    hooks.callback(modules[norm.name.rpartition(".")[0]].register_forward_hook(see).remove)
+                    hang(hooks, modules[norm.name.rpartition(".")[0]].register_forward_hook, see)
         yield
 
 
@@ -166,7 +166,7 @@ def edited_inputs(
 
     with ExitStack() as hooks:
         for module in modules:
-            hooks.callback(module.register_forward_pre_hook(before).remove)
+            hang(hooks, module.register_forward_pre_hook, before)
         yield
 
 
@@ -181,11 +181,9 @@ def edited_output(model: "nn.Module", module: "nn.Module", edit: Callable[["Tens
             return output
         return (edit(output[0]), *output[1:])
 
-    hook = module.register_forward_hook(after)
-    try:
+    with ExitStack() as hooks:
+        hang(hooks, module.register_forward_hook, after)
         yield
-    finally:
-        hook.remove()
 
 
 @temporary
@@ -205,9 +203,9 @@ def edited_calls(
 
     with ExitStack() as hooks:
         for module in before:
-            hooks.callback(module.register_forward_pre_hook(enter).remove)
+            hang(hooks, module.register_forward_pre_hook, enter)
         for module in after:
-            hooks.callback(module.register_forward_hook(leave).remove)
+            hang(hooks, module.register_forward_hook, leave)
         yield
 
 
@@ -222,11 +220,9 @@ def running_masks(model: "nn.Module") -> Iterator[list["Tensor"]]:
         found = (kwargs.get(name) for name in ("attention_mask", "decoder_attention_mask"))
         masks[:] = [mask for mask in found if isinstance(mask, torch.Tensor) and mask.ndim == 2]
 
-    hook = model.register_forward_pre_hook(keep, with_kwargs=True)
-    try:
+    with ExitStack() as hooks:
+        hang(hooks, model.register_forward_pre_hook, keep, with_kwargs=True)
         yield masks
-    finally:
-        hook.remove()
 
 
 @temporary
@@ -272,11 +268,9 @@ def head_only_at(model: "nn.Module", positions: tuple["Tensor", "Tensor"]) -> It
 @temporary
 def _before(module: "nn.Module", look: Callable[["nn.Module", tuple[Any, ...]], Any]) -> Iterator[None]:
     """Call `look(module, args)` before `module` runs; what it returns, if anything, goes on in place of the arguments."""
-    hook = module.register_forward_pre_hook(look)
-    try:
+    with ExitStack() as hooks:
+        hang(hooks, module.register_forward_pre_hook, look)
         yield
-    finally:
-        hook.remove()
 
 
 def head_inputs(model: "nn.Module", positions: tuple["Tensor", "Tensor"], run: Callable[[], Any]) -> "Tensor":
@@ -353,11 +347,11 @@ def _hook(
         changed = swap(stack, kwargs["hidden_states"], EMBEDDINGS, use)
         return None if changed is None else (args, {**kwargs, "hidden_states": changed})
 
-    hooks.callback(model.register_forward_pre_hook(restart).remove)
+    hang(hooks, model.register_forward_pre_hook, restart)
     # The first block's input is told apart by counting that block's turns.
     needed = [path for layer, path in enumerate(paths) if layer in wanted or EMBEDDINGS in wanted]
     for path in dict.fromkeys(needed):
-        hooks.callback(modules[path].register_forward_hook(after).remove)
+        hang(hooks, modules[path].register_forward_hook, after)
     if EMBEDDINGS in wanted:
         first = modules[stack.blocks[0]]
-        hooks.callback(first.register_forward_pre_hook(before, with_kwargs=True).remove)
+        hang(hooks, first.register_forward_pre_hook, before, with_kwargs=True)

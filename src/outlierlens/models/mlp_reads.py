@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.architectures import BoundStack
+from outlierlens.models.changes import hang
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -39,8 +40,8 @@ def hook_reads(
 
     for layer in layers:
         block, linear = (model.get_submodule(path) for path in (stack.blocks[layer], stack.reads[layer]))
-        hooks.callback(block.register_forward_pre_hook(enter(layer), with_kwargs=True).remove)
-        hooks.callback(linear.register_forward_pre_hook(reader(layer)).remove)
+        hang(hooks, block.register_forward_pre_hook, enter(layer), with_kwargs=True)
+        hang(hooks, linear.register_forward_pre_hook, reader(layer))
 
 
 def swap(stack: BoundStack, output: Any, layer: int, use: Callable[[int, "Tensor"], "Tensor | None"]) -> Any:

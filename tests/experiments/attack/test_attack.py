@@ -215,11 +215,12 @@ def test_edits_that_a_half_precision_copy_could_hide_are_no_edits() -> None:
 
 
 @pytest.fixture
-def weights() -> dict[str, torch.Tensor]:
-    return {"w": torch.tensor([[1.0, -0.0], [float("nan"), 3.0]]).T, "tokens": torch.tensor([1, 2])}
+def weights() -> torch.nn.ParameterDict:
+    values = {"w": torch.tensor([[1.0, -0.0], [float("nan"), 3.0]]).T, "tokens": torch.tensor([1, 2])}
+    return torch.nn.ParameterDict({name: torch.nn.Parameter(one, requires_grad=False) for name, one in values.items()})
 
 
-def test_restored_bit_for_bit_after_an_error(weights: dict[str, torch.Tensor]) -> None:
+def test_restored_bit_for_bit_after_an_error(weights: torch.nn.ParameterDict) -> None:
     held = weights["w"].contiguous().view(torch.int32).clone()
 
     def fail() -> None:
@@ -242,7 +243,7 @@ def test_restored_bit_for_bit_after_an_error(weights: dict[str, torch.Tensor]) -
     ],
 )
 def test_what_cannot_be_edited_is_refused_and_nothing_stays(
-    weights: dict[str, torch.Tensor], change: ValueChange, message: str
+    weights: torch.nn.ParameterDict, change: ValueChange, message: str
 ) -> None:
     held = weights["w"].contiguous().view(torch.int32).clone()
     with pytest.raises(BadInput, match=message), edited_values(weights, [ValueChange("w", 0, 7.0), change]):
@@ -282,7 +283,7 @@ def test_slopes_are_those_of_finite_differences(llama: LoadedModel) -> None:
     value = float(target.parameters[name].detach()[place])
     ends = []
     for sign in (1, -1):
-        with edited_values(target.parameters, [ValueChange(name, place, value + sign * step)]):
+        with edited_values(llama.model, [ValueChange(name, place, value + sign * step)]):
             ends.append(target.value())
     assert slope == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=0.02, abs=1e-4)
 

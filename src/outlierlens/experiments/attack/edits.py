@@ -2,7 +2,7 @@
 
     values = gather(parameters, names, indices)            # values of a model, with where they stand
     moves = moves_of("sign flip", values, bound=10)        # what each could become
-    with edited_values(parameters, [ValueChange("lm_head.weight", 17, -0.5)]):
+    with edited_values(model, [ValueChange("lm_head.weight", 17, -0.5)]):
         model(**batch)
 
 A move changes one value, and a swap two. "zero" sets a value to what switches its dimension off (−1 for a norm that
@@ -20,7 +20,7 @@ import numpy as np
 
 from outlierlens.errors import BadInput
 from outlierlens.experiments.attack.result import KINDS, Edit
-from outlierlens.models.changes import check_values, set_values, temporary
+from outlierlens.models.changes import Settable, temporary
 
 if TYPE_CHECKING:
     import torch
@@ -250,7 +250,7 @@ def gather(
 
 
 @temporary
-def edited_values(parameters: Mapping[str, Any], changes: Sequence[ValueChange]) -> Iterator[int]:
+def edited_values(model: "torch.nn.Module", changes: Sequence[ValueChange]) -> Iterator[int]:
     """Put single values in place, and the old ones back bit for bit at the end; yields the number of values set.
 
     Raises:
@@ -262,11 +262,12 @@ def edited_values(parameters: Mapping[str, Any], changes: Sequence[ValueChange])
     for change in changes:
         by_tensor.setdefault(change.tensor, []).append(change)
     with ExitStack() as undo:
+        settable = Settable(undo, model)
         for name, mine in by_tensor.items():
-            live = _editable(parameters, name, mine)
+            live = _editable(settable.parameters, name, mine)
             at = torch.tensor([change.flat for change in mine], device=live.device)
             after = torch.tensor([change.after for change in mine], dtype=torch.float64).to(live)
-            set_values(undo, live, torch.unravel_index(at, live.shape), after, name)
+            settable.set_values(name, torch.unravel_index(at, live.shape), after)
         yield len(changes)
 
 
@@ -274,7 +275,6 @@ def _editable(parameters: Mapping[str, Any], name: str, mine: Sequence[ValueChan
     live = parameters.get(name)
     if live is None:
         raise BadInput(f"the model has no tensor {name!r} to edit")
-    check_values(live, name)
     flats = [change.flat for change in mine]
     wrong = next((flat for flat in flats if not 0 <= flat < live.numel()), None)
     if wrong is not None:

@@ -9,7 +9,7 @@ move has slope 0 where nothing is changed; there each probe is a random directio
 square of slope · change estimates the change, since the cosine distance of near unit vectors is ½ |difference|².
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from outlierlens.architectures import live_parameters
 from outlierlens.data.texts import Texts
-from outlierlens.models.changes import temporary
+from outlierlens.models.changes import frozen
 from outlierlens.models.inputs import model_inputs
 from outlierlens.models.load import LoadedModel
 from outlierlens.tasks.base import Task, TaskOptions, weighted_mean
@@ -59,7 +59,7 @@ class Target:
         wanted = list(dict.fromkeys(names))
         found: dict[str, Tensor] = {}
         generator = torch.Generator().manual_seed(self.seed)
-        with _only(self.parameters, wanted), torch.enable_grad():
+        with frozen(self.loaded.model, wanted), torch.enable_grad():
             tensors = [self.parameters[name] for name in wanted]
             for probe in range(self.n_probes):
                 objective = self._loss if self.task.is_loss else self._direction(generator)
@@ -107,18 +107,3 @@ class Target:
             return (random * unit).sum() / float(np.sqrt(self.task.n_texts))
 
         return objective
-
-
-@temporary
-def _only(parameters: dict[str, Any], names: Sequence[str]) -> Iterator[None]:
-    """Ask for gradients of these parameters alone."""
-    before = [(tensor, tensor.requires_grad) for tensor in parameters.values()]
-    wanted = {id(parameters[name]) for name in names}
-    try:
-        for tensor, _ in before:
-            if tensor.is_floating_point():
-                tensor.requires_grad_(id(tensor) in wanted)
-        yield
-    finally:
-        for tensor, flag in before:
-            tensor.requires_grad_(flag)

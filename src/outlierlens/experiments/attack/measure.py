@@ -186,7 +186,7 @@ class _Attacker:
     def judge(self, changes: Sequence[ValueChange]) -> tuple[float, float, float, float]:
         """(value, change, low, high) of the texts that judge with some changes made."""
         task, seed = self.held.task, self.options.seed
-        with edited_values(self.parameters, changes):
+        with edited_values(self.held.loaded.model, changes):
             after = self.held.per_text()
         with np.errstate(invalid="ignore"):
             moved = after - self.intact
@@ -285,12 +285,12 @@ class Watch:
         self.scan = ScanOptions(row=row, max_read=self.source.total_bytes)
         options = FingerprintOptions(scan=self.scan, dims=dims if dims == FIND else tuple(dims))
         self.baseline = fingerprint_checkpoint(self.source, options)
-        self.parameters = dict(loaded.model.named_parameters(remove_duplicate=False))
+        self.model = loaded.model
         self._intact: dict[str, TensorHash] = {}
 
     def caught(self, changes: Sequence[ValueChange]) -> bool:
         """Whether `verify` says that the model with these changes does not match."""
-        with edited_values(self.parameters, changes):
+        with edited_values(self.model, changes):
             return not verify_checkpoint(self.source, self.baseline, self.scan).matches
 
     def caught_deep(self, changes: Sequence[ValueChange]) -> bool:
@@ -302,5 +302,5 @@ class Watch:
         for name in names:
             if name not in self._intact:
                 self._intact[name] = hash_tensor(self.source, name, name)
-        with edited_values(self.parameters, changes):
+        with edited_values(self.model, changes):
             return any(relation(self._intact[name], hash_tensor(self.source, name, name)) == "moved" for name in names)

@@ -46,7 +46,7 @@ def save_attacked(loaded: LoadedModel, found: Attack, one: Attacked, directory: 
     parameters = dict(loaded.model.named_parameters(remove_duplicate=False))
     changes = changes_of(one.edits, parameters)
     with new_folder(directory) as making:
-        with edited_values(parameters, changes):
+        with edited_values(loaded.model, changes):
             loaded.model.save_pretrained(making)  # type: ignore[operator]
         for part in (loaded.tokenizer, loaded.processor):
             if part is not None:

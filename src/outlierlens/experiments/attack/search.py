@@ -89,7 +89,7 @@ class Search:
 
     def made(self, moves: Moves, which: Sequence[int]) -> Any:
         """The model with these moves made, while the block lasts."""
-        return edited_values(self.target.parameters, moves.changes(self.values, which))
+        return edited_values(self.target.loaded.model, moves.changes(self.values, which))
 
     def measure(self, moves: Moves, which: Sequence[int]) -> float:
         """The search texts' value with these moves made; −inf where it is no finite number: that anyone would notice."""

@@ -19,12 +19,12 @@ import numpy as np
 from outlierlens.architectures import BoundStack
 from outlierlens.architectures.mlp import linear_paths
 from outlierlens.errors import BadInput
-from outlierlens.models.changes import set_values, temporary
+from outlierlens.models.changes import Settable, temporary
 from outlierlens.models.hooks import edited_calls
 from outlierlens.models.load import LoadedModel
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 Use = Callable[[int, "Tensor", "Tensor"], "Tensor | None"]
 Place = tuple[int, int, int]  # layer, row, column
@@ -66,17 +66,15 @@ def last_linears(loaded: LoadedModel, stack: BoundStack, use: Use) -> Iterator[N
 
 def entries(loaded: LoadedModel, stack: BoundStack, layer: int) -> "Tensor":
     """The last linear's weight of a layer as [row, column], a view: row j writes dimension j, column k reads input k."""
-    weight = last_linear(loaded, stack, layer).detach()
+    weight = loaded.model.get_parameter(last_linear(stack, layer)).detach()
     return weight.T if stack.stack.weight_is_in_by_out else weight
 
 
-def last_linear(loaded: LoadedModel, stack: BoundStack, layer: int) -> "Tensor":
-    """The last linear's weight of a layer as the model holds it."""
+def last_linear(stack: BoundStack, layer: int) -> str:
+    """The name of the last linear's weight of a layer."""
     paths = linear_paths(stack)
     assert paths is not None
-    module: nn.Module = loaded.model.get_submodule(paths[layer])
-    weight: Tensor = module.weight  # type: ignore[assignment]
-    return weight
+    return f"{paths[layer]}.weight"
 
 
 @temporary
@@ -87,6 +85,7 @@ def scaled(loaded: LoadedModel, stack: BoundStack, places: Sequence[Place], fact
         BadInput: a place that does not exist.
     """
     with ExitStack() as undo:
+        settable = Settable(undo, loaded.model)
         for layer, row, column in places:
             weight = entries(loaded, stack, layer)
             if not (0 <= row < weight.shape[0] and 0 <= column < weight.shape[1]):
@@ -95,7 +94,7 @@ def scaled(loaded: LoadedModel, stack: BoundStack, places: Sequence[Place], fact
                 )
             place = (column, row) if stack.stack.weight_is_in_by_out else (row, column)
             scaled_value = weight[row, column] * factor if factor else 0.0
-            set_values(undo, last_linear(loaded, stack, layer), place, scaled_value, f"layer {layer}'s last linear")
+            settable.set_values(last_linear(stack, layer), place, scaled_value)
         yield
 
 

@@ -10,12 +10,12 @@ What is kept in 16 bits stays as it is; in 8 bits it is rounded by `FINE` in pla
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outlierlens.experiments.plan.kept import KeptLinear
 from outlierlens.experiments.quantization.places import Place, by_text, shaped_like
 from outlierlens.experiments.quantization.schemes import Recipe, fake_quantize, fake_quantize_inputs, parse
-from outlierlens.models.changes import set_values, temporary
+from outlierlens.models.changes import Settable, temporary
 from outlierlens.models.forward import reader_of
 from outlierlens.models.hooks import edited_calls, running_masks
 from outlierlens.models.load import LoadedModel
@@ -54,7 +54,7 @@ class Mixed:
     def __init__(
         self, loaded: LoadedModel, places: Sequence[Place], recipe: Recipe, fine: Recipe | None, stack: str | None
     ):
-        self.bound = loaded.stack(stack)
+        self.model, self.bound = loaded.model, loaded.stack(stack)
         self.places = {place.name: place for place in places}
         self.recipe, self.fine = recipe, fine
         self.kept: dict[str, KeptLinear] = {}
@@ -92,13 +92,13 @@ class Mixed:
         if scheme is not None:
             values = fake_quantize(weight, scheme, exempt=exempt)
             undo = self._rounded[name] = ExitStack()
-            stored: Any = place.module.weight
-            set_values(undo, stored, ..., values.T if place.transposed else values, f"{name}.weight")
+            Settable(undo, self.model).set_values(f"{name}.weight", ..., values.T if place.transposed else values)
 
     def restore(self) -> None:
         """Put all weights back."""
-        while self._rounded:
-            self._rounded.popitem()[1].close()
+        with ExitStack() as each:
+            while self._rounded:
+                each.callback(self._rounded.popitem()[1].close)
 
     def read(self, name: str, reads: "Tensor") -> "Tensor":
         """What a linear is given in place of `reads`."""

@@ -36,7 +36,7 @@ from outlierlens.ablation.switches import EditSettings
 from outlierlens.data.texts import Texts
 from outlierlens.data.token_texts import special_ids
 from outlierlens.errors import BadInput
-from outlierlens.models.changes import set_values, temporary
+from outlierlens.models.changes import Settable, temporary
 from outlierlens.models.forward import text_reader
 from outlierlens.models.hooks import edited_inputs, edited_output, head_inputs, head_only_at
 from outlierlens.models.inputs import token_ids, token_limit
@@ -234,11 +234,12 @@ def _zeroed_head_norm(loaded: LoadedModel, dims: tuple[int, ...]) -> Iterator[in
 
     blocks = tuple(path.rpartition(".")[0] + "." for stack in loaded.stacks for path in stack.blocks)
     found = [
-        (name, parameter)
-        for name, parameter in loaded.model.named_parameters()
+        name
+        for name, _ in loaded.model.named_parameters()
         if ".LayerNorm." in f".{name}" and not name.startswith(blocks) and "embeddings" not in name
     ]
     with ExitStack() as undo:
-        for name, parameter in found:
-            set_values(undo, parameter, (torch.tensor(dims),), 0.0, name)
+        settable = Settable(undo, loaded.model)
+        for name in found:
+            settable.set_values(name, (torch.tensor(dims),), 0.0)
         yield len(found) * len(dims)

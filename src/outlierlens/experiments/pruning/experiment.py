@@ -28,7 +28,7 @@ from outlierlens.errors import BadInput
 from outlierlens.experiments.pruning.options import ExperimentOptions
 from outlierlens.experiments.pruning.removal import Cells
 from outlierlens.experiments.pruning.result import PruneExperiment, Removal
-from outlierlens.models.changes import set_values, temporary
+from outlierlens.models.changes import Settable, temporary
 from outlierlens.models.load import LoadedModel
 from outlierlens.options import FIND
 from outlierlens.session import Session
@@ -123,7 +123,7 @@ class Pruner:
     """The weights of a stream's last operations in one row, and which of them a budget takes."""
 
     def __init__(self, model: "nn.Module", cells: Cells):
-        self.cells = cells
+        self.model, self.cells = model, cells
         self.live = live_parameters(model)
         self.params = list({param.name: param for layer in cells.params for param in layer}.values())
         sizes = [self.live[param.name].numel() for param in self.params]
@@ -162,11 +162,11 @@ class Pruner:
         import torch
 
         with ExitStack() as undo:
+            settable = Settable(undo, self.model)
             for param in self.params:
-                live = self.live[param.name]
-                here = torch.from_numpy(taken[self.slices[param.name]]).reshape(live.shape)
+                here = torch.from_numpy(taken[self.slices[param.name]]).reshape(self.live[param.name].shape)
                 if here.any():
-                    set_values(undo, live, (here,), param.off, param.name)
+                    settable.set_values(param.name, (here,), param.off)
             yield int(np.count_nonzero(taken))
 
 

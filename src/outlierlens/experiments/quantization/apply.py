@@ -14,14 +14,14 @@ and is multiplied with the inputs as they were before rounding.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outlierlens.ablation.switches import plan_dims
 from outlierlens.architectures import BoundStack
 from outlierlens.errors import BadInput
 from outlierlens.experiments.quantization.places import Place, by_text, find_places, shaped_like
 from outlierlens.experiments.quantization.schemes import Recipe, fake_quantize, fake_quantize_inputs
-from outlierlens.models.changes import set_values, temporary
+from outlierlens.models.changes import Settable, temporary
 from outlierlens.models.forward import reader_of
 from outlierlens.models.hooks import edited_calls, running_masks
 from outlierlens.models.load import LoadedModel, stream_width
@@ -90,12 +90,11 @@ def rounded(
     tally = Tally()
     with ExitStack() as undo:
         masks = undo.enter_context(running_masks(reader_of(loaded, [bound], "input_ids") or loaded.model))
-        linears = []
+        linears, settable = [], Settable(undo, loaded.model)
         for place in find_places(loaded, bound.name) if places is None else places:
             linear = _Linear(place, recipe, keeping, (bound, masks), tally)
             values = linear.rounded_weights()
-            stored: Any = place.module.weight
-            set_values(undo, stored, ..., values.T if place.transposed else values, f"{place.name}.weight")
+            settable.set_values(f"{place.name}.weight", ..., values.T if place.transposed else values)
             linears.append(linear)
         before = {one.place.module: one.enter for one in linears if one.edits_inputs}
         after = {one.place.module: one.leave for one in linears if one.edits_outputs}

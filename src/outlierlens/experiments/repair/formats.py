@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlierlens.experiments.quantization.apply import rounded
 from outlierlens.experiments.quantization.schemes import parse
-from outlierlens.models.changes import temporary
+from outlierlens.models.changes import hang, temporary
 from outlierlens.models.load import LoadedModel
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def in_format(loaded: LoadedModel, fit: str) -> Iterator[Any]:
         elif fit == "fp8":
             modules = dict(loaded.model.named_modules())
             for block in {block for bound in loaded.stacks for block in bound.blocks}:
-                undo.callback(modules[block].register_forward_hook(_after).remove)
+                hang(undo, modules[block].register_forward_hook, _after)
             yield loaded.model
         elif fit in WHOLE:
             yield copy.deepcopy(loaded.model).to(getattr(torch, WHOLE[fit]))

@@ -12,7 +12,7 @@ from typing import Any
 from outlierlens.architectures import live_parameters
 from outlierlens.experiments.repair.epsilon import get_key, norm_epsilons, set_epsilon, set_key
 from outlierlens.experiments.repair.plan import Plan
-from outlierlens.models.changes import set_values, temporary
+from outlierlens.models.changes import Settable, temporary
 from outlierlens.models.load import LoadedModel
 
 
@@ -31,8 +31,9 @@ def change(undo: ExitStack, loaded: LoadedModel, plan: Plan) -> None:
     new = plan.tensors({name: parameters[name].detach() for name in plan.exponents})
     if plan.untie:
         untie(undo, model)
+    settable = Settable(undo, model)
     for name, values in new.items():
-        set_values(undo, parameters[name], slice(None), values, name)
+        settable.set_values(name, slice(None), values)
     before = norm_epsilons(model)
     for path, exponent in plan.norms.items():
         module = model.get_submodule(path)
@@ -49,7 +50,7 @@ def untie(undo: ExitStack, model: Any) -> None:
     import torch
 
     head, tied = model.get_output_embeddings(), model.config.tie_word_embeddings
-    undo.callback(setattr, head, "weight", head.weight)
+    undo.callback(lambda: setattr(head, "weight", model.get_input_embeddings().weight))
     undo.callback(setattr, model.config, "tie_word_embeddings", tied)
     head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=head.weight.requires_grad)
     model.config.tie_word_embeddings = False

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.architectures import BoundStack, live_parameters
+from outlierlens.architectures import BoundStack
 from outlierlens.errors import BadInput
 from outlierlens.experiments.range.places import packed_kinds
 from outlierlens.experiments.repair.rewriting import untie
 from outlierlens.models.calls import readers_of
-from outlierlens.models.changes import set_values, temporary
+from outlierlens.models.changes import Settable, temporary
 from outlierlens.models.load import LoadedModel, stream_width
 
 if TYPE_CHECKING:
@@ -127,7 +127,8 @@ def _turn(loaded: LoadedModel, run: Callable[[], Any], seed: int, undo: ExitStac
     head: Any = getattr(model, "get_output_embeddings", lambda: None)()
     if head is not None and head.weight is model.get_input_embeddings().weight:
         untie(undo, model)
-    live, modules = live_parameters(model), dict(model.named_modules())
+    settable, modules = Settable(undo, model), dict(model.named_modules())
+    live = settable.parameters
     head_name = next((name for name, module in modules.items() if module is head), "")
     readers = readers_of(model, [norm for stack in loaded.stacks for norm in _norms(stack)], run)
     if head_name and (last := loaded.stacks[-1]).final_norm:
@@ -142,7 +143,7 @@ def _turn(loaded: LoadedModel, run: Callable[[], Any], seed: int, undo: ExitStac
         turned.add(id(live[name]))
         values = live[name].detach().double().movedim(axis, -1)
         values = values if factor is None else values * factor
-        set_values(undo, live[name], ..., (values @ matrix).movedim(-1, axis).to(live[name]), name)
+        settable.set_values(name, ..., (values @ matrix).movedim(-1, axis).to(live[name]))
 
     for stack in loaded.stacks:
         matrix = torch.as_tensor(rotation(stream_width(model, stack), seed), device=live[stack.scale[0][0].name].device)
@@ -154,4 +155,4 @@ def _turn(loaded: LoadedModel, run: Callable[[], Any], seed: int, undo: ExitStac
             factor = weight.detach().double() + stack.stack.norm_offset
             for name in readers[norm]:
                 along(f"{name}.weight", 0 if type(modules[name]).__name__ == "Conv1D" else 1, matrix, factor)
-            set_values(undo, weight, ..., torch.full_like(weight, 1 - stack.stack.norm_offset), f"{norm}.weight")
+            settable.set_values(f"{norm}.weight", ..., torch.full_like(weight, 1 - stack.stack.norm_offset))

@@ -12,7 +12,7 @@ import numpy as np
 
 from outlierlens.architectures import BoundStack, live_parameters
 from outlierlens.experiments.trace.result import Trial, Weight
-from outlierlens.models.changes import set_values, temporary
+from outlierlens.models.changes import Settable, temporary
 from outlierlens.models.hooks import edited, tapped, valid_tokens
 from outlierlens.models.load import LoadedModel
 from outlierlens.statistics.means import mean_interval
@@ -28,10 +28,10 @@ Place = tuple[str, tuple[int, ...]]
 @temporary
 def zeroed(loaded: LoadedModel, places: Sequence[Place]) -> Iterator[None]:
     """Single weights set to 0, and put back bit for bit."""
-    parameters = live_parameters(loaded.model)
     with ExitStack() as undo:
+        settable = Settable(undo, loaded.model)
         for name, place in places:
-            set_values(undo, parameters[name], place, 0.0, name)
+            settable.set_values(name, place, 0.0)
         yield
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from outlierlens.errors import UnknownArchitecture
-from outlierlens.models.changes import temporary
+from outlierlens.models.changes import hang, temporary
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -144,7 +144,7 @@ class BlockProbe:
                         trace.inputs.setdefault(name, []).append(self._as_stream(given))
                         trace.outputs.setdefault(name, []).append(self._as_stream(first_tensor(output)))
 
-                hooks.callback(module.register_forward_hook(seen, with_kwargs=True).remove)
+                hang(hooks, module.register_forward_hook, seen, with_kwargs=True)
             try:
                 output = self.block(*_copied(self.args), **_copied(self.kwargs))
             except Exception as error:  # of the family's own code

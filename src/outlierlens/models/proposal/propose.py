@@ -9,6 +9,7 @@ Nothing is concluded from a name: a linear writes to the stream when changing on
 
 import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from outlierlens.architectures import BoundStack, bind, live_parameters
 from outlierlens.architectures.stack import Config, Stack, to_toml
 from outlierlens.errors import OutlierlensError, UnknownArchitecture, need
+from outlierlens.models.changes import hang
 from outlierlens.models.proposal.probe import DIM, Anatomy, BlockProbe, Row, first_tensor
 from outlierlens.models.proposal.surroundings import Stream, Surroundings, find_streams
 from outlierlens.models.proposal.tiny import N_INPUTS, TinyModel, count_blocks, full_names, quiet, tiny_model
@@ -304,11 +306,9 @@ def _block_call(tiny: TinyModel, bound: BoundStack, layer: int) -> tuple["Tensor
         given = first_tensor(args or (kwargs.get("hidden_states"),))
         calls.append((given.clone(), first_tensor(output).clone()))
 
-    hook = tiny.model.get_submodule(bound.blocks[layer]).register_forward_hook(keep, with_kwargs=True)
-    try:
+    with ExitStack() as hooks:
+        hang(hooks, tiny.model.get_submodule(bound.blocks[layer]).register_forward_hook, keep, with_kwargs=True)
         tiny.run()
-    finally:
-        hook.remove()
     return calls[0]
 
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from outlierlens.models.changes import hang
 from outlierlens.models.proposal.probe import DIM, first_tensor, norm_offset, only_dim_changed, same
 from outlierlens.models.proposal.tiny import TinyModel
 
@@ -54,7 +55,7 @@ def find_streams(tiny: TinyModel) -> tuple[list[Stream], list[str]]:
                 if given.ndim == 3 and given.shape == got.shape:
                     seen.setdefault(id(module), []).append((args, kwargs, given.clone(), got.clone()))
 
-            hooks.callback(block.register_forward_hook(keep, with_kwargs=True).remove)
+            hang(hooks, block.register_forward_hook, keep, with_kwargs=True)
         tiny.run()
     streams: list[Stream] = []
     shared: list[str] = []
@@ -154,6 +155,6 @@ class Surroundings:
                     traces.setdefault(name, []).append((given.clone(), first_tensor(output).clone()))
 
                 module = self.tiny.model.get_submodule(name)
-                hooks.callback(module.register_forward_hook(keep, with_kwargs=True).remove)
+                hang(hooks, module.register_forward_hook, keep, with_kwargs=True)
             self.tiny.run()
         return {name: calls[0] for name, calls in traces.items() if len(calls) == 1}
