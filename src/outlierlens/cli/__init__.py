@@ -7,10 +7,7 @@ import atexit
 import gc
 import os
 import sys
-from shutil import get_terminal_size
 from typing import NoReturn
-
-from outlierlens.errors import takes_a_line, told
 
 
 def main() -> NoReturn:
@@ -34,17 +31,26 @@ def main() -> NoReturn:
         drop_output()
         sys.stderr.close()
         raise SystemExit(code) from None
+    except KeyboardInterrupt:
+        drop_output()
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
     except Exception as error:
+        from outlierlens.cli.common import reproduce
+        from outlierlens.errors import takes_a_line, told
+
         if not takes_a_line(error):
             raise
         drop_output()
-        print(f"error: {told(error)}", file=sys.stderr)
+        print(f"error: {told(error, reproduce())}", file=sys.stderr)
         raise SystemExit(getattr(error, "code", code)) from None
     raise SystemExit(0)
 
 
 def _run(words: list[str]) -> None:
     if words in ([], ["--help"], ["-h"]) and (sys.stdout.encoding or "").lower().startswith("utf"):
+        from shutil import get_terminal_size
+
         from outlierlens.cli.overview import overview
 
         print(overview(get_terminal_size().columns))

@@ -22,7 +22,7 @@ from markupsafe import Markup
 from outlierlens import __version__
 from outlierlens.errors import BadInput
 from outlierlens.experiments.atlas.rows import AtlasRow
-from outlierlens.results.safe_files import refuse_links, write_text
+from outlierlens.results.safe_files import refuse_links, write_together
 from outlierlens.view.charts.palette import DARK, LIGHT, css
 from outlierlens.view.html import escaped_json, policy
 
@@ -97,13 +97,15 @@ def write_site(rows: Iterable[AtlasRow], folder: Path) -> list[Path]:
         for name, shard in zip(names, shards, strict=True)
     ]
     about = summary(models)
-    written = [_page(folder / INDEX, about, shards[0] if alone else [], [] if alone else listed)]
+    pages: dict[Path, str] = {}
     if not alone:
         for name, shard in zip(names, shards, strict=True):
-            written.append(_page(folder / name, {"shard": f"{shard[0][0]} to {shard[-1][0]}"}, shard, listed))
-    for old in set(folder.glob(SHARDS)) - set(written):
+            pages[folder / name] = _page({"shard": f"{shard[0][0]} to {shard[-1][0]}"}, shard, listed)
+    pages[folder / INDEX] = _page(about, shards[0] if alone else [], [] if alone else listed)
+    write_together(pages)
+    for old in set(folder.glob(SHARDS)) - set(pages):
         old.unlink()
-    return written
+    return [folder / INDEX, *[*pages][:-1]]
 
 
 def plain(model: Model) -> list[Any]:
@@ -195,14 +197,14 @@ def groups(models: Sequence[Model]) -> list[Group]:
     ]
 
 
-def _page(path: Path, about: dict[str, Any], models: list[list[Any]], shards: list[dict[str, Any]]) -> Path:
+def _page(about: dict[str, Any], models: list[list[Any]], shards: list[dict[str, Any]]) -> str:
     script = _file("page.js")
     page = _template().render(
         policy=policy(script), script=Markup(script), version=__version__, index=INDEX, about=about, shards=shards,
         colours=Markup(f":root{{{css(LIGHT)}}}@media (prefers-color-scheme:dark){{:root{{color-scheme:dark;{css(DARK)}}}}}"),
         data=Markup(escaped_json({"models": models, "shards": shards, "index": INDEX})),
     )  # fmt: skip
-    return write_text(path, page)
+    return str(page)
 
 
 @functools.cache
