@@ -16,6 +16,7 @@ OutlierlensError
 import errno
 import importlib
 import os
+import re
 from collections.abc import Iterable
 from types import ModuleType
 from typing import TypeVar
@@ -84,9 +85,11 @@ def of_the_disk(error: BaseException) -> OSError | None:
     if isinstance(error, OSError) and error.errno:
         return error
     said, kind = str(error), type(error).__name__
-    if kind in ("Exception", "SafetensorError") and said.endswith(")") and " (os error " in said:  # tokenizers too
-        number = int(said.rpartition(" ")[2][:-1])
-        return OSError(number, os.strerror(number))
+    # Of tokenizers, of safetensors, and of a folder that shutil copies.
+    if kind in ("Exception", "SafetensorError", "Error") and (
+        found := re.search(r"(?:\(os error |\[Errno )(\d+)", said)
+    ):
+        return OSError(int(found[1]), os.strerror(int(found[1])))
     if (kind == "RuntimeError" and "inline_container.cc" in said) or (kind == "OSError" and " requested and " in said):
         return OSError(errno.EIO, "a file could not be written whole")  # torch.save, numpy: they do not say why
     return None

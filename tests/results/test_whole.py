@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -212,6 +213,7 @@ SafetensorError = type("SafetensorError", (Exception,), {})
         (OSError(errno.EFBIG, os.strerror(errno.EFBIG)), errno.EFBIG, "(ulimit -f) and run it again"),
         (Exception(f"{os.strerror(errno.ENOSPC)} (os error {errno.ENOSPC})"), errno.ENOSPC, "; make room and run it again"),
         (SafetensorError(f"I/O error: x (os error {errno.EDQUOT})"), errno.EDQUOT, "; make room and run it again"),
+        (shutil.Error([("a", "b", "[Errno 28] No space left on device")]), errno.ENOSPC, "; make room and run it again"),
         (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"), errno.EIO, "and run it again"),
         (OSError("40000 requested and 4968 written"), errno.EIO, "and run it again"),
     ],

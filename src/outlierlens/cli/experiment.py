@@ -36,12 +36,12 @@ def _run(experiment: Experiment, *, options: Any = None, **groups: Any) -> None:
     session.notice = (lambda _: None) if session.output.quiet else common.warn
     wanted, label = session.output.tells_progress, f"{experiment.name}: reading"
     file = session.output.output if experiment.writes == "file" else None
-    asked = (file, *(getattr(options, name, None) for name in experiment.folders))
+    asked = [getattr(options, name, None) for name in (*experiment.folders, *experiment.pictures)]
     with ExitStack() as inside:
         inside.enter_context(common.unusable_is_2() if experiment.gate else nullcontext())
         session.progress = inside.enter_context(Progress(wanted, label))
         check_file(file, replace=session.output.overwrite)
-        for place in filter(None, asked):
+        for place in dict.fromkeys(filter(None, (file, session.output.chart, *asked))):
             inside.enter_context(alone(place))
         run = experiment.run()
         gc.freeze()  # what was imported stays

@@ -31,7 +31,6 @@ def run(session: Session, options: TrackCall) -> None:
     with ExitStack() as inside:
         if folder:
             inside.enter_context(alone_in(folder, "track", "charts") if folder.is_dir() else alone(folder))
-            _check_folder(folder, output.overwrite)  # once more: another process may have had it
         found, scan = track_and_scan(options.checkpoints, how, command=session.command)
         if output.chart:
             from outlierlens.experiments.track.charts import emergence
