@@ -36,7 +36,6 @@ def main() -> NoReturn:
         print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
     except Exception as error:
-        from outlierlens.cli.common import reproduce
         from outlierlens.errors import takes_a_line, told
 
         if not takes_a_line(error):
@@ -58,6 +57,18 @@ def _run(words: list[str]) -> None:
     from outlierlens.cli.app import run
 
     run(words)
+
+
+def reproduce() -> str:
+    """The command line that is running, quoted for a shell, without the token: results are made to be shared."""
+    import shlex
+
+    words, hidden = [], False
+    for word in sys.argv[1:]:
+        if not hidden and not word.startswith("--token"):
+            words.append(word)
+        hidden = word == "--token"
+    return "outlierlens " + shlex.join(words)
 
 
 def drop_output() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from outlierlens.checkpoints import pace
-from outlierlens.cli import drop_output
+from outlierlens.cli import drop_output, reproduce
 from outlierlens.errors import BadInput, need, printable, takes_a_line, told
 from outlierlens.results.safe_files import check_file, naming
 
@@ -41,16 +41,6 @@ def unusable_is_2() -> Iterator[None]:
         drop_output()  # or `main` would meet the same full disk again
         warn(f"error: {told(error, reproduce())}")
         raise SystemExit(UNUSABLE) from None
-
-
-def reproduce() -> str:
-    """The command line that is running, quoted for a shell, without the token: results are made to be shared."""
-    words, hidden = [], False
-    for word in sys.argv[1:]:
-        if not hidden and not word.startswith("--token"):
-            words.append(word)
-        hidden = word == "--token"
-    return command(*words)
 
 
 def command(*words: str | Path) -> str:

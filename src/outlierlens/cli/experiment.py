@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
 
-from outlierlens.cli import common, flags
+from outlierlens.cli import common, flags, reproduce
 from outlierlens.cli.common import Progress, check_chart, drawn, resumable, say, warn
 from outlierlens.experiments import BY_NAME, BY_RESULT, Experiment
 from outlierlens.results.row_store import alone_in, remove_rows
@@ -32,7 +32,7 @@ def __getattr__(name: str) -> App:
 
 def _run(experiment: Experiment, *, options: Any = None, **groups: Any) -> None:
     names = {"task": "reading", "splits": "reading", "source": "loading"}
-    session = Session(**{names.get(group, group): one for group, one in groups.items()}, command=common.reproduce())
+    session = Session(**{names.get(group, group): one for group, one in groups.items()}, command=reproduce())
     session.notice = (lambda _: None) if session.output.quiet else common.warn
     wanted, label = session.output.tells_progress, f"{experiment.name}: reading"
     file = session.output.output if experiment.writes == "file" else None
