@@ -15,6 +15,8 @@ OutlierlensError
 
 import errno
 import importlib
+import os
+import re
 from collections.abc import Iterable
 from types import ModuleType
 from typing import TypeVar
@@ -75,7 +77,22 @@ OF_THE_MACHINE = (OSError, MemoryError, RecursionError, UnicodeError)
 
 def takes_a_line(error: BaseException) -> bool:
     """Whether the command line tells this error in one line; any other is a bug, and keeps its traceback."""
-    return isinstance(error, (OutlierlensError, *OF_THE_MACHINE)) or bool(of_a_library(error))
+    return isinstance(error, (OutlierlensError, *OF_THE_MACHINE)) or bool(of_the_disk(error) or of_a_library(error))
+
+
+def of_the_disk(error: BaseException) -> OSError | None:
+    """The system's own error behind `error`: itself, or what a library says of a write in words; None for any other."""
+    if isinstance(error, OSError) and error.errno:
+        return error
+    said, kind = str(error), type(error).__name__
+    # Of tokenizers, of safetensors, and of a folder that shutil copies.
+    if kind in ("Exception", "SafetensorError", "Error") and (
+        found := re.search(r"(?:\(os error |\[Errno )(\d+)", said)
+    ):
+        return OSError(int(found[1]), os.strerror(int(found[1])))
+    if (kind == "RuntimeError" and "inline_container.cc" in said) or (kind == "OSError" and " requested and " in said):
+        return OSError(errno.EIO, "a file could not be written whole")  # torch.save, numpy: they do not say why
+    return None
 
 
 def of_a_library(error: BaseException) -> str:
@@ -103,16 +120,16 @@ def of_a_library(error: BaseException) -> str:
 LONGEST = 1500  # characters of a line that is told; a file may hold names of any length
 
 
-def told(error: BaseException) -> str:
-    """One line on an error that `takes_a_line`: what, where, and what can be done.
+def told(error: BaseException, again: str = "") -> str:
+    """One line on an error that `takes_a_line`: what, where, and what can be done; `again` is the command that goes on.
 
     Of a very long one the middle is left out: what and where stand in front, and the remedy at the end.
     """
-    text = _told(error)
+    text = _told(error, again)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 500]} … {text[-497:]}"
 
 
-def _told(error: BaseException) -> str:
+def _told(error: BaseException, again: str) -> str:
     if said := of_a_library(error):
         return one_line(said)
     if isinstance(error, MemoryError):
@@ -123,20 +140,36 @@ def _told(error: BaseException) -> str:
         return one_line(
             f"text that cannot be read or written here ({error}); run with PYTHONIOENCODING=utf-8, or convert it to UTF-8"
         )
-    if isinstance(error, OSError) and error.strerror:
-        where = "" if error.filename is None else f"{error.filename}: "
+    if (refused := of_the_disk(error)) is not None:
+        where = "" if refused.filename is None else f"{refused.filename}: "
         notes = "".join(f": {note}" for note in getattr(error, "__notes__", ()))
-        return one_line(f"{where}{error.strerror}{_REMEDIES.get(error.errno or 0, '')}{notes}")
+        remedy = REMEDIES.get(refused.errno or 0, "")
+        go_on = f": {again}" if again and remedy.endswith("again") else ""
+        return one_line(f"{where}{refused.strerror}{_room(refused)}{remedy}{notes}{go_on}")
     return one_line(str(error)) or type(error).__name__
 
 
-_REMEDIES = {
+# By number of an error of the system.
+REMEDIES = {
     errno.ENOSPC: "; make room and run it again",
     errno.EDQUOT: "; make room and run it again",
+    errno.EFBIG: "; lift the limit on the size of files (ulimit -f) and run it again",
+    errno.EIO: "; make room, or look at the disk, and run it again",
     errno.EACCES: "; change its permissions or name another place",
     errno.EPERM: "; change its permissions or name another place",
     errno.EROFS: "; name another place",
 }
+
+
+def _room(error: OSError) -> str:
+    """How much is free where a disk is full: " (1.2 MB are free)"."""
+    from pathlib import Path  # not on the way to --help
+    from shutil import disk_usage
+
+    if error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is None:
+        return ""
+    place = next(folder for folder in Path(error.filename, "x").absolute().parents if folder.is_dir())
+    return f" ({disk_usage(place).free / 1e6:,.1f} MB are free)"
 
 
 def near(name: str, known: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ where the call is odd, `command.py` has a `run(session, options)` that shows its
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 from outlierlens.options import Option, Other, changed
 
@@ -53,6 +53,7 @@ class Experiment:
             packaged models, and on small files of the reader's or of other examples.
         needs: folders of other experiments that its own builds on.
         odd: whether `home/command.py` calls it.
+        writes: what -o names: a file, or a folder. folders: options that name folders which are made whole.
     """
 
     name: str
@@ -72,6 +73,8 @@ class Experiment:
     examples: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     odd: bool = False
+    writes: Literal["file", "folder"] = "file"
+    folders: tuple[str, ...] = ()
 
     def asks(self) -> dict[str, tuple[Any, tuple[Option, ...]]]:
         """{group: (its dataclass, or an instance with other defaults; its options)}; imports where they are declared."""

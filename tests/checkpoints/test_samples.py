@@ -337,7 +337,7 @@ def test_a_folder_without_a_model_does_not_hide_a_sample(tmp_path: Path, monkeyp
 
 def test_what_a_killed_fetch_left_is_swept_away(bench: Bench) -> None:
     sample = bench.plain()
-    orphan = bench.root / "samples" / f".making-tiny-{sample.digest}-x"
+    orphan = bench.root / "samples" / f".tiny-{sample.digest}.{'0' * 16}.part"
     (orphan / "wheels").mkdir(parents=True)
     bench.fetch()
     assert bench.left() == [f"tiny-{sample.digest}"]

@@ -34,10 +34,11 @@ def run(*arguments: str | Path, stdout: str = "", **variables: str) -> tuple[int
 
 @FULL
 def test_a_full_disk_behind_stdout_is_one_line(tmp_path: Path) -> None:
-    line = "error: No space left on device; make room and run it again\n"
-    assert run("scan", "mini-bert", "--json", stdout="/dev/full") == (1, line)
+    line = "error: No space left on device; make room and run it again: outlierlens {}\n"
+    assert run("scan", "mini-bert", "--json", stdout="/dev/full") == (1, line.format("scan mini-bert --json"))
     assert run("fingerprint", "mini-bert", "-q", "-o", tmp_path / "kept.json") == (0, "")
-    assert run("verify", "mini-bert", "--baseline", tmp_path / "kept.json", stdout="/dev/full") == (2, line)
+    words = ("verify", "mini-bert", "--baseline", str(tmp_path / "kept.json"))
+    assert run(*words, stdout="/dev/full") == (2, line.format(" ".join(words)))
 
 
 def test_a_place_that_cannot_be_written_and_letters_that_cannot_be_shown() -> None:
@@ -51,6 +52,21 @@ def test_a_place_that_cannot_be_written_and_letters_that_cannot_be_shown() -> No
     assert "run with PYTHONIOENCODING=utf-8" in said
     assert len(said.splitlines()) == 1
     assert run("scan", "mini-bert", PYTHONIOENCODING="utf-8") == (0, "")
+
+
+@pytest.mark.parametrize("module", ["outlierlens.errors", "cyclopts", "numpy", "outlierlens.detection.scan.measure"])
+def test_an_interrupt_while_the_program_starts_is_one_line(module: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {module!r}:\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    assert run("scan", "mini-bert", "-o", tmp_path / "a" / "b.json", PYTHONPATH=path) == (130, "interrupted\n")
+    assert [one.name for one in tmp_path.iterdir() if one.name != "__pycache__"] == ["sitecustomize.py"]
 
 
 @pytest.mark.parametrize(

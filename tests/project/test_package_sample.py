@@ -179,7 +179,7 @@ def test_what_does_not_fit_is_not_packaged(
     with pytest.raises(BadFile, match=message):
         package_sample.package(package_sample.find(copy, None), tmp_path / "made")
     assert not (tmp_path / "made").exists()
-    assert not list(tmp_path.glob(".making-*"))
+    assert not list(tmp_path.glob(".*.part"))
 
 
 def test_weights_that_compute_something_else_are_refused(

@@ -201,6 +201,45 @@ def test_begun_anew_in_the_same_folder_nothing_of_the_first_run_is_mixed_in(tmp_
     assert read_rows(tmp_path / "rows.replayed-1.jsonl")[1] == before
 
 
+def test_a_training_that_failed_is_begun_again_in_this_process_with_another_callback(tmp_path: Path) -> None:
+    failed = trainer_of(tmp_path / "out")
+    failed.add_callback(Kill(3))
+    kept = OutlierCallback(tmp_path / "rows.jsonl", quiet()).attach(failed)
+    with pytest.raises(KeyboardInterrupt):
+        failed.train()
+    assert kept.watcher is not None
+    run(tmp_path, max_steps=4)
+    assert kept.watcher is None
+    assert [key for key in read_rows(tmp_path / "rows.jsonl")[1] if key.startswith("step")] == [
+        "step 0",
+        "step 2",
+        "step 4",
+    ]
+
+
+def test_two_callbacks_of_one_trainer_record_what_each_does_alone(tmp_path: Path) -> None:
+    (tmp_path / "alone").mkdir()
+    run(tmp_path / "alone", max_steps=6)
+    trainer = trainer_of(tmp_path / "out", max_steps=6)
+    for name in ("first", "second"):
+        OutlierCallback(tmp_path / f"{name}.jsonl", quiet()).attach(trainer)
+    trainer.train()
+    alone, *both = (read_rows(tmp_path / f"{name}.jsonl")[1] for name in ("alone/rows", "first", "second"))
+    assert any(name.startswith("outliers/") for name in trainer.state.log_history[0])
+    assert all(found == alone for found in both)
+
+
+def test_two_callbacks_of_one_trainer_do_not_share_a_file(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path / "out")
+    first = OutlierCallback(tmp_path / "rows.jsonl", quiet())
+    OutlierCallback(tmp_path / "rows.jsonl", quiet()).attach(trainer)
+    first.attach(trainer)
+    with pytest.raises(BadInput, match="another run is writing to it"):
+        trainer.train()
+    assert first.watcher is not None
+    first.watcher.close()
+
+
 def test_a_decoder_is_followed_by_the_weights_that_scan_reads(tmp_path: Path) -> None:
     trainer = run(tmp_path, model=model_of("llama"), max_steps=2)
     path = read_watch(tmp_path / "rows.jsonl")

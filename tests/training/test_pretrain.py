@@ -70,7 +70,6 @@ def test_a_run_learns_and_leaves_its_files(baseline: Any) -> None:
     assert KNOWN < held_out[40] < 1.1
     assert [(step, steps) for step, steps, logged in seen if "loss" in logged] == [(n, 40) for n in (10, 20, 30, 40)]
     names = {
-        ".watch.jsonl.lock",
         "recipe.toml",
         "data.json",
         "watch.jsonl",

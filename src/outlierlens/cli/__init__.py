@@ -7,10 +7,7 @@ import atexit
 import gc
 import os
 import sys
-from shutil import get_terminal_size
 from typing import NoReturn
-
-from outlierlens.errors import takes_a_line, told
 
 
 def main() -> NoReturn:
@@ -34,17 +31,25 @@ def main() -> NoReturn:
         drop_output()
         sys.stderr.close()
         raise SystemExit(code) from None
+    except KeyboardInterrupt:
+        drop_output()
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
     except Exception as error:
+        from outlierlens.errors import takes_a_line, told
+
         if not takes_a_line(error):
             raise
         drop_output()
-        print(f"error: {told(error)}", file=sys.stderr)
+        print(f"error: {told(error, reproduce())}", file=sys.stderr)
         raise SystemExit(getattr(error, "code", code)) from None
     raise SystemExit(0)
 
 
 def _run(words: list[str]) -> None:
     if words in ([], ["--help"], ["-h"]) and (sys.stdout.encoding or "").lower().startswith("utf"):
+        from shutil import get_terminal_size
+
         from outlierlens.cli.overview import overview
 
         print(overview(get_terminal_size().columns))
@@ -52,6 +57,18 @@ def _run(words: list[str]) -> None:
     from outlierlens.cli.app import run
 
     run(words)
+
+
+def reproduce() -> str:
+    """The command line that is running, quoted for a shell, without the token: results are made to be shared."""
+    import shlex
+
+    words, hidden = [], False
+    for word in sys.argv[1:]:
+        if not hidden and not word.startswith("--token"):
+            words.append(word)
+        hidden = word == "--token"
+    return "outlierlens " + shlex.join(words)
 
 
 def drop_output() -> None:

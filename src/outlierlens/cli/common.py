@@ -7,13 +7,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from outlierlens.checkpoints import pace
-from outlierlens.cli import drop_output
+from outlierlens.cli import drop_output, reproduce
 from outlierlens.errors import BadInput, need, printable, takes_a_line, told
+from outlierlens.results.safe_files import check_file, naming
 
 if TYPE_CHECKING:
     from outlierlens.view.charts.base import Chart, PictureKind
@@ -38,18 +39,8 @@ def unusable_is_2() -> Iterator[None]:
         if not takes_a_line(error):
             raise
         drop_output()  # or `main` would meet the same full disk again
-        warn(f"error: {told(error)}")
+        warn(f"error: {told(error, reproduce())}")
         raise SystemExit(UNUSABLE) from None
-
-
-def reproduce() -> str:
-    """The command line that is running, quoted for a shell, without the token: results are made to be shared."""
-    words, hidden = [], False
-    for word in sys.argv[1:]:
-        if not hidden and not word.startswith("--token"):
-            words.append(word)
-        hidden = word == "--token"
-    return command(*words)
 
 
 def command(*words: str | Path) -> str:
@@ -224,7 +215,8 @@ def resumable(rows: Path | None, *, hint: bool = True) -> Iterator[None]:
     here = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, terminate) if here else None
     try:
-        yield
+        with naming(rows, rows) if rows else nullcontext():
+            yield
     except KeyboardInterrupt:
         again = reproduce().replace(" --overwrite", "")
         kept = "nothing was kept" + " (no --rows FILE)" * hint
@@ -251,15 +243,15 @@ def check_chart(path: Path | None, *, replace: bool, remedy: str = "use --overwr
         raise BadInput(f"--chart {path}: the ending says what is drawn; use {', '.join(CHART_KINDS)}")
     if path.suffix.lower() in (".svg", ".png"):
         need("vl_convert", "charts", f"drawing {path}")
-    if path.exists() and not replace:
+    if path.is_file() and not replace:
         raise BadInput(f"{path} exists; name another file for --chart, or {remedy}")
+    check_file(path, replace=True)
 
 
-def write_chart(path: Path, chart: "Chart") -> Path:
-    """Draw to `path` what its ending says."""
+def drawn(path: Path, chart: "Chart") -> bytes:
+    """What the ending of `path` says, drawn."""
     from outlierlens.report import chart_page
-    from outlierlens.results.safe_files import write_bytes
     from outlierlens.view.charts.base import picture
 
     kind = CHART_KINDS[path.suffix.lower()]
-    return write_bytes(path, chart_page(chart).encode() if kind is None else picture(chart, kind))
+    return chart_page(chart).encode() if kind is None else picture(chart, kind)

@@ -5,17 +5,17 @@ import functools
 import gc
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
 
-from outlierlens.cli import common, flags
-from outlierlens.cli.common import Progress, check_chart, resumable, say, warn, write_chart
+from outlierlens.cli import common, flags, reproduce
+from outlierlens.cli.common import Progress, check_chart, drawn, resumable, say, warn
 from outlierlens.experiments import BY_NAME, BY_RESULT, Experiment
-from outlierlens.results.row_store import remove_rows
-from outlierlens.results.safe_files import check_file
+from outlierlens.results.row_store import alone_in, remove_rows
+from outlierlens.results.safe_files import alone, check_file, write_together
 from outlierlens.session import Session
 
 if TYPE_CHECKING:
@@ -32,10 +32,17 @@ def __getattr__(name: str) -> App:
 
 def _run(experiment: Experiment, *, options: Any = None, **groups: Any) -> None:
     names = {"task": "reading", "splits": "reading", "source": "loading"}
-    session = Session(**{names.get(group, group): one for group, one in groups.items()}, command=common.reproduce())
+    session = Session(**{names.get(group, group): one for group, one in groups.items()}, command=reproduce())
     session.notice = (lambda _: None) if session.output.quiet else common.warn
     wanted, label = session.output.tells_progress, f"{experiment.name}: reading"
-    with common.unusable_is_2() if experiment.gate else nullcontext(), Progress(wanted, label) as session.progress:
+    file = session.output.output if experiment.writes == "file" else None
+    asked = [getattr(options, name, None) for name in (*experiment.folders, *experiment.pictures)]
+    with ExitStack() as inside:
+        inside.enter_context(common.unusable_is_2() if experiment.gate else nullcontext())
+        session.progress = inside.enter_context(Progress(wanted, label))
+        check_file(file, replace=session.output.overwrite)
+        for place in dict.fromkeys(filter(None, (file, session.output.chart, *asked))):
+            inside.enter_context(alone(place))
         run = experiment.run()
         gc.freeze()  # what was imported stays
         gc.enable()  # `main` had no use for it
@@ -49,8 +56,9 @@ def _run(experiment: Experiment, *, options: Any = None, **groups: Any) -> None:
 
 def answer(experiment: Experiment, session: Session, options: Any, run: Callable[[], Any]) -> Any:
     """What `run` finds, shown, written and drawn as the words asked."""
+    from outlierlens.results.document import to_json  # brings numpy, which --help does not need
+
     output = session.output
-    check_file(output.output, replace=output.overwrite)
     charts = {output.chart: experiment.picture}
     charts |= {getattr(options, option): picture for option, picture in experiment.pictures.items()}
     for path in charts:
@@ -60,22 +68,24 @@ def answer(experiment: Experiment, session: Session, options: Any, run: Callable
     with resumable(session.rows.rows, hint="rows" in experiment.takes):
         found = run()
     found = with_command(found, session.command)
+    files: dict[Path, str | bytes] = {}
     for path, picture in charts.items():
         if path is not None:
             more = session.draw if path == output.chart else {}
-            write_chart(path, experiment.draw(picture)(found, **more))
-    tell(session, found, file=output.output, **session.show)
+            files[path] = drawn(path, experiment.draw(picture)(found, **more))
+    if output.output:
+        files[output.output] = to_json(found) + "\n"
+    write_together(files)
+    tell(session, found, **session.show)
     if session.then is not None:
         session.then()
     return found
 
 
-def tell(session: Session, found: Any, *, file: Path | None = None, **show: Any) -> None:
-    """Write the result to `file`, and show it as the words asked; `show` is for its view."""
-    from outlierlens.results.document import save, to_json  # brings numpy, which --help does not need
+def tell(session: Session, found: Any, **show: Any) -> None:
+    """Show the result as the words asked; `show` is for its view."""
+    from outlierlens.results.document import to_json  # brings numpy, which --help does not need
 
-    if file:
-        save(found, file)
     if session.output.json:
         print(to_json(found, indent=2))
     elif not session.output.quiet:
@@ -102,13 +112,13 @@ def print_sections(experiment: Experiment, found: Any, *, verbose: bool = False,
 
 def run_paper(session: Session, paper: str, make: "Callable[[Path, Callable[[str], None]], ReportData]") -> None:
     """Measure a paper's parts in a run directory, write the report, and show what it says of `paper`, a field of it."""
-    from outlierlens.report.files import OURS, write
+    from outlierlens.report.files import CHARTS, OURS, write
 
     output = session.output
     directory = session.folder(paper)
-    with resumable(directory / "parts"):
+    with resumable(directory / "parts"), alone_in(directory, "run", CHARTS, "parts"):
         made = make(directory, warn if output.tells_progress else lambda _: None)
-    written = write(made, directory, overwrite=any((directory / name).exists() for name in OURS))
+        written = write(made, directory, overwrite=any((directory / name).exists() for name in OURS))
     tell(session, getattr(made, paper))
     if output.for_people:
         say(f"report: {written.page}")

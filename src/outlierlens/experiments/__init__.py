@@ -46,7 +46,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "atlas build", "find",
         "Find the outlier dimensions of thousands of models on a hub, as `scan` does; stopped builds go on.\n\n"
         "A model that cannot be read gets a row with the reason. The same command looks only at what has no row yet.",
-        home="experiments.atlas", odd=True, options="BuildCall", takes=groups.MODELS, needs=("range", "sweep"),
+        home="experiments.atlas", odd=True, writes="folder", options="BuildCall", takes=groups.MODELS, needs=("range", "sweep"),
         shared=dict.fromkeys(("chart", "overwrite", "verbose", "arch", "family", "revision", "subfolder", "offline"))
         | {"output": Other(REQUIRED, help="Folder of the atlas.")},
         examples=(
@@ -58,7 +58,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "atlas page", "find",
         "Write a searchable site of an atlas: by model, family and dimension; it loads nothing from elsewhere.",
         home="experiments.atlas", measure=".command:page", options="PageCall", takes=("options", "output"), odd=True,
-        needs=("range", "sweep"),
+        needs=("range", "sweep"), writes="folder",
         shared=dict.fromkeys(("chart", "json", "verbose", "no_progress"))
         | {"output": Other(help="Folder of the site. Default: site, in the atlas's folder.")},
         examples=("atlas page atlas", "atlas page atlas -o site"),
@@ -103,7 +103,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "disable", "switch off",
         "Switch dimensions off and measure what breaks, against random and matched controls.",
-        home="experiments.disable", python="disable", options="Asked", takes=groups.CONDITIONS,
+        home="experiments.disable", folders=("save",), python="disable", options="Asked", takes=groups.CONDITIONS,
         shared={
             "limit": Other(help="Use the first N texts. Default: 16 (--thorough: 64); of a labelled task all."),
             "verbose": Other(help="Show every control set too."),
@@ -119,7 +119,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "sweep", "switch off",
         "Switch off every dimension in turn (or sets, or layer by layer) and rank what breaks, with intervals.\n\n"
         "Every measurement is kept in the run directory as it is made: the same command continues a stopped run.",
-        home="experiments.sweep", odd=True, python="sweep", options="SweepCall", takes=groups.EXAMPLES,
+        home="experiments.sweep", odd=True, writes="folder", python="sweep", options="SweepCall", takes=groups.EXAMPLES,
         shared={
             "output": Other(help="Run directory. Default: runs/MODEL-sweep."),
             "overwrite": Other(help="Start again: drop what was measured."),
@@ -186,7 +186,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "track", "train",
         "Find when dimensions became outliers over a training run, and where the loss was then.\n\n"
         "Of each checkpoint only the norm vectors are read.",
-        home="experiments.track", odd=True, python="track", options="TrackCall", takes=groups.MODELS,
+        home="experiments.track", odd=True, writes="folder", python="track", options="TrackCall", takes=groups.MODELS,
         shared={
             "chart": Other(help="Draw all panels to this file: .png, .svg, .html or .json."), "revision": None,
             "output": Other(help="Write track.json and a report into this folder."), "verbose": None,
@@ -202,7 +202,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Pre-train a masked language model by recipe, with its outlier dimensions watched; stopped runs continue.\n\n"
         "Several processes: `accelerate launch -m outlierlens pretrain …`.",
         home="training.pretrain", python=".loop:pretrain", odd=True, options="PretrainOptions", takes=("options",
-        "output", "loading"),
+        "output", "loading"), writes="folder",
         shared=dict.fromkeys(("chart", "verbose", "arch", "family", "revision", "subfolder", "token", "tokenizer", "dtype",
                               "trust_remote_code")) | {
             "output": Other(help="Run directory. Default: runs/RECIPE-seed-N."),
@@ -230,7 +230,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "finetune", "train",
         "Fine-tune a model on a labelled task, the best epoch of each seed kept; stopped runs continue.",
-        home="training.finetune", python=".loop:finetune", odd=True, options="Finetuning", takes=groups.SPLITS,
+        home="training.finetune", python=".loop:finetune", odd=True, writes="folder", options="Finetuning", takes=groups.SPLITS,
         shared=groups.WHOLE | {
             "task": Other(REQUIRED, help="sst2, cola, rte, hans, superglue:wic, …; or classify, regress, tokens."),
             "text_column": Other(help="classify, regress: the text. tokens: the words."),
@@ -249,7 +249,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "replicate kovaleva-glue", "compare with papers",
         f"GLUE with outliers off as in Kovaleva et al. (2021): {groups.GLUE}",
-        home="replicate.glue", odd=True, options="KOVALEVA", takes=("subject", "options", "output",
+        home="replicate.glue", odd=True, writes="folder", options="KOVALEVA", takes=("subject", "options", "output",
         "loading"),
         shared=groups.RUN_DIRECTORY | groups.GLUE_MODEL, result="Replication",
         examples=(
@@ -263,7 +263,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "replicate puccetti-glue", "compare with papers",
         f"GLUE with outliers off as in Puccetti et al. (2022): {groups.GLUE}",
-        home="replicate.glue", odd=True, options="PUCCETTI", takes=("subject", "options", "output",
+        home="replicate.glue", odd=True, writes="folder", options="PUCCETTI", takes=("subject", "options", "output",
         "loading"),
         shared=groups.RUN_DIRECTORY | groups.GLUE_MODEL, result="Replication",
         examples=(
@@ -278,7 +278,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "replicate luo", "compare with papers",
         "Positions, geometry, clipping and what vectors are good for: all tables and figures of Luo et al. (2021).\n\n"
         "Each part is kept in the run directory when it is measured: the same command continues a stopped run.",
-        home="replicate.luo", python="replicate_luo", odd=True, options="LuoOptions",
+        home="replicate.luo", python="replicate_luo", odd=True, writes="folder", options="LuoOptions",
         shared=groups.RUN_DIRECTORY | {
             "data": Other(None, help="Folder with sst2, sts, wic, sst5 and imdb in it. Default: the hub's copies."),
             "text_column": None, "limit": None, "verbose": None,
@@ -294,7 +294,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "replicate puccetti", "compare with papers",
         "Frequency, vertical attention, damage by layer and what ablated models say: Puccetti et al. (2022).\n\n"
         "Each part is kept in the run directory when it is measured: the same command continues a stopped run.",
-        home="replicate.puccetti", python="replicate_puccetti", odd=True, options="PuccettiOptions",
+        home="replicate.puccetti", python="replicate_puccetti", odd=True, writes="folder", options="PuccettiOptions",
         shared=groups.RUN_DIRECTORY | {
             "data": groups.TEXT,
             "output": Other(help="Run directory. Default: runs/MODEL-puccetti."),
@@ -320,7 +320,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "recover", "train",
         "Switch dimensions off and fine-tune again, free and held at zero, against random ones; stopped runs "
         "continue.",
-        home="experiments.recover", python="recover", odd=True, options="RecoverOptions", takes=groups.SPLITS,
+        home="experiments.recover", python="recover", odd=True, writes="folder", options="RecoverOptions", takes=groups.SPLITS,
         shared=groups.WHOLE | {
             "model": Other(help="Fine-tuned: directory or hub id."), "task": Other(REQUIRED), "dtype": None,
             "output": Other(help="Run directory. Default: runs/MODEL-recovery."),
@@ -507,7 +507,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "repair", "compress",
         "Write a copy of a model that fits fp16, bf16, fp8 or int8, or has no outlier dimension, and gives the same outputs.",
-        home="experiments.repair", needs=("quantization", "range"), python="repair", options="RepairCall",
+        home="experiments.repair", needs=("quantization", "range"), folders=("folder",), python="repair", options="RepairCall",
         takes=groups.EXAMPLES,
         shared=groups.UNLABELLED | {"limit": Other(16), "chart": None, "output": None}, result="Repaired",
         examples=(
@@ -580,7 +580,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "export-embedder", "embed",
         "Write a sentence-transformers model of one layer with a fix in it, loadable without this package, and check it.",
         home="experiments.embedder", python="export_embedder", needs=("similarity",), options="EmbedderCall",
-        takes=("subject", "options", "fitting", "output", "loading"),
+        takes=("subject", "options", "fitting", "output", "loading"), folders=("folder",),
         shared=dict.fromkeys(("fixes", "chart", "output", "verbose")), result="Exported",
         examples=(
             "export-embedder mini-planted --fix centre -o embedder",
@@ -602,7 +602,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "attack", "guard",
         "Measure how much damage few edits of sensitive values do, and how many of them verify finds; all in memory.",
-        home="experiments.attack", needs=("integrity",), python="attack", options="AttackAndSave",
+        home="experiments.attack", folders=("save",), needs=("integrity",), python="attack", options="AttackAndSave",
         shared={"data": Other(REQUIRED, help="Text to measure damage on: a file or a hub id."), "limit": Other(28)},
         result="Attack", picture="attack",
         examples=(
@@ -628,7 +628,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Find outliers, observe, switch off against controls, and write one self-contained HTML report.\n\n"
         "MODEL may also be the results.json of an earlier report: the page is then made again, without torch. With "
         "--compare A B each model that has no finished report is measured, in a folder of its own, and one page shows both.",
-        home="report", odd=True, options="ReportOptions", takes=("options", "reading", "output", "loading"),
+        home="report", odd=True, writes="folder", options="ReportOptions", takes=("options", "reading", "output", "loading"),
         shared={
             "data": Other("", help="Text, as elsewhere. Default: shipped text, reviews for packaged samples, else excerpt."),
             "limit": groups.LIMIT, "output": Other(help="Run directory. Default: runs/MODEL."),
@@ -648,7 +648,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "model": Other("mini-planted", help="Sample, directory or hub id; mini-* need no download."),
             "chart": None, "verbose": None, "no_progress": None,
         },
-        result="Explored",
+        result="Explored", folders=("space",),
         examples=(
             "explore mini-planted --show loss --text 'A film worth seeing.'  # no page: one comparison, printed",
             "explore mini-planted --show attention --dims 8 --text 'A film worth seeing.' -o seen.json",

@@ -6,7 +6,7 @@ from outlierlens.cli.common import say, warn
 from outlierlens.cli.experiment import tell
 from outlierlens.errors import BadInput
 from outlierlens.explore.options import ExploreOptions
-from outlierlens.results.safe_files import check_file
+from outlierlens.results.document import save
 from outlierlens.session import Session
 
 
@@ -25,9 +25,7 @@ def run(session: Session, options: ExploreOptions) -> None:
         written = write_space(options.space, model, session.load)
         say(f"{written}: push it with: hf upload OWNER/NAME {written} --repo-type space")
         return
-    if options.views is not None:
-        check_file(output.output, replace=output.overwrite)
-    else:
+    if options.views is None:
         from outlierlens.explore.page import gradio
 
         gradio()  # where it is missing, that is said before a model is loaded
@@ -37,7 +35,9 @@ def run(session: Session, options: ExploreOptions) -> None:
     state = options.looked_at(explorer.start(), explorer.standing_out())
     if options.views is not None:
         found = explorer.look(state, options.views)
-        tell(session, found, file=output.output)
+        if output.output:
+            save(found, output.output)
+        tell(session, found)
         return
     from outlierlens.explore.serve import serve
 

@@ -16,7 +16,7 @@ from outlierlens import __version__
 from outlierlens.checkpoints.samples import SAMPLES
 from outlierlens.errors import BadInput, need
 from outlierlens.models.load import LoadOptions
-from outlierlens.results.safe_files import write_text
+from outlierlens.results.safe_files import new_folder
 
 PACKAGE = Path(__file__).parents[1]
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
@@ -86,10 +86,10 @@ def write_space(folder: Path, model: str, options: LoadOptions) -> Path:
         "requirements.txt": "\n".join(requirements(("models", "samples") if fetched else ("models",))) + "\n",
         ".gitattributes": "*.safetensors filter=lfs diff=lfs merge=lfs -text\n",
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    _copy_package(folder / "outlierlens", names)
-    for name, text in texts.items():
-        write_text(folder / name, text)
+    with new_folder(folder) as making:
+        _copy_package(making / "outlierlens", names)
+        for name, text in texts.items():
+            (making / name).write_text(text, "utf-8")
     return folder
 
 

@@ -8,7 +8,9 @@ from outlierlens.cli.common import resumable, say
 from outlierlens.errors import BadInput
 from outlierlens.options import FIND
 from outlierlens.report.card import card, refuse_others
+from outlierlens.report.files import CHARTS
 from outlierlens.report.options import DEFAULT, ReportOptions
+from outlierlens.results.row_store import alone_in
 from outlierlens.results.safe_files import check_file
 from outlierlens.session import Session
 
@@ -62,7 +64,7 @@ def _measured(session: Session, options: ReportOptions) -> Path:
         limited(session.reading, thorough=options.thorough), output.overwrite, session.command,
     )  # fmt: skip
     rows = job.directory / ("a/rows.jsonl" if options.compare else "rows.jsonl")
-    with resumable(rows):
+    with resumable(rows), alone_in(job.directory, "report", CHARTS, "rows*.jsonl", "[ab]"):
         if options.compare:
             return report_pair(options.compare, job, session.load, session.progress)
         return run(job, session.load, session.progress)

@@ -20,7 +20,7 @@ from outlierlens.report.result import ReportData
 from outlierlens.report.words import finding
 from outlierlens.results.document import FORMAT_VERSION, from_json, load, to_json
 from outlierlens.results.json_toml import read_json
-from outlierlens.results.safe_files import refuse_links, write_bytes
+from outlierlens.results.safe_files import refuse_links, write_together
 from outlierlens.view.charts.base import Chart, PictureKind, can_export, pictures
 
 NO_PICTURES = f"charts were not drawn as SVG and PNG: vl-convert is not installed; {install('charts')}"
@@ -45,12 +45,13 @@ def write(
     *,
     overwrite: bool = False,
     also: Iterable[Path] = (),
+    more: Mapping[str, str] | None = None,
     progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> Written:
     """Write results.json, charts/*.svg, *.png and *.vl.json, report.html and, last of all, manifest.json.
 
-    Each file goes through a temporary name, so a reader never sees half of one. `also` are files that already lie in
-    the directory (rows of a sweep) and belong in the manifest.
+    None takes its name before all are whole. `also` are files that already lie in the directory (rows of a sweep) and
+    belong in the manifest, `more` others by name that are written too.
 
     Raises:
         BadInput: the directory holds a report already and `overwrite` is off, or is no directory, or its charts lie
@@ -59,7 +60,8 @@ def write(
     directory = _free(Path(directory), overwrite)
     text = to_json(data) + "\n"
     data = from_json(text)  # the page shows what the file holds, digit by digit: `rerender` gives the same page
-    contents = {"results.json": text.encode("utf-8"), "report.html": render(data).encode("utf-8")}
+    texts = {**(more or {}), "results.json": text, "report.html": render(data)}
+    contents = {name: one.encode("utf-8") for name, one in texts.items()}
     made = data.provenance
     about = {
         "model": made.model,
@@ -110,12 +112,15 @@ def _stored(
     progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> Written:
     drawn, notes = _pictures(charts, progress)
-    files = {name: _write(directory / name, content) for name, content in (contents | drawn).items()}
+    contents = contents | drawn
+    files = {name: _entry(content) for name, content in contents.items()}
     for extra in also:
         files[extra.relative_to(directory).as_posix()] = _entry(extra.read_bytes())
-    for stale in _stale(directory, files):
-        stale.unlink()
-    _write(directory / "manifest.json", _manifest(about, files, notes))
+    stale = _stale(directory, files)
+    contents["manifest.json"] = _manifest(about, files, notes)
+    write_together({directory / name: content for name, content in contents.items()})
+    for old in stale:
+        old.unlink()
     paths = tuple(directory / name for name in ("manifest.json", *files))
     return Written(directory, directory / "report.html", paths, notes)
 
@@ -178,8 +183,3 @@ def _manifest(about: dict[str, Any], files: dict[str, dict[str, Any]], notes: tu
 
 def _entry(content: bytes) -> dict[str, Any]:
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-
-
-def _write(path: Path, content: bytes) -> dict[str, Any]:
-    write_bytes(path, content)
-    return _entry(content)

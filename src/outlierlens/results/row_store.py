@@ -25,10 +25,9 @@ from typing import IO, Any
 import numpy as np
 
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.results.safe_files import held, refuse_links, replacing
+from outlierlens.results.safe_files import alone, refuse_links, sweep, write_bytes
 
 LOCK = ".lock"  # of a directory that a process writes to
-IN_USE = "{}: another run is writing to it; wait for it or name another file"
 FIRST = b'{"identity":'
 CHECKED = re.compile(rb'(.*),"crc32":"([0-9a-f]{8})"}', re.DOTALL)
 SYNC_SECONDS = 1.0  # rows may come by the hundred a second; forcing each to the disk would be what takes the time
@@ -58,7 +57,7 @@ class RowStore:
         path.parent.mkdir(parents=True, exist_ok=True)
         refuse_links(path.parent, path.name)
         with ExitStack() as lock:
-            lock.enter_context(held(path.with_name(f".{path.name}{LOCK}"), IN_USE.format(path)))
+            lock.enter_context(alone(path))
             done, end = dict[str, Any](), 0
             if path.exists():
                 _, done, end = _read(path, identity)
@@ -91,12 +90,9 @@ class RowStore:
             return None
         aside = _free_name(self.path)
         for path, wanted in ((aside, True), (self.path, False)):
-            with replacing(path) as file:
-                file.write(
-                    first + b"".join(line for line, leaves in zip(lines, leaving, strict=True) if leaves is wanted)
-                )
-        self.file.close()
-        self.file = self.path.open("ab")
+            kept = (line for line, leaves in zip(lines, leaving, strict=True) if leaves is wanted)
+            write_bytes(path, first + b"".join(kept))
+        self._reopen()
         for key, leaves in zip(keys, leaving, strict=True):
             if leaves:
                 self.done.pop(key, None)
@@ -106,11 +102,14 @@ class RowStore:
         """Drop all units, which are kept elsewhere by now; the identity stays."""
         with self.path.open("rb") as file:
             first = file.readline()
-        with replacing(self.path) as file:
-            file.write(first)
-        self.file.close()
-        self.file = self.path.open("ab")
+        write_bytes(self.path, first)
+        self._reopen()
         self.done.clear()
+
+    def _reopen(self) -> None:
+        """Go on in the file that has taken the old one's name; an interrupt finds one of the two open."""
+        before, self.file = self.file, self.path.open("ab")
+        before.close()
 
     def _write(self, row: dict[str, Any]) -> None:
         with self._saying():
@@ -158,7 +157,7 @@ def remove_rows(path: Path) -> None:
         return
     if not path.is_file() or not _begins_as_rows(path, surely=True):
         raise BadInput(f"{path}: not rows of outlierlens, so it is not replaced; name another file")
-    with held(path.with_name(f".{path.name}{LOCK}"), IN_USE.format(path)):
+    with alone(path):
         path.unlink()
 
 
@@ -270,10 +269,12 @@ def alone_in(directory: Path, what: str = "run", *inside: str) -> Iterator[None]
     """
     if directory.exists() and not directory.is_dir():
         raise BadInput(f"{directory} is a file; name a directory with -o")
-    directory.mkdir(parents=True, exist_ok=True)
     refuse_links(directory, *inside)
-    there = f"{directory}: another {what} is writing to it; wait for it or name another directory"
-    with held(directory / LOCK, there):
+    with alone(directory, directory / LOCK, what=what):
+        sweep(directory)
+        for path in list(directory.iterdir()):
+            if path.is_dir() and not path.is_symlink() and not (path / LOCK).exists():  # else it is another run's
+                sweep(path)
         yield
 
 

@@ -3,34 +3,38 @@
     check_file(path, replace=overwrite)                  # before any work: whether a file can be written there
     write_text(folder / "result.json", text)             # a file beside it, which then takes its name
     with replacing(path) as file: ...                    # the same, for what comes piece by piece
+    write_together({chart: drawn, path: content})        # several files: all are whole before the first takes its name
     with new_folder(target) as making: ...               # a folder beside it, which takes its name at the end
+    with alone(target): ...                              # no other process writes this file or folder meanwhile
     refuse_links(folder, "charts", "rows*.jsonl")        # before anything is written below a folder that somebody named
-    with held(folder / ".lock", "it is in use"): ...     # no other process meanwhile
 
 A folder that somebody names may be a link itself, as `runs` that lies on another disk; what lies in it may not.
 """
 
 import errno
 import os
+import re
 import secrets
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import BinaryIO
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import REMEDIES, BadInput, of_the_disk
 
 # Errors of file systems that cannot force a folder to the disk, or do not let this user open it.
 _NOT_SYNCED = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
+# What a killed process leaves of a name: a new file or folder, its lock, an old folder that was to be replaced.
+_LEFT = re.compile(r"\.(.+)\.(?:[0-9a-f]{16}\.part|lock)|(.+)\.before-[0-9a-f]{16}")
 
 
 def check_file(path: Path | None, *, replace: bool) -> None:
     """Raise BadInput before any work where a result could not be written to `path`, which may be replaced only if `replace`."""
     if path is None:
         return
+    _refuse_other(path)
     if path.exists() and not replace:
         raise BadInput(f"{path} exists; give another name or --overwrite")
     folder = next((p for p in path.absolute().parents if p.exists()), None)
@@ -38,16 +42,49 @@ def check_file(path: Path | None, *, replace: bool) -> None:
         raise BadInput(f"{path} cannot be written: {folder} is no folder one may write in")
 
 
+def check_folder(folder: Path, kind: str, *names: str, replace: bool) -> None:
+    """Raise BadInput before any work where `folder` is there; one with files of these names goes if `replace`."""
+    if not os.path.lexists(folder):
+        return
+    if not replace:
+        raise BadInput(f"{folder} exists; name another folder with -o, or use --overwrite")
+    if folder.is_symlink() or not all((folder / name).is_file() for name in names):
+        raise BadInput(f"{folder} holds no {kind}, so it is not replaced; name another folder with -o")
+
+
+def _refuse_other(path: Path) -> None:
+    if path.exists() and not path.is_file():
+        kind = "folder" if path.is_dir() else "pipe or device"
+        raise BadInput(f"{path}: a {kind}, which no file replaces; name a file")
+
+
 def write_text(path: Path, text: str) -> Path:
     """`write_bytes` of `text` as UTF-8, with escapes for what has none: a file name that is no UTF-8."""
-    return write_bytes(path, text.encode("utf-8", "backslashreplace"))
+    write_together({path: text})
+    return path
 
 
 def write_bytes(path: Path, content: bytes) -> Path:
     """Write `content` to `path` so that a reader sees the old content or the new, never half of it."""
-    with replacing(path) as file:
-        file.write(content)
+    write_together({path: content})
     return path
+
+
+def write_together(files: Mapping[Path, str | bytes]) -> None:
+    """Write the content of every path, text as UTF-8: all of it is on the disk before the first file takes its name.
+
+    The last file says that the others are whole, so an earlier one of that name goes before them.
+    """
+    with ExitStack() as inside:
+        parts: dict[Path, Path] = {}
+        for path, content in files.items():
+            file = inside.enter_context(_beside(path))
+            file.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
+            parts[path] = _settled(file)
+        if len(parts) > 1:
+            path.unlink(missing_ok=True)
+        for path, part in parts.items():
+            rename(part, path)
 
 
 @contextmanager
@@ -57,26 +94,32 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     A link at `path` is replaced itself; the file that it leads to stays as it is.
 
     Raises:
-        BadInput: a pipe or device has the name, which a file in its place would break for whoever uses it.
+        BadInput: a folder, pipe or device has the name, which a file in its place would break for whoever uses it.
     """
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise BadInput(f"{path}: a pipe or device, which no file replaces; name a file")
+    with _beside(path) as file:
+        yield file
+        rename(_settled(file), path)
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[BinaryIO]:
+    """A new file in the folder of `path`, gone after the block unless it was renamed."""
+    _refuse_other(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-    try:
-        file = part.open("xb")  # "x": neither what somebody else has put there nor through a link
+    with naming(path, part), part.open("xb") as file:  # "x": neither what is there already nor through a link
         try:
-            with file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            rename(part, path)
+            yield file
         finally:
             part.unlink(missing_ok=True)
-    except OSError as error:
-        if error.filename in (None, str(part)):
-            error.filename = str(path)
-        raise
+
+
+def _settled(file: BinaryIO) -> Path:
+    """Where the file lies, once all of it is on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
+    return Path(file.name)
 
 
 def rename(made: Path, target: Path) -> None:
@@ -105,21 +148,22 @@ def new_folder(target: Path) -> Iterator[Path]:
     Raises:
         BadInput: no folder can be made there.
     """
-    target = target.absolute()
+    target, token = target.absolute(), secrets.token_hex(8)
+    making, old = target.with_name(f".{target.name}.{token}.part"), target.with_name(f"{target.name}.before-{token}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        making = Path(tempfile.mkdtemp(prefix=_being_made(target), dir=target.parent))
+        making.mkdir(0o700)
     except OSError as error:
         raise BadInput(f"{target} cannot be written ({error.strerror}); name another folder") from None
-    old = making.with_name(f"{making.name}.old")
     try:
-        yield making
-        for path in (making, *making.rglob("*")):  # temporary folders are born private; a cache may be shared
-            if not path.is_symlink():  # it would change the file that it leads to
-                path.chmod(0o755 if path.is_dir() else 0o644)
-        if os.path.lexists(target):
-            target.replace(old)
-        rename(making, target)
+        with naming(target, making):
+            yield making
+            for path in (making, *making.rglob("*")):  # what libraries write is born private; a cache may be shared
+                if not path.is_symlink():  # it would change the file that it leads to
+                    path.chmod(0o755 if path.is_dir() else 0o644)
+            if os.path.lexists(target):
+                target.replace(old)
+            rename(making, target)
     finally:
         if os.path.lexists(old) and not os.path.lexists(target):
             old.replace(target)
@@ -127,15 +171,21 @@ def new_folder(target: Path) -> Iterator[Path]:
             remove(left)
 
 
-def sweep_orphans(target: Path) -> None:
-    """Remove what killed processes left of `new_folder(target)`; only for the process that holds a lock on it."""
-    for orphan in list(os.scandir(target.parent)):
-        if orphan.name.startswith(_being_made(target)):
-            remove(Path(orphan.path))
+def sweep(folder: Path, name: str = "") -> None:
+    """Remove what killed processes left of `name`, for who holds the right to it; by default of all that nobody holds.
 
-
-def _being_made(target: Path) -> str:
-    return f".making-{target.name}-"
+    An old folder that was to be replaced gets its name back.
+    """
+    for path in list(folder.iterdir()):
+        if (match := _LEFT.fullmatch(path.name)) is None:
+            continue
+        if not name:
+            with suppress(BadInput), alone(folder / (match[1] or match[2])):
+                pass
+        elif match[2] == name and not os.path.lexists(folder / name):
+            path.replace(folder / name)
+        elif name in match.groups() and path.suffix != ".lock":
+            remove(path)
 
 
 def remove(path: Path) -> None:
@@ -171,17 +221,50 @@ def _link_in(path: Path) -> Path | None:
 
 
 @contextmanager
-def held(lock: Path, otherwise: str | None = None) -> Iterator[None]:
-    """Hold the only right to what `lock` stands for; it goes with the process, however that ends.
+def alone(target: Path, lock: Path | None = None, *, what: str = "run", wait: bool = False) -> Iterator[None]:
+    """Hold the only right to write `target`, by a lock beside it or at `lock`; it goes with the process, however that ends.
+
+    With the lock beside it, what killed processes left of it goes, or comes back. The lock's file goes at the end, and so
+    do folders that were made for it and are empty.
 
     Raises:
-        BadInput: another process holds it, where `otherwise` says so (without it, this one waits); or `lock` is a link.
+        BadInput: another process holds it (with `wait` this one waits, and the file stays), or the lock is a link.
     """
     from filelock import FileLock, Timeout  # comes with huggingface_hub
 
-    refuse_links(lock.parent, lock.name)
+    place = lock or target.absolute().with_name(f".{target.name}.lock")
+    refuse_links(place.parent, place.name)
+    made = [folder for folder in place.absolute().parents if not folder.exists()]
     try:
-        with FileLock(lock, timeout=-1 if otherwise is None else 0):
+        with ExitStack() as inside:
+            with naming(target, place):
+                place.parent.mkdir(parents=True, exist_ok=True)
+                inside.enter_context(FileLock(place, timeout=-1 if wait else 0))
+                if lock is None:
+                    sweep(place.parent, target.name)
+            if not wait:
+                inside.callback(remove, place)
             yield
     except Timeout:
-        raise BadInput(str(otherwise)) from None
+        if not place.exists():  # no file can be made there
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(target)) from None
+        another = "directory" if lock else "file"
+        raise BadInput(f"{target}: another {what} is writing to it; wait for it or name another {another}") from None
+    finally:
+        for folder in made:
+            with suppress(OSError):
+                folder.rmdir()
+
+
+@contextmanager
+def naming(path: Path, part: Path) -> Iterator[None]:
+    """What the system refuses names `path`: errors of `part`, of what lies in it, and of writes that name no file."""
+    try:
+        yield
+    except Exception as error:
+        refused = of_the_disk(error)
+        named = refused and refused.filename is not None
+        if not refused or not (str(refused.filename).startswith(str(part)) if named else refused.errno in REMEDIES):
+            raise
+        refused.filename = str(path)
+        raise refused from None

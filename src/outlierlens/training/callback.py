@@ -8,7 +8,9 @@ the rows, in full precision, go to the file. `watch` does the same in a loop of 
 """
 
 from pathlib import Path
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from outlierlens.errors import need
 from outlierlens.training.watch import Watcher, WatchOptions, watch
@@ -20,8 +22,9 @@ else:
     TrainerCallback = need("transformers.trainer_callback", "models", "OutlierCallback").TrainerCallback
 
 # Sums over the whole training or clock readings: a resumed training logs others.
-NOT_CURVES = ("epoch", "total_flos", "train_loss", "num_input_tokens_seen")
+NOT_CURVES = ("epoch", "total_flos", "train_loss", "num_input_tokens_seen", "outliers/")  # the last: another watcher's
 NOT_CURVES_END = ("_runtime", "_per_second")
+_RECORDING: WeakSet["OutlierCallback"] = WeakSet()
 
 
 class OutlierCallback(TrainerCallback):
@@ -38,6 +41,7 @@ class OutlierCallback(TrainerCallback):
         self.rows, self.options, self.tokenizer = Path(rows), options or WatchOptions(), tokenizer
         self.watcher: Watcher | None = None
         self.attached = False
+        self._training: Any = None  # (thread, its state)
         self._pending: dict[str, float] = {}
         self._rate: float | None = None
 
@@ -51,6 +55,10 @@ class OutlierCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin, or go on from a checkpoint: rows of steps that will be replayed move aside."""
         self._close()
+        for other in list(_RECORDING):  # a Trainer that fails tells its callbacks nothing
+            thread, of = other._training
+            if other.rows.absolute() == self.rows.absolute() and thread == get_ident() and of is not state:
+                other._close()
         if not self.attached and state.is_world_process_zero:
             self.options.notice(
                 f"{type(self).__name__} was not attached: its numbers are in log_history and in the rows, but reporters "
@@ -58,6 +66,8 @@ class OutlierCallback(TrainerCallback):
             )
         tokenizer = kwargs.get("processing_class") if self.tokenizer is None else self.tokenizer
         self.watcher = watch(kwargs["model"], self.rows, self.options, tokenizer=tokenizer, start=state.global_step)
+        self._training = get_ident(), state
+        _RECORDING.add(self)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Keep the gradients and the learning rate of a step that will be recorded."""
@@ -97,4 +107,5 @@ class OutlierCallback(TrainerCallback):
     def _close(self) -> None:
         if self.watcher is not None:
             self.watcher.close()
-        self.watcher, self._pending = None, {}
+        _RECORDING.discard(self)
+        self.watcher, self._training, self._pending = None, None, {}

@@ -16,6 +16,7 @@ from transformers.integrations import get_available_reporting_integrations
 from outlierlens.errors import BadInput
 from outlierlens.models.changes import temporary
 from outlierlens.models.devices import pick_device
+from outlierlens.results.row_store import LOCK
 
 
 def training_arguments(
@@ -60,7 +61,7 @@ def refuse_foreign(folder: Path, noted: str) -> None:
     """Raise BadInput where `folder` is a file, or holds anything but what a run killed at once leaves of its `noted`."""
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"{folder} is a file; name a folder with -o")
-    if folder.is_dir() and any(not path.match(f".{noted}.*.part") for path in folder.iterdir()):
+    if folder.is_dir() and any(path.name != LOCK and not path.match(f".{noted}.*.part") for path in folder.iterdir()):
         raise BadInput(f"{folder} is not empty and holds no run; name another folder with -o")
 
 

@@ -132,7 +132,7 @@ class Watcher:
             raise BadInput(f"start is {start}; it is the number of optimizer steps done, at least 0")
         self.path, self.options, self.last = path, options, start
         self.model = bare_model(model)
-        self.recording = _rank() == 0
+        self.recording = rank() == 0
         self._held: dict[str, dict[str, np.ndarray]] | None = None
         self._rows: RowStore | None = None
         self._diverged = self._closed = False
@@ -384,7 +384,7 @@ def _z(row: StreamRow) -> dict[str, np.ndarray]:
         return {kind: np.nan_to_num(zscore(values)) for kind, values in kinds.items() if values.size}
 
 
-def _rank() -> int:
+def rank() -> int:
     """This process's rank among those that train together."""
     import torch
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from outlierlens.checkpoints.samples.table import SAMPLES, Sample
 from outlierlens.errors import BadInput, UnknownModel
-from outlierlens.results.safe_files import held, new_folder, sweep_orphans
+from outlierlens.results.safe_files import alone, new_folder
 
 PACKAGED = Path(__file__).parents[2] / "data_files"  # not importlib.resources: weights are mapped from a real file
 WATCH = "watch.jsonl"
@@ -119,7 +119,6 @@ def folder_being_made(
         if is_there(target):
             yield target, None
         else:
-            sweep_orphans(target)
             with new_folder(target) as making:
                 yield target, making
 
@@ -133,7 +132,7 @@ def _lock(kind: str, name: str) -> Iterator[None]:
         raise BadInput(
             f"cannot make the cache folder {folder}: {error.strerror or error}; set OUTLIERLENS_CACHE to a writable one"
         ) from None
-    with held(folder / f".{name}.lock"):
+    with alone(folder / name, wait=True):
         yield
 
 

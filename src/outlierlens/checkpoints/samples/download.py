@@ -45,7 +45,7 @@ from outlierlens.checkpoints.samples.cache import (
 )
 from outlierlens.checkpoints.samples.table import Member, Sample
 from outlierlens.errors import BadFile, MissingExtra, OutlierlensError, RemoteError
-from outlierlens.results.safe_files import new_folder, sweep_orphans
+from outlierlens.results.safe_files import new_folder, sweep
 
 CHUNK = 1 << 20
 HUB_TIMEOUT_SECONDS = 10
@@ -81,7 +81,7 @@ def fetch(name: str, progress: Progress = silent) -> Path:
             return folder
         _announce(sample, folder, progress)
         check_space(sample.need_bytes, folder.parent, f"fetching {name}")
-        sweep_orphans(folder)
+        sweep(folder.parent, folder.name)
         with new_folder(folder) as making:
             files = making / "files"
             files.mkdir()

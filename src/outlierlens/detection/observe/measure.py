@@ -33,6 +33,7 @@ from outlierlens.models.forward import check_padding
 from outlierlens.models.hooks import EMBEDDINGS, layer_name, tapped, tapped_reads
 from outlierlens.models.load import LoadedModel
 from outlierlens.models.passes import Reading, TextReading, in_windows, reading_of
+from outlierlens.results.safe_files import check_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,8 +83,7 @@ def run(session: "Session", asked: Asked) -> Observation:
             return observe_imatrix(checkpoint, asked.imatrix, asked.options.rules)
     reading, table = session.task_reading, asked.parquet
     if table is not None:
-        if table.exists() and not session.output.overwrite:
-            raise BadInput(f"{table} exists; give another name or --overwrite")
+        check_file(table, replace=session.output.overwrite)
         need("pyarrow", "models", "--parquet")  # before the work, not after it
     length = reading.options(max_length=asked.max_length).max_length
     texts = reading.read(offline=session.load.offline)

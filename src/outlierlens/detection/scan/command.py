@@ -9,7 +9,7 @@ from outlierlens.detection.scan.options import Scanning
 from outlierlens.detection.scan.result import Scan, Scans
 from outlierlens.errors import BadInput, OutlierlensError, one_line
 from outlierlens.experiments import BY_NAME
-from outlierlens.results.safe_files import check_file, write_text
+from outlierlens.results.safe_files import write_text
 from outlierlens.session import Session
 
 
@@ -48,7 +48,6 @@ def _propose(session: Session, models: tuple[str, ...]) -> None:
     from outlierlens.models.proposal.propose import propose  # which a scan does not need, and waits for
 
     source, output = session.loading, session.output
-    check_file(output.output, replace=output.overwrite)
     if output.output and len(models) > 1:
         raise BadInput("--propose -o FILE writes the row of one model; name one, or leave out -o to print all")
     for model in models:

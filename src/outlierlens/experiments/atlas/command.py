@@ -15,6 +15,7 @@ from outlierlens.experiments.atlas.options import BuildCall, PageCall
 from outlierlens.experiments.atlas.page import COLUMNS, INDEX, write_site
 from outlierlens.experiments.atlas.ray_engine import OnRay
 from outlierlens.experiments.atlas.rows import JOURNAL, Store, read_rows
+from outlierlens.results.safe_files import alone
 from outlierlens.session import Session
 from outlierlens.view.words import duration
 
@@ -79,6 +80,7 @@ def page(session: Session, call: PageCall) -> None:
     folder = output.output or (call.folder if call.folder.is_dir() else call.folder.parent) / "site"
     if (folder / INDEX).exists() and not output.overwrite:
         raise BadInput(f"{folder / INDEX} exists; name another folder with -o, or use --overwrite")
-    written = write_site(read_rows(call.folder, COLUMNS), folder)
+    with alone(folder, what="page"):
+        written = write_site(read_rows(call.folder, COLUMNS), folder)
     if not output.quiet:
         say(f"site: {written[0]}" + (f" and {len(written) - 1} pages of models" if len(written) > 1 else ""))

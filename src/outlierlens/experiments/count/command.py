@@ -13,7 +13,6 @@ from outlierlens.experiments import BY_NAME
 from outlierlens.experiments.count.measure import STATE, count_tokens, discard, parts_of
 from outlierlens.experiments.count.options import CountCall
 from outlierlens.models.load import load_tokenizer
-from outlierlens.results.safe_files import check_file
 from outlierlens.session import Session
 
 
@@ -21,7 +20,6 @@ def run(session: Session, options: CountCall) -> None:
     """Count or add up, write the counts, and say what they are."""
     asked = session.output
     assert asked.output is not None  # its row asks for one
-    check_file(asked.output, replace=asked.overwrite)
     found = (_merged if options.merge else _counted)(session, options, asked.output)
     if asked.json:
         print(json.dumps({"output": str(asked.output), **_about(found)}, indent=2, ensure_ascii=False))

@@ -23,8 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.errors import BadFile, BadInput
+from outlierlens.errors import BadFile
 from outlierlens.results.json_toml import read_json
+from outlierlens.results.safe_files import check_folder
 from outlierlens.vectors.fixes import Fix
 
 MODULES, RESULT, CARD = "modules.json", "outlierlens.json", "README.md"
@@ -49,12 +50,7 @@ class Modules:
 
 def check_place(folder: Path, *, overwrite: bool) -> None:
     """Raise BadInput where nothing may be written to `folder`: before long work, and again when it is done."""
-    if not folder.exists() and not folder.is_symlink():
-        return
-    if not overwrite:
-        raise BadInput(f"{folder} exists; name another folder with -o, or use --overwrite")
-    if folder.is_symlink() or not all((folder / name).is_file() for name in (MODULES, RESULT)):
-        raise BadInput(f"{folder} holds no exported embedder, so it is not replaced; name another folder with -o")
+    check_folder(folder, "exported embedder", MODULES, RESULT, replace=overwrite)
 
 
 def write_model(folder: Path, model: Any, tokenizer: Any, modules: Modules) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from outlierlens.cli.common import say
 from outlierlens.experiments.pruning.options import ProtectFor
 from outlierlens.experiments.pruning.protect import protect
-from outlierlens.results.safe_files import check_file, write_text
+from outlierlens.results.safe_files import write_text
 from outlierlens.session import Session
 from outlierlens.view.words import number_of_layers
 
@@ -13,7 +13,6 @@ from outlierlens.view.words import number_of_layers
 def run(session: Session, options: ProtectFor) -> None:
     """Print the list, or write it."""
     output = session.output
-    check_file(output.output, replace=output.overwrite)
     scan = session.scanning(max_read=options.scan.max_read)
     made = protect(session.subject.model, options.tool, replace(options, scan=scan))
     if output.output is None:

@@ -1,9 +1,11 @@
 """`recover`: its fine-tunings are kept in a run directory, and go on from there."""
 
 from outlierlens.cli import common
-from outlierlens.cli.common import check_chart, resumable, say, write_chart
+from outlierlens.cli.common import check_chart, drawn, resumable, say
 from outlierlens.cli.experiment import tell
 from outlierlens.experiments.recover.options import RecoverOptions
+from outlierlens.results.row_store import alone_in
+from outlierlens.results.safe_files import write_together
 from outlierlens.session import Session
 
 
@@ -20,12 +22,12 @@ def run(session: Session, options: RecoverOptions) -> None:
         load=session.load, command=session.command, overwrite=output.overwrite,
         progress=common.warn if output.tells_progress else lambda _: None,
     )  # fmt: skip
-    with resumable(folder):
+    with resumable(folder), alone_in(folder, "recovery"):
         found = recover(session.subject.model, train, dev, folder, options, how)
     if output.chart:
         from outlierlens.experiments.recover.charts import recovery
 
-        write_chart(output.chart, recovery(found))
+        write_together({output.chart: drawn(output.chart, recovery(found))})
     tell(session, found)
     if output.for_people:
         say(f"result: {folder / RESULT}")

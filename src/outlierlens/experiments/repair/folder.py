@@ -16,6 +16,7 @@ from outlierlens.errors import BadFile, BadInput
 from outlierlens.experiments.repair.plan import Plan
 from outlierlens.models.load import LoadedModel
 from outlierlens.results.json_toml import read_json
+from outlierlens.results.safe_files import check_folder
 
 MANIFEST, CARD = "repair.json", "README.md"
 # What is written anew, or belongs to weights that are.
@@ -26,12 +27,7 @@ ONE_FILE = "100000GB"
 
 def check_place(folder: Path, *, overwrite: bool) -> None:
     """Raise BadInput where nothing may be written to `folder`: before long work, and again when it is done."""
-    if not folder.exists() and not folder.is_symlink():
-        return
-    if not overwrite:
-        raise BadInput(f"{folder} exists; name another folder with -o, or use --overwrite")
-    if folder.is_symlink() or not (folder / MANIFEST).is_file():
-        raise BadInput(f"{folder} holds no repaired model, so it is not replaced; name another folder with -o")
+    check_folder(folder, "repaired model", MANIFEST, replace=overwrite)
 
 
 def check_room(folder: Path, model: Any) -> None:

@@ -9,7 +9,6 @@ Headers are those of the source, byte for byte, unless the head is untied: it is
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -97,7 +96,7 @@ def write_shards(shards: Shards, part: Path, plan: Plan) -> None:
     for name, (header, tensors) in shards.files.items():
         added = _head(shards) if shards.head and name == last else b""
         raw = _with(header, shards, tensors) if added else header
-        with (shards.folder / name).open("rb") as source, (part / name).open("xb", buffering=0) as target:
+        with (shards.folder / name).open("rb") as source, (part / name).open("xb") as target:
             target.write(len(raw).to_bytes(8, "little") + raw)
             for stored, placed in tensors.items():
                 if stored in shards.changed:
@@ -136,14 +135,14 @@ def _head(shards: Shards) -> bytes:
         return source.read(placed.end - placed.start)
 
 
-def _copy(source: BinaryIO, target: FileIO, placed: Placed) -> None:
+def _copy(source: BinaryIO, target: BinaryIO, placed: Placed) -> None:
     """Append a tensor's bytes as they are."""
     source.seek(placed.start)
     for size in _sizes(placed.end - placed.start, CHUNK):
         target.write(source.read(size))
 
 
-def _change(source: BinaryIO, target: FileIO, placed: Placed, plan: Plan, name: str) -> None:
+def _change(source: BinaryIO, target: BinaryIO, placed: Placed, plan: Plan, name: str) -> None:
     """Append a tensor's new bytes, some rows at a time."""
     import torch
 

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.cli import common
-from outlierlens.cli.common import check_chart, resumable, say, write_chart
+from outlierlens.cli.common import check_chart, resumable, say
 from outlierlens.cli.experiment import tell
 from outlierlens.detection.scan.measure import scan_stream
 from outlierlens.errors import BadInput
@@ -36,6 +36,7 @@ from outlierlens.report.files import CHARTS, OURS, Written
 from outlierlens.report.job import ROWS, scan_of
 from outlierlens.results.document import save
 from outlierlens.results.row_store import alone_in, remove_rows
+from outlierlens.results.safe_files import write_together
 from outlierlens.session import Session
 from outlierlens.view import charts
 from outlierlens.view.words import duration
@@ -102,11 +103,11 @@ def _swept(
             loaded, texts, replace(options, dims=call.chosen(named)),
             command=session.command, progress=view, rows=rows, engine=_engine(call.machines, texts, session.load),
         )  # fmt: skip
+        if output.chart:
+            write_together({output.chart: common.drawn(output.chart, drawn(swept))})
         save(swept, directory / SWEEP)
         data = ReportData(provenance=swept.provenance, scan=found, sweeps=(swept,))
         written = write(data, directory, overwrite=True, also=[rows, directory / SWEEP])
-        if output.chart:
-            write_chart(output.chart, drawn(swept))
         return swept, written
 
 

@@ -1,10 +1,13 @@
 """`pretrain`: a run is kept in its directory, and goes on from there; recipes are listed and printed too."""
 
+from contextlib import nullcontext
+
 from outlierlens.cli import common
 from outlierlens.cli.common import resumable, say, warn
 from outlierlens.cli.experiment import tell
 from outlierlens.detection.rules import Rule
 from outlierlens.errors import BadInput
+from outlierlens.results.row_store import alone_in
 from outlierlens.session import Session
 from outlierlens.training.pretrain.options import PretrainOptions
 from outlierlens.training.pretrain.recipe import Recipe, read_recipe, shipped
@@ -31,6 +34,7 @@ def _train(session: Session, options: PretrainOptions, recipe: Recipe) -> None:
 
     from outlierlens.experiments.outcomes.outcome import OutcomeOptions, kept
     from outlierlens.training.pretrain.loop import WATCH, RunOptions, pretrain
+    from outlierlens.training.watch import rank
 
     loud = output.tells_progress
     progress = warn if loud else lambda _: None
@@ -38,7 +42,7 @@ def _train(session: Session, options: PretrainOptions, recipe: Recipe) -> None:
         device=load.device, offline=load.offline, overwrite=output.overwrite, report_to=options.report_to,
         progress=progress, on_log=_log if loud else None,
     )  # fmt: skip
-    with resumable(folder / WATCH):
+    with resumable(folder / WATCH), alone_in(folder) if rank() == 0 else nullcontext():
         trained = pretrain(recipe, folder, how)
         if not trained.is_main:
             return

@@ -29,6 +29,7 @@ import html
 import itertools
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -259,12 +260,13 @@ def _write_rows(path: Path, rows: Iterator[list[int]], n_vocabulary: int, length
             f"the {path.stem} text does not fill one row of {length} tokens; give more text, shorter rows or another "
             f"share for validation"
         )
-    stored = np.lib.format.open_memmap(path, mode="w+", dtype=kind, shape=(n_rows, length))
-    source = np.memmap(raw, dtype=kind, mode="r", shape=(n_rows, length))
-    for start in range(0, n_rows, ROWS_AT_ONCE):
-        stored[start : start + ROWS_AT_ONCE] = source[start : start + ROWS_AT_ONCE]
-    stored.flush()
-    del source
+    about = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": (n_rows, length)}
+    with (
+        path.open("wb") as stored,
+        raw.open("rb") as source,
+    ):  # through a memory map, a full disk would kill the process
+        np.lib.format.write_array_header_1_0(stored, about)
+        shutil.copyfileobj(source, stored)
     raw.unlink()
 
 

@@ -28,7 +28,7 @@ from outlierlens.errors import BadInput
 from outlierlens.models.hooks import head_only_at
 from outlierlens.models.load import config_dict
 from outlierlens.results.json_toml import read_json
-from outlierlens.results.safe_files import refuse_links, write_text
+from outlierlens.results.safe_files import new_folder, refuse_links, write_text
 from outlierlens.training.callback import OutlierCallback
 from outlierlens.training.pretrain.build import build, clamp_scale_, kurtosis, norm_spread
 from outlierlens.training.pretrain.corpus import Tokens, prepare
@@ -139,7 +139,8 @@ def pretrain(recipe: Recipe, folder: Path, options: RunOptions | None = None) ->
     # Mixed precision wraps forward; what is measured is the model that is saved.
     model = trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False).eval()
     if trainer.is_world_process_zero():
-        trainer.save_model(str(folder / "model"))
+        with new_folder(folder / "model") as making:
+            trainer.save_model(str(making))
         write_text(folder / "log.json", json.dumps({"log_history": log}, indent=0, sort_keys=True))
     return PretrainingRun(folder, recipe, model, tokens, n_rows, log, trainer.is_world_process_zero())
 
