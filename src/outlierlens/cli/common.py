@@ -1,7 +1,6 @@
 """Options, output and progress that the commands share."""
 
 import io
-import shlex
 import signal
 import sys
 import threading
@@ -13,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from outlierlens.checkpoints import pace
 from outlierlens.cli import drop_output
-from outlierlens.errors import BadInput, need, printable, takes_a_line, told
+from outlierlens.errors import BadInput, command, need, printable, takes_a_line, told
 
 if TYPE_CHECKING:
     from outlierlens.view.charts.base import Chart, PictureKind
@@ -42,19 +41,14 @@ def unusable_is_2() -> Iterator[None]:
         raise SystemExit(UNUSABLE) from None
 
 
-def reproduce() -> str:
-    """The command line that is running, quoted for a shell, without the token: results are made to be shared."""
+def reproduce(*without: str) -> str:
+    """The command line that is running, quoted for a shell, without the token (results are shared) and these flags."""
     words, hidden = [], False
     for word in sys.argv[1:]:
-        if not hidden and not word.startswith("--token"):
+        if not hidden and word not in ("--token", *without) and not word.startswith("--token="):
             words.append(word)
         hidden = word == "--token"
     return command(*words)
-
-
-def command(*words: str | Path) -> str:
-    """A command line of ours, quoted for a shell."""
-    return "outlierlens " + shlex.join(map(str, words))
 
 
 def say(text: str) -> None:
@@ -86,6 +80,7 @@ class Progress:
         """Report that `done` of `total` units are finished."""
         if not self.show:
             return
+        label = printable(label)
         if sys.stderr.isatty():
             with self._lock:
                 if (done, total) == (0, 1):  # nothing is counted: the label of what is waited for
@@ -226,7 +221,7 @@ def resumable(rows: Path | None, *, hint: bool = True) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        again = reproduce().replace(" --overwrite", "")
+        again = reproduce("--overwrite")
         kept = "nothing was kept" + " (no --rows FILE)" * hint
         if rows:
             there = f"{rows} keeps what was measured; go on with: {again}"

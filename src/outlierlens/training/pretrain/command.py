@@ -1,10 +1,9 @@
 """`pretrain`: a run is kept in its directory, and goes on from there; recipes are listed and printed too."""
 
-from outlierlens.cli import common
 from outlierlens.cli.common import resumable, say, warn
 from outlierlens.cli.experiment import tell
 from outlierlens.detection.rules import Rule
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadInput, command
 from outlierlens.session import Session
 from outlierlens.training.pretrain.options import PretrainOptions
 from outlierlens.training.pretrain.recipe import Recipe, read_recipe, shipped
@@ -48,7 +47,7 @@ def _train(session: Session, options: PretrainOptions, recipe: Recipe) -> None:
         tell(session, outcome)
     if output.for_people:
         say(f"model: {trained.model_folder}; norms over the steps: {folder / WATCH}")
-        say(f"look at it: {common.command('track', folder)} and {common.command('report', trained.model_folder)}")
+        say(f"look at it: {command('track', folder)} and {command('report', trained.model_folder)}")
 
 
 def _log(step: int, steps: int, logs: dict[str, float]) -> None:
