@@ -1,6 +1,5 @@
 """Results of somebody else, well typed and wrong: shown plainly, or refused in one line of ours."""
 
-import copy
 import json
 from collections import defaultdict
 from collections.abc import Iterator
@@ -21,17 +20,19 @@ WORDS = (
 
 
 @pytest.fixture(scope="module")
-def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     made = every_result.made_in(tmp_path_factory.mktemp("made"))
-    return {kind: json.loads(to_json(found)) for kind, found in made.items()}
+    return {kind: to_json(found) for kind, found in made.items()}
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
     if path:
         yield path, value
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, one in items:
-        yield from leaves(one, (*path, key))
+    keys: Any = value if isinstance(value, dict) else ()
+    if isinstance(value, list):  # of long ones the ends: maps of a model have a million numbers
+        keys = sorted({*range(len(value))[:2], *range(len(value))[-1:]})
+    for key in keys:
+        yield from leaves(value[key], (*path, key))
 
 
 def other(value: Any, random: Random) -> Any:
@@ -49,9 +50,9 @@ def other(value: Any, random: Random) -> Any:
     return random.choice(({}, dict(list(value.items())[:1])))
 
 
-def mutant(document: Any, random: Random) -> Any:
+def mutant(document: str, random: Random) -> Any:
     """One to three fields of a document changed; each field of any depth is as likely, however long it is."""
-    made = copy.deepcopy(document)
+    made = json.loads(document)
     for _ in range(random.choice((1, 1, 2, 3))):
         fields: dict[Any, list[Any]] = defaultdict(list)
         for path, value in leaves(made):
@@ -65,12 +66,12 @@ def mutant(document: Any, random: Random) -> Any:
     return made
 
 
-def test_every_kind_of_result_is_tried(documents: dict[str, Any]) -> None:
+def test_every_kind_of_result_is_tried(documents: dict[str, str]) -> None:
     assert set(documents) == set(HOMES)
 
 
 @pytest.mark.parametrize("kind", sorted(HOMES))
-def test_a_mutant_is_shown_or_refused(kind: str, documents: dict[str, Any]) -> None:
+def test_a_mutant_is_shown_or_refused(kind: str, documents: dict[str, str]) -> None:
     shown = 0
     for number in range(MUTANTS):
         made = mutant(documents[kind], Random(f"{kind} {number}"))
@@ -89,8 +90,8 @@ def test_a_mutant_is_shown_or_refused(kind: str, documents: dict[str, Any]) -> N
     assert shown
 
 
-def test_what_cannot_be_shown_is_told_in_a_line(documents: dict[str, Any]) -> None:
-    document = copy.deepcopy(documents["Outcome"])
+def test_what_cannot_be_shown_is_told_in_a_line(documents: dict[str, str]) -> None:
+    document = json.loads(documents["Outcome"])
     document["toml"] = "not\x1b[31m toml"
     found = decode_document(document, "result")
     for show in (str, lambda one: one._repr_html_(), lambda one: one.to_pandas()):
@@ -98,6 +99,6 @@ def test_what_cannot_be_shown_is_told_in_a_line(documents: dict[str, Any]) -> No
             show(found)
 
 
-def test_a_call_that_is_wrong_itself_says_so(documents: dict[str, Any]) -> None:
+def test_a_call_that_is_wrong_itself_says_so(documents: dict[str, str]) -> None:
     with pytest.raises(TypeError, match="unexpected keyword"):
-        decode_document(documents["Mask"], "result").to_pandas(bogus=1)
+        decode_document(json.loads(documents["Mask"]), "result").to_pandas(bogus=1)
