@@ -15,11 +15,15 @@ OutlierlensError
 
 import errno
 import importlib
+import json
 import os
 import re
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -198,6 +202,65 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """`text` as one line, control characters and runs of blanks as one blank."""
     return " ".join(printable(text).split())
+
+
+def comment(*words: str) -> str:
+    """A comment of Python, YAML or TOML. It names no encoding, in which Python would read the file (PEP 263)."""
+    return "# " + re.sub(r"coding(?=[:=])", "coding ", one_line(" ".join(words)))
+
+
+def literal(value: Any, *, indent: int | None = None) -> str:
+    """Text, or a list or dictionary of texts and numbers, as JSON that Python, YAML and TOML read alike."""
+    return seen(json.dumps(value, indent=indent, ensure_ascii=False))
+
+
+def seen(text: str) -> str:
+    """JSON with what steers a terminal, ends a line elsewhere or has no UTF-8 escaped, but for pairs, which TOML lacks."""
+    return re.sub(
+        r"[^ -~\n\U00010000-\U0010ffff]", lambda one: one[0] if one[0].isprintable() else f"\\u{ord(one[0]):04x}", text
+    )
+
+
+def markdown(text: str) -> str:
+    """`text` on one line with what Markdown or HTML would read escaped, and addresses that would become links."""
+    return re.sub(
+        r"(?i)(https?|ftp)(?=://)|www(?=\.)", r"\g<0>\\", re.sub(r"([\\`*_\[\]<>|#~&])", r"\\\1", one_line(text))
+    )
+
+
+def command(*words: str | Path) -> str:
+    """A command line of ours in one line, as bash and zsh read it; words that `one_line` would change as $'…'."""
+    return shell("outlierlens", *words)
+
+
+def shell(*words: str | Path) -> str:
+    """`command` of another program."""
+    return " ".join(shlex.quote(word) if word == one_line(word) else f"$'{_octal(word)}'" for word in map(str, words))
+
+
+def _octal(word: str) -> str:
+    def octal(one: str) -> str:  # of bytes, which in file names may be no UTF-8
+        raw = one.encode("utf-8", "surrogateescape" if "\udc80" <= one <= "\udcff" else "surrogatepass")
+        return "".join(f"\\{byte:03o}" for byte in raw)
+
+    return "".join(one if one.isprintable() and one not in " '\\" else octal(one) for one in word)
+
+
+@contextmanager
+def showing(found: Any, *given: Any) -> Iterator[None]:
+    """Raise BadInput for what is no error of ours: values of a file may be well typed each and not fit together.
+
+    With arguments that the user has `given`, which may be wrong themselves, errors stay as they are.
+    """
+    try:
+        yield
+    except (OutlierlensError, OSError):
+        raise
+    except Exception as error:
+        if given:
+            raise
+        said = f"its values do not fit together ({type(error).__name__}: {error!s:.200}); make it again"
+        raise BadInput(one_line(f"{type(found).__name__} cannot be shown: {said}")) from error
 
 
 def install(extra: str = "") -> str:

@@ -3,6 +3,7 @@
 import ast
 import re
 import shlex
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -12,11 +13,13 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+import every_command
 import outlierlens
 from documented import ROOT, command_of, options_in, options_of
 from gold.commands import spelt
 from outlierlens import errors
 from outlierlens.cli.app import read
+from outlierlens.cli.common import resumable
 from outlierlens.experiments import BY_NAME
 
 SOURCE = Path(outlierlens.__file__).parent
@@ -75,6 +78,53 @@ def test_every_command_that_a_message_names_parses() -> None:
         assert options_in(left) <= options_of(command), f"{where}: {line}"
         if f"run: {line}" in texts[where]:  # to be pasted: with all its arguments
             read(words[1:])
+
+
+def test_a_value_in_a_command_is_quoted() -> None:
+    """Where a command that a message names holds a value, `command` has put it there."""
+    found = {
+        line.strip() for _, line in typed_commands() if HOLE in line and not line.startswith(f"outlierlens {HOLE}:")
+    }
+    assert found == {f"outlierlens fetch {HOLE}"}  # names of samples
+
+
+@pytest.mark.parametrize("name", every_command.RUNS)
+def test_the_command_that_an_interrupted_run_prints_is_the_one_that_ran(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = tmp_path / "it's  my\nrows.jsonl"
+    rows.touch()
+    words = [*name.split(), *every_command.RUNS[name]]
+    monkeypatch.setattr("sys.argv", ["outlierlens", *words, "--token", "hf_secret", "--overwrite", "--token=hf_secret"])
+    with pytest.raises(SystemExit), resumable(rows):
+        raise KeyboardInterrupt
+    told = capsys.readouterr().err
+    assert "hf_secret" not in told
+    assert told.count("\n") == 1
+    line = told.rstrip("\n").partition("go on with: ")[2]
+    assert shlex.split(line) == ["outlierlens", *words]
+    read(shlex.split(line)[1:])
+
+
+def test_a_printed_command_holds_paths_of_any_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "count",
+        "--tokenizer",
+        "my model",
+        "--data",
+        "it's  a --overwrite.txt",
+        "--tokens",
+        "-o",
+        '$(x)"`.parquet',
+    ]
+    monkeypatch.setattr("sys.argv", ["outlierlens", *words])
+    with pytest.raises(SystemExit), resumable(tmp_path):
+        raise KeyboardInterrupt
+    line = capsys.readouterr().err.rstrip("\n").partition("go on with: ")[2]
+    said = subprocess.run(["bash", "-c", f"printf '%s\\n' {line}"], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines() == ["outlierlens", *words]
 
 
 def test_every_option_that_an_error_names_exists() -> None:

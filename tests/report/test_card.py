@@ -56,7 +56,7 @@ def test_every_row_of_a_table_has_its_cells(data: Any) -> None:
     text = card(replace(data, provenance=made, notes=(hostile,)))
     assert "<script>" not in text.replace(r"\<script", "").split("\n    outlierlens")[0]
     assert "\n# head" not in text
-    assert r"a\|b \<script\>x\</script\> \[l\](http://e) \`c\` \# head" in text
+    assert r"a\|b \<script\>x\</script\> \[l\](http\://e) \`c\` \# head" in text
     widths = {}
     for block in text.split("\n\n"):
         rows = [line.replace(r"\|", "") for line in block.splitlines() if line.startswith("|")]

@@ -8,14 +8,13 @@ last_norm = "output.LayerNorm"
 last_linear = ["output.dense"]
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from outlierlens.architectures.heads import Heads, heads_of
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadInput, comment, literal
 from outlierlens.results.json_toml import read_toml
 
 NormSite = Literal["stream", "write", "read"]
@@ -143,7 +142,7 @@ def to_toml(stacks: Sequence[Stack], evidence: Sequence[Mapping[str, str]] = ())
             if f.name != "blocks" and value == default and f.name not in remarks:
                 continue
             if f.name in remarks:
-                lines.append(f"# {' '.join(remarks[f.name].split())}")
+                lines.append(comment(remarks[f.name]))
             lines.append(f"{f.name} = {_toml_value(value)}")
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
@@ -153,11 +152,10 @@ def _toml_value(value: Any) -> str:
     if isinstance(value, Heads):
         return _toml_value({name: one for name, one in vars(value).items() if one})
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{json.dumps(key)} = {_toml_value(item)}" for key, item in value.items()) + " }"
+        return "{ " + ", ".join(f"{literal(key)} = {_toml_value(item)}" for key, item in value.items()) + " }"
     if isinstance(value, tuple):
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    # JSON's strings, numbers and booleans are TOML's.
-    return json.dumps(value)
+    return literal(value)
 
 
 def _stack(table: dict[str, Any], path: Path) -> Stack:

@@ -19,7 +19,7 @@ from urllib.parse import quote, urlsplit
 from outlierlens.checkpoints.base import MAX_CONFIG_BYTES, parse_config
 from outlierlens.checkpoints.courtesy import Courtesy
 from outlierlens.checkpoints.ranges import LocalFile, RemoteFile, Wire, refused
-from outlierlens.errors import BadInput, UnknownModel
+from outlierlens.errors import BadInput, UnknownModel, shell
 
 COMMIT = re.compile(r"[0-9a-f]{40}\Z")
 _UNSOUND = re.compile(r"(^|/)\.{0,2}(/|$)|[\x00-\x1f\x7f\\:*?\[^~]")  # empty, "." or ".." parts; no git name has these
@@ -163,7 +163,7 @@ class Repository:
     @property
     def download(self) -> str:
         """The command that fetches the whole model into the local cache."""
-        return f"hf download {self.model}" + ("" if self.revision == "main" else f" --revision {self.revision}")
+        return shell("hf", "download", self.model, *(() if self.revision == "main" else ("--revision", self.revision)))
 
     def unknown(self) -> UnknownModel:
         """The error for a model that the hub does not know."""

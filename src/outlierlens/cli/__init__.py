@@ -59,16 +59,16 @@ def _run(words: list[str]) -> None:
     run(words)
 
 
-def reproduce() -> str:
-    """The command line that is running, quoted for a shell, without the token: results are made to be shared."""
-    import shlex
+def reproduce(*without: str) -> str:
+    """The command line that is running, quoted for a shell, without the token (results are shared) and these flags."""
+    from outlierlens.errors import command
 
     words, hidden = [], False
     for word in sys.argv[1:]:
-        if not hidden and not word.startswith("--token"):
+        if not hidden and word not in ("--token", *without) and not word.startswith("--token="):
             words.append(word)
         hidden = word == "--token"
-    return "outlierlens " + shlex.join(words)
+    return command(*words)
 
 
 def drop_output() -> None:

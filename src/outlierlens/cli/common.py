@@ -1,7 +1,6 @@
 """Options, output and progress that the commands share."""
 
 import io
-import shlex
 import signal
 import sys
 import threading
@@ -43,11 +42,6 @@ def unusable_is_2() -> Iterator[None]:
         raise SystemExit(UNUSABLE) from None
 
 
-def command(*words: str | Path) -> str:
-    """A command line of ours, quoted for a shell."""
-    return "outlierlens " + shlex.join(map(str, words))
-
-
 def say(text: str) -> None:
     """One line on stdout, control characters removed."""
     print(printable(text))
@@ -77,6 +71,7 @@ class Progress:
         """Report that `done` of `total` units are finished."""
         if not self.show:
             return
+        label = printable(label)
         if sys.stderr.isatty():
             with self._lock:
                 if (done, total) == (0, 1):  # nothing is counted: the label of what is waited for
@@ -218,7 +213,7 @@ def resumable(rows: Path | None, *, hint: bool = True) -> Iterator[None]:
         with naming(rows, rows) if rows else nullcontext():
             yield
     except KeyboardInterrupt:
-        again = reproduce().replace(" --overwrite", "")
+        again = reproduce("--overwrite")
         kept = "nothing was kept" + " (no --rows FILE)" * hint
         if rows:
             there = f"{rows} keeps what was measured; go on with: {again}"

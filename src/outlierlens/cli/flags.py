@@ -8,9 +8,10 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Any, Literal, get_args
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter, Token
 
 from outlierlens.errors import BadInput
 from outlierlens.options import Option, build, check_value, options_of
@@ -22,6 +23,9 @@ class Usage(BadInput):
     code = 2  # of the process
 
 
+LARGEST = (
+    10**12
+)  # of whole numbers: no count, length or seed is larger, and arrays of that size still have a number of bytes
 # Headings of what commands share; a command's own options stand under "Options".
 PANELS = {name: Group(name, sort_key=place) for place, name in enumerate(("Arguments", "Options", "Output", "Model"))}
 HEADINGS = {"output": "Output", "rows": "Output", "loading": "Model", "source": "Model"}
@@ -95,6 +99,9 @@ def _parameter(option: Option, heading: str) -> inspect.Parameter:
         name=(*option.flags[:-1], name) if option.flags else None,
         negative=negative or "",
         help=option.help,
+        converter=partial(_whole_number, option)
+        if int in (option.kind, *get_args(option.kind)) and not flag.read
+        else None,
         env_var=flag.env or None,
         group=PANELS[heading],
         show_env_var=False,
@@ -117,6 +124,17 @@ def _parameter(option: Option, heading: str) -> inspect.Parameter:
     return inspect.Parameter(option.name, kind, default=default, annotation=Annotated[hint, marks])
 
 
+def _whole_number(option: Option, _: Any, tokens: Sequence[Token]) -> int | None:
+    """A word as a whole number; cyclopts itself would round fractions. It makes a line of a ValueError."""
+    word = tokens[0].value.lower()
+    if word in ("none", "null") and type(None) in get_args(option.kind):
+        return None
+    try:
+        return int(word, 16 if word.startswith("0x") else 10)
+    except ValueError:
+        raise ValueError(f'unable to convert "{tokens[0].value:.40}" into int.') from None
+
+
 def _words(option: Option) -> Any:
     return (lambda _: option.flag.words) if option.flag.words else True
 
@@ -124,6 +142,8 @@ def _words(option: Option) -> Any:
 def _value(option: Option, given: Any) -> Any:
     """What was given as the dataclass takes it, within its bounds."""
     value = option.value(given) if option.flag.read and isinstance(given, str | list) else given
+    if isinstance(value, int) and not option.flag.read and abs(value) > LARGEST:
+        raise Usage(f"{option.spelt} is too large; it must be at most {LARGEST:,}")
     try:
         check_value(option.spelt, value, option.bounds)
     except BadInput as error:

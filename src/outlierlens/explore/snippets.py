@@ -6,11 +6,11 @@
 The Python uses the library's own pieces and not the page; tests run both and compare.
 """
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from outlierlens.errors import shell
 from outlierlens.explore.language import BEST, COPIES, LENGTH
 from outlierlens.explore.options import ExploreOptions
 from outlierlens.explore.result import VIEWS, Explored, Off, State
@@ -229,7 +229,7 @@ def command(model: str, options: LoadOptions, state: State, views: Sequence[str]
         if value != getattr(LoadOptions(), name):
             words += [option, str(value)]
     words += [f"--{name.replace('_', '-')}" for name in ("trust_remote_code", "offline") if getattr(options, name)]
-    return shlex.join([*words, "--json"])
+    return shell(*words, "--json")
 
 
 def _state_words(state: State) -> list[str]:

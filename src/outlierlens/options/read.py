@@ -118,7 +118,9 @@ def parse_bytes(text: str) -> int:
     number = text.strip().rstrip("kKmMgGbB")
     unit = text.strip()[len(number) :].lower()
     try:
-        return int(float(number) * units[unit])
+        if not 0 <= (size := float(number) * units[unit]) < 2**63:
+            raise ValueError
+        return int(size)
     except (ValueError, KeyError, OverflowError):
         raise BadInput(f"cannot read the size {text!r}; write it as 500MB or 2GB") from None
 

@@ -1,7 +1,6 @@
 """What to do about what a report found, by rule from its numbers: `advice(data)`, in steps with the commands to run."""
 
 import math
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +8,7 @@ import numpy as np
 
 from outlierlens.architectures import ARCHITECTURES
 from outlierlens.detection.observe.result import ActivationOutlier, StackObservation
+from outlierlens.errors import command
 from outlierlens.experiments.plan.result import PrecisionPlan
 from outlierlens.experiments.plan.view import most_per_byte
 from outlierlens.experiments.plan.view import verdict as plan_verdict
@@ -67,9 +67,9 @@ def advice(data: ReportData) -> tuple[Advice, ...]:
 def _command(data: ReportData, name: str, *words: str, stream: str = "", dims: Sequence[int] = ()) -> str:
     """A command line about the report's model, quoted for a shell; `stream` is named where there are several."""
     several = stream and len({stack.stack for stack in data.scan.stacks}) > 1
-    parts = ["outlierlens", name, data.provenance.model, *words]
+    parts = [name, data.provenance.model, *words]
     parts += ["--dims", ",".join(map(str, dims))] if dims else []
-    return shlex.join([*parts, "--stack", stream] if several else parts)
+    return command(*parts, *(["--stack", stream] if several else []))
 
 
 def _protect(data: ReportData, stream: str, dims: Sequence[int]) -> str:

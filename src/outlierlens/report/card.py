@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from outlierlens.ablation.damage import Condition, Damage
-from outlierlens.errors import BadInput, one_line
+from outlierlens.errors import BadInput, markdown, printable
 from outlierlens.report.advice import advice
 from outlierlens.report.result import Joined, ReportData, joined_sections
 from outlierlens.report.words import counted, finding, verdict
@@ -19,7 +19,6 @@ from outlierlens.statistics.words import interval_text
 from outlierlens.view.words import listed, number
 
 HEAD = "## Outlier dimensions"
-_SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>|#~"})
 _SHOWN = 12
 
 
@@ -41,10 +40,10 @@ def refuse_others(path: Path) -> None:
 
 def _lines(data: ReportData) -> Iterator[str]:
     first, *others = finding(data)
-    yield from (HEAD, "", f"**{_plain(first)}**", "")
-    yield from (f"- {_plain(sentence)}" for sentence in others)
+    yield from (HEAD, "", f"**{markdown(first)}**", "")
+    yield from (f"- {markdown(sentence)}" for sentence in others)
     yield from ("", "### What to do", "")
-    yield from (f"- {_plain(step.text)} *({_plain(step.because)})*" for step in advice(data))
+    yield from (f"- {markdown(step.text)} *({markdown(step.because)})*" for step in advice(data))
     yield from ("", *_found(data))
     for damage in data.damages:
         yield from ("", *_damage(damage))
@@ -81,7 +80,7 @@ def _found(data: ReportData) -> Iterator[str]:
 def _damage(damage: Damage) -> Iterator[str]:
     dims = listed(sorted(damage.chosen.dims))
     yield from (f"### Switched off: {dims} ({verdict(damage)})", "")
-    yield f"{_plain(damage.task)}, {damage.of_change}, on {damage.n_texts:,} {damage.inputs}; mode {damage.mode}."
+    yield f"{markdown(damage.task)}, {damage.of_change}, on {damage.n_texts:,} {damage.inputs}; mode {damage.mode}."
     yield ""
     rows = [("intact", *_value(damage.intact), "")]
     rows += [(f"off: {dims}", *_value(damage.chosen), _change(damage.chosen))]
@@ -113,8 +112,8 @@ def _change(condition: Condition) -> str:
 
 def _joined(joined: Joined) -> Iterator[str]:
     for section in joined_sections(joined):
-        yield from ("", f"### {_plain(section.title)}", "")
-        yield from (f"- {_plain(sentence)}" for sentence in section.sentences)
+        yield from ("", f"### {markdown(section.title)}", "")
+        yield from (f"- {markdown(sentence)}" for sentence in section.sentences)
 
 
 def _provenance(data: ReportData) -> Iterator[str]:
@@ -132,20 +131,15 @@ def _provenance(data: ReportData) -> Iterator[str]:
     rows.append(("SHA-256 of names, shapes and values read", made.fingerprint))
     yield from _table(("", ""), rows)
     if made.command:
-        yield from ("", f"    {one_line(made.command)}")  # indented: no backquote in it can end the block
+        yield from ("", f"    {printable(made.command)}")  # indented: no backquote in it can end the block
     notes = dict.fromkeys((*data.notes, *data.scan.notes, *(n for s in data.scan.stacks for n in s.notes)))
     if notes:
         yield ""
-        yield from (f"- Note: {_plain(note)}" for note in notes)
+        yield from (f"- Note: {markdown(note)}" for note in notes)
 
 
 def _table(heads: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> Iterator[str]:
     yield "| " + " | ".join(heads) + " |"
     yield "|" + "---|" * len(heads)
     for row in rows:
-        yield "| " + " | ".join(_plain(str(cell)) for cell in row) + " |"
-
-
-def _plain(text: str) -> str:
-    """`text` on one line with what Markdown or HTML would read escaped."""
-    return one_line(text).translate(_SPECIAL)
+        yield "| " + " | ".join(markdown(str(cell)) for cell in row) + " |"

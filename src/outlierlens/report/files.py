@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from outlierlens import __version__
-from outlierlens.errors import BadFile, BadInput, install
+from outlierlens.errors import BadFile, BadInput, install, showing
 from outlierlens.report.advice import advice
 from outlierlens.report.figures import all_charts
 from outlierlens.report.page import render
@@ -138,7 +138,8 @@ def rerender(results: Path | str) -> str:
         raise BadFile(
             f"{path}: holds a {type(data).__name__}, not a report's results; give the results.json of a report"
         )
-    return render(data)
+    with showing(data):
+        return render(data)
 
 
 def _pictures(

@@ -17,7 +17,7 @@ from outlierlens.data.texts import EXCERPT, Texts, read_texts
 from outlierlens.detection.observe.result import Observation
 from outlierlens.detection.scan.measure import ScanOptions, scan, scan_live
 from outlierlens.detection.scan.result import Scan
-from outlierlens.errors import BadInput, OutlierlensError
+from outlierlens.errors import BadInput, OutlierlensError, showing
 from outlierlens.experiments.disable.measure import DisableOptions, disable
 from outlierlens.experiments.sweep.result import Sweep
 from outlierlens.experiments.track.result import Track
@@ -248,7 +248,8 @@ def redraw(results: Path, directory: Path | None, sweeps: tuple[Path, ...] = (),
     folder = directory or results.parent
     refuse_links(folder, "rows*.jsonl", "sweep.json")
     kept = sorted([*folder.glob("rows*.jsonl"), *folder.glob("sweep.json")])
-    return write(data, folder, overwrite=True, also=kept).page
+    with showing(data):
+        return write(data, folder, overwrite=True, also=kept).page
 
 
 def read_results(paths: Sequence[Path]) -> dict[Path, Any]:

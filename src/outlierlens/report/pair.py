@@ -9,7 +9,6 @@ models of different width are shown side by side and nothing of one is called th
 """
 
 import math
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -19,6 +18,7 @@ from outlierlens.ablation.damage import Damage
 from outlierlens.detection.rules import Outlier
 from outlierlens.detection.scan.charts import mean_size
 from outlierlens.detection.scan.result import StackScan
+from outlierlens.errors import command
 from outlierlens.report.advice import Advice
 from outlierlens.report.result import ReportData
 from outlierlens.report.words import counted, random_control, sets_of, significant_dims, verdict
@@ -269,9 +269,9 @@ def _advice(pair: Pair) -> Iterator[Advice]:
     models = [data.provenance.model for data in pair.sides]
     if pair.texts:
         text = "Measure both on the same texts before you compare what they lose."
-        yield Advice("compare", text, "a loss depends on the text", (_run("report", "--compare", *models),))
+        yield Advice("compare", text, "a loss depends on the text", (command("report", "--compare", *models),))
     protect = tuple(
-        _run("protect", model, "--for", "torch-pruning")
+        command("protect", model, "--for", "torch-pruning")
         for model, data in zip(models, pair.sides, strict=True)
         if significant_dims(data)
     )
@@ -293,20 +293,20 @@ def _advice(pair: Pair) -> Iterator[Advice]:
         break
     if any(match.mapped and match.ours.n_layers == match.theirs.n_layers for match in pair.matches):
         text = "If one was made from the other, look at which sensitive values differ, value by value."
-        yield Advice("check", text, "their streams have one shape", (_run("compare", *models, "--values"),))
+        yield Advice("check", text, "their streams have one shape", (command("compare", *models, "--values"),))
     missing = [
         model for model, data in zip(models, pair.sides, strict=True) if not data.damages and significant_dims(data)
     ]
     if missing:
         text = "Measure what switching them off does before relying on this."
-        yield Advice("trust", text, "weights alone do not show what breaks", tuple(_run("report", m) for m in missing))
+        yield Advice(
+            "trust", text, "weights alone do not show what breaks", tuple(command("report", m) for m in missing)
+        )
     elif not any(significant_dims(data) for data in pair.sides):
         text = "Neither needs special care by these measurements."
-        yield Advice("nothing", text, "none stands out in either", tuple(_run("detectors", model) for model in models))
+        yield Advice(
+            "nothing", text, "none stands out in either", tuple(command("detectors", model) for model in models)
+        )
     elif not any(match.mapped for match in pair.matches):
         text = "Take each model's own dimensions; nothing of one can be read off the other."
         yield Advice("transfer", text, "the streams are not equally wide", protect)
-
-
-def _run(*words: str) -> str:
-    return shlex.join(["outlierlens", *words])

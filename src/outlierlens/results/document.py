@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 from outlierlens import __version__
-from outlierlens.errors import BadFile, BadInput, need
+from outlierlens.errors import BadFile, BadInput, need, seen, showing
 from outlierlens.experiments import BY_RESULT, EXPERIMENTS
 from outlierlens.results.json_toml import parse_json
 from outlierlens.results.safe_files import write_text
@@ -72,7 +72,8 @@ class Result(ABC):
 
     def to_pandas(self, *which: Any, **named: Any) -> "pandas.DataFrame":
         """`records` as a data frame; takes what they take. Raises MissingExtra where pandas is not installed."""
-        return need("pandas", "models", "to_pandas()").DataFrame(self.columns(*which, **named))
+        with showing(self, *which, *named):
+            return need("pandas", "models", "to_pandas()").DataFrame(self.columns(*which, **named))
 
     def save(self, path: Path | str) -> Path:
         """Write to exactly `path`, as `outlierlens.save` does."""
@@ -80,10 +81,12 @@ class Result(ABC):
 
     def __str__(self) -> str:
         """What the command that makes it prints."""
-        return printed(BY_RESULT[type(self).__name__].sections()(self), notes_of(self))
+        with showing(self):
+            return printed(BY_RESULT[type(self).__name__].sections()(self), notes_of(self))
 
     def _repr_html_(self) -> str:
-        return sections_html(BY_RESULT[type(self).__name__].sections()(self))
+        with showing(self):
+            return sections_html(BY_RESULT[type(self).__name__].sections()(self))
 
 
 class OnTask:
@@ -160,9 +163,7 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
         raise BadInput(f"{type(value).__name__} is not a result; results are {', '.join(_KINDS)}")
     document = {"format_version": FORMAT_VERSION, "kind": type(value).__name__, **_encode(value)}
     separators = (",", ":") if indent is None else None
-    text = json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False, separators=separators)
-    # A file name that is no UTF-8 has lone surrogates, which no UTF-8 holds; JSON escapes them just so.
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return seen(json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False, separators=separators))
 
 
 def from_json(text: str | bytes, where: str = "result") -> Any:

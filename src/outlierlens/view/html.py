@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from outlierlens.errors import printable
 from outlierlens.view.section import Rows, Section, cell_text
 
 
@@ -19,20 +20,24 @@ def sections_html(sections: Iterable[Section]) -> str:
 
 
 def _section(section: Section) -> str:
-    said = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in section.sentences)
-    return f"<h3>{html.escape(section.title)}</h3>{said}{''.join(map(_table, section.tables))}"
+    said = "".join(f"<p>{_escaped(sentence)}</p>" for sentence in section.sentences)
+    return f"<h3>{_escaped(section.title)}</h3>{said}{''.join(map(_table, section.tables))}"
 
 
 def _table(table: Rows) -> str:
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in table.columns)
+    head = "".join(f"<th>{_escaped(column)}</th>" for column in table.columns)
     body = "".join(f"<tr>{''.join(_cells(row))}</tr>" for row in table.rows)
-    note = f"<p>{html.escape(table.note)}</p>" if table.note else ""
-    title = html.escape(table.title)
+    note = f"<p>{_escaped(table.note)}</p>" if table.note else ""
+    title = _escaped(table.title)
     return f"<table><caption>{title}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{note}"
 
 
 def _cells(row: tuple[Any, ...]) -> Iterator[str]:
-    return (f"<td>{html.escape(cell_text(value))}</td>" for value in row)
+    return (f"<td>{_escaped(cell_text(value))}</td>" for value in row)
+
+
+def _escaped(text: str) -> str:
+    return html.escape(printable(text))
 
 
 def policy(*scripts: str) -> str:

@@ -16,7 +16,7 @@ def printed(sections: Iterable[Section], notes: Iterable[str]) -> str:
     out = io.StringIO()
     for section in sections:
         print_section(section, out)
-    return "\n".join([out.getvalue().strip(), *(f"note: {note}" for note in notes)])
+    return "\n".join([out.getvalue().strip(), *(printable(f"note: {note}") for note in notes)])
 
 
 def print_section(section: Section, out: TextIO) -> None:
@@ -35,7 +35,10 @@ def print_rows(table: Rows, out: TextIO | None = None) -> None:
     if table.title:
         print(f"\n{printable(table.title)}", file=out)  # a title of the drawn table would be broken at its width
     words = [any(isinstance(row[place], str) for row in table.rows) for place in range(len(table.columns))]
-    lines = [tuple(table.columns), *(tuple(printable(cell_text(value)) for value in row) for row in table.rows)]
+    lines = [
+        tuple(map(printable, table.columns)),
+        *(tuple(printable(cell_text(value)) for value in row) for row in table.rows),
+    ]
     widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
     if out.isatty() or sum(widths) + 2 * len(widths) - 2 > WIDTH:
         _draw(lines, words, out)

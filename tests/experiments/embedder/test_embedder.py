@@ -432,7 +432,7 @@ def test_the_card_and_the_result_say_what_it_is(small: Any, tmp_path: Path) -> N
         "The licence of the base model applies",
         "final_norm(output of the layer)",
     ):
-        assert part in text
+        assert part in text.replace("\\", "")  # as Markdown is read
     assert from_json(to_json(found)) == found
     assert load(tmp_path / "made" / "outlierlens.json") == found
 

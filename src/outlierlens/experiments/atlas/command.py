@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager, ExitStack
 from itertools import islice
 
 from outlierlens.checkpoints.courtesy import Courtesy, Turns
-from outlierlens.cli.common import command, resumable, say
-from outlierlens.errors import BadInput
+from outlierlens.cli.common import resumable, say
+from outlierlens.errors import BadInput, command
 from outlierlens.experiments.atlas.build import Built, Engine, Local, build
 from outlierlens.experiments.atlas.look import JITTER, LONGEST_ASKED, RETRIES, Manner
 from outlierlens.experiments.atlas.names import Named, listed, names_in

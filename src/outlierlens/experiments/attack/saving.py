@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from outlierlens.checkpoints.safetensors import header_length
-from outlierlens.errors import BadFile, BadInput
+from outlierlens.errors import BadFile, BadInput, markdown
 from outlierlens.experiments.attack.edits import changes_of, edited_values
 from outlierlens.experiments.attack.result import Attack, Attacked, Edit
 from outlierlens.models.load import LoadedModel
@@ -88,11 +88,11 @@ def _mark_config(path: Path, said: str, edits: tuple[Edit, ...]) -> None:
 
 def _card(loaded: LoadedModel, found: Attack, one: Attacked) -> str:
     rows = [
-        f"| `{edit.tensor}` | {list(edit.index)} | {edit.before!r} | {edit.after!r} |" for edit in one.edits
+        f"| {markdown(edit.tensor)} | {list(edit.index)} | {edit.before!r} | {edit.after!r} |" for edit in one.edits
     ]  # fmt: skip
     return "\n".join([
         "---", "tags:", "- deliberately-damaged", "---",
-        f"# A deliberately damaged copy of {loaded.name}",
+        f"# A deliberately damaged copy of {markdown(loaded.name)}",
         "",
         "**Do not use this model.** It was made by `outlierlens attack` to test whether its keepers notice: "
         f"{len(one.edits)} values were changed ({one.kind}). {found.verdict[:1].upper()}{found.verdict[1:]}.",

@@ -1,6 +1,5 @@
 """`count`: how often every token of a tokenizer occurs in a corpus, and counts of several corpora in one."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from outlierlens.cli.common import resumable
 from outlierlens.cli.experiment import print_sections
 from outlierlens.data.token_counts import TokenCounts, open_counts, read_counts, write_counts
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadInput, literal
 from outlierlens.experiments import BY_NAME
 from outlierlens.experiments.count.measure import STATE, count_tokens, discard, parts_of
 from outlierlens.experiments.count.options import CountCall
@@ -22,7 +21,7 @@ def run(session: Session, options: CountCall) -> None:
     assert asked.output is not None  # its row asks for one
     found = (_merged if options.merge else _counted)(session, options, asked.output)
     if asked.json:
-        print(json.dumps({"output": str(asked.output), **_about(found)}, indent=2, ensure_ascii=False))
+        print(literal({"output": str(asked.output), **_about(found)}, indent=2))
     elif not asked.quiet:
         print_sections(BY_NAME["count"], found, verbose=asked.verbose, where=str(asked.output))
 

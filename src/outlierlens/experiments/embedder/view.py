@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from outlierlens.checkpoints.samples import SAMPLES
-from outlierlens.errors import need, printable
+from outlierlens.errors import markdown, need, printable
 from outlierlens.experiments.embedder.result import Exported
 from outlierlens.view.section import Section, rows_of
 
@@ -17,7 +17,7 @@ from outlierlens.view.section import Section, rows_of
 def card(found: Exported) -> str:
     """Markdown under the metadata that the hub reads."""
     yaml = need("yaml", "models", "a model card")
-    base = printable(found.provenance.model)
+    base = markdown(found.provenance.model)
     return f"""---
 {yaml.safe_dump(_metadata(found), allow_unicode=True, sort_keys=False).strip()}
 ---
@@ -66,7 +66,7 @@ def describe(found: Exported) -> dict[str, str]:
 
 
 def _table(found: Exported) -> str:
-    return "\n".join(f"| {name} | {printable(text).replace('|', '/')} |" for name, text in describe(found).items())
+    return "\n".join(f"| {name} | {markdown(text)} |" for name, text in describe(found).items())
 
 
 def _numbers(found: Exported) -> str:
@@ -77,11 +77,11 @@ def _numbers(found: Exported) -> str:
     ]
     if sts := found.sts:
         lines.append(
-            f"- Spearman × 100 of cosines on {sts.n_pairs:,} pairs of {printable(sts.source)}: {100 * sts.raw:.2f} without the "
+            f"- Spearman × 100 of cosines on {sts.n_pairs:,} pairs of {markdown(sts.source)}: {100 * sts.raw:.2f} without the "
             f"fix, {100 * sts.fixed:.2f} with it, {100 * sts.exported:.2f} as {sts.reader} reads this folder. None of its "
             f"sentences was fitted on."
         )
-    lines += [f"- Note: {printable(note)}." for note in found.notes]
+    lines += [f"- Note: {markdown(note)}." for note in found.notes]
     return "\n" + "\n".join(lines) + "\n"
 
 

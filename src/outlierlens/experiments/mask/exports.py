@@ -7,10 +7,9 @@ heretic              TOML     `winsorization_quantile` of its config.toml (heret
 steering             Python   a function that takes the dimensions that stand out from a direction
 """
 
-import json
 from collections.abc import Callable, Mapping
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadInput, comment, literal
 from outlierlens.experiments.mask.options import Tool
 from outlierlens.experiments.mask.result import Mask
 
@@ -20,10 +19,10 @@ def export(tool: Tool, found: Mask) -> str:
     if tool not in WRITERS:
         raise BadInput(f"unknown tool {tool!r}; masks are written for {', '.join(WRITERS)}")
     about = (
-        f"# Sinks of {found.provenance.model}, block {found.layer}, found in {found.n_fit} texts of {found.data}.\n"
-        f"# On {found.judged.n_texts} other texts {_recall(found)}.\n"
+        f"Sinks of {found.provenance.model}, block {found.layer}, found in {found.n_fit} texts of {found.data}.",
+        f"On {found.judged.n_texts} other texts {_recall(found)}.",
     )
-    return about + WRITERS[tool](found)
+    return "".join(f"{comment(line)}\n" for line in about) + WRITERS[tool](found)
 
 
 def _recall(found: Mask) -> str:
@@ -45,11 +44,11 @@ def _behind(found: Mask) -> str:
 
 
 def _saelens(found: Mask) -> str:
-    words = ", ".join(json.dumps(word) for word in found.words)
+    words = comment(literal(list(found.words))[1:-1])
     return (
         "# LanguageModelSAERunnerConfig(..., **SINKS)\n"
         f"{_behind(found)}SINKS = {{\n"
-        f'    "exclude_special_tokens": {list(found.token_ids) or False},' + (f"  # {words}" if words else "") + "\n"
+        f'    "exclude_special_tokens": {list(found.token_ids) or False},' + f"  {words}" * bool(found.words) + "\n"
         f'    "seqpos_slice": ({_first(found)}, None),\n}}\n'
     )
 

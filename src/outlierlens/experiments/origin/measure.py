@@ -24,7 +24,7 @@ from outlierlens.checkpoints.vocabulary import folder_beside, token_texts
 from outlierlens.detection.observe.result import Observation
 from outlierlens.detection.rules import Measured, Rule, find, zscore
 from outlierlens.detection.scan.measure import Site, check_size, measure, per_dim, sites_of
-from outlierlens.errors import BadFile, BadInput, TooMuchToRead
+from outlierlens.errors import BadFile, BadInput, TooMuchToRead, command
 from outlierlens.experiments.origin.embedding_tables import (
     KEPT_KINDS,
     MAX_KEPT_ROWS,
@@ -359,7 +359,8 @@ def dims_of_file(path: Path) -> dict[str, tuple[int, ...]]:
     loaded = load(path)
     if not isinstance(loaded, Observation):
         raise BadInput(
-            f"{path} holds a {type(loaded).__name__}, not an Observation; make it with outlierlens observe MODEL -o {path}"
+            f"{path} holds a {type(loaded).__name__}, not an Observation; "
+            f"make it with {command('observe', 'MODEL', '-o', path)}"
         )
     return dims_of_observation(loaded)
 

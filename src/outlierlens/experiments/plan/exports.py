@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadInput, comment
 from outlierlens.experiments.plan.kept import KeptLinear
 from outlierlens.experiments.plan.tools import EIGHT, TOOLS, Target, Tool, Wish
 from outlierlens.experiments.quantization.schemes import Recipe, parse
@@ -47,7 +47,7 @@ def export(tool: str, kept: Sequence[KeptLinear], *, scheme: Recipe, target: Tar
     row = _tool(tool)
     wish = _wish(row, kept, scheme, target)
     head = [f"{target.model}: {scheme.name}, {_count(len(kept))} kept in higher precision. {row.use}", *wish.remarks]
-    comments = [f"# {line}" for line in head] if row.commented else []
+    comments = [comment(line) for line in head] if row.commented else []
     return "\n".join([*comments, *row.write(wish)]) + "\n"
 
 

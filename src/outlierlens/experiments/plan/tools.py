@@ -6,14 +6,13 @@
 Each takes the form that its documentation gives, linked above its two functions.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from outlierlens.architectures import family_of
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadInput, literal
 from outlierlens.experiments.quantization.schemes import Recipe, Scheme, parse
 
 EIGHT = parse("int8-channel/int8-token")  # what is kept in 8 bits
@@ -88,7 +87,7 @@ def _patterns(paths: Sequence[str], number: str = r"\d+") -> list[str]:
 
 
 def _json(value: Any) -> list[str]:
-    return json.dumps(value, indent=2, ensure_ascii=False).splitlines()
+    return literal(value, indent=2).split("\n")
 
 
 def _python(name: str, value: Any) -> list[str]:

@@ -1,6 +1,5 @@
 """How each tool is told what to leave alone: `ToolLists`, whose subclasses say of which modules and channels."""
 
-import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -10,7 +9,7 @@ from typing import Any
 
 from outlierlens.architectures import BoundStack, Neuron
 from outlierlens.checkpoints import Checkpoint
-from outlierlens.errors import one_line
+from outlierlens.errors import comment, literal
 from outlierlens.experiments.pruning.options import ProtectOptions, Tool
 
 TORCH_PRUNING = '''\
@@ -135,7 +134,7 @@ class ToolLists(ABC):
 
     def _head(self, what: str, notes: Sequence[str]) -> list[str]:
         lines = [f"outlierlens: {what} of {self.checkpoint.name}", *notes]
-        return [f"# {one_line(line)}" for line in lines]
+        return [comment(line) for line in lines]
 
     def _torch_pruning(self, modules: tuple[str, ...], layers: tuple[int, ...], notes: list[str]) -> str:
         if not self.neurons:
@@ -144,12 +143,12 @@ class ToolLists(ABC):
             notes.append("linears here are Conv1D modules, which Torch-Pruning prunes only with a pruner of your own")
         head = self._head("channels that Torch-Pruning should keep", notes)
         return "\n".join(
-            [*head, TORCH_PRUNING.replace("{keep}", _literal(self.keep(modules))).replace("{whole}", self.whole)]
+            [*head, TORCH_PRUNING.replace("{whole}", self.whole).replace("{keep}", _literal(self.keep(modules)))]
         )
 
     def _recipe(self, modifier: str, modules: tuple[str, ...], layers: tuple[int, ...], notes: list[str]) -> str:
         """A recipe of llm-compressor that leaves these modules and the head alone."""
-        lines = [json.dumps(f"re:.*{re.escape(_tail(name, self.bound.prefix))}$") for name in ("lm_head", *modules)]
+        lines = [literal(f"re:.*{re.escape(_tail(name, self.bound.prefix))}$") for name in ("lm_head", *modules)]
         return "\n".join([
             *self._head("modules that llm-compressor should ignore", notes),
             "# oneshot(model=…, recipe=this file); the settings above `ignore` are yours.",
@@ -208,6 +207,6 @@ def _tail(name: str, prefix: str) -> str:
 
 def _literal(value: Any) -> str:
     """A list or dictionary as Python (and JSON), a line an entry."""
-    return json.dumps(value, indent=4) if not isinstance(value, dict) else (
-        "{\n" + "".join(f"    {json.dumps(key)}: {json.dumps(item)},\n" for key, item in value.items()) + "}"
+    return literal(value, indent=4) if not isinstance(value, dict) else (
+        "{\n" + "".join(f"    {literal(key)}: {literal(item)},\n" for key, item in value.items()) + "}"
     )  # fmt: skip

@@ -29,7 +29,7 @@ from outlierlens.checkpoints import Checkpoint, open_checkpoint
 from outlierlens.detection.scan.measure import scan_checkpoint
 from outlierlens.detection.scan.neurons import first_linears, scan_neurons
 from outlierlens.detection.scan.result import StackScan
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadInput, command
 from outlierlens.experiments.plan.result import PrecisionPlan
 from outlierlens.experiments.plan.view import most_per_byte, verdict
 from outlierlens.experiments.pruning.lists import Protection, ToolLists
@@ -78,7 +78,7 @@ def protect(model: str, tool: Tool, options: ProtectOptions | None = None) -> Pr
     ) as checkpoint:
         stored = Provenance(checkpoint.name, checkpoint.header_digest())
         refuse_other_model(
-            str(options.measured), found, [stored], f"measure this model: outlierlens plan {model} -o FILE"
+            str(options.measured), found, [stored], f"measure this model: {command('plan', model, '-o', 'FILE')}"
         )
         stacks = arch.stacks_for(checkpoint, options.scan.row)
         bound = arch.bind(stacks, checkpoint.tensors, checkpoint.config)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlierlens.data.texts import EXCERPT, Data, Texts, read_texts
 from outlierlens.detection.scan.measure import scan_live
-from outlierlens.errors import BadFile, BadInput
+from outlierlens.errors import BadFile, BadInput, markdown
 from outlierlens.experiments.repair.check import Check, Seen, check_of, outputs, seen_of
 from outlierlens.experiments.repair.epsilon import get_key
 from outlierlens.experiments.repair.factors import balanced_exponents, pair_exponents, stream_exponent
@@ -307,7 +307,7 @@ def _about(made: Repaired, name: str) -> dict[str, Any]:
 
 
 def _card(made: Repaired, name: str) -> str:
-    says = [f"Made from `{name}`; `repair.json` says how."]
+    says = [f"Made from {markdown(name)}; `repair.json` says how."]
     if made.rotated:
         says.append(f"Its residual stream is turned by {MATRIX}, norms are folded, and weights are float32.")
     if made.exponent or made.channels:

@@ -27,7 +27,7 @@ from outlierlens.cli import common
 from outlierlens.cli.common import check_chart, resumable, say
 from outlierlens.cli.experiment import tell
 from outlierlens.detection.scan.measure import scan_stream
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadInput, command
 from outlierlens.experiments.sweep.options import Machines, SweepCall, SweepOptions
 from outlierlens.experiments.sweep.result import Sweep
 from outlierlens.options import FIND
@@ -80,7 +80,7 @@ def run(session: Session, call: SweepCall) -> None:
         if output.chart:
             say(f"chart: {output.chart}")
         say(f"rows: {rows}; result: {directory / SWEEP}; report: {written.page}")
-        say(f"draw again: {common.command('report', directory / 'results.json')}")
+        say(f"draw again: {command('report', directory / 'results.json')}")
 
 
 def _swept(

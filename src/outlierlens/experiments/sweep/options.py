@@ -44,8 +44,8 @@ def batch_size(text: str) -> int | None:
     """Rows of a forward pass; None for "auto"."""
     if text == "auto":
         return None
-    if not text.isdecimal():
-        raise BadInput(f"--batch-size is {text!r}; use auto or a number of rows, at least 1")
+    if not text.isdecimal() or len(text) > 12:
+        raise BadInput(f"--batch-size is {text!r:.40}; use auto or a number of rows, at least 1")
     return int(text)
 
 

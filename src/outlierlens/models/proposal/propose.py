@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlierlens.architectures import BoundStack, bind, live_parameters
 from outlierlens.architectures.stack import Config, Stack, to_toml
-from outlierlens.errors import OutlierlensError, UnknownArchitecture, need
+from outlierlens.errors import OutlierlensError, UnknownArchitecture, comment, need
 from outlierlens.models.changes import hang
 from outlierlens.models.proposal.probe import DIM, Anatomy, BlockProbe, Row, first_tensor
 from outlierlens.models.proposal.surroundings import Stream, Surroundings, find_streams
@@ -49,7 +49,7 @@ class Proposal:
         """The row as TOML that `load_toml` reads, a comment with its evidence above every line."""
         head = [f"Row for {self.model_type}, drafted by experiment: {self.basis}."]
         head += [f"NOT ESTABLISHED: {remark}." for remark in self.unsettled]
-        return "".join(f"# {line}\n" for line in head) + "\n" + to_toml(self.stacks, self.evidence)
+        return "".join(f"{comment(line)}\n" for line in head) + "\n" + to_toml(self.stacks, self.evidence)
 
 
 def propose(config: Config) -> Proposal:

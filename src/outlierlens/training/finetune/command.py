@@ -1,8 +1,8 @@
 """`finetune`: its runs are kept in a run directory, and go on from there."""
 
-from outlierlens.cli import common
 from outlierlens.cli.common import resumable, say, warn
 from outlierlens.cli.experiment import tell
+from outlierlens.errors import command
 from outlierlens.session import Session
 from outlierlens.training.finetune.options import Finetuning
 
@@ -26,7 +26,7 @@ def run(session: Session, options: Finetuning) -> None:
     tell(session, found)
     if output.for_people:
         best = max(found.seeds, key=lambda one: one.best.scores[found.metric])
-        say(f"result: {folder / RESULT}; look at a model: {common.command('scan', best.folder)}")
+        say(f"result: {folder / RESULT}; look at a model: {command('scan', best.folder)}")
 
 
 def _log(seed: int, step: int, steps: int, logs: dict[str, float]) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from outlierlens.checkpoints.formats import suffixes
 from outlierlens.checkpoints.samples import is_sample
-from outlierlens.errors import BadFile, BadInput, need, printable
+from outlierlens.errors import BadFile, BadInput, markdown, need, one_line, printable
 from outlierlens.results import json_toml as documents
 from outlierlens.results.row_store import LOCK
 from outlierlens.results.safe_files import rename, write_text
@@ -50,32 +50,24 @@ def card(tuned: FineTuned, run: SeedRun) -> str:
     yaml = need("yaml", "models", "a model card")
     best = run.best
     names = list(best.scores)
-    scores = ", ".join(f"{name} {value:.4f}" for name, value in best.scores.items())
+    scores = ", ".join(f"{markdown(name)} {value:.4f}" for name, value in best.scores.items())
     rows = "\n".join(
         f"| {row.epoch:g} | {row.loss:.4f} | " + " | ".join(f"{row.scores[name]:.4f}" for name in names) + " |"
         for row in run.epochs
     )
     shown = {**tuned.settings, "seed": run.seed}
-    settings = "\n".join(f"- {name}: {value}" for name, value in shown.items())
-    base, train, dev, command = (
-        printable(text)
-        for text in (
-            tuned.base,
-            tuned.train,
-            tuned.dev,
-            tuned.provenance.command or "outlierlens.training.finetune.loop.finetune(…)",
-        )
-    )
+    settings = "\n".join(f"- {name}: {markdown(str(value))}" for name, value in shown.items())
+    base, task, metric, train, dev = map(markdown, (tuned.base, tuned.task, tuned.metric, tuned.train, tuned.dev))
     return f"""---
 {yaml.safe_dump(_metadata(tuned, run), allow_unicode=True, sort_keys=False).strip()}
 ---
-# {base} fine-tuned on {tuned.task}
+# {base} fine-tuned on {task}
 
-Epoch {run.best_epoch:g} of {len(run.epochs)}, the one with the best {tuned.metric} on {tuned.n_dev:,} dev examples:
-{scores} (95 % interval of {tuned.metric} {interval_text(run.low, run.high, ".4f")}, examples resampled).
+Epoch {run.best_epoch:g} of {len(run.epochs)}, the one with the best {metric} on {tuned.n_dev:,} dev examples:
+{scores} (95 % interval of {metric} {interval_text(run.low, run.high, ".4f")}, examples resampled).
 The dev set chose the epoch, so these numbers are slightly optimistic.
 
-| epoch | dev loss | {" | ".join(names)} |
+| epoch | dev loss | {" | ".join(map(markdown, names))} |
 |---|---|{"---|" * len(names)}
 {rows}
 
@@ -86,7 +78,7 @@ Trained on {tuned.n_train:,} examples of {train} (SHA-256 {tuned.train_digest[:1
 
 Made again by:
 
-    {command}
+    {printable(tuned.provenance.command or "outlierlens.training.finetune.loop.finetune(…)")}
 """
 
 
@@ -94,17 +86,18 @@ def _metadata(tuned: FineTuned, run: SeedRun) -> dict[str, Any]:
     kind = "token-classification" if tuned.metric.startswith("token") else "text-classification"
     metrics = [
         {"type": HUB_METRICS.get(name, name), "name": name, "value": round(value, 6)}
-        for name, value in run.best.scores.items()
+        for name, value in zip(map(one_line, run.best.scores), run.best.scores.values(), strict=True)
     ]
-    result = {"task": {"type": kind}, "dataset": {"type": tuned.task, "name": tuned.task}, "metrics": metrics}
+    task = one_line(tuned.task)
+    result = {"task": {"type": kind}, "dataset": {"type": task, "name": task}, "metrics": metrics}
     found: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": kind}
     if (
         re.fullmatch(r"[\w.-]+/[\w.-]+", tuned.base, re.ASCII) and not Path(tuned.base).exists()
     ):  # the hub takes nothing but its own ids here
         found["base_model"] = tuned.base
-    found["tags"] = ["outlierlens", tuned.task.replace(":", "-")]
+    found["tags"] = ["outlierlens", task.replace(":", "-")]
     found["metrics"] = list(dict.fromkeys(metric["type"] for metric in metrics))
-    found["model-index"] = [{"name": f"{printable(tuned.base)} fine-tuned on {tuned.task}", "results": [result]}]
+    found["model-index"] = [{"name": f"{printable(tuned.base)} fine-tuned on {task}", "results": [result]}]
     return found
 
 

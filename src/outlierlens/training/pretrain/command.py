@@ -2,11 +2,10 @@
 
 from contextlib import nullcontext
 
-from outlierlens.cli import common
 from outlierlens.cli.common import resumable, say, warn
 from outlierlens.cli.experiment import tell
 from outlierlens.detection.rules import Rule
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadInput, command
 from outlierlens.results.row_store import alone_in
 from outlierlens.session import Session
 from outlierlens.training.pretrain.options import PretrainOptions
@@ -52,7 +51,7 @@ def _train(session: Session, options: PretrainOptions, recipe: Recipe) -> None:
         tell(session, outcome)
     if output.for_people:
         say(f"model: {trained.model_folder}; norms over the steps: {folder / WATCH}")
-        say(f"look at it: {common.command('track', folder)} and {common.command('report', trained.model_folder)}")
+        say(f"look at it: {command('track', folder)} and {command('report', trained.model_folder)}")
 
 
 def _log(step: int, steps: int, logs: dict[str, float]) -> None:

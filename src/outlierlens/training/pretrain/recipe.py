@@ -21,7 +21,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadInput, literal
 from outlierlens.results.json_toml import read_toml
 from outlierlens.training.pretrain.packing import Packing
 
@@ -193,7 +193,7 @@ class Recipe:
             name, equals, value = setting.partition("=")
             if not equals:
                 raise BadInput(f"--set {setting}: write it as section.key=value, such as training.steps=2000")
-            parsed = _parsed(f"value = {value}") or _parsed(f"value = {json.dumps(value)}")
+            parsed = _parsed(f"value = {value}") or _parsed(f"value = {literal(value)}")
             section, _, key = name.strip().rpartition(".")
             target = document.setdefault(section, {}) if section else document
             target[key] = (parsed or {})["value"]
@@ -201,11 +201,11 @@ class Recipe:
 
     def to_toml(self) -> str:
         """All of it as TOML, defaults included."""
-        lines = [f"name = {_toml(self.name)}", f"about = {_toml(self.about)}"]
+        lines = [f"name = {literal(self.name)}", f"about = {literal(self.about)}"]
         for section in ("data", "tokenizer", "model", "training"):
             part = getattr(self, section)
             lines += ["", f"[{section}]"]
-            lines += [f"{f.name} = {_toml(getattr(part, f.name))}" for f in dataclasses.fields(part)]
+            lines += [f"{f.name} = {literal(getattr(part, f.name))}" for f in dataclasses.fields(part)]
         return "\n".join(lines) + "\n"
 
     @property
@@ -253,12 +253,6 @@ def _read(name: str, beside: Path | None) -> tuple[dict[str, Any], Path | None]:
         hint = f"; near: {', '.join(near)}" if near else ""
         raise BadInput(f"{name}: no such .toml file and no shipped recipe; shipped are {', '.join(shipped())}{hint}")
     return read_toml(path), path.parent
-
-
-def _toml(value: Any) -> str:
-    # JSON's strings, finite numbers, booleans and arrays of them are TOML's, but for pairs of surrogates and the
-    # control character that JSON leaves as it is.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _parsed(text: str) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from outlierlens.errors import BadInput, need
+from outlierlens.errors import BadInput, need, printable
 from outlierlens.view.charts.palette import COLOURED, GRID, INK, MUTED, SURFACE, concrete
 from outlierlens.view.charts.png import smaller
 
@@ -91,7 +91,7 @@ class Chart:
         """For notebooks: the specification, and where charts can be drawn a picture for viewers that know no Vega-Lite."""
 
         drawn = {"image/png": base64.b64encode(picture(self, "png")).decode()} if can_export() else {}
-        return {MIME: self.plain(), **drawn, "text/plain": f"{self.title}: {self.reading}"}
+        return {MIME: self.plain(), **drawn, "text/plain": printable(f"{self.title}: {self.reading}")}
 
 
 def chart(

@@ -8,6 +8,8 @@ A colour in a specification is a CSS variable, "var(--ol-ink)". A browser resolv
 
 from typing import Any
 
+from outlierlens.errors import printable
+
 LIGHT = {
     "surface": "#ffffff",
     "ink": "#1b222b",
@@ -59,11 +61,11 @@ def css(colours: dict[str, str]) -> str:
 
 
 def concrete(value: Any) -> Any:
-    """A copy of a specification in which every colour name is the light colour itself."""
+    """A copy of a specification in which every colour name is the light colour itself, and no text steers what shows it."""
     if isinstance(value, dict):
         return {key: concrete(item) for key, item in value.items()}
     if isinstance(value, list):
         return [concrete(item) for item in value]
     if isinstance(value, str) and value.startswith("var(--ol-"):
         return LIGHT.get(value.removeprefix("var(--ol-").removesuffix(")"), value)
-    return value
+    return printable(value) if isinstance(value, str) else value
