@@ -26,7 +26,7 @@ from outlierlens.experiments.lookup.options import LookupOptions  # noqa: E402
 PAGE = ROOT / "docs/atlas-science.md"
 RULE = Rule()
 NULLS = 200
-SITES = {"stream": "post-norm", "write": "normed writes", "read": "pre-norm (its reading norm)"}
+SITES = {"stream": "post-norm", "write": "normed writes", "read": "pre-norm (its last linear)"}
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,17 @@ def median(values: Sequence[float], form: str = ".1f") -> str:
     return f"{np.median(ordered):{form}} ({low:{form}} to {high:{form}}{'' if at else ', all'})"
 
 
+def at_norm(row: AtlasRow) -> bool:
+    """Whether the row's vectors are those that its outliers were found in."""
+    return row.norm_site != "read"
+
+
+def by_chance(rows: Sequence[AtlasRow]) -> str:
+    """The mean `null_rate` of those whose outliers are a norm's; a dash without any."""
+    rates = [null_rate(row) for row in rows if at_norm(row)]
+    return f"{np.mean(rates):.2f}" if rates else "–"
+
+
 def null_rate(row: AtlasRow) -> float:
     """Share of draws with an outlier where each layer's dimensions are permuted by themselves."""
     random = np.random.default_rng(0)
@@ -106,7 +117,7 @@ def page(rows: Sequence[AtlasRow], where: str) -> Iterator[str]:
         f"Made by `python scripts/atlas_science.py{where}` from {n_models} real models of "
         f"{len({row.family for row in rows})} families. Models with one origin, as [lookup](lookup.md) tells it, count once: "
         f"{len(known)} streams. The rule is that of `scan`: an outlier {asked} (without a bias, in the scale alone). "
-        "Of pre-norm models the norm that attention reads is looked at, where `scan` looks at the last linear. "
+        "Of pre-norm models the last linear is measured, whose vectors an atlas does not keep: draws and signs are of norms. "
         "Intervals are 95 %: of shares Wilson's, of medians from order statistics. "
         "These models are what can be had from PyPI; they are few, and no random sample of anything."
     )
@@ -127,14 +138,11 @@ def page(rows: Sequence[AtlasRow], where: str) -> Iterator[str]:
         ("norm", lambda row: row.norm), ("site", lambda row: SITES[row.norm_site]), ("family", lambda row: row.family),
         ("width", lambda row: "up to 256" if row.width <= 256 else "more than 256"),
     ]  # fmt: skip
-    lines = [
-        ("all", "", share(len(with_outliers), len(known)), f"{np.mean([null_rate(one.row) for one in known]):.2f}")
-    ]
+    lines = [("all", "", share(len(with_outliers), len(known)), by_chance([one.row for one in known]))]
     for title, of in split:
         for value in sorted({of(one.row) for one in known}):
             some = [one.row for one in known if of(one.row) == value]
-            by_chance = f"{np.mean([null_rate(row) for row in some]):.2f}"
-            lines.append((title, value, share(sum(bool(row.outliers) for row in some), len(some)), by_chance))
+            lines.append((title, value, share(sum(bool(row.outliers) for row in some), len(some)), by_chance(some)))
     yield table(("by", "", "streams with an outlier dimension", "the same in permuted layers"), lines)
     yield (
         "The last column is what the rule finds where each layer's dimensions are permuted by themselves: one or two layers "
@@ -144,7 +152,7 @@ def page(rows: Sequence[AtlasRow], where: str) -> Iterator[str]:
     found = [(one.row, each) for one in deep for each in one.row.outliers]
     yield "## Where, and how large"
     yield f"Of the {len(deep)} streams of three layers and more that have any ({len(found)} dimensions):"
-    signs = [constant_sign(row, each.dim) for row, each in found]
+    signs = [constant_sign(row, each.dim) for row, each in found if at_norm(row)]
     places = np.array([each.dim / row.width for row, each in found])
     passing = [100 * len(each.layers) / row.layers for row, each in found]
     sizes = {kind: [abs(each.z_scale) for row, each in found if row.norm == kind] for kind in ("layernorm", "rmsnorm")}
@@ -154,13 +162,13 @@ def page(rows: Sequence[AtlasRow], where: str) -> Iterator[str]:
             ("outlier dimensions a stream", median([len(one.row.outliers) for one in deep], ".0f")),
             ("share of the width", median([100 * len(one.row.outliers) / one.row.width for one in deep], ".2f") + " %"),
             ("share of layers in which the scale passes", median(passing, ".0f") + " %"),
-            ("largest abs. z of the scale, LayerNorm", median(sizes["layernorm"])),
-            ("largest abs. z of the scale, RMSNorm", median(sizes["rmsnorm"])),
+            ("largest abs. z of the scale, models with LayerNorm", median(sizes["layernorm"])),
+            ("largest abs. z of the scale, models with RMSNorm", median(sizes["rmsnorm"])),
             (
                 "scales below the mean where they are largest",
                 share(sum(each.sign < 0 for _, each in found), len(found)),
             ),
-            ("the scale's z has one sign in all layers", share(sum(signs), len(signs))),
+            ("a norm's z has one sign in all layers", share(sum(signs), len(signs))),
             ("in the first half of the width", share(int((places < 0.5).sum()), len(places))),
         ],
     )
@@ -200,7 +208,7 @@ def claims(known: Sequence[Origin], rows: Sequence[AtlasRow]) -> Iterator[tuple[
     counts = [100 * len(row.outliers) / row.width for row in deep if row.outliers]
     few = f"{median(counts, '.2f')} % of the width where there are any; at most {max(counts, default=0):.1f} %"
     yield "They are very few (Kovaleva et al. 2021)", few
-    signs = [constant_sign(row, each.dim) for row in deep for each in row.outliers]
+    signs = [constant_sign(row, each.dim) for row in deep if at_norm(row) for each in row.outliers]
     yield (
         "They have one sign over layers (Luo et al. 2021, of hidden states)",
         f"{share(sum(signs), len(signs))} of dimensions, of the norms' scales",

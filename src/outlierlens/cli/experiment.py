@@ -116,8 +116,9 @@ def run_paper(session: Session, paper: str, make: "Callable[[Path, Callable[[str
 
     output = session.output
     directory = session.folder(paper)
-    with resumable(directory / "parts"), alone_in(directory, "run", CHARTS, "parts"):
+    with resumable(directory / "parts"):
         made = make(directory, warn if output.tells_progress else lambda _: None)
+    with alone_in(directory, "replication", CHARTS, "parts"):
         written = write(made, directory, overwrite=any((directory / name).exists() for name in OURS))
     tell(session, getattr(made, paper))
     if output.for_people:
