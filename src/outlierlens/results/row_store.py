@@ -254,7 +254,7 @@ def _same(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
         differing = [key for key in {**was, **is_now} if was.get(key) != is_now.get(key)]
         what = "; ".join(f"{key} was {was.get(key)!r}, is {is_now.get(key)!r}" for key in differing[:3])
         raise BadInput(
-            f"{path} holds rows of other work ({what}); use another directory, or --overwrite where the command has it"
+            f"{path} holds rows of other work ({what}); use another directory, or --overwrite to start again"
         )
 
 
