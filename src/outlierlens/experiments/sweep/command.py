@@ -103,11 +103,11 @@ def _swept(
             loaded, texts, replace(options, dims=call.chosen(named)),
             command=session.command, progress=view, rows=rows, engine=_engine(call.machines, texts, session.load),
         )  # fmt: skip
-        if output.chart:
-            write_together({output.chart: common.drawn(output.chart, drawn(swept))})
         save(swept, directory / SWEEP)
         data = ReportData(provenance=swept.provenance, scan=found, sweeps=(swept,))
         written = write(data, directory, overwrite=True, also=[rows, directory / SWEEP])
+        if output.chart:  # last: the same command goes on where it was killed, unless its chart is there
+            write_together({output.chart: common.drawn(output.chart, drawn(swept))})
         return swept, written
 
 
