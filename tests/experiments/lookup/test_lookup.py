@@ -102,12 +102,13 @@ def test_the_packaged_atlas() -> None:
     for row in rows:
         assert row.scale is not None
         assert row.scale.shape == (row.layers, row.width)
-        for one in row.outliers:  # as the rule says, of vectors in half precision
-            z = (row.scale[:, one.dim].astype(float) - row.scale.mean(axis=1, dtype=float)) / row.scale.std(
-                axis=1, dtype=float
-            )
-            assert max(z, key=abs) == pytest.approx(one.z_scale, rel=0.01, abs=0.02)
+        for one in row.outliers:
             assert len(one.layers) >= row.layers / 2
+            if row.norm_site == "read":  # found in linears, which an atlas does not keep
+                continue
+            scale = row.scale.astype(float)  # as the rule says, of vectors in half precision
+            z = (scale[:, one.dim] - scale.mean(axis=1)) / scale.std(axis=1)
+            assert max(z, key=abs) == pytest.approx(one.z_scale, rel=0.01, abs=0.02)
     for cost in measure.costs():
         row = next(row for row in rows if row.model == cost.model)
         assert cost.n_texts > 0
