@@ -17,7 +17,7 @@ KINDS = {
     name: "folder" if "folder" in BY_NAME[name].folders else "run" if BY_NAME[name].writes == "folder" else "file"
     for name in RUNS
     if "output" in {option.name for _, asked in BY_NAME[name].asks().values() for option in asked} or BY_NAME[name].folders
-}  # fmt: skip
+} | {"atlas page": "folder"}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,7 +48,7 @@ def words(name: str, place: Path) -> list[str]:
 
 def test_every_kind_is_among_them() -> None:
     assert len(KINDS) > 40
-    assert {name for name, kind in KINDS.items() if kind == "folder"} == {"repair", "export-embedder"}
+    assert {name for name, kind in KINDS.items() if kind == "folder"} == {"repair", "export-embedder", "atlas page"}
     assert {"report", "track", "atlas build", "finetune", "pretrain", "recover"} < {
         n for n, k in KINDS.items() if k == "run"
     }

@@ -112,7 +112,7 @@ def test_the_command_writes_it_beside_the_rows(tmp_path: Path, capsys: pytest.Ca
         run(["atlas", "page", str(tmp_path / "atlas")])
     run(["atlas", "page", str(tmp_path / "atlas"), "--overwrite", "-q"])
     with pytest.raises(BadInput, match="the atlas has no rows yet"):
-        write_site([], tmp_path)
+        write_site([], tmp_path / "new")
 
 
 def tree(folder: Path) -> dict[str, bytes]:

@@ -86,12 +86,12 @@ def write_site(rows: Iterable[AtlasRow], folder: Path) -> list[Path]:
     Raises:
         BadInput: there are no rows, or the folder holds anything but pages of an atlas; nothing is touched then.
     """
-    models = models_of(rows)
-    if not models:
-        raise BadInput("the atlas has no rows yet; `outlierlens atlas build` makes them")
     for path in sorted(folder.glob("*")) if folder.is_dir() else [folder] * folder.exists():
         if path == folder or path.is_symlink() or path.suffix != ".html" or MARK not in path.read_bytes():
             raise BadInput(f"{path} is no page of an atlas, and a site is a folder of its own; name a new one with -o")
+    models = models_of(rows)
+    if not models:
+        raise BadInput("the atlas has no rows yet; `outlierlens atlas build` makes them")
     shards = list(_shards([plain(model) for model in models]))
     alone = len(shards) == 1
     names = [SHARD.format(number) for number in range(1, len(shards) + 1)]
