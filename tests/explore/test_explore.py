@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 import shlex
+import subprocess
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -363,7 +364,9 @@ def test_commands_quote_texts_and_hide_tokens() -> None:
     state = State(text="-x 'y' $(z)\n", dims=(3,), last=1)
     line = snippets.command("a/b", options, state, ("loss",))
     assert "secret" not in line
-    words = shlex.split(line)
+    # What holds a line break stands in $'…', which shells read and shlex does not.
+    shown = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, text=True, check=True)
+    words = shown.stdout.split("\0")[:-1]
     assert words[:4] == ["outlierlens", "explore", "a/b", "--text=-x 'y' $(z)\n"]
     assert words[-6:] == ["loss", "--revision", "v1", "--trust-remote-code", "--offline", "--json"]
 
