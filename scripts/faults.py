@@ -226,7 +226,7 @@ def commands(root: Path, endpoint: str) -> dict[str, Command]:
         return [
             (str(p.relative_to(folder)), p.read_bytes())
             for p in sorted(folder.rglob("*"))
-            if p.is_file() and not _is_lock(p)
+            if p.is_file() and not is_lock(p)
         ]
 
     os.environ |= {"HF_ENDPOINT": endpoint, "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
@@ -237,23 +237,23 @@ def commands(root: Path, endpoint: str) -> dict[str, Command]:
     }
 
 
-def _same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> bool:
     """Equal, numbers but for float32's rounding: a run that memory failed goes on in smaller batches."""
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple) and type(one) is type(other):
-        return len(one) == len(other) and all(map(_same, one, other))
+        return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, float) and isinstance(other, float):
         return bool(np.isclose(one, other, rtol=1e-5, atol=1e-7, equal_nan=True))
     return bool(one == other)
 
 
-def _is_lock(path: Path) -> bool:
+def is_lock(path: Path) -> bool:
     return path.name.endswith(".lock")
 
 
 def _names(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not _is_lock(path))
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not is_lock(path))
 
 
 def _plain(value: Any) -> Any:
@@ -357,10 +357,11 @@ def run(words: list[str], folder: Path, faults: Any = None) -> Ended:
     if not pid:
         status = 70
         try:
+            os.chdir(folder)
             for stream, place in ((1, os.devnull), (2, said)):
                 os.dup2(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), stream)
             sys.stdout, sys.stderr = (os.fdopen(stream, "w", closefd=False) for stream in (1, 2))
-            status = _called(words, folder, faults)
+            status = called(words, folder, faults)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -374,7 +375,8 @@ def run(words: list[str], folder: Path, faults: Any = None) -> Ended:
     return Ended(status, said.read_text(errors="replace"), found)
 
 
-def _called(words: list[str], folder: Path, faults: Any) -> int:
+def called(words: list[str], folder: Path, faults: Any = None) -> int:
+    """The exit code of the command line, run here; what it caches lies in the folder."""
     from outlierlens.cli import main
     from outlierlens.report import files
 
@@ -407,7 +409,7 @@ def trial(command: Command, root: Path, fault: Any, wanted: Any) -> str:
     ended = run(command.words(folder), folder, fault)
     lines = ended.said.splitlines()
     if ended.status == 0:
-        return "" if _same(command.result(folder), wanted) else f"code 0 and another result; {ended.said!r}"
+        return "" if same(command.result(folder), wanted) else f"code 0 and another result; {ended.said!r}"
     wrong = ""
     if len(lines) != 1 or not lines[0].startswith("error: "):
         wrong = f"{len(lines)} lines on stderr ({lines[-1][:150] if lines else ''})"
@@ -440,7 +442,7 @@ def main() -> int:
             command, whole = found[name], root / "whole"
             shutil.rmtree(whole, ignore_errors=True)
             with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-                _called(command.words(whole), whole, None)  # here: what it imports, no copy imports again
+                called(command.words(whole), whole)  # here: what it imports, no copy imports again
             shutil.rmtree(whole)
             undisturbed = run(command.words(whole), whole, kinds[kind](whole))
             if undisturbed.status:

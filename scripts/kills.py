@@ -37,11 +37,17 @@ LEFT = (".making-", ".part", ".old-", ".tmp")  # what a command writes beside, u
 
 
 class Kills(faults.Writes):
-    """Counts the writes below a folder; the one numbered `at` ends the process, `torn` in its middle."""
+    """Counts the writes below a folder; the one numbered `at` ends the process, `torn` in its middle, or `after` seconds do."""
 
-    def __init__(self, folder: Path, at: int = 0, *, torn: bool = False):
-        super().__init__(folder, at)
-        self.torn = torn
+    def __init__(self, folder: Path, at: int = 0, *, torn: bool = False, after: float = 0.0):
+        super().__init__(folder, -1 if after else at)
+        self.torn, self.after = torn, after
+
+    def start(self) -> None:
+        """Watch this process until its end, which comes with a traceback where it hangs."""
+        faulthandler.dump_traceback_later(SECONDS, exit=True)
+        signal.setitimer(signal.ITIMER_REAL, self.after)  # no handler of Python's: the system ends the process
+        super().start()
 
     def _step(self, what: str, name: Any) -> None:
         if not isinstance(name, str | os.PathLike) or not os.fspath(name).startswith(self.folder):
@@ -58,63 +64,6 @@ class Kills(faults.Writes):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-# --- one command -------------------------------------------------------------------------------------------------
-
-
-def run(words: list[str], folder: Path, kill: Kills | None = None, after: float = 0.0) -> tuple[int, str, list[str]]:
-    """(status, what it said, writes) of the command in a copy of this process; killed after that many seconds, if any."""
-    said, seen = folder.with_name("said"), folder.with_name("seen")
-    seen.unlink(missing_ok=True)
-    pid = os.fork()
-    if not pid:
-        status = 70
-        try:
-            os.chdir(folder)
-            for stream, place in ((1, os.devnull), (2, str(said))):
-                os.dup2(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), stream)
-            sys.stdout, sys.stderr = (os.fdopen(stream, "w", closefd=False) for stream in (1, 2))
-            faulthandler.dump_traceback_later(SECONDS, exit=True)
-            status = called(words, folder, kill)
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            if kill is not None and not kill.at:
-                fd = os.open(seen, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-                os.write(fd, "\n".join(kill.seen).encode())
-            os._exit(status)
-    end = time.monotonic() + after
-    while after:
-        done, how = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(how), said.read_text(errors="replace"), []
-        if time.monotonic() >= end:
-            os.kill(pid, signal.SIGKILL)
-            break
-        time.sleep(0.002)
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return status, said.read_text(errors="replace"), seen.read_text().splitlines() if seen.exists() else []
-
-
-def called(words: list[str], folder: Path, kill: Kills | None) -> int:
-    """Run the command line here."""
-    from outlierlens.cli import main
-    from outlierlens.report import files
-
-    files.can_export = lambda: False  # pictures of charts are drawn by a library of its own
-    os.environ["OUTLIERLENS_CACHE"] = str(folder / "cache")
-    sys.argv = ["outlierlens", *words]
-    if kill is not None:
-        kill.start()
-    try:
-        main()
-    except SystemExit as ending:
-        return int(ending.code or 0)
-    return 0
-
-
 # --- what is left ------------------------------------------------------------------------------------------------
 
 
@@ -123,7 +72,7 @@ def files_of(folder: Path) -> dict[str, Path]:
     return {
         str(path.relative_to(folder)): path
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.name.endswith(".lock") and path.relative_to(folder).parts[0] != "cache"
+        if path.is_file() and not faults.is_lock(path) and path.relative_to(folder).parts[0] != "cache"
     }
 
 
@@ -184,7 +133,7 @@ def other(whole: Path, now: Path) -> list[str]:
     for name in sorted(wanted.keys() & found.keys()):
         if name.endswith(".json"):
             here, there = (json.loads(one.read_bytes()) for one in (found[name], wanted[name]))
-            if not faults._same(plain(here), plain(there)):
+            if not faults.same(plain(here), plain(there)):
                 wrong.append(f"{name} differs")
         elif name.endswith(".safetensors") and found[name].read_bytes() != wanted[name].read_bytes():
             wrong.append(f"{name} differs")
@@ -208,16 +157,18 @@ def restored(before: Path, work: Path) -> Path:
     return Path(shutil.copytree(before, work, symlinks=True))
 
 
-def trial(words: list[str], place: Path, kill: Kills | None, after: float, code: int) -> str:
+def trial(words: list[str], place: Path, kill: Kills, code: int) -> str:
     """ "" where all held, else what did not."""
     before, work, whole = place / "before", restored(place / "before", place / "work"), place / "whole"
-    status, _, _ = run(words, work, kill, after)
+    status = faults.run(words, work, kill).status
     wrong = half(before, work)
-    again, said, _ = run(words, work)
-    if again == 1 and " exists" in said and "--overwrite" in said:  # killed between the names of two files, both whole
-        again, said, _ = run([*words, "--overwrite"], work)
-    if code not in (again, status) and other(whole, work):
-        wrong.append(f"run again, it ended with {again}: {(said.splitlines() or [''])[-1][:200]}")
+    again = faults.run(words, work, Kills(work))
+    if again.status == 1 and " exists" in again.said and "--overwrite" in again.said:
+        again = faults.run(
+            [*words, "--overwrite"], work, Kills(work)
+        )  # killed between the names of two files, both whole
+    if code not in (again.status, status) and other(whole, work):
+        wrong.append(f"run again, it ended with {again.status}: {(again.said.splitlines() or [''])[-1][:200]}")
     elif status != code:
         wrong += [f"run again, {one}" for one in other(whole, work)]
     return "; ".join(wrong)
@@ -247,26 +198,27 @@ def main() -> int:
                 shutil.copytree(base, place / name / "before", symlinks=True)
             with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
                 os.chdir(base)
-                called(words, base, None)  # here: what it imports, no copy imports again
+                faults.called(words, base)  # here: what it imports, no copy imports again
             if not looked_at:
                 continue
             work, begun = restored(place / name / "before", place / name / "work"), time.monotonic()
-            code, said, seen = run(words, work, Kills(work))
-            if code != every_command.FOUND.get(name, 0):
-                raise SystemExit(f"{name}: {code}: {said}")
+            ended = faults.run(words, work, Kills(work))
+            if ended.status != every_command.FOUND.get(name, 0):
+                raise SystemExit(f"{name}: {ended.status}: {ended.said}")
             shutil.copytree(work, place / name / "whole", symlinks=True)
-            if seen:
-                writers.append((name, words, code, seen, time.monotonic() - begun))
+            if ended.seen:
+                writers.append((name, words, ended, time.monotonic() - begun))
             else:
                 shutil.rmtree(place / name)
         print(f"{'command':<24}{'writes':>8}{'kills':>8}{'not held':>10}", flush=True)
-        for number, (name, words, code, seen, seconds) in enumerate(writers):
+        for number, (name, words, ended, seconds) in enumerate(writers):
+            seen, code = ended.seen, ended.status
             kills, bad = asked.kills // len(writers) + (number < asked.kills % len(writers)), 0
             for turn in range(kills):
                 at, share = draw.randint(1, len(seen)), draw.random()
                 timed = turn % 3 == 2
-                kill = None if timed else Kills(place / name / "work", at, torn=turn % 3 == 1)
-                if said := trial(words, place / name, kill, share * seconds if timed else 0.0, code):
+                kill = Kills(place / name / "work", at, torn=turn % 3 == 1, after=share * seconds if timed else 0.0)
+                if said := trial(words, place / name, kill, code):
                     where = f"after {share:.0%} of its time" if timed else f"at write {at}, {seen[at - 1]}"
                     print(f"    {where}: {said}", flush=True)
                     bad += 1

@@ -149,7 +149,7 @@ def careless(_: Any, folder: Path, fault: Any) -> int:
 def test_every_write_fails_in_turn(
     program: Callable[..., int], n_least: int, bad: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(faults, "_called", program)
+    monkeypatch.setattr(faults, "called", program)
     command = faults.Command(lambda _: [], written)
     whole = faults.run([], tmp_path / "whole", faults.Writes(tmp_path / "whole"))
     assert whole.status == 0
@@ -177,7 +177,7 @@ def test_every_allocation_of_numpy_fails_in_turn(tmp_path: Path, monkeypatch: py
             return 1
         return 0
 
-    monkeypatch.setattr(faults, "_called", program)
+    monkeypatch.setattr(faults, "called", program)
     whole = faults.run([], tmp_path / "whole", faults.Allocations(tmp_path / "whole"))
     assert whole.status == 0, whole.said
     assert whole.seen
