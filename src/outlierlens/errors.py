@@ -15,15 +15,15 @@ OutlierlensError
 
 import errno
 import importlib
-import json
 import os
 import re
-import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 T = TypeVar("T")
 
@@ -211,6 +211,8 @@ def comment(*words: str) -> str:
 
 def literal(value: Any, *, indent: int | None = None) -> str:
     """Text, or a list or dictionary of texts and numbers, as JSON that Python, YAML and TOML read alike."""
+    import json  # not on the way to --help
+
     return seen(json.dumps(value, indent=indent, ensure_ascii=False))
 
 
@@ -228,13 +230,15 @@ def markdown(text: str) -> str:
     )
 
 
-def command(*words: str | Path) -> str:
+def command(*words: "str | Path") -> str:
     """A command line of ours in one line, as bash and zsh read it; words that `one_line` would change as $'…'."""
     return shell("outlierlens", *words)
 
 
-def shell(*words: str | Path) -> str:
+def shell(*words: "str | Path") -> str:
     """`command` of another program."""
+    import shlex  # not on the way to --help
+
     return " ".join(shlex.quote(word) if word == one_line(word) else f"$'{_octal(word)}'" for word in map(str, words))
 
 

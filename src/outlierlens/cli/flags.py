@@ -23,9 +23,8 @@ class Usage(BadInput):
     code = 2  # of the process
 
 
-LARGEST = (
-    10**12
-)  # of whole numbers: no count, length or seed is larger, and arrays of that size still have a number of bytes
+# Of whole numbers: no count, length or seed is larger, and arrays of that size still have a number of bytes.
+LARGEST = 10**12
 # Headings of what commands share; a command's own options stand under "Options".
 PANELS = {name: Group(name, sort_key=place) for place, name in enumerate(("Arguments", "Options", "Output", "Model"))}
 HEADINGS = {"output": "Output", "rows": "Output", "loading": "Model", "source": "Model"}

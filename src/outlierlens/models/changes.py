@@ -18,7 +18,7 @@ import functools
 import itertools
 import signal
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
@@ -231,14 +231,15 @@ class Settable:
     """The parameters of `model` by name, of which values can be set until `undo` is closed.
 
     They come back in whatever order contexts end, bit for bit, or cast where the model was cast meanwhile; into what stands
-    under the parameter's names by then.
+    under the parameter's names by then. `parameters` are those of `model`, where they are at hand: to list them takes time.
 
     Raises:
         BadInput: when `undo` is closed, where no tensor stands there that can hold them. All others are back by then.
     """
 
-    def __init__(self, undo: ExitStack, model: "nn.Module"):
-        self.undo, self.model, self.parameters = undo, model, live_parameters(model)
+    def __init__(self, undo: ExitStack, model: "nn.Module", parameters: "Mapping[str, Tensor] | None" = None):
+        self.undo, self.model = undo, model
+        self.parameters = live_parameters(model) if parameters is None else parameters
         self.lost: list[str] = []
         undo.callback(self._check)
 

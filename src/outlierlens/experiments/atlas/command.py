@@ -5,11 +5,11 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack
 from itertools import islice
 
-from outlierlens.checkpoints.courtesy import Courtesy, Turns
+from outlierlens.checkpoints.courtesy import Turns
 from outlierlens.cli.common import resumable, say
 from outlierlens.errors import BadInput, command
 from outlierlens.experiments.atlas.build import Built, Engine, Local, build
-from outlierlens.experiments.atlas.look import JITTER, LONGEST_ASKED, RETRIES, Manner
+from outlierlens.experiments.atlas.look import Manner
 from outlierlens.experiments.atlas.names import Named, listed, names_in
 from outlierlens.experiments.atlas.options import BuildCall, PageCall
 from outlierlens.experiments.atlas.page import COLUMNS, INDEX, write_site
@@ -47,7 +47,7 @@ def run(session: Session, call: BuildCall) -> None:
 
 def _names(call: BuildCall, manner: Manner) -> Iterable[Named]:
     if call.query is not None:
-        return listed(call.query, manner.token, Courtesy(Turns(manner.rate), RETRIES, LONGEST_ASKED, JITTER))
+        return listed(call.query, manner.token, manner.courtesy(Turns(manner.rate)))
     assert call.names is not None  # one of the two was given
     return names_in(call.names)
 

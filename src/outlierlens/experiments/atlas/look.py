@@ -61,6 +61,10 @@ class Manner:
     parallel: int = 16
     rate: float | None = None
 
+    def courtesy(self, turns: Turns, max_bytes: int | None = None) -> Courtesy:
+        """How patiently the hub is asked, for at most `max_bytes` in all."""
+        return Courtesy(turns, RETRIES, LONGEST_ASKED, JITTER, max_bytes)
+
 
 def look(named: Named, manner: Manner, turns: Turns) -> tuple[AtlasRow, ...]:
     """The rows of a model; () where its present revision is one of `named.known`."""
@@ -79,7 +83,7 @@ def look(named: Named, manner: Manner, turns: Turns) -> tuple[AtlasRow, ...]:
             with open_checkpoint(named.model) as checkpoint:
                 rows = rows_of(checkpoint, options)
         else:
-            courtesy = Courtesy(turns, RETRIES, LONGEST_ASKED, JITTER, manner.max_bytes)
+            courtesy = manner.courtesy(turns, manner.max_bytes)
             repository = Repository(
                 named.model, revision=named.revision or None, subfolder="", token=manner.token, courtesy=courtesy
             )

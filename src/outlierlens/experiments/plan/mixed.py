@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from outlierlens.architectures import live_parameters
 from outlierlens.experiments.plan.kept import KeptLinear
 from outlierlens.experiments.quantization.places import Place, by_text, shaped_like
 from outlierlens.experiments.quantization.schemes import Recipe, fake_quantize, fake_quantize_inputs, parse
@@ -55,6 +56,7 @@ class Mixed:
         self, loaded: LoadedModel, places: Sequence[Place], recipe: Recipe, fine: Recipe | None, stack: str | None
     ):
         self.model, self.bound = loaded.model, loaded.stack(stack)
+        self.live = live_parameters(loaded.model)
         self.places = {place.name: place for place in places}
         self.recipe, self.fine = recipe, fine
         self.kept: dict[str, KeptLinear] = {}
@@ -92,7 +94,8 @@ class Mixed:
         if scheme is not None:
             values = fake_quantize(weight, scheme, exempt=exempt)
             undo = self._rounded[name] = ExitStack()
-            Settable(undo, self.model).set_values(f"{name}.weight", ..., values.T if place.transposed else values)
+            settable = Settable(undo, self.model, self.live)
+            settable.set_values(f"{name}.weight", ..., values.T if place.transposed else values)
 
     def restore(self) -> None:
         """Put all weights back."""

@@ -5,7 +5,7 @@ from outlierlens.cli.common import check_chart, drawn, resumable, say
 from outlierlens.cli.experiment import tell
 from outlierlens.experiments.recover.options import RecoverOptions
 from outlierlens.results.row_store import alone_in
-from outlierlens.results.safe_files import write_together
+from outlierlens.results.safe_files import write_bytes
 from outlierlens.session import Session
 
 
@@ -27,7 +27,7 @@ def run(session: Session, options: RecoverOptions) -> None:
     if output.chart:
         from outlierlens.experiments.recover.charts import recovery
 
-        write_together({output.chart: drawn(output.chart, recovery(found))})
+        write_bytes(output.chart, drawn(output.chart, recovery(found)))
     tell(session, found)
     if output.for_people:
         say(f"result: {folder / RESULT}")

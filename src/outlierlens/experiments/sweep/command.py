@@ -36,7 +36,7 @@ from outlierlens.report.files import CHARTS, OURS, Written
 from outlierlens.report.job import ROWS, scan_of
 from outlierlens.results.document import save
 from outlierlens.results.row_store import alone_in, remove_rows
-from outlierlens.results.safe_files import write_together
+from outlierlens.results.safe_files import write_bytes
 from outlierlens.session import Session
 from outlierlens.view import charts
 from outlierlens.view.words import duration
@@ -107,7 +107,7 @@ def _swept(
         data = ReportData(provenance=swept.provenance, scan=found, sweeps=(swept,))
         written = write(data, directory, overwrite=True, also=[rows, directory / SWEEP])
         if output.chart:  # last: the same command goes on where it was killed, unless its chart is there
-            write_together({output.chart: common.drawn(output.chart, drawn(swept))})
+            write_bytes(output.chart, common.drawn(output.chart, drawn(swept)))
         return swept, written
 
 

@@ -10,7 +10,7 @@ from outlierlens.errors import BadInput
 from outlierlens.experiments.track.options import TrackCall
 from outlierlens.results.document import to_json
 from outlierlens.results.row_store import alone_in
-from outlierlens.results.safe_files import alone, new_folder, write_together
+from outlierlens.results.safe_files import alone, new_folder, write_bytes
 from outlierlens.session import Session
 
 TRACK = "track.json"
@@ -35,7 +35,7 @@ def run(session: Session, options: TrackCall) -> None:
         if output.chart:
             from outlierlens.experiments.track.charts import emergence
 
-            write_together({output.chart: drawn(output.chart, emergence(found))})
+            write_bytes(output.chart, drawn(output.chart, emergence(found)))
         if folder:
             from outlierlens.report import ReportData, write
 

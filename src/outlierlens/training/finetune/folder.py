@@ -86,7 +86,7 @@ def _metadata(tuned: FineTuned, run: SeedRun) -> dict[str, Any]:
     kind = "token-classification" if tuned.metric.startswith("token") else "text-classification"
     metrics = [
         {"type": HUB_METRICS.get(name, name), "name": name, "value": round(value, 6)}
-        for name, value in zip(map(one_line, run.best.scores), run.best.scores.values(), strict=True)
+        for name, value in ((one_line(key), value) for key, value in run.best.scores.items())
     ]
     task = one_line(tuned.task)
     result = {"task": {"type": kind}, "dataset": {"type": task, "name": task}, "metrics": metrics}
