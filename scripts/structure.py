@@ -19,7 +19,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "outlierlens"
 # of an experiment's folder that is called like one of FILES stands where its name stands here.
 ORDER = (
     "errors", "options", "experiment", "statistics", "view", "results", "architectures", "checkpoints", "data", "models",
-    "tasks", "ablation", "detection", "vectors", "training", "session", "options.py", "result.py", "charts.py",
+    "tasks", "ablation", "detection", "vectors", "training", "session", "analyses", "options.py", "result.py", "charts.py",
     "view.py", "experiments", "report", "replicate", "explore", "cli",
 )  # fmt: skip
 RANK = {name: rank for rank, name in enumerate(ORDER)}

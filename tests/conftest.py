@@ -1,5 +1,6 @@
 """Shared fixtures: small trained-looking models, sample models that skip where they are not cached, evaluation data."""
 
+import hashlib
 import os
 import shutil
 import signal
@@ -26,6 +27,16 @@ def one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+RUNS = Path(tempfile.mkdtemp(prefix="outlierlens-runs-"))
+
+
+@pytest.fixture(autouse=True)
+def own_runs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test finds what another one has measured."""
+    name = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]
+    monkeypatch.setenv("OUTLIERLENS_RUNS", str(RUNS / name))
 
 
 # The files that take longest, half a minute or more each; they begin, so that two workers end together.

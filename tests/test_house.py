@@ -49,7 +49,7 @@ LIGHT = sorted(
     module.removeprefix("outlierlens.")
     for module in MODULES
     if file_of(module)
-    or "".join(module.split(".")[1:2]) in ("statistics", "view", "results", "report", "checkpoints")
+    or "".join(module.split(".")[1:2]) in ("statistics", "view", "results", "analyses", "report", "checkpoints")
     or module in ("outlierlens.detection.rules", "outlierlens.detection.scan.measure",
                   "outlierlens.experiments.integrity.verify",
                   "outlierlens.experiments.origin.measure")
@@ -78,13 +78,20 @@ def test_views_and_results_import_no_torch() -> None:
 def test_files_stay_short_and_arguments_few() -> None:
     for path in modules():
         table = path == SOURCE / "experiments" / "__init__.py"  # it grows by a row per experiment
-        assert table or len(path.read_text("utf-8").splitlines()) <= 400, f"{path}: find the second idea"
+        assert table or len(path.read_text("utf-8").splitlines()) <= 600, f"{path}: find the second idea"
         if "cli" in path.parts:
             continue
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.FunctionDef):
                 count = len(node.args.posonlyargs) + len(node.args.args) + len(node.args.kwonlyargs)
                 assert count <= 7, f"{path}:{node.lineno} {node.name} has {count} arguments"
+
+
+ENGINE = ("results/rows.py", "results/finding.py", "view/pictures.py", "ablation/study.py")
+
+
+def test_the_engine_of_findings_stays_small() -> None:
+    assert sum(len((SOURCE / name).read_text("utf-8").splitlines()) for name in ENGINE) <= 1000
 
 
 def test_every_public_name_resolves_and_is_documented() -> None:

@@ -2,7 +2,8 @@
 
 A row is text alone, so that `--help` imports no experiment. A home holds `options.py` (what is asked), `result.py` (what is
 found), `charts.py` and `view.py` (what is said: `sections`) and `measure.py` (`run(session, options)`, how it is found out);
-where the call is odd, `command.py` has a `run(session, options)` that shows its result itself.
+where the call is odd, `command.py` has a `run(session, options)` that shows its result itself. A home in `analyses` is one
+module that holds all of these, and its result is a `Finding`.
 """
 
 from collections.abc import Mapping
@@ -89,12 +90,21 @@ class Experiment:
         place, _, name = self.measure.partition(":")
         return self._named(f"{place}:{name or 'run'}", "command" if self.odd else "measure")
 
+    @property
+    def derived(self) -> bool:
+        """Whether its result is a `Finding`, from which follows how it is shown."""
+        return self.home.startswith("analyses.")
+
     def sections(self) -> Any:
         """What is said of a result: `sections(found, *, verbose=False)`."""
+        if self.derived:
+            return lambda found, *, verbose=False: found.sections(verbose=verbose)
         return self._named("sections", "view")
 
     def draw(self, picture: str = "") -> Any:
         """What draws its picture, or another one that its row names: `draw(found)`."""
+        if self.derived:
+            return lambda found: found.chart()
         return self._named(picture or self.picture, "charts")
 
     @property
@@ -111,6 +121,8 @@ class Experiment:
     def place(self, name: str, file: str) -> str:
         """The module of a name that a row says: "module:name", or a name in a file of its home."""
         module = name.rpartition(":")[0]
+        if self.derived and not module:
+            return self.home
         return f"{self.home}{module}" if module.startswith(".") else module or f"{self.home}.{file}"
 
     def _named(self, name: str, file: str) -> Any:

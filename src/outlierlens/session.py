@@ -7,6 +7,7 @@
 Importing this needs neither torch nor a library for command lines.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from outlierlens.data.texts import Texts
     from outlierlens.detection.scan.measure import ScanOptions
     from outlierlens.models.load import LoadedModel, LoadOptions
+    from outlierlens.results.row_store import Keep
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class Session:
 
     Attributes:
         subject, reading, vectors, fitting, loading, rows, output: what the command line gave, where the row takes it.
-        command: the command line.
+        name: of the command. command: the command line.
         progress: called as (label, done, total).
         notice: called with a line for stderr.
         show: what `sections` of the view gets beside the result and `verbose`.
@@ -135,6 +137,7 @@ class Session:
     loading: Source = Loading()
     rows: Rows = Rows()
     output: Output = Output()
+    name: str = ""
     command: str = ""
     progress: Callable[[str, int, int], None] = lambda *_: None
     notice: Callable[[str], None] = print
@@ -192,6 +195,15 @@ class Session:
         """
         name = of or Path(self.subject.model).name or "model"
         return self.output.output or Path("runs") / (f"{name}-{suffix}" if suffix else name)
+
+    @property
+    def kept(self) -> "Keep":
+        """Where finished conditions are kept: runs/MODEL-COMMAND, or that below the folder OUTLIERLENS_RUNS."""
+        from outlierlens.results.row_store import Keep
+
+        runs = Path(os.environ.get("OUTLIERLENS_RUNS") or "runs")
+        name = f"{Path(self.subject.model).name or 'model'}-{self.name.replace(' ', '-')}"
+        return Keep(runs / name, fresh=self.output.overwrite)
 
     def texts(self, spare: int = 0) -> "tuple[Texts, Texts | None]":
         """(the first `limit` texts, the `spare` texts that follow them, or None where there are no others)."""

@@ -32,7 +32,9 @@ def __getattr__(name: str) -> App:
 
 def _run(experiment: Experiment, *, options: Any = None, **groups: Any) -> None:
     names = {"task": "reading", "splits": "reading", "source": "loading"}
-    session = Session(**{names.get(group, group): one for group, one in groups.items()}, command=reproduce())
+    session = Session(
+        **{names.get(group, group): one for group, one in groups.items()}, name=experiment.name, command=reproduce()
+    )
     session.notice = (lambda _: None) if session.output.quiet else common.warn
     wanted, label = session.output.tells_progress, f"{experiment.name}: reading"
     file = session.output.output if experiment.writes == "file" else None
@@ -65,7 +67,7 @@ def answer(experiment: Experiment, session: Session, options: Any, run: Callable
         check_chart(path, replace=output.overwrite)
     if session.rows.rows and output.overwrite:
         remove_rows(session.rows.rows)
-    with resumable(session.rows.rows, hint="rows" in experiment.takes):
+    with resumable(session.kept.place if experiment.derived else session.rows.rows, hint="rows" in experiment.takes):
         found = run()
     found = with_command(found, session.command)
     files: dict[Path, str | bytes] = {}

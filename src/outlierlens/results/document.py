@@ -36,9 +36,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 from outlierlens import __version__
-from outlierlens.errors import BadFile, BadInput, need, seen, showing
+from outlierlens.errors import BadFile, BadInput, need, printable, seen, showing
 from outlierlens.experiments import BY_RESULT, EXPERIMENTS
 from outlierlens.results.json_toml import parse_json
+from outlierlens.results.rows import Row
 from outlierlens.results.safe_files import write_text
 from outlierlens.view.html import sections_html
 from outlierlens.view.section import notes_of
@@ -61,6 +62,7 @@ class Result(ABC):
 
     def __init_subclass__(cls) -> None:
         _KINDS[cls.__name__] = cls
+        cls.__repr__ = Result.__repr__  # type: ignore[method-assign]  # before the dataclass writes one of all its numbers
 
     @abstractmethod
     def records(self) -> Iterable[Mapping[str, Any]]:
@@ -78,6 +80,11 @@ class Result(ABC):
     def save(self, path: Path | str) -> Path:
         """Write to exactly `path`, as `outlierlens.save` does."""
         return save(self, path)
+
+    def __repr__(self) -> str:
+        """One line: its kind, and its model where it has one."""
+        model = getattr(getattr(self, "provenance", None), "model", "")
+        return printable(f"<{type(self).__name__}{' of ' * bool(model)}{model}>")
 
     def __str__(self) -> str:
         """What the command that makes it prints."""
@@ -225,6 +232,13 @@ def _encode(value: Any, wanted: Any = None) -> Any:
         return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
         return {str(key): _encode(item) for key, item in value.items()}
+    if isinstance(value, tuple) and value and isinstance(value[0], Row):  # column by column: names stand once
+        kind_of_row: Any = type(value[0])
+        hints = _hints(kind_of_row)
+        return {
+            f.name: [_encode(getattr(row, f.name), hints[f.name]) for row in value]
+            for f in dataclasses.fields(value[0])
+        }
     if isinstance(value, list | tuple):
         of = Result if wanted == tuple[Result, ...] else None
         return [_encode(item, of) for item in value]
@@ -266,8 +280,8 @@ def _decode(wanted: Any, value: Any, where: str, sizes: dict[str, int]) -> Any:
         return value
     if wanted is Result or (dataclasses.is_dataclass(wanted) and isinstance(wanted, type)):
         return _decode_dataclass(wanted, value, where, sizes)
-    if origin is tuple and isinstance(value, list):
-        return tuple(_decode(arguments[0], item, f"{where}[{i}]", sizes) for i, item in enumerate(value))
+    if origin is tuple and isinstance(value, list | dict):
+        return _decode_tuple(arguments[0], value, where, sizes)
     if origin is dict and isinstance(value, dict):
         return {
             _decode_key(arguments[0], key, where): _decode(arguments[1], item, f"{where}.{key:.40}", sizes)
@@ -283,6 +297,27 @@ def _decode(wanted: Any, value: Any, where: str, sizes: dict[str, int]) -> Any:
     if isinstance(wanted, type) and isinstance(value, wanted) and not (wanted is int and isinstance(value, bool)):
         return value
     raise BadFile(f"{where}: expected {getattr(wanted, '__name__', wanted)}, found {type(value).__name__}")
+
+
+def _decode_tuple(kind: Any, value: Any, where: str, sizes: dict[str, int]) -> tuple[Any, ...]:
+    """Values one by one; rows column by column: all have as many cells, and an axis has one size in all rows."""
+    rows = Row in getattr(kind, "__mro__", ())
+    if isinstance(value, list) and not (rows and value):
+        return tuple(_decode(kind, item, f"{where}[{i}]", sizes) for i, item in enumerate(value))
+    if isinstance(value, list) or not rows:
+        raise BadFile(f"{where}: expected {'columns' if rows else 'a list'}, found {type(value).__name__}")
+    lengths = {len(column) if isinstance(column, list) else -1 for column in value.values()}
+    if len(lengths) != 1 or -1 in lengths:
+        raise BadFile(f"{where}: its columns do not have the same number of rows; make the result again")
+    columns: dict[str, list[Any]] = {}
+    for f, wanted in _fields(kind):
+        if f.name in value:
+            columns[f.name] = [
+                _decode(wanted, one, f"{where}.{f.name}[{i}]", sizes) for i, one in enumerate(value[f.name])
+            ]
+        elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+            raise BadFile(f"{where}: {f.name} is missing")
+    return tuple(kind(**dict(zip(columns, cells, strict=True))) for cells in zip(*columns.values(), strict=True))
 
 
 def _decode_key(wanted: Any, key: str, where: str) -> Any:

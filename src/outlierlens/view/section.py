@@ -8,8 +8,9 @@ Change(0.25), Interval(0.1, 0.4), Span(0.8, 0.9), Share(0.05), FineShare(0.052),
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outlierlens.statistics.words import interval_text
@@ -141,6 +142,16 @@ def cell_text(value: Any) -> str:
     return f"{value:.2g}" if 0 < size < 1e-4 else f"{value:.4g}"
 
 
+def point(value: Any) -> Any:
+    """The value of an estimate, which has ends beside it; anything else as it is."""
+    return value.value if hasattr(value, "settled") else value
+
+
+def text_of(value: Any) -> str:
+    """A value as the name of a group: "8, 24" of a tuple, "" of None."""
+    return "" if value is None else ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
 def percent(share: float) -> str:
     """A share for reading that says 100 % only of all."""
     return "over 99 %" if 0.99 < share < 1 else f"{share:.0%}".replace("%", " %")
@@ -158,13 +169,21 @@ class Rows:
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page: its first sentence leads, the others are points; then charts, then tables."""
+    """A section of the page: its first sentence leads, the others are points; then charts, then tables.
+
+    `drawn` are its charts, or what draws them when somebody looks: a terminal does not.
+    """
 
     name: str
     title: str
     sentences: tuple[str, ...]
-    charts: "tuple[Chart, ...]" = ()
+    drawn: "tuple[Chart, ...] | Callable[[], tuple[Chart, ...]]" = ()
     tables: tuple[Rows, ...] = ()
+
+    @cached_property
+    def charts(self) -> "tuple[Chart, ...]":
+        """Its pictures, drawn once."""
+        return self.drawn() if callable(self.drawn) else self.drawn
 
 
 def numbered(section: Section, number: int) -> Section:
@@ -174,8 +193,11 @@ def numbered(section: Section, number: int) -> Section:
 
 def renamed(section: Section, name: str) -> Section:
     """The section under another name, which its charts' names then begin with."""
-    charts = tuple(replace(one, name=one.name.replace(section.name, name, 1)) for one in section.charts)
-    return replace(section, name=name, charts=charts)
+
+    def drawn() -> "tuple[Chart, ...]":
+        return tuple(replace(one, name=one.name.replace(section.name, name, 1)) for one in section.charts)
+
+    return replace(section, name=name, drawn=drawn)
 
 
 NAMED = ("scans", "stacks")

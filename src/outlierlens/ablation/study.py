@@ -1,0 +1,284 @@
+"""THE loop: conditions × texts -> a value for each text, kept as it is made; changes are paired with the intact model.
+
+    with Study(loaded, task, texts, {"mode": "weights", "seed": 0}, rows=rows, progress=progress) as study:
+        done = study.measure([Condition("chosen", "chosen", plan, off), *(Condition("random", f"random {i}", …))])
+    study.change(done[0])                          # Estimate: paired by text, 95 % interval
+    study.families(done)                           # the chosen one beside each family of controls, with its rank p
+    tuple(map(study.row, done))                    # rows of a table
+
+A condition is anything that can be entered and left: dimensions off, weights rounded or pruned, values edited.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+
+from outlierlens.ablation.controls import Plan, figures_of, plan_key, times
+from outlierlens.architectures import neurons_of
+from outlierlens.data.texts import Data
+from outlierlens.models.load import LoadedModel, fingerprint
+from outlierlens.results.finding import About
+from outlierlens.results.row_store import Keep, RowStore
+from outlierlens.results.rows import Estimate, More, Quiet, Row
+from outlierlens.statistics.p_values import rank_p
+from outlierlens.tasks.base import Task, begins, check_intact, scored, weighted_mean
+from outlierlens.tasks.forecast import forecast
+from outlierlens.tasks.metrics import paired_interval
+from outlierlens.view.section import Change, Count, P
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Something that is done to a model while it reads; what is entered yields how many values it sets.
+
+    Attributes:
+        family: "chosen", "random", "ordinary", "matched", or a name of its own. label: "random 3".
+        plan: {layer: positions} that it touches. key: its name in files of rows; that of the plan where none is given.
+    """
+
+    family: str
+    label: str
+    plan: Plan
+    off: Callable[[], AbstractContextManager[Any]] = nullcontext
+    key: str = ""
+
+    @property
+    def name(self) -> str:
+        """In files of rows."""
+        return self.key or plan_key(self.plan)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A condition with the value of each text [text], further numbers of the task by name, and how many values it set."""
+
+    condition: Condition
+    values: np.ndarray
+    also: dict[str, float] = field(default_factory=dict)
+    n_set: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(Row):
+    """One condition, and what the task says under it."""
+
+    family: str
+    label: str
+    """condition"""
+    dims: str
+    """off: positions, layer by layer where layers differ"""
+    value: Estimate
+    """{measured}: mean over texts, weighted by tokens; of a metric 1 − its value"""
+    perplexity: float | None = None
+    """perplexity: exp of a loss"""
+    change: Annotated[Estimate, Change]
+    """change ({of_change}): minus the intact model's, paired by text"""
+    n_set: Annotated[int, Count]
+    """values set"""
+    plan: Annotated[dict[int, tuple[int, ...]], Quiet]
+    """positions by layer"""
+    also: Annotated[dict[str, float], Quiet]
+    """further numbers of the task by name"""
+    per_text: Annotated[tuple[float, ...], "text", Quiet]
+    """value of each text, in the order of the data; of a metric that is no mean, its predictions"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family(Row):
+    """The chosen condition against a family of controls of the same size."""
+
+    family: str
+    """control"""
+    n: Annotated[int, Count]
+    median: Annotated[float, Change]
+    percentile_95: Annotated[float, Change]
+    """95th percentile"""
+    mean: Annotated[float, Change]
+    times_median: float | None
+    """× median: the chosen change as a multiple; none where the reference is not positive"""
+    times_percentile_95: float | None
+    """× 95th percentile"""
+    times_mean: float | None
+    """× mean"""
+    p: Annotated[float | None, P]
+    """rank p: (1 + number of controls that do as much) / (1 + n), of the family that a random set is exchangeable with"""
+    closeness: Annotated[float | None, More] = None
+    """closeness: of matched sets, median of their magnitudes over the wanted ones"""
+    change: Annotated[Estimate, Change, Quiet]
+    """change of the {measured} ({of_change}): of the chosen condition"""
+    sets: Annotated[tuple[float, ...], Change, Quiet]
+    """change of the {measured}: of each control"""
+
+
+class Study:
+    """A model and its task; measures conditions, or reads back what `rows` hold.
+
+    Args:
+        texts: what the task reads.
+        identity: what must be equal for measured conditions to be used again, beside the model and the texts; its "seed" is
+            that of intervals, 0 where it has none, its "stack" the stream that is touched (or the MLPs' neurons).
+        rows: what keeps finished conditions; see `Keep`.
+
+    Raises:
+        BadInput: the intact model's value of a text is no number.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        task: Task,
+        texts: Data,
+        identity: dict[str, Any],
+        *,
+        rows: Path | Keep | None = None,
+        progress: Progress | None = None,
+    ):
+        self.loaded, self.task, self.texts = loaded, task, texts
+        self.stack = loaded.axis(identity.get("stack"))
+        self.by_neuron = bool(self.stack.reads)
+        self.progress, self.files = progress or (lambda *_: None), ExitStack()
+        self.keep = Keep(rows) if isinstance(rows, Path) else rows
+        self.fingerprint, self.seed = fingerprint(loaded.model), int(identity.get("seed", 0))
+        self.identity = {"model": self.fingerprint, "data": texts.digest, **identity, **begins(task)}
+        self.progress("intact", 0, 1)
+        values, self.weights = task.per_text()
+        check_intact(loaded, task, values)
+        self.intact = Outcome(Condition("intact", "intact", {}), values, task.also())
+        self.known: dict[str, Outcome] = {}
+        self.rows: RowStore | None = None
+        self.total = 0
+
+    def __enter__(self) -> "Study":
+        if self.keep:
+            self.rows = self.files.enter_context(self.keep.open(self.identity))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.files.close()
+
+    def announce(self, names: Sequence[str], **how: Any) -> None:
+        """Tell `loaded.notice` how often the texts are read for the conditions of these names, and about how long that takes.
+
+        `how` is for `forecast`. Nothing is said of what the rows hold.
+        """
+        self.total = len(set(names))
+        kept = self.rows.done if self.rows else {}
+        left = len({*names} - {*kept} - {*self.known})
+        if self.rows and not left:
+            self.loaded.notice(f"{self.rows.path}: all {self.total:,} measurements are taken from there")
+        elif left:
+            said = forecast(
+                self.task, left, inputs=self.texts.plural, rows=self.rows.path if self.rows else None, **how
+            )
+            self.loaded.notice(f"{self.loaded.name}: {said}")
+
+    def measure(self, conditions: Sequence[Condition]) -> list[Outcome]:
+        """THE loop: what the rows do not hold is measured and kept; conditions of one name are measured once."""
+        if not self.total:
+            self.announce([one.name for one in conditions])
+        return [self._one(one) for one in conditions]
+
+    def _one(self, one: Condition) -> Outcome:
+        if one.name not in self.known:
+            self.progress(one.label, len(self.known), self.total)
+            self.known[one.name] = self._measured(one)
+        kept = self.known[one.name]
+        return Outcome(one, kept.values, kept.also, kept.n_set)
+
+    def _measured(self, one: Condition) -> Outcome:
+        def now() -> dict[str, Any]:
+            with one.off() as n_set:
+                values, _ = self.task.per_text()
+                return {"per_text": values.tolist(), "also": self.task.also(), "touched": n_set or 0}
+
+        row = self.kept(one.name, now)
+        return Outcome(one, np.array(row["per_text"]), row["also"], row["touched"])
+
+    def kept(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What the rows hold under a name, plain data: from there, or measured now and appended."""
+        found: dict[str, Any] | None = self.rows.get(name) if self.rows else None
+        if found is None:
+            found = measure()
+            if self.rows:
+                self.rows.append(name, found)
+        return found
+
+    def value(self, one: Outcome) -> Estimate:
+        """The score of an outcome, with its interval over texts."""
+        return Estimate(*scored(one.values, self.weights, self.task.statistic, seed=self.seed))
+
+    def change(self, one: Outcome, base: Outcome | None = None) -> Estimate:
+        """Its score minus the intact model's, or another outcome's, paired by text."""
+        before, statistic = (base or self.intact).values, self.task.statistic
+        if statistic is None and self.task.smallest:
+            ends = paired_interval(before, one.values, seed=self.seed, weights=self.weights)
+            return Estimate(weighted_mean(one.values - before, self.weights), *ends)
+        if statistic is None:
+            return Estimate(*scored(one.values - before, self.weights, None, seed=self.seed))
+        ends = statistic.interval(before, one.values, seed=self.seed)
+        return Estimate(statistic.value(one.values) - statistic.value(before), *ends)
+
+    def row(self, one: Outcome) -> Measured:
+        """A row of the table of conditions."""
+        value, loss = self.value(one), self.task.unit == "nats per token"
+        return Measured(
+            family=one.condition.family, label=one.condition.label, dims=self.words(one.condition.plan), value=value,
+            perplexity=float(np.exp(min(value.value, 700.0))) if loss else None, change=self.change(one),
+            n_set=one.n_set, plan=one.condition.plan, also=one.also, per_text=tuple(one.values.tolist()),
+        )  # fmt: skip
+
+    def families(
+        self, done: Sequence[Outcome], ranked: str = "random", closeness: float | None = None
+    ) -> tuple[Family, ...]:
+        """The first outcome beside each family among the others; `ranked` names the family that has a p.
+
+        A loss that is no number any more counts as infinite.
+        """
+        chosen, found = self.change(done[0]).value, []
+        top = float(np.nan_to_num(chosen, nan=np.inf, posinf=np.inf))
+        for family in dict.fromkeys(one.condition.family for one in done[1:]):
+            changes = [self.change(one).value for one in done[1:] if one.condition.family == family]
+            changed = np.nan_to_num(np.array(changes), nan=np.inf, posinf=np.inf)
+            median, high, mean = figures_of(changed)
+            found.append(Family(
+                family=family, n=len(changes), median=median, percentile_95=high, mean=mean,
+                times_median=times(top, median), times_percentile_95=times(top, high), times_mean=times(top, mean),
+                p=rank_p(chosen, changed) if family == ranked else None,
+                closeness=closeness if family == "matched" else None, change=self.change(done[0]), sets=tuple(changes),
+            ))  # fmt: skip
+        return tuple(found)
+
+    def about(self, plan: Plan, **more: Any) -> About:
+        """What a finding says of what was measured; `plan` are the positions that it is about."""
+        task, texts = self.task, self.texts
+        names = map(str, neurons_of(plan)) if self.by_neuron else map(str, dims_of(plan))
+        return About(
+            data=texts.source, data_digest=texts.digest, inputs=texts.plural, task=task.name, unit=task.unit,
+            metric=task.metric, stack=self.stack.name, layers=tuple(sorted(plan)), dims=tuple(names),
+            kind="neuron" if self.by_neuron else "dimension",
+            **{"n_texts": task.n_texts, "n_tokens": task.n_tokens, **more},
+        )  # fmt: skip
+
+    def words(self, plan: Plan) -> str:
+        """ "308, 381", or layer by layer where layers differ: "0,1: 896; 2: 678"; neurons as "11:1229"."""
+        if self.by_neuron:
+            return ", ".join(map(str, neurons_of(plan)))
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for layer, dims in sorted(plan.items()):
+            groups.setdefault(tuple(sorted(dims)), []).append(layer)
+        if len(groups) < 2:
+            return ", ".join(map(str, dims_of(plan)))
+        return "; ".join(
+            f"{','.join(map(str, layers))}: {', '.join(map(str, dims))}" for dims, layers in groups.items()
+        )
+
+
+def dims_of(plan: Plan) -> tuple[int, ...]:
+    """Dimensions of any layer, ascending."""
+    return tuple(sorted({dim for dims in plan.values() for dim in dims}))

@@ -1,0 +1,1 @@
+"""One file per analysis, top to bottom: options, rows, finding with its sentences, measure, run."""

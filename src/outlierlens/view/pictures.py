@@ -1,0 +1,270 @@
+"""Pictures declared over the tables of a finding; axes, tooltips, captions and numbers come from the columns.
+
+    Strips(rows="treatments", x="change", y="treatment", by="dims", draws="random")   # dots with bars, a strip for each y
+    Lines(rows="settings", x="bits", y="change", by="scheme", draws="random")         # a line for each of `by`
+
+A picture says what each of its series is, and its caption says the numbers that it shows.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outlierlens.statistics.words import interval_text
+from outlierlens.view.charts import draw as d
+from outlierlens.view.charts import fixes
+from outlierlens.view.charts.base import Chart, Spec, bar, field, round_to, symmetric
+from outlierlens.view.charts.forms import interval_dots, lines, null_dots
+from outlierlens.view.charts.palette import COLOURED, INK, MUTED
+from outlierlens.view.charts.panels import above, composed, panel
+from outlierlens.view.section import cell_text, point, text_of
+from outlierlens.view.words import few
+
+if TYPE_CHECKING:
+    from outlierlens.results.finding import Finding
+    from outlierlens.results.rows import Column, Row
+
+WIDTH = 640  # pixels of a panel
+STRIP, LINES = 44, 240  # pixels of a strip, and of a panel of lines
+SAID = 12  # values that a caption says; of more, the first and the last and the extremes
+ROOM = 44  # letters of a line of an axis' title
+Datum = dict[str, Any]
+
+
+def everything(_: Any) -> bool:
+    """Choose every row."""
+    return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture(ABC):
+    """One panel over a table: `rows` names it, `x`, `y`, `by` and `draws` its columns.
+
+    Attributes:
+        where: chooses rows. title: of the panel. says: a column that is written above its mark.
+        extra: data that no row holds, by the picture's own field names, such as "nothing done" at factor 1.
+        greys: what the grey marks are; {n} is how many, {of} of which group.
+    """
+
+    rows: str
+    x: str
+    y: str
+    by: str = ""
+    draws: str = ""
+    says: str = ""
+    title: str = ""
+    greys: str = "{n} random sets{of} treated alike"
+    where: Callable[[Any], bool] = everything
+    extra: Callable[[Any], list[Datum]] = lambda _: []
+
+    def chosen(self, found: "Finding") -> "list[Row]":
+        """The rows that it draws: those of the first `COLOURED` groups."""
+        rows = [row for row in getattr(found, self.rows) if self.where(row)]
+        groups = self.groups(rows)
+        return [row for row in rows if self.group(row) in groups]
+
+    def groups(self, rows: "list[Row]") -> list[str]:
+        """What `by` tells apart, at most as many as have a colour."""
+        return list(dict.fromkeys(map(self.group, rows)))[:COLOURED]
+
+    def group(self, row: "Row") -> str:
+        """The group of a row."""
+        return text_of(getattr(row, self.by)) if self.by else ""
+
+    @property
+    def value(self) -> str:
+        """The axis that is measured."""
+        return self.y
+
+    def data(self, found: "Finding") -> tuple[list[Datum], list[Datum]]:
+        """(a datum for each row, one for each draw of the first group)."""
+        rows = self.chosen(found)
+        data, grey = [], []
+        for row in rows:
+            datum: Datum = {"group": self.group(row), "says": text_of(getattr(row, self.says)) if self.says else ""}
+            datum |= {axis: _plain(getattr(row, axis)) for axis in (self.x, self.y)}
+            value = getattr(row, self.value)
+            datum |= bar(value.low, value.high) if hasattr(value, "settled") else {"low": None, "high": None}
+            data.append(datum)
+            if self.draws and datum["group"] == self.group(rows[0]):
+                grey += [
+                    datum | {self.value: round_to(one), "spread": d.spread(i), "which": i}
+                    for i, one in enumerate(getattr(row, self.draws))
+                    if math.isfinite(one)
+                ]
+        return data + self.extra(found), grey
+
+    def column(self, found: "Finding", name: str) -> "Column":
+        """A column of its table."""
+        return next(one for one in getattr(found, self.rows)[0].columns() if one.name == name)
+
+    def head(self, found: "Finding", name: str) -> str:
+        """What an axis is called."""
+        return self.column(found, name).head.format_map(found.about.words)
+
+    def tooltip(self, found: "Finding") -> list[Spec]:
+        """Of a mark."""
+        group = {"group": f"{self.head(found, self.by)}:N"} if self.by else {}
+        kinds = {axis: self.head(found, axis) for axis in (self.x, self.y)}
+        rows = self.chosen(found)
+        names = {axis: f"{head}:N" if any(isinstance(_plain(getattr(r, axis)), str) for r in rows) else head
+                 for axis, head in kinds.items()}  # fmt: skip
+        return d.columns(**group, **names, **d.ENDS)
+
+    def grey(self, found: "Finding") -> str:
+        """What the grey marks are, for the panel's title; "" where there are none."""
+        rows = self.chosen(found)
+        n = max((len(getattr(row, self.draws)) for row in rows), default=0) if self.draws else 0
+        of = f" of {self.group(rows[0])}" if n and self.by and len(self.groups(rows)) > 1 else ""
+        return "grey: " + self.greys.format(n=n, of=of) if n else ""
+
+    def caption(self, found: "Finding") -> str:
+        """The numbers that it shows, in words."""
+        rows = [row for row in self.chosen(found) if isinstance(point(getattr(row, self.value)), int | float)]
+        column, other = self.column(found, self.value), self.x if self.value == self.y else self.y
+        said = [f"{_label(self, row, other)} {_written(column, getattr(row, self.value))}" for row in rows]
+        if len(said) > SAID:
+            order = sorted(range(len(rows)), key=lambda i: point(getattr(rows[i], self.value)))
+            kept = sorted({0, len(rows) - 1, order[0], order[-1]})
+            said = [said[i] for i in kept] + [f"{len(rows) - len(kept):,} more between these"]
+        values = [one for row in rows for one in getattr(row, self.draws)] if self.draws else []
+        if values:
+            kind = column.kind or float
+            middle, most = (cell_text(kind(v)) for v in (float(np.median(values)), max(values)))
+            said.append(f"{self.greys.format(n=len(values), of='')}: median {middle}, largest {most}")
+        return f"{self.head(found, self.value)}: {'; '.join(said)}." if said else ""
+
+    @abstractmethod
+    def panel(self, found: "Finding") -> Spec:
+        """Its layers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strips(Picture):
+    """A strip for each value of `y`: a dot with its interval over `x`, and the draws of random sets as grey dots."""
+
+    @property
+    def value(self) -> str:
+        """The axis that is measured."""
+        return self.x
+
+    def panel(self, found: "Finding") -> Spec:
+        """Its layers."""
+        data, grey = self.data(found)
+        order, groups = (list(dict.fromkeys(one[key] for one in data)) for key in (self.y, "group"))
+        values = np.array(
+            [one[key] for one in (*data, *grey) for key in (self.x, "low", "high") if one[key] is not None] + [0.0]
+        )
+        x = symmetric(values, factor=30.0).encoding(self.x, _folded(self.head(found, self.x)), padding=24)
+        y, look = d.strips(self.y, order), dict[str, Any]()
+        if len(groups) > 1:
+            colour, shape = d.both("group", groups)
+            look = {"color": colour, "shape": shape, "yOffset": d.nominal("group") | {"scale": {"domain": groups}}}
+        dots = (
+            d.tick(grey, x=x, y=y, color=MUTED, thickness=2, opacity=0.55) if look else null_dots(grey, x, y, size=36)
+        )
+        shown = d.known(data, self.x)
+        layers: list[Spec] = [
+            d.level(0, x=x, strokeDash=d.DASHED),
+            dots,
+            *interval_dots(shown, x, y, self.tooltip(found), **look),
+        ]
+        if not look:
+            layers.append(d.text([one for one in shown if one["says"]], "says", x=x, y=y, dy=-14, color=INK))
+        return panel(layers, WIDTH, 40 + max(STRIP, 20 * len(groups)) * len(order), self.title)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lines(Picture):
+    """A line for each value of `by` over `x` with the bars of its intervals; draws of random sets as grey lines."""
+
+    def panel(self, found: "Finding") -> Spec:
+        """Its layers."""
+        data, grey = self.data(found)
+        groups = list(dict.fromkeys(one["group"] for one in data))
+        ordered = list(dict.fromkeys(one[self.x] for one in data))
+        if any(isinstance(one, str) for one in ordered) or self.x == "layer":
+            x = d.layer_axis(ordered, self.head(found, self.x)) | {"field": self.x}
+        else:
+            x = field(self.x, self.head(found, self.x), axis={"tickCount": 7})
+            data.sort(key=lambda one: (groups.index(one["group"]), one[self.x]))
+        shown = d.known(data, self.y)
+        values = np.array([one[self.y] for one in (*shown, *d.known(grey, self.y))] + [0.0])
+        y = symmetric(values).encoding(self.y, _folded(self.head(found, self.y)))
+        looks = (fixes.colours(groups), fixes.shapes(groups)) if self.by == "fix" else ()
+        colour, shape = d.both("group", groups, *looks)
+        if len(groups) == 1:
+            colour["legend"] = shape["legend"] = None
+        layers: list[Spec] = [
+            d.line(
+                _with_shared(data, grey, self.x),
+                x=x,
+                y=y,
+                detail=d.nominal("which"),
+                color=MUTED,
+                strokeWidth=1,
+                opacity=0.6,
+            ),
+            d.rule(d.known(shown), x=x, **d.between(y=y), color=colour, strokeWidth=1.5),
+            *lines(shown, x, y, (colour, shape), self.tooltip(found), size=80),
+        ]
+        return panel(layers, WIDTH, LINES, self.title)
+
+
+def draw(found: "Finding") -> Chart:
+    """All pictures of a finding that have rows, one below another; its records are the numbers behind them."""
+    drawn = [one for one in found.drawn() if one.chosen(found)]
+    numbers, dims = list(found.records()), few(found.about.dims)
+    of = f", {found.about.kind}s {dims}" if dims else ""
+    panels = []
+    for one in drawn:
+        made, grey = one.panel(found), one.grey(found)
+        if grey:
+            title = made.get("title", {"text": "", "anchor": "start"})
+            made["title"] = title | {"subtitle": grey, "subtitleColor": MUTED, "fontSize": 13.5, "subtitleFontSize": 12}
+        panels.append(made)
+    reading = " ".join(
+        filter(None, (*found.sentences(), *(one.caption(found) for one in drawn), "Bars are 95 % intervals."))
+    )
+    return composed(
+        name=found.name,
+        title=f"{found.provenance.model}{of}: {found.title[:1].lower()}{found.title[1:]}",
+        reading=reading,
+        body=above(panels, 30, apart=("x", "y", "color", "shape")),
+        **d.columns(**{key: key.replace("_", " ") for key in numbers[0]}).table(numbers),
+    )
+
+
+def _with_shared(data: list[Datum], grey: list[Datum], x: str) -> list[Datum]:
+    """Grey lines with what is the same for all draws ("same": nothing done) on each of them."""
+    shared = [one for one in data if one.get("same") and grey and one["group"] == grey[0]["group"]]
+    copies = [one | {"which": which} for one in shared for which in {row["which"] for row in grey}]
+    return sorted([*grey, *copies], key=lambda one: (one["which"], 0 if isinstance(one[x], str) else one[x]))
+
+
+def _label(picture: Picture, row: "Row", axis: str) -> str:
+    return " ".join(filter(None, (picture.group(row), text_of(point(getattr(row, axis))))))
+
+
+def _written(column: "Column", value: Any) -> str:
+    shown = cell_text(column.kind(point(value)) if column.kind else point(value))
+    if hasattr(value, "settled") and value.settled:
+        form = "+.3g" if shown[:1] in "+-−" else ".3g"
+        return f"{shown} ({interval_text(value.low, value.high, form)})"
+    return shown
+
+
+def _folded(head: str) -> list[str]:
+    """The title of an axis in lines that a narrow screen does not cut."""
+    at = head.rfind(" (")
+    return [head[:at], head[at + 1 :]] if len(head) > ROOM and at > 0 else [head]
+
+
+def _plain(value: Any) -> Any:
+    """A value for JSON."""
+    value = point(value)
+    return round_to(value) if isinstance(value, float) else text_of(value) if isinstance(value, tuple) else value
