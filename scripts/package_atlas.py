@@ -5,7 +5,7 @@
     python scripts/package_atlas.py --check                  # the rows that there are, in a line each
 
 Rows are what `atlas build` writes; only names, licences and origins are put in, and times are left out. Costs are what
-`disable` measured, in FOLDER/out.
+`ablate` measured, in FOLDER/out.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def rows(folder: Path) -> Iterator[AtlasRow]:
 
 
 def costs(folder: Path) -> Iterator[Cost]:
-    """What `disable` measured of dimensions that the weights name; of samples that the folder lacks it is measured now."""
+    """What `ablate` measured of dimensions that the weights name; of samples that the folder lacks it is measured now."""
     for name in sorted((*SAMPLES, *STRANGERS)):
         path = folder / "out" / name / "disable.json"
         if name in SAMPLES and not path.is_file():
@@ -68,12 +68,12 @@ def costs(folder: Path) -> Iterator[Cost]:
 
 
 def _measured(name: str, path: Path) -> None:
-    """`disable` of what the weights of a sample name; nothing where they name nothing."""
+    """`ablate` of what the weights of a sample name; nothing where they name nothing."""
     dims = sorted({one.dim for row in read_rows(ATLAS) if row.model == name for one in row.outliers})
     if dims:
         path.parent.mkdir(parents=True, exist_ok=True)
         few = ("--limit", "8", "--max-length", "48", "--random", "9", "--matched", "0", "--no-progress", "-q")
-        call = [sys.executable, "-m", "outlierlens", "disable", name, "--dims", ",".join(map(str, dims)), *few]
+        call = [sys.executable, "-m", "outlierlens", "ablate", name, "--dims", ",".join(map(str, dims)), *few]
         subprocess.run([*call, "-o", str(path)], check=True)
 
 
