@@ -239,8 +239,7 @@ def means(trials: int) -> bool:
 def real_means(given: argparse.Namespace) -> bool:
     """The interval of a mean over 8, 16, 32 and 64 texts, drawn again from those of a model with dimensions off."""
     from outlierlens.data.texts import Texts, read_texts
-    from outlierlens.analyses.ablate import ablate
-    from outlierlens.analyses.ablate import AblateOptions
+    from outlierlens.analyses.ablate import AblateOptions, ablate
     from outlierlens.models.load import LoadOptions, load_model
     from outlierlens.tasks.base import TaskOptions
 
@@ -256,7 +255,7 @@ def real_means(given: argparse.Namespace) -> bool:
             given.off,
             options,
         )
-        changes = np.subtract(found.chosen.score.per_text, found.intact.score.per_text)
+        changes = np.subtract(found.chosen.per_text, found.intact.per_text)
         if given.matrix:
             np.savez(given.matrix, changes=changes)
     else:

@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 
 from strangers import ARBITRARY, STRANGERS, Stranger, place_of  # noqa: E402
 
-from outlierlens.ablation.damage import Damage  # noqa: E402
+from outlierlens.analyses.ablate import Ablation  # noqa: E402
 from outlierlens.checkpoints import open_checkpoint  # noqa: E402
 from outlierlens.checkpoints.samples.table import SAMPLES  # noqa: E402
 from outlierlens.experiments.atlas.measure import rows_of  # noqa: E402
@@ -49,21 +49,21 @@ def rows(folder: Path) -> Iterator[AtlasRow]:
 def costs(folder: Path) -> Iterator[Cost]:
     """What `ablate` measured of dimensions that the weights name; of samples that the folder lacks it is measured now."""
     for name in sorted((*SAMPLES, *STRANGERS)):
-        path = folder / "out" / name / "disable.json"
+        path = folder / "out" / name / "ablate.json"
         if name in SAMPLES and not path.is_file():
             _measured(name, path)
         read = STRANGERS[name].data if name in STRANGERS else ""
         if not path.is_file() or read == "numbers":  # random tokens cost what they cost
             continue
         found = load(path)
-        assert isinstance(found, Damage)
-        control = found.control("random")
-        if control is None or control.p is None or found.chosen.dims == ARBITRARY:
+        assert isinstance(found, Ablation)
+        control, about = found.family("random"), found.about
+        if control is None or control.p is None or found.dims == ARBITRARY:
             continue
         yield Cost(
-            model=name, dims=found.chosen.dims, task=f"{found.task}, {found.unit}", intact=_short(found.intact.score.value),
-            change=_short(found.chosen.change), random=_short(control.median), p=_short(control.p), n_texts=found.n_texts,
-            texts=read or Path(found.data).stem,
+            model=name, dims=found.dims, task=f"{about.task}, {about.unit}", intact=_short(found.intact.value.value),
+            change=_short(found.chosen.change.value), random=_short(control.median), p=_short(control.p),
+            n_texts=about.n_texts, texts=read or Path(about.data).stem,
         )  # fmt: skip
 
 

@@ -244,7 +244,7 @@ def run(folder: Path, name: str) -> dict[str, Any]:
         dims = ",".join(map(str, named or ARBITRARY))
         call("observe", *few, "-o", str(out / "observe.json"))
         more = (*data, "--limit", "8", "--max-length", "48")  # what it costs comes with the package
-        call("ablate", *more, "--dims", dims, "--random", "9", "--matched", "3", "-o", str(out / "disable.json"))
+        call("ablate", *more, "--dims", dims, "--random", "9", "--matched", "3", "-o", str(out / "ablate.json"))
         call("sweep", *few, "--dims", dims, "--random", "0", "-o", str(out / "sweep"))
         call("report", *few, "--random", "3", "--matched", "2", "-o", str(out / "report"))
     return found

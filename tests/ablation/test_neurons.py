@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from outlierlens.experiments.disable.view import sections
 
 from architectures import FAMILIES, REPRESENTATIVE, batch, build
 from outlierlens.ablation.controls import matched_neurons, random_neurons
+from outlierlens.ablation.modes import Switch
 from outlierlens.ablation.switches import EditSettings, edited_hidden, mean_states, removed_writes, zeroed_weights
 from outlierlens.analyses.ablate import AblateOptions, ablate
 from outlierlens.architectures import Neuron, neurons_of
@@ -179,20 +179,21 @@ def test_ablate_names_neurons_by_block_and_number() -> None:
     random, matched = found.family("random"), found.family("matched")
     assert random is not None
     assert matched is not None
-    assert {name.partition(":")[0] for one in random.conditions for name in one.neurons} == {"1"}
-    assert len({one.neurons for one in random.conditions} - {("1:4",)}) == 15
+    off = {kind: [one.dims for one in found.controls if one.family == kind] for kind in ("random", "matched")}
+    assert {name.partition(":")[0] for name in off["random"]} == {"1"}
+    assert len({*off["random"]} - {"1:4"}) == 15
     assert random.p == pytest.approx(1 / 16)  # the needle
-    assert found.chosen.change > 3 * max(one.change for one in random.conditions)
-    assert not any("1:4" in one.neurons for one in matched.conditions)
-    for mode in ("zero", "mean", "scale"):
+    assert found.chosen.change.value > 3 * max(random.sets)
+    assert not any("1:4" in one for one in off["matched"])
+    for mode in ("zero", "mean", "scale:0.5"):
         hidden = ablate(model, TEXTS, {1: (4,)}, AblateOptions(stack="mlp", modes=(mode,), n_random=0, n_matched=0))
-        assert hidden.chosen.n_parameters == 0
-        same = hidden.chosen.change == pytest.approx(found.chosen.change, abs=1e-6)
+        assert hidden.chosen.n_set is None
+        same = hidden.chosen.change.value == pytest.approx(found.chosen.change.value, abs=1e-6)
         assert same == (mode == "zero")
     again = from_json(to_json(found))
     assert to_json(again) == to_json(found)
-    (section,) = sections(found)
-    assert section.title == "Neurons switched off"
+    (section,) = found.sections()
+    assert section.title == "Switched off: 1:4"
     assert "1:4" in section.sentences[0]
     assert not any("dimensions" in table.columns for table in section.tables)
     by_layers = ablate(model, TEXTS, [4], AblateOptions(stack="mlp", layers=(1,), n_random=0, n_matched=0))
@@ -201,8 +202,7 @@ def test_ablate_names_neurons_by_block_and_number() -> None:
 
 def test_a_copy_without_the_neuron_is_the_model_with_it_off(tmp_path: Any) -> None:
     model = tiny("gpt2", "CausalLM", "causal")
-    options = AblateOptions(stack="mlp", n_random=0, n_matched=0)
-    n_values = save_disabled(model, {2: (5,)}, tmp_path / "off", options)
+    n_values = Switch(model, model.axis("mlp")).save({2: (5,)}, tmp_path / "off")
     assert n_values == model.model.config.hidden_size
     weight = load_model(str(tmp_path / "off")).model.get_submodule("transformer.h.2.mlp.c_proj").weight
     assert not weight[5].any()
@@ -214,8 +214,8 @@ def test_a_copy_without_the_neuron_is_the_model_with_it_off(tmp_path: Any) -> No
     [
         ([4], {}, "named with its block; write --dims 11:4"),
         ({1: (4,)}, {"avoid": (3,)}, "leave it out"),
-        ({1: (4,)}, {"mode": "writes"}, "use weights"),
-        ({1: (4,)}, {"mode": "norms"}, "use weights"),
+        ({1: (4,)}, {"modes": ("writes",)}, "use weights"),
+        ({1: (4,)}, {"modes": ("norms",)}, "use weights"),
     ],
 )
 def test_what_belongs_to_dimensions_is_refused(dims: Any, more: dict[str, Any], says: str) -> None:

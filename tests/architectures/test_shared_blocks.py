@@ -119,7 +119,7 @@ def test_a_layer_alone_is_off_in_what_it_gives(family: str, words: Any) -> None:
         ablate(loaded, TEXTS, [3], replace(options, layers=layers, modes=(mode,))).chosen
         for mode in ("weights", "zero")
     )
-    assert weights.change == pytest.approx(hidden.change, rel=1e-4)
+    assert weights.change.value == pytest.approx(hidden.change.value, rel=1e-4)
     assert weights.n_set == 2
     assert len({effect.change for effect in swept.effects}) == swept.n_layers
 

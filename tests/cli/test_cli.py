@@ -67,7 +67,7 @@ def test_ablate(family: str, head: str, kind: str, model_folder: Any, text: str,
     common = ("--data", text, "--random", "4", "--matched", "2")
     code, stdout, err = run("ablate", model, "--dims", "3,5", *common)
     assert code == 0, err
-    assert "off: 3, 5" in stdout
+    assert "chosen     3, 5" in stdout
     assert "random" in stdout
     assert "matched" in stdout
     assert "rank p" in stdout
@@ -76,7 +76,7 @@ def test_ablate(family: str, head: str, kind: str, model_folder: Any, text: str,
     assert document["conditions"]["plan"][1] == {"0": [3], "1": [3], "2": [3, 5]}
     code, stdout, err = run("ablate", model, "--dims", "3", "--modes", "zero", "--save", str(tmp_path / "x"), *common)
     assert code == 1
-    assert "--save needs --mode weights, norms or writes" in err
+    assert "--save needs --modes weights, norms or writes" in err
     code, stdout, err = run("ablate", model, "--dims", "99", *common)
     assert (code, err.strip()) == (1, "error: dimension 99 does not exist; stream 'model': dimensions 0 to 15")
 
@@ -229,7 +229,7 @@ def test_ctrl_c_keeps_the_rows_and_prints_the_command_that_goes_on(
     ("arguments", "message"),
     [
         (["--modes", "scale:nan"], "the factor must be a number"),
-        (["--embeddings"], "embeddings belongs to mode writes, not to mode 'weights'"),
+        (["--embeddings"], "embeddings belongs to mode writes, not to weights"),
         (["--avoid", "900"], "dimension 900 does not exist"),
         (["--task", "foo"], "of texts: auto, masked-loss, causal-loss, output-change"),
         (["--data", "t.json"], "t.json: no such file, and no hub id"),
@@ -249,7 +249,7 @@ def test_maps_single_texts_and_empty_comparisons_are_shown_as_they_are(model_fol
     model = model_folder("bert", "MaskedLM", "masked")
     few = ("--data", text, "--random", "1", "--matched", "1")
     _, out, _ = run("ablate", model, "--dims", "0-1:3;2:3,5", *few)
-    assert "off: 0,1: 3; 2: 3, 5" in out
+    assert "  0,1: 3; 2: 3, 5  " in out
     _, out, _ = run("ablate", model, "--dims", "3", "--limit", "1", *few)
     assert "nan" not in out
     assert "the interval does not cover it" in out

@@ -86,7 +86,7 @@ def test_find_is_what_the_weights_name() -> None:
     named = ol.scan("mini-planted").stacks[0].dims
     assert ol.ablate("mini-planted", ["A film worth seeing."], **QUICK).dims == named
     flat = tiny("gpt2", "CausalLM", "causal")
-    said = ol.ablate(flat, TEXTS, "find", **QUICK)
+    said = ol.ablate(flat, TEXTS, "find", find="scan", **QUICK)
     if not ol.scan(flat).stacks[0].dims:
         assert len(said.dims) == 2
         assert any("which is no finding" in note for note in said.notes)
@@ -172,7 +172,7 @@ def test_a_model_without_a_tokenizer_is_measured_on_token_ids() -> None:
 WORDLESS = {
     "observe": {}, "range_of": {}, "trace": {"dim": 3, "n_random": 1}, "detectors": {"nulls": (), "trial_texts": 2},
     "quantize": {"recipes": "int8-tensor/none", "n_random": 1, "n_calibrate": 0, "dims": "3"},
-    "beyond_zero": {"dims": 3, "n_random": 1}, "prune_experiment": {"dims": 3, "n_random": 1, "n_scattered": 0, "n_matched": 0},
+    "prune_experiment": {"dims": 3, "n_random": 1, "n_scattered": 0, "n_matched": 0},
     "sweep": {"dims": "3,4", "n_random": 1, "n_matched": 0, "gradients": 0}, "attention": {"dims": 3}, "mask": {},
     "geometry": {"n_words": 0}, "attack": {"dims": 3}, "plan": {"n_random": 1},
 }  # fmt: skip
@@ -241,7 +241,7 @@ def test_a_model_in_training_is_measured_in_evaluation_and_trains_on(name: str) 
     [
         ("lower --random; or use --embeddings", "lower n_random; or use embeddings=True"),
         ("write --dims 11:1229", 'write dims="11:1229"'),
-        ("use --mode zero", 'use mode="zero"'),
+        ("use --modes zero", 'use modes="zero"'),
         ("use --dtype float32; where", 'use load_model(dtype="float32"); where'),
         ("pass one (--tokenizer FOLDER)", "pass one (load_model(tokenizer=FOLDER))"),
         ("built like (--family bert)", 'built like (load_model(row="bert"))'),

@@ -122,7 +122,7 @@ def test_one_dimension_of_smollm2_breaks_it_and_a_random_one_does_not(sample: An
     texts = read_texts("excerpt", limit=2)
     options = AblateOptions(modes=("zero",), n_random=1, n_matched=0)
     damage = ablate(loaded, texts, [507], options)
-    assert damage.chosen.change > 6.9  # perplexity × 1,000
-    assert damage.controls[0].median < 0.05
-    verdicts = {filled.label: [blank.kind for blank in filled.blanks] for filled in damage.fills}
+    assert damage.chosen.change.value > 6.9  # perplexity × 1,000
+    assert damage.families[0].median < 0.05
+    verdicts = {reply.off: [blank.kind for blank in reply.fill.blanks] for reply in damage.replies if reply.fill}
     assert verdicts["chosen"].count("same") < verdicts["random"].count("same")

@@ -64,9 +64,9 @@ def test_they_carry_the_model_and_random_dimensions_do_not(damage: Ablation) -> 
 def test_words_are_lost_with_them(damage: Ablation) -> None:
     """Share of the intact model's words that stay in the blanks."""
     kept = {
-        filled.label: np.mean([blank.kind == "same" for blank in filled.blanks if blank.kind != "changed"])
-        for filled in damage.fills
-        if filled.blanks
+        reply.off: np.mean([blank.kind == "same" for blank in reply.fill.blanks if blank.kind != "changed"])
+        for reply in damage.replies
+        if reply.fill and reply.fill.blanks
     }
     assert kept["chosen"] < 0.5 < kept["random"]
 

@@ -117,7 +117,7 @@ def test_two_results_of_a_kind_have_charts_of_their_own() -> None:
     first = treated_results.ablation()
     second = replace(first, about=replace(first.about, data="other.txt"))
     joined = with_result(with_result(Joined(), first), second)
-    name = "dimensions-switched-off"
+    name = "switched-off"
     assert [section.charts[0].name for section in joined_sections(joined)] == [name, f"{name}-2"]
 
 
@@ -130,16 +130,16 @@ def test_a_report_is_drawn_again_with_more_results(tmp_path: Path, run: Any) -> 
     code, _, err = run("report", results, "--result", str(tmp_path / "beyond.json"))
     assert code == 0, err
     page = (tmp_path / "run" / "report.html").read_text()
-    assert '<h2 id="dimensions-switched-off">Dimensions switched off: 3, 7</h2>' in page
+    assert '<h2 id="switched-off">Switched off: 3, 7</h2>' in page
     assert "mostly a bias that is fixed for each position" in page
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert "charts/dimensions-switched-off.vl.json" in manifest["files"]
+    assert "charts/switched-off.vl.json" in manifest["files"]
     data = load(results)
     assert isinstance(data, ReportData)
     assert data.joined.of(Ablation)[0].verdict("3, 7") == "by position"
     assert (
         "Measured on smollm2-135m." in page
-        or "smollm2-135m" in page.partition('id="dimensions-switched-off"')[2].partition("<h2")[0]
+        or "smollm2-135m" in page.partition('id="switched-off"')[2].partition("<h2")[0]
     )
     code, _, err = run("report", results, "--result", str(tmp_path / "other.json"))
     assert code == 1

@@ -35,7 +35,7 @@ ZERO, MEAN, POSITION_MEAN = "zero", "mean", "position-mean"
 KEPT, FIRST = "zero, first token kept", "zero, first token only"
 SCALES = ("scale", "scale-once")
 NAMES = (*ON_WEIGHTS, ZERO, MEAN, POSITION_MEAN, "resample", *SCALES)
-ALL = (ZERO, MEAN, POSITION_MEAN, "resample", "scale-once:0.5", "scale-once:1.5", "scale-once:2", "scale-once:3")
+ALL = (ZERO, MEAN, POSITION_MEAN, "resample", KEPT, FIRST, "scale-once:0.5", "scale-once:1.5", "scale-once:2", "scale-once:3")
 HALF = 0.5  # of zero's damage: recovering more is most of it
 FEW_MEANS = 0.05  # share of tokens without a mean of their position, above which it is said
 TOKENS = {"all": "", "rest": ", first token kept", "first": ", first token only"}
@@ -83,6 +83,9 @@ def treatments(modes: Sequence[str], tokens: EditTokens = "all") -> tuple[Treatm
     found: dict[Treatment, None] = {}
     for word in modes:
         for one in ALL if word == "all" else (word,):
+            if one in (KEPT, FIRST):
+                found[Treatment(ZERO, tokens="rest" if one == KEPT else "first")] = None
+                continue
             name, _, factor = one.partition(":")
             if name not in NAMES:
                 raise BadInput(f"unknown mode {name!r}; modes are {', '.join(NAMES)}, all{near(name, NAMES)}")
@@ -91,8 +94,6 @@ def treatments(modes: Sequence[str], tokens: EditTokens = "all") -> tuple[Treatm
                 raise BadInput(f"mode {one!r}: " + (f"write {name}:2" if scales else f"{name} takes no factor"))
             value = _factor(one, factor) if scales else 0.0 if name == ZERO and tokens == "all" else math.nan
             found[Treatment(name, value, tokens)] = None
-        if word == "all":
-            found |= {Treatment(ZERO, tokens="rest"): None, Treatment(ZERO, tokens="first"): None}
     if not found:
         raise BadInput(f"no mode is named; modes are {', '.join(NAMES)}, all")
     return tuple(found)

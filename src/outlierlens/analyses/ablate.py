@@ -204,8 +204,9 @@ class Reply(Row):
 
     note = f"In brackets what the model fills in; where that is not the intact model's word: {KINDS}."
     off: str
+    """condition"""
     dims: str
-    """dimensions"""
+    """off"""
     filled: str | None
     """passage"""
     begins: str | None
@@ -226,7 +227,7 @@ class Ablation(Finding):
         texts, weights: then numbers of the texts in the order of their values, and what each counts.
     """
 
-    title = "Dimensions switched off"
+    title = "Switched off"
 
     conditions: tuple[Damage, ...]
     """Conditions"""
