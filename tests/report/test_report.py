@@ -365,7 +365,7 @@ def test_the_page_keeps_its_order(page):
     heads = re.findall(r"<h[123][^>]*>(.*?)</h[123]>", page.split("<script")[0])
     wanted = [
         "smollm2-135m has 3 outlier dimensions: 100, 247 and 507.",
-        "Causal loss with dimensions off (zeroed_weights)", "What to do", "What else was found", "In the weights",
+        "smollm2-135m, dimensions 100, 247, 507: switched off", "What to do", "What else was found", "In the weights",
         "Writes of every layer to every dimension: mlp.down_proj", "In the running model",
         "Token vectors of one input after layer 14", "Average vector, layer by layer",
         "Which dimension is the smallest or largest entry", "Largest hidden value, layer by layer",
