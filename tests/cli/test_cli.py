@@ -250,7 +250,8 @@ def test_maps_single_texts_and_empty_comparisons_are_shown_as_they_are(model_fol
     few = ("--data", text, "--random", "1", "--matched", "1")
     _, out, _ = run("ablate", model, "--dims", "0-1:3;2:3,5", *few)
     assert "  0,1: 3; 2: 3, 5  " in out
-    _, out, _ = run("ablate", model, "--dims", "3", "--limit", "1", *few)
+    code, out, err = run("ablate", model, "--dims", "3", "--limit", "1", *few)
+    assert code == 0, err
     assert "nan" not in out
     assert "the interval does not cover it" in out
     _, out, _ = run("compare", model, model)
