@@ -21,5 +21,5 @@ def test_a_folder_keeps_a_file_for_each_identity(tmp_path: Path) -> None:
     with replace(keep, fresh=True).open({"seed": 0}) as rows:
         assert not rows.done
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match="nothing can be kept there .* OUTLIERLENS_RUNS"):
+    with pytest.raises(BadInput, match=r"nothing can be kept there .* OUTLIERLENS_RUNS"):
         Keep(tmp_path / "file" / "inside").open({})
