@@ -189,7 +189,7 @@ def test_what_cannot_be_written_is_said_before_any_work(model_folder: Any, text:
     assert (code, out) == (1, "")
     assert "is not empty" in err
     code, _, err = run("ablate", model, "--dims", "3", "--data", text, "--avoid", "0-1:3")
-    assert code == 1
+    assert code == 2
     assert "names layers; write dimensions alone" in err
 
 

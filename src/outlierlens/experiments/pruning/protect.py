@@ -29,7 +29,7 @@ from outlierlens.checkpoints import Checkpoint, open_checkpoint
 from outlierlens.detection.scan.measure import scan_checkpoint
 from outlierlens.detection.scan.neurons import first_linears, scan_neurons
 from outlierlens.detection.scan.result import StackScan
-from outlierlens.errors import BadInput, command
+from outlierlens.errors import BadInput, command, operand
 from outlierlens.experiments.plan.result import PrecisionPlan
 from outlierlens.experiments.plan.view import most_per_byte, verdict
 from outlierlens.experiments.pruning.lists import Protection, ToolLists
@@ -77,9 +77,8 @@ def protect(model: str, tool: Tool, options: ProtectOptions | None = None) -> Pr
         model, revision=scan.revision, subfolder=scan.subfolder, token=scan.token, offline=scan.offline
     ) as checkpoint:
         stored = Provenance(checkpoint.name, checkpoint.header_digest())
-        refuse_other_model(
-            str(options.measured), found, [stored], f"measure this model: {command('plan', model, '-o', 'FILE')}"
-        )
+        again = command("plan", operand(model), "-o", "FILE")
+        refuse_other_model(str(options.measured), found, [stored], f"measure this model: {again}")
         stacks = arch.stacks_for(checkpoint, options.scan.row)
         bound = arch.bind(stacks, checkpoint.tensors, checkpoint.config)
         if is_mlp(options.stack):
