@@ -211,7 +211,7 @@ def test_nothing_found_and_nothing_else_measured():
         "15 of 30 layers.",
     )
     assert [step.topic for step in advice(bare)] == ["nothing", "trust"]
-    assert "Run observe and disable" in advice(bare)[1].text
+    assert "Run observe and ablate" in advice(bare)[1].text
 
 
 def test_found_but_no_damage_measured():
@@ -524,7 +524,7 @@ def test_a_report_of_a_scan_alone():
     text = Page(render(bare)).text
     assert "In the running model" not in text
     assert "What breaks" not in text
-    assert "Run observe and disable before relying on this" in text
+    assert "Run observe and ablate before relying on this" in text
 
 
 def test_eighty_layers_of_8192_dimensions_stay_small_and_quick():

@@ -58,7 +58,7 @@ def advice(data: ReportData) -> tuple[Advice, ...]:
         steps = [Advice("nothing", "No dimension needs special care by these measurements.", why, (ask,))]
     off = data.damages or data.sweeps
     if data.observation is None or not off:
-        missing = [name for name, there in (("observe", data.observation), ("disable", off)) if not there]
+        missing = [name for name, there in (("observe", data.observation), ("ablate", off)) if not there]
         text = f"Run {' and '.join(missing)} before relying on this: the weights alone do not show what breaks."
         steps.append(Advice("trust", text, f"not measured here: {' and '.join(missing)}", (_command(data, "report"),)))
     return tuple(steps)
