@@ -382,7 +382,7 @@ def _recovers(row: Damage) -> str:
 
 
 SAME = {"factor": 1, "change": 0, "low": None, "high": None, "same": True}  # nothing done
-FAMILIES = Strips(rows="families", x="change", y="family", draws="sets", greys="control sets")
+FAMILIES = Strips(rows="families", x="change", y="family", draws="sets", greys="control sets", captioned=False)
 MODES = Strips(
     rows="modes", x="change", y="mode", by="dims", draws="random", says=_recovers,
     where=lambda one: one.mode == ZERO or not math.isfinite(one.factor),

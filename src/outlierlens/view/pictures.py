@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 WIDTH = 640  # pixels of a panel
 STRIP, LINES = 44, 240  # pixels of a strip, and of a panel of lines
 SAID = 12  # values that a caption says; of more, the first and the last and the extremes
-ROOM = 44  # letters of a line of an axis' title
+ROOM = 30  # letters of a line of an axis' title
 Datum = dict[str, Any]
 
 
@@ -48,6 +48,7 @@ class Picture(ABC):
         where: chooses rows. title: of the panel. says: what is written above the mark of a row.
         extra: data that no row holds, by the picture's own field names, such as "nothing done" at factor 1.
         greys: what the grey marks are; {n} is how many, {of} is "alike" or "as 8, 24".
+        captioned: whether the caption says its numbers.
     """
 
     rows: str
@@ -58,6 +59,7 @@ class Picture(ABC):
     says: Callable[[Any], str] = lambda _: ""
     title: str = ""
     greys: str = "{n} random sets treated {of}"
+    captioned: bool = True
     where: Callable[[Any], bool] = everything
     extra: Callable[[Any], list[Datum]] = lambda _: []
 
@@ -129,7 +131,9 @@ class Picture(ABC):
         return "; ".join(filter(None, said))
 
     def caption(self, found: "Finding") -> str:
-        """The numbers that it shows, in words."""
+        """The numbers that it shows, in words; none where the sentences say them."""
+        if not self.captioned:
+            return ""
         rows = [row for row in self.chosen(found) if isinstance(point(getattr(row, self.value)), int | float)]
         column, other = self.column(found, self.value), self.x if self.value == self.y else self.y
         said = [f"{_label(self, row, other)} {_written(column, getattr(row, self.value))}" for row in rows]
