@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from every_command import FEW, QUIET, M, call, fill
+from moments import contents
 from outlierlens.cli.experiment import print_sections
 from outlierlens.detection.observe.measure import magnitude
 from outlierlens.errors import BadInput
@@ -202,3 +204,22 @@ def test_a_result_says_what_it_was_computed_in(dtype: torch.dtype) -> None:
     older = json.loads(text)
     del older["provenance"]["dtype"]  # a file of before that was written down
     assert from_json(json.dumps(older)).provenance.dtype == ""
+
+
+def test_rows_that_are_to_be_replaced_stay_where_the_command_is_refused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "theirs").touch()
+    words = ("disable", M, *FEW, "--random", "1", "--matched", "1", "--rows", "rows.jsonl", *QUIET)
+    assert call(*words).code == 0
+    before = contents(tmp_path)
+    for wrong in (("--save", "full"), ("--arch", "none.toml")):
+        said = call(*words, *wrong, "--overwrite")
+        assert (said.code, contents(tmp_path)) == (1, before), said.err
+    assert "rows of other work" in call(*words, "--seed", "1").err
+    assert call(*words, "--seed", "1", "--overwrite").code == 0
+    assert contents(tmp_path).keys() == before.keys()
+    assert b'"seed":1' in (tmp_path / "rows.jsonl").read_bytes().partition(b"\n")[0]
