@@ -37,7 +37,8 @@ SECONDS = 600  # after which a command hangs
 TEXT = (".html", ".md", ".txt", ".py", ".csv", ".svg")
 # Times, and what a command has that replaces a file.
 TIMES = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d\S*)?)?|\bin [\d.]+ (ms|s|min|h)\b| --overwrite")
-LEFT = (".making-", ".part", ".old-", ".tmp")  # what a command writes beside, until it is whole
+# What is no result until it is whole: what a command writes beside, and a Trainer's checkpoint, of which one file comes last.
+LEFT = (".part", ".tmp", "checkpoint-")
 
 
 class Kills(faults.Writes):
