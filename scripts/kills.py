@@ -1,6 +1,6 @@
 """Kill every command that writes, at its writes and at random moments, look at what it left, and run it again.
 
-    python scripts/kills.py                                     # 300 kills, half an hour
+    python scripts/kills.py                                     # 300 kills, an hour
     python scripts/kills.py --command report --kills 40 --seed 1
 
 Commands run as the tests' table has them (`tests/every_command.py`), each in a copy of the folder as the commands before it
