@@ -28,6 +28,7 @@ import outlierlens
 import repair_results
 import synthetic_report
 from browser import Page
+from outlierlens.analyses.quantize_schemes import parse
 from outlierlens.architectures.stack import Stack, load_toml, to_toml
 from outlierlens.checkpoints.samples import directory
 from outlierlens.cli.app import read
@@ -41,7 +42,6 @@ from outlierlens.experiments.plan.kept import KeptLinear
 from outlierlens.experiments.pruning.options import ProtectOptions
 from outlierlens.experiments.pruning.options import Tool as ProtectTool
 from outlierlens.experiments.pruning.protect import protect
-from outlierlens.experiments.quantization.schemes import parse
 from outlierlens.experiments.repair import measure as repair
 from outlierlens.explore import snippets
 from outlierlens.explore.result import VIEWS

@@ -99,7 +99,7 @@ class ProtectOptions:
     rule: Annotated[Removal, Flat("min_layer_fraction")] = Removal()
     """The constraint that "enough" is about."""
     measured: Path | None = None
-    """A saved result of plan or quant of this model: the list begins with what it says helps most, or that nothing does."""
+    """A saved result of plan or quantize of this model: the list begins with what it says helps most, or that nothing does."""
     factor: Annotated[float, Gt(0), Lt(float("inf"))] = AWQ_FACTOR
     """awq: by which weights of a protected channel grow."""
     scan: Annotated[ScanOptions, Flat("max_read")] = field(default_factory=ScanOptions)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import get_args
 
 from outlierlens import architectures as arch
+from outlierlens.analyses.quantize import Quantized
 from outlierlens.architectures import BoundStack, Neuron, is_mlp, mlp_axis, neurons_of, streams_of
 from outlierlens.architectures.heads import PART
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
@@ -35,7 +36,6 @@ from outlierlens.experiments.plan.view import most_per_byte, verdict
 from outlierlens.experiments.pruning.lists import Protection, ToolLists
 from outlierlens.experiments.pruning.options import ProtectOptions, Tool, Which
 from outlierlens.experiments.pruning.removal import Cells
-from outlierlens.experiments.quantization.result import Quantized
 from outlierlens.options import FIND
 from outlierlens.results.document import Provenance, Result, load
 from outlierlens.results.same_model import refuse_other_model
@@ -88,7 +88,7 @@ def protect(model: str, tool: Tool, options: ProtectOptions | None = None) -> Pr
 
 
 def measured(found: Result, path: Path) -> str:
-    """What a saved plan or quant says of what helps, in a line.
+    """What a saved plan or quantize says of what helps, in a line.
 
     Raises:
         BadInput: a result of another kind.
@@ -98,7 +98,7 @@ def measured(found: Result, path: Path) -> str:
         return f"measured: {verdict(found)}" + (f"; {best}" if best else "")
     if isinstance(found, Quantized):
         return f"measured: {found.verdict}"
-    raise BadInput(f"{path}: holds no result of plan or quant; write one with outlierlens plan MODEL -o FILE")
+    raise BadInput(f"{path}: holds no result of plan or quantize; write one with outlierlens plan MODEL -o FILE")
 
 
 class _Lists(ToolLists):
