@@ -98,13 +98,13 @@ class Experiment:
     def sections(self) -> Any:
         """What is said of a result: `sections(found, *, verbose=False)`."""
         if self.derived:
-            return lambda found, *, verbose=False: found.sections(verbose=verbose)
+            return self._named(self.result, "result").sections
         return self._named("sections", "view")
 
     def draw(self, picture: str = "") -> Any:
         """What draws its picture, or another one that its row names: `draw(found)`."""
         if self.derived:
-            return lambda found: found.chart()
+            return self._named(self.result, "result").chart
         return self._named(picture or self.picture, "charts")
 
     @property

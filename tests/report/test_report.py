@@ -64,7 +64,7 @@ def test_found_and_damaging(data):
     assert verdict(data.damages[0]) == "damaging"
     steps = {step.topic: step for step in advice(data)}
     assert {topic: step.commands for topic, step in steps.items()} == {
-        "prune": ("outlierlens protect smollm2-135m --for torch-pruning --dims 100,247,507",),
+        "prune": ("outlierlens prune protect smollm2-135m --for torch-pruning --dims 100,247,507",),
         "quantize": ("outlierlens range smollm2-135m", "outlierlens quant smollm2-135m --dims 507"),
         "compare": ("outlierlens export-embedder smollm2-135m --layer 6 --fix clip --clip 507 -o embedder",),
         "explain": ("outlierlens trace smollm2-135m --dim 507",),
@@ -93,7 +93,7 @@ def test_what_quantization_was_measured_to_cost_stands_in_place_of_the_rule(data
     assert step.because == "measured on 2 texts of d.txt (40 tokens)"
     assert step.commands == (
         f"outlierlens plan smollm2-135m --scheme {measured.worst.scheme}",
-        "outlierlens protect smollm2-135m --for llm-compressor --dims 5",
+        "outlierlens prune protect smollm2-135m --for llm-compressor --dims 5",
     )
     free = replace(measured, roundings=measured.roundings[1:2])
     (step,) = (one for one in advice(replace(data, joined=Joined((free,)))) if one.topic == "quantize")
@@ -195,9 +195,9 @@ def test_every_command_of_an_advice_can_be_run():
     cases += [synthetic.report_data(joined=Joined((ranges_of(sizes, "model.layers.1.mlp.up_proj"),)))]
     said = {command for data in cases for step in advice(data) for command in step.commands}
     assert {command.split()[1] for command in said} == {
-        "plan", "protect", "quant", "export-embedder", "detectors", "report", "range", "repair", "trace",
+        "plan", "prune", "quant", "export-embedder", "detectors", "report", "range", "repair", "trace",
     }  # fmt: skip
-    assert "outlierlens protect smollm2-135m --for torch-pruning --dims 100,247,507 --stack decoder" in said
+    assert "outlierlens prune protect smollm2-135m --for torch-pruning --dims 100,247,507 --stack decoder" in said
     for command in said:
         read(shlex.split(command)[1:])  # raises for an option or a value that is not there
 

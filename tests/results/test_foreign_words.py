@@ -22,6 +22,8 @@ import mask_results
 import outlierlens
 import repair_results
 import synthetic_report
+from outlierlens.analyses.prune_lists import ProtectOptions, protect
+from outlierlens.analyses.prune_lists import Tool as ProtectTool
 from outlierlens.architectures.stack import Stack, load_toml, to_toml
 from outlierlens.checkpoints.samples import directory
 from outlierlens.errors import command, comment, literal, markdown, shell
@@ -30,9 +32,6 @@ from outlierlens.experiments.embedder import view as embedder
 from outlierlens.experiments.mask.exports import WRITERS
 from outlierlens.experiments.mask.exports import export as export_mask
 from outlierlens.experiments.plan.exports import TOOLS, Target, export
-from outlierlens.experiments.pruning.options import ProtectOptions
-from outlierlens.experiments.pruning.options import Tool as ProtectTool
-from outlierlens.experiments.pruning.protect import protect
 from outlierlens.experiments.quantization.schemes import parse
 from outlierlens.experiments.repair import measure as repair
 from outlierlens.models.proposal.propose import Proposal

@@ -21,7 +21,7 @@ from outlierlens.experiments.track.result import Track
 from outlierlens.replicate.luo.result import LuoReplication
 from outlierlens.replicate.puccetti.result import PuccettiReplication
 from outlierlens.results.document import Provenance, Result, to_json
-from outlierlens.view.section import Section, numbered
+from outlierlens.view.section import Section, notes_of, numbered
 
 NAMED_BY_RULE = 3
 # Results that are no part of a report of one model, and where they belong.
@@ -162,9 +162,4 @@ def _of_its_model(section: Section, found: Result) -> Section:
 
 def joined_notes(joined: Joined) -> tuple[str, ...]:
     """Remarks of all of them, each once."""
-    notes: list[str] = []
-    for found in joined.results:
-        notes += getattr(found, "notes", ())
-        parts = (*getattr(found, "stacks", ()), *getattr(found, "tuned", ()), *getattr(found, "tables", ()))
-        notes += (note for part in parts for note in getattr(part, "notes", ()))
-    return tuple(dict.fromkeys(notes))
+    return tuple(dict.fromkeys(note for found in joined.results for note in notes_of(found)))

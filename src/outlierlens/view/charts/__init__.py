@@ -29,7 +29,6 @@ attention        attention received and outliers: attention_correlation, attenti
 probe            a token's position: its panels probe_accuracy, probe_contributions and probe_heat in one picture
 predictions      what a model says with dimensions off: prediction_shifts and prediction_curves in one picture
 beyond_zero      dimensions zeroed, set to means, shuffled, scaled and restored
-prune_check      layers in which pruning removed each position; prune_experiment what one position costs
 quantization     rounding to few bits: quantization_losses by scheme above quantization_errors by layer
 precision_plan   what a plan of kept linears gives back, beside random linears and rules
 recovery         a model with dimensions off, and fine-tuned again
@@ -52,7 +51,7 @@ __all__ = ["Chart", "can_export", "picture"]
 
 def _homes() -> list[str]:
     """The modules of charts of every experiment: `charts.py` and `charts_….py` in its folder."""
-    homes = dict.fromkeys(f"outlierlens.{row.home}" for row in EXPERIMENTS)
+    homes = dict.fromkeys(f"outlierlens.{row.home}" for row in EXPERIMENTS if not row.derived)
     return [
         f"{home}.{found.name}"
         for home in homes
