@@ -66,7 +66,7 @@ def texts_of(data: str | None, n: int) -> Any:
 
 def reading_of(loaded: Any, texts: Any, max_length: int) -> Any:
     """What our intact pass reads, two dimensions named."""
-    from outlierlens.ablation.modes import Ablation
+    from outlierlens.ablation.modes import Switch
     from outlierlens.experiments.attention.condition import Reading
     from outlierlens.experiments.attention.keys import KeyKinds
     from outlierlens.vectors.read import text_stack, tokenise
@@ -74,7 +74,7 @@ def reading_of(loaded: Any, texts: Any, max_length: int) -> Any:
     stack, tokens = text_stack(loaded, None), tokenise(loaded, texts, max_length=max_length)
     return Reading(
         loaded=loaded, stack=stack, tokens=tokens, lengths=tokens.lengths, kinds=KeyKinds(loaded.tokenizer, tokens),
-        ablation=Ablation(loaded, stack), named=(0, 1), batch_size=BATCH, n_bootstrap=200, seed=0,
+        ablation=Switch(loaded, stack), named=(0, 1), batch_size=BATCH, n_bootstrap=200, seed=0,
     )  # fmt: skip
 
 

@@ -239,24 +239,23 @@ def means(trials: int) -> bool:
 def real_means(given: argparse.Namespace) -> bool:
     """The interval of a mean over 8, 16, 32 and 64 texts, drawn again from those of a model with dimensions off."""
     from outlierlens.data.texts import Texts, read_texts
-    from outlierlens.experiments.disable.measure import disable
-    from outlierlens.experiments.disable.options import DisableOptions
+    from outlierlens.analyses.ablate import AblateOptions, ablate
     from outlierlens.models.load import LoadOptions, load_model
     from outlierlens.tasks.base import TaskOptions
 
     if not (given.matrix and given.matrix.exists()):
         read = read_texts(given.data)
         lines = tuple(text for text in read.texts if len(text.split()) > given.min_words)
-        options = DisableOptions(
+        options = AblateOptions(
             n_random=0, n_matched=0, passage=lines[0], task=TaskOptions(blocks=True, max_length=given.max_length)
         )
-        found = disable(
+        found = ablate(
             load_model(given.model, LoadOptions(dtype="float32", offline=True)),
             Texts(read.source, lines[: given.limit], read.column),
             given.off,
             options,
         )
-        changes = np.subtract(found.chosen.score.per_text, found.intact.score.per_text)
+        changes = np.subtract(found.chosen.per_text, found.intact.per_text)
         if given.matrix:
             np.savez(given.matrix, changes=changes)
     else:

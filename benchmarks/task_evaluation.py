@@ -40,7 +40,7 @@ class Way:
 
 
 def ours(loaded: Any, scorer: Any) -> Way:
-    """`LabelledScore.outputs`, as `sweep`, `disable` and `finetune` call it."""
+    """`LabelledScore.outputs`, as `sweep`, `ablate` and `finetune` call it."""
     metric = scorer.examples.task.metric
 
     def evaluate() -> tuple[np.ndarray, float]:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
-from outlierlens.ablation.modes import Ablation
+from outlierlens.ablation.modes import Switch
 from outlierlens.ablation.position_means import collected
 from outlierlens.ablation.switches import (
     EditSettings,
@@ -89,7 +89,7 @@ def contexts(encoder: LoadedModel, decoder: LoadedModel) -> dict[str, tuple[Load
     stack, body = encoder.stack(), decoder.stack()
     model = encoder.model
     means = EditSettings(means=np.zeros((2, 16)))
-    switches = Switches(encoder, Ablation(encoder, stack), head_norm=True)
+    switches = Switches(encoder, Switch(encoder, stack), head_norm=True)
     plan = dict.fromkeys(range(2), DIMS)
     shapes = {name: tuple(value.shape) for name, value in live_parameters(model).items()}
     pruner = Pruner(model, Cells.of(stack, shapes, Removal()))

@@ -5,7 +5,7 @@
     python scripts/package_atlas.py --check                  # the rows that there are, in a line each
 
 Rows are what `atlas build` writes; only names, licences and origins are put in, and times are left out. Costs are what
-`disable` measured, in FOLDER/out.
+`ablate` measured, in FOLDER/out.
 """
 
 import argparse
@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 
 from strangers import ARBITRARY, STRANGERS, Stranger, place_of  # noqa: E402
 
-from outlierlens.ablation.damage import Damage  # noqa: E402
+from outlierlens.analyses.ablate import Ablation  # noqa: E402
 from outlierlens.checkpoints import open_checkpoint  # noqa: E402
 from outlierlens.checkpoints.samples.table import SAMPLES  # noqa: E402
 from outlierlens.experiments.atlas.measure import rows_of  # noqa: E402
@@ -47,33 +47,33 @@ def rows(folder: Path) -> Iterator[AtlasRow]:
 
 
 def costs(folder: Path) -> Iterator[Cost]:
-    """What `disable` measured of dimensions that the weights name; of samples that the folder lacks it is measured now."""
+    """What `ablate` measured of dimensions that the weights name; of samples that the folder lacks it is measured now."""
     for name in sorted((*SAMPLES, *STRANGERS)):
-        path = folder / "out" / name / "disable.json"
+        path = folder / "out" / name / "ablate.json"
         if name in SAMPLES and not path.is_file():
             _measured(name, path)
         read = STRANGERS[name].data if name in STRANGERS else ""
         if not path.is_file() or read == "numbers":  # random tokens cost what they cost
             continue
         found = load(path)
-        assert isinstance(found, Damage)
-        control = found.control("random")
-        if control is None or control.p is None or found.chosen.dims == ARBITRARY:
+        assert isinstance(found, Ablation)
+        control, about = found.family("random"), found.about
+        if control is None or control.p is None or found.dims == ARBITRARY:
             continue
         yield Cost(
-            model=name, dims=found.chosen.dims, task=f"{found.task}, {found.unit}", intact=_short(found.intact.score.value),
-            change=_short(found.chosen.change), random=_short(control.median), p=_short(control.p), n_texts=found.n_texts,
-            texts=read or Path(found.data).stem,
+            model=name, dims=found.dims, task=f"{about.task}, {about.unit}", intact=_short(found.intact.value.value),
+            change=_short(found.chosen.change.value), random=_short(control.median), p=_short(control.p),
+            n_texts=about.n_texts, texts=read or Path(about.data).stem,
         )  # fmt: skip
 
 
 def _measured(name: str, path: Path) -> None:
-    """`disable` of what the weights of a sample name; nothing where they name nothing."""
+    """`ablate` of what the weights of a sample name; nothing where they name nothing."""
     dims = sorted({one.dim for row in read_rows(ATLAS) if row.model == name for one in row.outliers})
     if dims:
         path.parent.mkdir(parents=True, exist_ok=True)
         few = ("--limit", "8", "--max-length", "48", "--random", "9", "--matched", "0", "--no-progress", "-q")
-        call = [sys.executable, "-m", "outlierlens", "disable", name, "--dims", ",".join(map(str, dims)), *few]
+        call = [sys.executable, "-m", "outlierlens", "ablate", name, "--dims", ",".join(map(str, dims)), *few]
         subprocess.run([*call, "-o", str(path)], check=True)
 
 

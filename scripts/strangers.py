@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 ARBITRARY = (1, 2)  # switched off where the weights name nothing
-SEVEN = ("scan", "observe", "disable", "sweep", "report", "fingerprint", "verify")
+SEVEN = ("scan", "observe", "ablate", "sweep", "report", "fingerprint", "verify")
 ANTIBODIES = (
     "EVQLVESGGGLVQPGGSLRLSCAASGFNIKDTYIHWVRQAPGKGLEWVARIYPTNGYTRYADSVKGRFTISADTSKNTAYLQMNSLRAEDTAVYYCSRWGGDGFYAMDYWGQGTLVTVSS",
     "DIQMTQSPSSLSASVGDRVTITCRASQDVNTAVAWYQQKPGKAPKLLIYSASFLYSGVPSRFSGSRSGTDFTLTISSLQPEDFATYYCQQHYTTPPTFGQGTKVEIK",
@@ -244,7 +244,7 @@ def run(folder: Path, name: str) -> dict[str, Any]:
         dims = ",".join(map(str, named or ARBITRARY))
         call("observe", *few, "-o", str(out / "observe.json"))
         more = (*data, "--limit", "8", "--max-length", "48")  # what it costs comes with the package
-        call("disable", *more, "--dims", dims, "--random", "9", "--matched", "3", "-o", str(out / "disable.json"))
+        call("ablate", *more, "--dims", dims, "--random", "9", "--matched", "3", "-o", str(out / "ablate.json"))
         call("sweep", *few, "--dims", dims, "--random", "0", "-o", str(out / "sweep"))
         call("report", *few, "--random", "3", "--matched", "2", "-o", str(out / "report"))
     return found

@@ -32,7 +32,6 @@ import similar_results
 import synthetic_report
 import synthetic_tasks
 import trace_results
-import treated_results
 from outlierlens.detection.observe.result import ActivationOutlier, Observation
 from outlierlens.detection.scan.result import Scans
 from outlierlens.experiments.compare.measure import compare
@@ -55,7 +54,7 @@ def made_in(folder: Path) -> dict[str, Any]:
     made: dict[str, Any] = {
         "Scan": data.scan,
         "Observation": _observation(),
-        "Damage": data.damages[0],
+        "Ablation": data.damages[0],
         "ReportData": data,
     }
     made |= {
@@ -90,7 +89,6 @@ def made_in(folder: Path) -> dict[str, Any]:
     made["Mask"] = mask_results.found()
     made["Trace"] = trace_results.found()
     made["PrecisionPlan"] = plan_results.found()
-    made["BeyondZero"] = treated_results.beyond_zero()
     return made | _papers(data.provenance, made)
 
 

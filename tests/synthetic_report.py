@@ -4,7 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from outlierlens.ablation.damage import Blank, Condition, Continuation, Control, Damage, Filled, Score
+from outlierlens.ablation.controls import times
+from outlierlens.ablation.passages import Blank, Filled
+from outlierlens.ablation.study import Control, Measurement
+from outlierlens.analyses.ablate import Ablation, Damage, Reply
 from outlierlens.detection.observe.result import ActivationOutlier, Observation, Passage, StackObservation, Statistics
 from outlierlens.detection.rules import Measured, Rule, find
 from outlierlens.detection.scan.measure import MAP_CELLS
@@ -12,6 +15,8 @@ from outlierlens.detection.scan.result import Scan, StackScan
 from outlierlens.experiments.sweep.result import Cost, Effect, Null, Sweep
 from outlierlens.report import ReportData
 from outlierlens.results.document import Provenance
+from outlierlens.results.finding import About
+from outlierlens.results.rows import Estimate
 
 NEEDLES = (100, 247, 507)
 TOKENS = ("<|im_start|>", "The", " Amazon", " rain", "forest", " covers", " much", " of", " the", " basin", ".", " It")
@@ -142,31 +147,34 @@ def observation(*, n_layers=30, hidden_size=576, columns=None, massive=(507, 22_
     )
 
 
-def condition(label, dims, value, *, intact=3.1, spread=0.05, by_layer=None, loss=True):
-    change = value - intact
-    perplexity = float(np.exp(value)) if loss else None
-    score = Score(value, value - spread, value + spread, perplexity, (value,) * 16, {})
+def condition(label, dims, value, *, family, intact=3.1, loss=True, mode=None):
+    change, spread = value - intact, 0.05
     width = 0.0 if label == "intact" else 0.04 * abs(change) + 0.001
-    return Condition(label, tuple(dims), by_layer or {}, score, change, change - width, change + width, 138_240)
-
-
-def control(kind, changes, chosen, *, intact=3.1, loss=True, seed=3):
-    random = np.random.default_rng(seed)
-    conditions = []
-    for number, change in enumerate(changes):
-        dims = () if kind == "matched" else tuple(sorted(random.choice(576, 3, replace=False).tolist()))
-        by_layer = {layer: tuple(random.choice(576, 3).tolist()) for layer in range(30)} if kind == "matched" else None
-        label = f"{kind} {number}"
-        conditions.append(condition(label, dims, intact + change, intact=intact, by_layer=by_layer, loss=loss))
-    changes = np.array(changes)
-    figures = [float(f) for f in (np.median(changes), np.percentile(changes, 95), changes.mean())]
-    return Control(
-        kind,
-        tuple(conditions),
-        float((1 + (changes >= chosen).sum()) / (1 + len(changes))),
-        *figures,
-        *(chosen / f if f > 0 else None for f in figures),
+    plan = {layer: tuple(dims) for layer in range(30)} if dims else {}
+    named = {} if mode is None else {"mode": mode}
+    return (Measurement if mode is None else Damage)(
+        family=family,
+        label=label,
+        dims=", ".join(map(str, dims)),
+        value=Estimate(value, value - spread, value + spread),
+        perplexity=float(np.exp(value)) if loss else None,
+        change=Estimate(change, change - width, change + width),
+        n_set=138_240 if dims else None,
+        plan=plan,
+        also={},
+        per_text=(value,) * 16,
+        **named,
     )
+
+
+def family(kind, changes, chosen, closeness=None):
+    figures = [float(f) for f in (np.median(changes), np.percentile(changes, 95), np.mean(changes))]
+    ratios = [times(chosen.value, one) for one in figures]
+    p = float((1 + (np.array(changes) >= chosen.value).sum()) / (1 + len(changes))) if kind == "random" else None
+    return Control(
+        family=kind, n=len(changes), median=figures[0], percentile_95=figures[1], mean=figures[2], times_median=ratios[0],
+        times_percentile_95=ratios[1], times_mean=ratios[2], p=p, closeness=closeness, change=chosen, sets=tuple(changes),
+    )  # fmt: skip
 
 
 def damage(*, chosen=6.9, intact=3.1, random=0.004, matched=0.35, task="causal loss", dims=NEEDLES, fills=True):
@@ -174,53 +182,47 @@ def damage(*, chosen=6.9, intact=3.1, random=0.004, matched=0.35, task="causal l
     loss = task != "output change"
     random_changes = (random * generator.standard_normal(19) + random / 2).tolist()
     matched_changes = (matched * generator.uniform(0.5, 1.5, 5)).tolist()
-    families = (
-        control("random", random_changes, chosen, intact=intact, loss=loss),
-        control("matched", matched_changes, chosen, intact=intact, loss=loss),
-    )
-    return Damage(
+    found = condition("chosen", dims, intact + chosen, family="chosen", intact=intact, loss=loss, mode="zeroed_weights")
+    sets = [
+        condition(
+            f"{kind} {i}", tuple(generator.choice(576, 3).tolist()), intact + one, family=kind, intact=intact, loss=loss
+        )
+        for kind, changes in (("random", random_changes), ("matched", matched_changes))
+        for i, one in enumerate(changes)
+    ]
+    return Ablation(
         provenance=PROVENANCE,
-        data="excerpt",
-        data_digest="ab" * 32,
-        task=task,
-        unit="nats per token" if loss else "cosine distance",
-        mode="zeroed_weights",
-        stack="model",
-        layers=tuple(range(30)),
-        n_texts=16,
-        n_tokens=1234,
-        intact=condition("intact", (), intact, intact=intact, loss=loss),
-        chosen=condition("found", dims, intact + chosen, intact=intact, loss=loss),
-        controls=families,
-        fills=fill_table(dims) if fills else (),
-        continuations=continuations(dims) if fills and task == "causal loss" else (),
-    )
+        about=About(
+            data="excerpt", data_digest="ab" * 32, task=task, unit="nats per token" if loss else "cosine distance",
+            stack="model", layers=tuple(range(30)), dims=tuple(map(str, dims)), n_texts=16, n_tokens=1234,
+        ),
+        conditions=(condition("intact", (), intact, family="intact", intact=intact, loss=loss, mode=""), found),
+        families=(family("random", random_changes, found.change), family("matched", matched_changes, found.change)),
+        controls=tuple(sets),
+        replies=replies(dims, continued=task == "causal loss") if fills else (),
+    )  # fmt: skip
 
 
-def continuations(dims=NEEDLES):
-    said = (
-        ("intact", (), "covers most of the basin."),
-        ("random", (3, 5, 9), "is large."),
-        ("chosen", dims, "A A\n\tA"),
-    )
-    return tuple(Continuation(label, off, "The Amazon rainforest", text) for label, off, text in said)
-
-
-def fill_table(dims=NEEDLES):
+def replies(dims=NEEDLES, *, continued=True):
     pieces = ("The Amazon rainforest covers most of the ", " basin of South ", ", and it is home to many ", ".")
     original = ("Amazon", "America", "species")
 
-    def filled(label, off, words, kinds):
+    def passage(label, off, words, kinds, text):
         blanks = tuple(
             Blank(position, word, intact, real, kind)
             for position, (word, intact, real, kind) in enumerate(zip(words, original, original, kinds, strict=True))
         )
-        return Filled(label, off, pieces, blanks)
+        fill = Filled(label, off, pieces, blanks)
+        begins, text = ("The Amazon rainforest", text) if continued else (None, None)
+        return Reply(
+            off=label, dims=", ".join(map(str, off)), filled=fill.line, begins=begins, continued=text, fill=fill,
+            plan={0: off} if off else {},
+        )  # fmt: skip
 
     return (
-        filled("intact", (), original, ("same",) * 3),
-        filled("random 0", (3, 77, 410), ("Amazon", "America", "animals"), ("same", "same", "other")),
-        filled("found", tuple(dims), ("the", "##ly", ","), ("other", "nonsense", "nonsense")),
+        passage("intact", (), original, ("same",) * 3, "covers most of the basin."),
+        passage("random", (3, 77, 410), ("Amazon", "America", "animals"), ("same", "same", "other"), "is large."),
+        passage("chosen", tuple(dims), ("the", "##ly", ","), ("other", "nonsense", "nonsense"), "A A\n\tA"),
     )
 
 

@@ -1,53 +1,67 @@
-"""A made-up result of `beyond-zero`: a set of two, each under every treatment, beside two random sets."""
+"""A made-up result of `ablate --modes all`: a set of two, and one alone, under every mode, beside two random sets."""
 
 import math
 
-from outlierlens.experiments.beyond_zero.result import BeyondZero, Treated, Treatment
+from outlierlens.analyses.ablate import Ablation, Damage
 from outlierlens.results.document import Provenance
+from outlierlens.results.finding import About
+from outlierlens.results.rows import UNKNOWN, Estimate
+
+Share = tuple[float, float, float]
 
 
-def treatment(
+def mode(
     name: str,
     change: float,
-    share: tuple[float, float, float] = (math.nan,) * 3,
+    share: Share | None = None,
     *,
+    dims: str = "3, 7",
     width: float = 0.1,
     factor: float = math.nan,
-) -> Treatment:
-    return Treatment(
-        name, factor, 3 + change, (3 + change, 3 + change), change, change - width, change + width, *share,
-        random=(0.01, 0.02), p=(1 + (change <= 0.02) + (change <= 0.01)) / 3, also={"kl": change},
+) -> Damage:
+    p = (1 + (change <= 0.02) + (change <= 0.01)) / 3
+    return Damage(
+        family="chosen", label=name, dims=dims, value=Estimate(3 + change), perplexity=math.exp(3 + change),
+        change=Estimate(change, change - width, change + width), n_set=None, plan={0: (3, 7), 1: (3, 7)},
+        also={"kl": change}, per_text=(3 + change, 3 + change), mode=name, factor=factor,
+        recovered=Estimate(*share) if share else UNKNOWN, random=(0.01, 0.02), random_sets=((0, 1), (4, 5)), p=p,
     )  # fmt: skip
 
 
-def treated(
-    mean: tuple[float, float, float] = (0.1, 0.05, 0.2),
-    by_position: tuple[float, float, float] = (0.9, 0.8, 0.95),
-    kept: tuple[float, float, float] = (0.95, 0.9, 1.0),
+def modes(
+    mean: Share = (0.1, 0.05, 0.2),
+    by_position: Share = (0.9, 0.8, 0.95),
+    kept: Share = (0.95, 0.9, 1.0),
     *,
     zero: float = 2.0,
-    dims: tuple[int, ...] = (3, 7),
-) -> Treated:
+    dims: str = "3, 7",
+) -> tuple[Damage, ...]:
     """Zero costs `zero`; the others what their shares leave of it."""
     shares = {
         "mean": mean,
-        "position mean": by_position,
+        "position-mean": by_position,
         "resample": (-0.5, -0.6, -0.4),
         "zero, first token kept": kept,
+        "zero, first token only": (0.05, 0.0, 0.1),
     }
-    shares["zero, first token only"] = (0.05, 0.0, 0.1)
-    done = [treatment("zero", zero, (0.0, 0.0, 0.0))]
-    done += [treatment(name, zero * (1 - share[0]), share) for name, share in shares.items()]
-    done += [
-        treatment(f"scale {factor:g}", cost, factor=factor) for factor, cost in ((0.5, 0.4), (2.0, 0.3), (3.0, 1.5))
-    ]
-    return Treated(dims, {}, tuple(done), ((0, 1), (4, 5)))
+    done = [mode("zero", zero, (0.0, 0.0, 0.0), dims=dims, factor=0.0)]
+    done += [mode(name, zero * (1 - share[0]), share, dims=dims) for name, share in shares.items()]
+    scales = ((0.5, 0.4), (2.0, 0.3), (3.0, 1.5))
+    return (*done, *(mode(f"scale-once {factor:g}", cost, dims=dims, factor=factor) for factor, cost in scales))
 
 
-def beyond_zero() -> BeyondZero:
-    return BeyondZero(
-        provenance=Provenance("m", "f", command="outlierlens beyond-zero m", seed=0),
-        data="d.txt", data_digest="0", task="causal loss", unit="nats per token", stack="model", layers=(0, 1), max_length=128,
-        n_tokens=40, n_folds=2, no_mean=0.0, named_by="given", intact=3.0, intact_per_text=(3.0, 3.0),
-        texts=(0, 1), weights=(20.0, 20.0), treated=(treated(), treated(dims=(3,))), notes=("a note",),
+def ablation(*treated: Damage) -> Ablation:
+    """Of these modes; of two sets where none is given."""
+    intact = Damage(
+        family="intact", label="intact", dims="", value=Estimate(3.0), perplexity=math.exp(3), change=Estimate(0.0), n_set=None,
+        plan={}, also={"kl": 0.0}, per_text=(3.0, 3.0), mode="",
+    )  # fmt: skip
+    return Ablation(
+        provenance=Provenance("m", "f", command="outlierlens ablate m --modes all", seed=0),
+        about=About(
+            data="d.txt", data_digest="0", task="causal loss", unit="nats per token", stack="model", layers=(0, 1),
+            dims=("3", "7"), max_length=128, n_texts=2, n_tokens=40, named_by="given",
+        ),
+        conditions=(intact, *(treated or (*modes(), *modes(dims="3")))),
+        n_folds=2, texts=(0, 1), weights=(20.0, 20.0), notes=("a note",),
     )  # fmt: skip

@@ -23,12 +23,12 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
 
     texts = ol.read_texts(args.data, limit=args.limit)
-    damage = ol.disable(args.model, texts, args.dims or "find", n_random=24, n_matched=0)
+    damage = ol.ablate(args.model, texts, args.dims or "find", n_random=24, n_matched=0)
     lines = ["| model | text |", "|---|---|"]
-    for one in damage.fills:
-        pieces = [f"{before}**{blank.filled}**" for before, blank in zip(one.pieces, one.blanks, strict=False)]
-        lines.append(f"| {one.label} | {''.join(pieces)}{one.pieces[-1]} |")
-    lines += [f"| {one.label} | {one.prompt} **{one.text}** |" for one in damage.continuations]
+    for fill in (one.fill for one in damage.replies if one.fill):
+        pieces = [f"{before}**{blank.filled}**" for before, blank in zip(fill.pieces, fill.blanks, strict=False)]
+        lines.append(f"| {fill.label} | {''.join(pieces)}{fill.pieces[-1]} |")
+    lines += [f"| {one.off} | {one.begins} **{one.continued}** |" for one in damage.replies if one.begins]
 
     args.output.mkdir(parents=True, exist_ok=True)
     (args.output / "filled-text.md").write_text("\n".join(lines) + "\n", "utf-8")

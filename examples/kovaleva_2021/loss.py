@@ -24,8 +24,8 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
 
     texts = ol.read_texts(args.data, limit=args.limit)
-    damage = ol.disable(args.model, texts, args.dims or "find", n_random=args.random)
-    chart = charts.losses(damage)
+    damage = ol.ablate(args.model, texts, args.dims or "find", n_random=args.random)
+    chart = damage.chart()
 
     args.output.mkdir(parents=True, exist_ok=True)
     (args.output / "loss.png").write_bytes(charts.picture(chart, "png"))

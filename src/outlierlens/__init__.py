@@ -6,7 +6,7 @@ found = ol.scan("mpnet-base")                        # weights alone: no torch, 
 loaded = ol.load_model("smollm2-135m")
 texts = ol.read_texts("excerpt")
 seen = ol.observe(loaded, texts)                     # activations, one streaming pass
-damage = ol.disable(loaded, texts, [100, 247, 507])  # switched off, beside fair controls
+damage = ol.ablate(loaded, texts, [100, 247, 507])  # switched off, beside fair controls
 swept = ol.sweep(loaded, texts)                      # every dimension in turn, with intervals
 with ol.zeroed_weights(loaded, [507]):
     ...
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from outlierlens.ablation.switches import clip, edited_hidden, removed_writes, zeroed_weights
+    from outlierlens.analyses.ablate import AblateOptions
     from outlierlens.analyses.prune_guard import same_position_guard
     from outlierlens.checkpoints.samples import fetch
     from outlierlens.data.texts import read_texts
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from outlierlens.detection.rules import Rule
     from outlierlens.detection.scan.measure import ScanOptions
     from outlierlens.errors import OutlierlensError
-    from outlierlens.experiments.disable.options import DisableOptions
     from outlierlens.experiments.mask.apply import activation_mask
     from outlierlens.experiments.mask.options import MaskOptions
     from outlierlens.experiments.plan.options import PlanOptions
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     _called: list[Callable[..., Any]]  # functions that take more than their signatures say: see `experiments.given`
     (
-        attack, attention, beyond_zero, compare, count_tokens, detectors, disable, export_embedder, finetune, fingerprint,
+        ablate, attack, attention, compare, count_tokens, detectors, export_embedder, finetune, fingerprint,
         frequency, frequency_geometry, frozen, geometry, layer_story, load_model, lookup, mask, observe, one_dimension,
         origin, plan, predictions, pretrain, probe_positions, protect, prune_check, prune_test, quantize, range_of,
         recover, repair, replicate_luo, replicate_puccetti, report, scan, sts, survival, sweep, trace, track, update_check,
@@ -67,7 +67,7 @@ _HOME = {
     "edited_hidden": "ablation.switches",
     "removed_writes": "ablation.switches",
     "clip": "ablation.switches",
-    "DisableOptions": "experiments.disable.options",
+    "AblateOptions": "analyses.ablate",
     "SweepOptions": "experiments.sweep.options",
     "watch": "training.watch",
     "WatchOptions": "training.watch",

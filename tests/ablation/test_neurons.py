@@ -9,12 +9,12 @@ import torch
 
 from architectures import FAMILIES, REPRESENTATIVE, batch, build
 from outlierlens.ablation.controls import matched_neurons, random_neurons
+from outlierlens.ablation.modes import Switch
 from outlierlens.ablation.switches import EditSettings, edited_hidden, mean_states, removed_writes, zeroed_weights
+from outlierlens.analyses.ablate import AblateOptions, ablate
 from outlierlens.architectures import Neuron, neurons_of
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
-from outlierlens.experiments.disable.measure import DisableOptions, disable, save_disabled
-from outlierlens.experiments.disable.view import sections
 from outlierlens.models.load import from_objects, load_model
 from outlierlens.models.passes import TextReading
 from outlierlens.options.read import parse_dims
@@ -169,40 +169,40 @@ def test_matched_neurons_are_those_of_the_same_layer_that_are_nearest() -> None:
     )
 
 
-def test_disable_names_neurons_by_block_and_number() -> None:
+def test_ablate_names_neurons_by_block_and_number() -> None:
     model = tiny("bert", "")
     with torch.no_grad():
         model.model.get_submodule("encoder.layer.1.output.dense").weight[:, 4] *= 30
-    found = disable(model, TEXTS, {1: (4,)}, DisableOptions(stack="mlp", n_random=15, n_matched=3))
-    assert found.chosen.neurons == ("1:4",)
-    assert found.chosen.by_layer == {1: (4,)}
-    random, matched = found.control("random"), found.control("matched")
+    found = ablate(model, TEXTS, {1: (4,)}, AblateOptions(stack="mlp", n_random=15, n_matched=3))
+    assert found.about.dims == ("1:4",)
+    assert found.chosen.plan == {1: (4,)}
+    random, matched = found.family("random"), found.family("matched")
     assert random is not None
     assert matched is not None
-    assert {name.partition(":")[0] for one in random.conditions for name in one.neurons} == {"1"}
-    assert len({one.neurons for one in random.conditions} - {("1:4",)}) == 15
+    off = {kind: [one.dims for one in found.controls if one.family == kind] for kind in ("random", "matched")}
+    assert {name.partition(":")[0] for name in off["random"]} == {"1"}
+    assert len({*off["random"]} - {"1:4"}) == 15
     assert random.p == pytest.approx(1 / 16)  # the needle
-    assert found.chosen.change > 3 * max(one.change for one in random.conditions)
-    assert not any("1:4" in one.neurons for one in matched.conditions)
-    for mode in ("zero", "mean", "scale"):
-        hidden = disable(model, TEXTS, {1: (4,)}, DisableOptions(stack="mlp", mode=mode, n_random=0, n_matched=0))
-        assert hidden.chosen.n_parameters == 0
-        same = hidden.chosen.change == pytest.approx(found.chosen.change, abs=1e-6)
+    assert found.chosen.change.value > 3 * max(random.sets)
+    assert not any("1:4" in one for one in off["matched"])
+    for mode in ("zero", "mean", "scale:0.5"):
+        hidden = ablate(model, TEXTS, {1: (4,)}, AblateOptions(stack="mlp", modes=(mode,), n_random=0, n_matched=0))
+        assert hidden.chosen.n_set is None
+        same = hidden.chosen.change.value == pytest.approx(found.chosen.change.value, abs=1e-6)
         assert same == (mode == "zero")
     again = from_json(to_json(found))
     assert to_json(again) == to_json(found)
-    (section,) = sections(found)
-    assert section.title == "Neurons switched off"
+    (section,) = found.sections()
+    assert section.title == "Switched off: 1:4"
     assert "1:4" in section.sentences[0]
     assert not any("dimensions" in table.columns for table in section.tables)
-    by_layers = disable(model, TEXTS, [4], DisableOptions(stack="mlp", layers=(1,), n_random=0, n_matched=0))
+    by_layers = ablate(model, TEXTS, [4], AblateOptions(stack="mlp", layers=(1,), n_random=0, n_matched=0))
     assert by_layers.chosen.change == found.chosen.change
 
 
 def test_a_copy_without_the_neuron_is_the_model_with_it_off(tmp_path: Any) -> None:
     model = tiny("gpt2", "CausalLM", "causal")
-    options = DisableOptions(stack="mlp", n_random=0, n_matched=0)
-    n_values = save_disabled(model, {2: (5,)}, tmp_path / "off", options)
+    n_values = Switch(model, model.axis("mlp")).save({2: (5,)}, tmp_path / "off")
     assert n_values == model.model.config.hidden_size
     weight = load_model(str(tmp_path / "off")).model.get_submodule("transformer.h.2.mlp.c_proj").weight
     assert not weight[5].any()
@@ -214,13 +214,13 @@ def test_a_copy_without_the_neuron_is_the_model_with_it_off(tmp_path: Any) -> No
     [
         ([4], {}, "named with its block; write --dims 11:4"),
         ({1: (4,)}, {"avoid": (3,)}, "leave it out"),
-        ({1: (4,)}, {"mode": "writes"}, "use weights"),
-        ({1: (4,)}, {"mode": "norms"}, "use weights"),
+        ({1: (4,)}, {"modes": ("writes",)}, "use weights"),
+        ({1: (4,)}, {"modes": ("norms",)}, "use weights"),
     ],
 )
 def test_what_belongs_to_dimensions_is_refused(dims: Any, more: dict[str, Any], says: str) -> None:
     with pytest.raises(BadInput, match=says):
-        disable(tiny("llama", "CausalLM", "causal"), TEXTS, dims, DisableOptions(stack="mlp", **more))
+        ablate(tiny("llama", "CausalLM", "causal"), TEXTS, dims, AblateOptions(stack="mlp", **more))
 
 
 def test_every_representative_family_is_here() -> None:

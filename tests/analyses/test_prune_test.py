@@ -57,7 +57,7 @@ def test_every_condition_prunes_the_same_number_and_puts_it_back(planted: Loaded
     assert [one.family for one in found.conditions] == ["intact", *families[:2]] + [
         f for f in families[2:] for _ in "ab"
     ]
-    assert [one.n_set for one in found.conditions] == [0] + [found.budget] * 8
+    assert [one.n_set for one in found.conditions] == [None] + [found.budget] * 8
     intact = found.conditions[0]
     assert intact.change.value == 0
     assert found.magnitude.swaps == 0

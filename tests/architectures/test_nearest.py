@@ -16,11 +16,11 @@ MISTYPED = [
     (("report", "smollm2-135", "-o", "nowhere"), 1, "did you mean the sample smollm2-135m?"),
     (("fetch", "smolm2"), 1, "near: smollm2-135m"),
     (("scan", "mini-bert", "--rule", "lou"), 2, 'Did you mean "luo"?'),
-    (("disable", "mini-bert", "--dims", "3", "--mode", "zeor"), 1, "near: 'zero'"),
-    (("disable", "mini-bert", "--dims", "3", "--task", "glue:cloa"), 1, "near: 'glue:cola'"),
-    (("disable", "mini-bert", "--dims", "3", "--task", "cusal-loss"), 1, "near: 'causal-loss'"),
-    (("disable", "mini-bert", "--dims", "128"), 1, "dimension 128 does not exist; stream 'model': dimensions 0 to 127"),
-    (("disable", "mini-bert", "--dims", "3", "--layers", "4"), 1, "stream 'model' has layers 0 to 3"),
+    (("ablate", "mini-bert", "--dims", "3", "--modes", "zeor"), 1, "near: 'zero'"),
+    (("ablate", "mini-bert", "--dims", "3", "--task", "glue:cloa"), 1, "near: 'glue:cola'"),
+    (("ablate", "mini-bert", "--dims", "3", "--task", "cusal-loss"), 1, "near: 'causal-loss'"),
+    (("ablate", "mini-bert", "--dims", "128"), 1, "dimension 128 does not exist; stream 'model': dimensions 0 to 127"),
+    (("ablate", "mini-bert", "--dims", "3", "--layers", "4"), 1, "stream 'model' has layers 0 to 3"),
 ]
 
 

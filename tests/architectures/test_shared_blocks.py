@@ -14,11 +14,11 @@ from architectures import FAMILIES, build
 from conftest import Words
 from outlierlens.ablation.controls import matched_sets
 from outlierlens.ablation.switches import removed_writes, zero_weights_, zeroed_norms, zeroed_weights
+from outlierlens.analyses.ablate import AblateOptions, ablate
 from outlierlens.analyses.prune_lists import ProtectOptions, protect
 from outlierlens.data.texts import Texts
 from outlierlens.detection.scan.measure import scan
 from outlierlens.errors import BadInput
-from outlierlens.experiments.disable.measure import DisableOptions, disable
 from outlierlens.experiments.predictions.measure import predictions
 from outlierlens.experiments.predictions.options import PredictionOptions
 from outlierlens.experiments.sweep.measure import sweep
@@ -96,10 +96,10 @@ def test_weights_are_off_in_all_layers_of_a_block_or_in_none(family: str, ablati
 @pytest.mark.parametrize("family", GROUPS)
 def test_a_layer_alone_is_off_in_what_it_gives(family: str, words: Any) -> None:
     loaded = model_of(family, words)
-    options = DisableOptions(n_random=0, n_matched=0, avoid=(), task=TASK)
+    options = AblateOptions(n_random=0, n_matched=0, avoid=(), task=TASK)
     layers, said = GROUPS[family][0]
     with pytest.raises(BadInput, match=f"layers {said} run one block"):
-        disable(loaded, TEXTS, [3], DisableOptions(layers=layers[:1], task=TASK))
+        ablate(loaded, TEXTS, [3], AblateOptions(layers=layers[:1], task=TASK))
     with pytest.raises(BadInput, match="run one block"):
         sweep(loaded, TEXTS, SweepOptions(windows="single", dims=(3,), task=TASK))
     with pytest.raises(BadInput, match="run one block"):
@@ -115,10 +115,11 @@ def test_a_layer_alone_is_off_in_what_it_gives(family: str, words: Any) -> None:
         assert swept.intact + effect.change == pytest.approx(loss_by_hand(loaded, layer, 3), rel=1e-5)
     # Off in all the layers of a block, weights and what they give are one.
     weights, hidden = (
-        disable(loaded, TEXTS, [3], replace(options, layers=layers, mode=mode)).chosen for mode in ("weights", "zero")
+        ablate(loaded, TEXTS, [3], replace(options, layers=layers, modes=(mode,))).chosen
+        for mode in ("weights", "zero")
     )
-    assert weights.change == pytest.approx(hidden.change, rel=1e-4)
-    assert weights.n_parameters == 2
+    assert weights.change.value == pytest.approx(hidden.change.value, rel=1e-4)
+    assert weights.n_set == 2
     assert len({effect.change for effect in swept.effects}) == swept.n_layers
 
 
@@ -128,9 +129,9 @@ def test_matched_sets_are_the_same_in_layers_that_share_their_weights(words: Any
     strength = np.random.default_rng(0).random((8, 16))
     for one in matched_sets(strength, dict.fromkeys(range(8), (3, 5)), avoid=(), n=5, seed=0, blocks=blocks):
         assert len({(blocks[layer], dims) for layer, dims in one.plan.items()}) == 4
-    damage = disable(loaded, TEXTS, [3, 5], DisableOptions(n_random=2, n_matched=4, task=TASK))
-    matched = damage.control("matched").conditions
-    assert {one.n_parameters for one in matched} == {damage.chosen.n_parameters} == {2 * 2 * 4}
+    damage = ablate(loaded, TEXTS, [3, 5], AblateOptions(n_random=2, n_matched=4, task=TASK))
+    matched = [one for one in damage.controls if one.family == "matched"]
+    assert {one.n_set for one in matched} == {damage.chosen.n_set} == {2 * 2 * 4}
 
 
 def test_other_commands_refuse_a_part_of_a_block_before_they_measure(words: Any, tmp_path: Path) -> None:

@@ -62,22 +62,22 @@ def test_observe(family: str, head: str, kind: str, model_folder: Any, text: str
 
 
 @pytest.mark.parametrize(("family", "head", "kind"), FAMILY[:3])
-def test_disable(family: str, head: str, kind: str, model_folder: Any, text: str, run: Any, tmp_path: Path) -> None:
+def test_ablate(family: str, head: str, kind: str, model_folder: Any, text: str, run: Any, tmp_path: Path) -> None:
     model = model_folder(family, head, kind)
     common = ("--data", text, "--random", "4", "--matched", "2")
-    code, stdout, err = run("disable", model, "--dims", "3,5", *common)
+    code, stdout, err = run("ablate", model, "--dims", "3,5", *common)
     assert code == 0, err
-    assert "off: 3, 5" in stdout
+    assert "chosen     3, 5" in stdout
     assert "random" in stdout
     assert "matched" in stdout
     assert "rank p" in stdout
-    code, stdout, _ = run("disable", model, "--dims", "0-1:3;2:3,5", "--json", *common)
+    code, stdout, _ = run("ablate", model, "--dims", "0-1:3;2:3,5", "--json", *common)
     document = json.loads(stdout)
-    assert document["chosen"]["by_layer"] == {"0": [3], "1": [3], "2": [3, 5]}
-    code, stdout, err = run("disable", model, "--dims", "3", "--mode", "zero", "--save", str(tmp_path / "x"), *common)
+    assert document["conditions"]["plan"][1] == {"0": [3], "1": [3], "2": [3, 5]}
+    code, stdout, err = run("ablate", model, "--dims", "3", "--modes", "zero", "--save", str(tmp_path / "x"), *common)
     assert code == 1
-    assert "--save needs --mode weights, norms or writes" in err
-    code, stdout, err = run("disable", model, "--dims", "99", *common)
+    assert "--save needs --modes weights, norms or writes" in err
+    code, stdout, err = run("ablate", model, "--dims", "99", *common)
     assert (code, err.strip()) == (1, "error: dimension 99 does not exist; stream 'model': dimensions 0 to 15")
 
 
@@ -185,10 +185,10 @@ def test_what_cannot_be_written_is_said_before_any_work(model_folder: Any, text:
     assert "cannot be written" in err
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").write_text("x")
-    code, out, err = run("disable", model, "--dims", "3", "--data", text, "--save", str(tmp_path / "full"))
+    code, out, err = run("ablate", model, "--dims", "3", "--data", text, "--save", str(tmp_path / "full"))
     assert (code, out) == (1, "")
     assert "is not empty" in err
-    code, _, err = run("disable", model, "--dims", "3", "--data", text, "--avoid", "0-1:3")
+    code, _, err = run("ablate", model, "--dims", "3", "--data", text, "--avoid", "0-1:3")
     assert code == 1
     assert "names layers; write dimensions alone" in err
 
@@ -228,8 +228,8 @@ def test_ctrl_c_keeps_the_rows_and_prints_the_command_that_goes_on(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--mode", "scale", "--factor", "nan"], "factor is nan; it must be a number"),
-        (["--embeddings"], "embeddings belongs to mode writes, not to mode 'weights'"),
+        (["--modes", "scale:nan"], "the factor must be a number"),
+        (["--embeddings"], "embeddings belongs to mode writes, not to weights"),
         (["--avoid", "900"], "dimension 900 does not exist"),
         (["--task", "foo"], "of texts: auto, masked-loss, causal-loss, output-change"),
         (["--data", "t.json"], "t.json: no such file, and no hub id"),
@@ -240,7 +240,7 @@ def test_options_that_could_do_nothing_are_refused(
 ) -> None:
     model = model_folder("bert", "MaskedLM", "masked")
     data = () if "--data" in arguments else ("--data", text)
-    code, out, err = run("disable", model, "--dims", "3", "--random", "2", *data, *arguments)
+    code, out, err = run("ablate", model, "--dims", "3", "--random", "2", *data, *arguments)
     assert (code, out) == (1, "")
     assert message in err
 
@@ -248,9 +248,9 @@ def test_options_that_could_do_nothing_are_refused(
 def test_maps_single_texts_and_empty_comparisons_are_shown_as_they_are(model_folder: Any, text: str, run: Any) -> None:
     model = model_folder("bert", "MaskedLM", "masked")
     few = ("--data", text, "--random", "1", "--matched", "1")
-    _, out, _ = run("disable", model, "--dims", "0-1:3;2:3,5", *few)
-    assert "off: 0,1: 3; 2: 3, 5" in out
-    _, out, _ = run("disable", model, "--dims", "3", "--limit", "1", *few)
+    _, out, _ = run("ablate", model, "--dims", "0-1:3;2:3,5", *few)
+    assert "  0,1: 3; 2: 3, 5  " in out
+    _, out, _ = run("ablate", model, "--dims", "3", "--limit", "1", *few)
     assert "nan" not in out
     assert "the interval does not cover it" in out
     _, out, _ = run("compare", model, model)

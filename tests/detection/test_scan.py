@@ -335,7 +335,7 @@ def test_command_line_prints_a_table_and_json(saved: Any, tmp_path: Path, run: A
         (["scan", "--max-read", "lots", "x"], 1, "cannot read the size 'lots'"),
         (["scan", "--bogus"], 2, "Unknown option: --bogus"),
         (["scan"], 2, "MODELS requires an argument"),
-        (["disable"], 2, "MODEL requires an argument"),
+        (["ablate"], 2, "MODEL requires an argument"),
         (["fetch", "nothing"], 1, "nothing"),
         (["scan", "no-such-model-here", "--offline"], 1, "offline"),
     ],

@@ -12,10 +12,10 @@ import torch
 
 import outlierlens as ol
 from architectures import FAMILIES, build
+from outlierlens.analyses.ablate import AblateOptions
 from outlierlens.detection.observe.options import ObserveOptions
 from outlierlens.errors import BadInput
 from outlierlens.experiments import EXPERIMENTS
-from outlierlens.experiments.disable.options import DisableOptions
 from outlierlens.experiments.given import given_texts, in_python
 from outlierlens.experiments.repair.options import RepairOptions
 from outlierlens.options import settings_of
@@ -47,33 +47,33 @@ def test_every_setting_is_a_keyword_and_an_unknown_one_is_named(name: str) -> No
 
 def test_keywords_are_what_options_are() -> None:
     loaded = tiny("gpt2", "CausalLM", "causal")
-    options = DisableOptions(n_random=2, n_matched=0, mode="zero", seed=3)
-    one = ol.disable(loaded, TEXTS, (3, 5), options)
-    two = ol.disable(loaded, TEXTS, "3,5", n_random=2, n_matched=0, mode="zero", seed=3)
-    three = ol.disable(loaded, TEXTS, "3,5", DisableOptions(n_random=9, n_matched=0, mode="zero"), n_random=2, seed=3)
+    options = AblateOptions(n_random=2, n_matched=0, modes=("zero",), seed=3)
+    one = ol.ablate(loaded, TEXTS, (3, 5), options)
+    two = ol.ablate(loaded, TEXTS, "3,5", n_random=2, n_matched=0, modes="zero", seed=3)
+    three = ol.ablate(loaded, TEXTS, "3,5", AblateOptions(n_random=9, n_matched=0, modes=("zero",)), n_random=2, seed=3)
     for other in (two, three):
-        assert (other.mode, other.chosen.dims, other.chosen.change) == (one.mode, (3, 5), one.chosen.change)
-        assert [c.median for c in other.controls] == [c.median for c in one.controls]
+        assert (other.chosen.mode, other.dims, other.chosen.change) == (one.chosen.mode, (3, 5), one.chosen.change)
+        assert [c.median for c in other.families] == [c.median for c in one.families]
 
 
 def test_a_keyword_sets_nested_options_and_a_group_goes_by_its_name() -> None:
     loaded = tiny("gpt2", "CausalLM", "causal")
-    assert ol.disable(loaded, TEXTS, [3], task="output change", **QUICK).task == "output change"
-    seeds = settings_of(DisableOptions)["seed"]
+    assert ol.ablate(loaded, TEXTS, [3], task="output change", **QUICK).about.task == "output change"
+    seeds = settings_of(AblateOptions)["seed"]
     assert {one.path for one in seeds} == {("seed",), ("task", "seed")}
-    assert ol.disable(loaded, TEXTS, [3], blocks=True, max_length=100, **QUICK).n_texts == 1
-    assert ol.disable(loaded, TEXTS, [3], **QUICK).n_texts == 4
+    assert ol.ablate(loaded, TEXTS, [3], blocks=True, max_length=100, **QUICK).about.n_texts == 1
+    assert ol.ablate(loaded, TEXTS, [3], **QUICK).about.n_texts == 4
     assert ol.scan("mini-planted", rule="puccetti", view="last").rule.name == "puccetti"
     assert ol.load_model("mini-planted", dtype="bfloat16").dtype == "bfloat16"
     with pytest.raises(BadInput, match="n_random is -1; it must be at least 0"):
-        ol.disable(loaded, TEXTS, [3], n_random=-1)
+        ol.ablate(loaded, TEXTS, [3], n_random=-1)
 
 
 def test_words_of_the_command_line_are_read_as_there() -> None:
     loaded = tiny("gpt2", "CausalLM", "causal")
-    found = ol.disable(loaded, TEXTS, "0-1:3;2:4,5", layers=None, **QUICK)
-    assert found.chosen.by_layer == {0: (3,), 1: (3,), 2: (4, 5)}
-    assert ol.disable(loaded, TEXTS, [3], layers="0-1", **QUICK).layers == (0, 1)
+    found = ol.ablate(loaded, TEXTS, "0-1:3;2:4,5", layers=None, **QUICK)
+    assert found.chosen.plan == {0: (3,), 1: (3,), 2: (4, 5)}
+    assert ol.ablate(loaded, TEXTS, [3], layers="0-1", **QUICK).about.layers == (0, 1)
     with ol.zeroed_weights(loaded, "3,5") as n:
         assert n
     with pytest.raises(BadInput, match="names layers"):
@@ -84,11 +84,11 @@ def test_words_of_the_command_line_are_read_as_there() -> None:
 
 def test_find_is_what_the_weights_name() -> None:
     named = ol.scan("mini-planted").stacks[0].dims
-    assert ol.disable("mini-planted", ["A film worth seeing."], **QUICK).chosen.dims == named
+    assert ol.ablate("mini-planted", ["A film worth seeing."], **QUICK).dims == named
     flat = tiny("gpt2", "CausalLM", "causal")
-    said = ol.disable(flat, TEXTS, "find", **QUICK)
+    said = ol.ablate(flat, TEXTS, "find", find="scan", **QUICK)
     if not ol.scan(flat).stacks[0].dims:
-        assert len(said.chosen.dims) == 2
+        assert len(said.dims) == 2
         assert any("which is no finding" in note for note in said.notes)
 
 
@@ -148,31 +148,31 @@ def test_a_model_without_a_tokenizer_is_measured_on_token_ids() -> None:
     seen = ol.observe(model, rows)
     assert (seen.n_tokens, seen.n_special) == (10, 0)
     assert {"id 3", "id 9"} & set(str(seen).split(",")) or "id " in str(seen)
-    off = ol.disable(model, rows, [3], **QUICK)
+    off = ol.ablate(model, rows, [3], **QUICK)
     losses = []
     for row in rows:
         ids = torch.tensor([row])
         with torch.no_grad():
             logits = model(input_ids=ids).logits[0, :-1]
         losses.append(float(torch.nn.functional.cross_entropy(logits, ids[0, 1:])))
-    assert off.intact.score.per_text == pytest.approx(losses, rel=1e-5)
-    assert (off.task, off.fills, off.n_tokens) == ("causal loss", (), 8)
+    assert off.intact.per_text == pytest.approx(losses, rel=1e-5)
+    assert (off.about.task, off.replies, off.about.n_tokens) == ("causal loss", (), 8)
     assert ol.range_of(model, rows).n_texts == 2
-    blocks = ol.disable(model, rows, [3], blocks=True, max_length=5, **QUICK)
-    assert (blocks.n_texts, blocks.n_tokens) == (2, 8)
+    blocks = ol.ablate(model, rows, [3], blocks=True, max_length=5, **QUICK)
+    assert (blocks.about.n_texts, blocks.about.n_tokens) == (2, 8)
     masked = build(FAMILIES["bert"], "MaskedLM")
-    for refused in (lambda: ol.disable(masked, rows, [3], **QUICK), lambda: ol.observe(model, ["w1 w2"])):
+    for refused in (lambda: ol.ablate(masked, rows, [3], **QUICK), lambda: ol.observe(model, ["w1 w2"])):
         with pytest.raises(BadInput, match=r"no tokenizer beside it.*load_model\(tokenizer=FOLDER\)"):
             refused()
-    assert ol.disable(masked, rows, [3], task="output change", **QUICK).task == "output change"
+    assert ol.ablate(masked, rows, [3], task="output change", **QUICK).about.task == "output change"
     with pytest.raises(BadInput, match="token id 4000 has no row"):
-        ol.disable(model, [[3, 4000]], [3], **QUICK)
+        ol.ablate(model, [[3, 4000]], [3], **QUICK)
 
 
 WORDLESS = {
     "observe": {}, "range_of": {}, "trace": {"dim": 3, "n_random": 1}, "detectors": {"nulls": (), "trial_texts": 2},
     "quantize": {"recipes": "int8-tensor/none", "n_random": 1, "n_calibrate": 0, "dims": "3"},
-    "beyond_zero": {"dims": 3, "n_random": 1}, "prune_test": {"dims": 3, "n_random": 1, "n_scattered": 0, "n_matched": 0},
+    "prune_test": {"dims": 3, "n_random": 1, "n_scattered": 0, "n_matched": 0},
     "sweep": {"dims": "3,4", "n_random": 1, "n_matched": 0, "gradients": 0}, "attention": {"dims": 3}, "mask": {},
     "geometry": {"n_words": 0}, "attack": {"dims": 3}, "plan": {"n_random": 1},
 }  # fmt: skip
@@ -196,7 +196,7 @@ def test_without_a_tokenizer_there_is_a_result_or_one_line(name: str) -> None:
 
 MEASURES = {
     "observe": lambda model: ol.observe(model, TEXTS).stacks[0].views["all"].abs_max.tolist(),
-    "disable": lambda model: ol.disable(model, TEXTS, [3], **QUICK).chosen.change,
+    "ablate": lambda model: ol.ablate(model, TEXTS, [3], **QUICK).chosen.change.value,
     "range_of": lambda model: ol.range_of(model, TEXTS).top("stream").largest,
     "attention": lambda model: ol.attention(model, TEXTS, n_random=1, n_bootstrap=20).conditions[0].heads.tolist(),
     "trace": lambda model: ol.trace(model, TEXTS, dim=3, n_random=1).lift,
@@ -241,7 +241,7 @@ def test_a_model_in_training_is_measured_in_evaluation_and_trains_on(name: str) 
     [
         ("lower --random; or use --embeddings", "lower n_random; or use embeddings=True"),
         ("write --dims 11:1229", 'write dims="11:1229"'),
-        ("use --mode zero", 'use mode="zero"'),
+        ("use --modes zero", 'use modes="zero"'),
         ("use --dtype float32; where", 'use load_model(dtype="float32"); where'),
         ("pass one (--tokenizer FOLDER)", "pass one (load_model(tokenizer=FOLDER))"),
         ("built like (--family bert)", 'built like (load_model(row="bert"))'),
@@ -252,7 +252,7 @@ def test_a_model_in_training_is_measured_in_evaluation_and_trains_on(name: str) 
     ],
 )  # fmt: skip
 def test_errors_name_what_python_has(said: str, python: str) -> None:
-    assert in_python(said, settings_of(DisableOptions)) == python
+    assert in_python(said, settings_of(AblateOptions)) == python
 
 
 def test_a_flag_that_is_a_keyword_of_the_function_is_plain() -> None:
@@ -265,7 +265,7 @@ def test_a_flag_that_is_a_keyword_of_the_function_is_plain() -> None:
 
 def test_no_message_of_the_library_reaches_python_with_a_flag() -> None:
     """Every string behind a raise, as Python hears it."""
-    known = settings_of(DisableOptions)
+    known = settings_of(AblateOptions)
     seen = 0
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -285,7 +285,7 @@ def test_an_error_of_a_call_names_keywords() -> None:
     with pytest.raises(BadInput, match="which stream\\? stack must be one of model, not 'x'"):
         ol.observe(loaded, TEXTS, stack="x")
     with pytest.raises(BadInput, match='stack mlp: a neuron is named with its block; write dims="11:1229"'):
-        ol.disable(loaded, TEXTS, stack="mlp", **QUICK)
+        ol.ablate(loaded, TEXTS, stack="mlp", **QUICK)
 
 
 # --- the report ----------------------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ def test_a_report_in_one_call(tmp_path: Path) -> None:
     sentences = ["A film worth seeing.", "The story is simple, but the actors are good."]
     found = ol.report("mini-planted", sentences, folder=tmp_path / "one", dims="8,24", **QUICK)
     assert (tmp_path / "one" / "report.html").is_file()
-    assert found.damages[0].chosen.dims == (8, 24)
+    assert found.damages[0].dims == (8, 24)
     loaded = ol.load_model("mini-planted")
     loaded.model.train()
     again = ol.report(loaded, sentences, folder=tmp_path / "two", dims=[8, 24], **QUICK)

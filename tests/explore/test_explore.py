@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 import explore_models
 from explore_models import PLANTED, TEXT
-from outlierlens.ablation.damage import Blank, Filled
+from outlierlens.ablation.passages import Blank, Filled
 from outlierlens.errors import BadInput
 from outlierlens.explore import drawing, html, snippets
 from outlierlens.explore.look import Explorer, open_explorer

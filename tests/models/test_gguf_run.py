@@ -323,11 +323,10 @@ def test_scan_and_observe_find_the_outlier_that_was_planted_in_a_file(planted: s
 FEW = ("--data", "texts.txt", "--limit", "4", "--max-length", "16")
 COMMANDS: dict[str, tuple[str, ...]] = {
     "observe": FEW,
-    "disable": (*FEW, "--dims", "11", "--random", "1", "--matched", "1"),
+    "ablate": (*FEW, "--dims", "11", "--random", "1", "--matched", "1"),
     "sweep": (*FEW, "--dims", "11", "--random", "2", "--matched", "0", "--windows", "single", "--gradients", "0", "-o", "s"),
     "report": (*FEW, "--random", "1", "--matched", "1", "-o", "page"),
     "quant": (*FEW, "--dims", "11", "--schemes", "int8-tensor/none", "--calibrate", "0", "--smooth", "none", "--random", "1"),
-    "beyond-zero": (*FEW, "--dims", "11", "--random", "1", "-o", "beyond.json"),
     "attention": (*FEW, "--dims", "11", "--random", "1", "--bootstrap", "20"),
     "probe": (*FEW[:2], "--limit", "8", "--max-length", "16", "--no-retrain", "--clip", "11"),
     "attack": (*FEW, "--dims", "11", "--budget", "1", "--kinds", "zero", "--tries", "2", "--sets", "1", "--random", "1",

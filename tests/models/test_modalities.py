@@ -1,4 +1,4 @@
-"""`scan`, `observe`, `disable` and `sweep` on pictures and recordings, against plain loops of transformers."""
+"""`scan`, `observe`, `ablate` and `sweep` on pictures and recordings, against plain loops of transformers."""
 
 import re
 from collections.abc import Callable
@@ -11,6 +11,7 @@ import torch
 
 import media_models as made
 from outlierlens.ablation.switches import edited_hidden, zeroed_norms
+from outlierlens.analyses.ablate import AblateOptions, ablate
 from outlierlens.data.media import LabelledItems, read_items
 from outlierlens.data.media.read import ItemOptions
 from outlierlens.data.tables import OF_ITEMS
@@ -18,7 +19,6 @@ from outlierlens.detection.observe.measure import ObserveOptions, observe
 from outlierlens.detection.rules import Rule
 from outlierlens.detection.scan.measure import ScanOptions, scan
 from outlierlens.errors import BadFile, BadInput, MissingExtra
-from outlierlens.experiments.disable.measure import DisableOptions, disable, save_disabled
 from outlierlens.experiments.sweep.measure import sweep
 from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.models.load import LoadedModel, LoadOptions, load_model
@@ -186,21 +186,21 @@ def test_a_planted_dimension_is_found_by_weights_and_by_damage(
 ) -> None:
     found = scan(str(folder / kind)).stacks[0]
     assert found.dims == (made.PLANTED, made.INERT)
-    damage = disable(models(kind), data[kind], [made.PLANTED], DisableOptions(n_random=9, n_matched=3))
-    assert damage.inputs == f"{'images' if kind == 'image' else 'recordings'}"
-    assert (damage.task, damage.metric) == (f"{kind}-classification accuracy", "accuracy")
-    assert damage.intact.score.value == pytest.approx(0.1)
-    assert damage.chosen.change >= 0.35
-    assert damage.chosen.change_low > 0.05
-    assert {control.kind: control.p for control in damage.controls} == {
+    damage = ablate(models(kind), data[kind], [made.PLANTED], AblateOptions(n_random=9, n_matched=3))
+    assert damage.about.inputs == f"{'images' if kind == 'image' else 'recordings'}"
+    assert (damage.about.task, damage.about.metric) == (f"{kind}-classification accuracy", "accuracy")
+    assert damage.intact.value.value == pytest.approx(0.1)
+    assert damage.chosen.change.value >= 0.35
+    assert damage.chosen.change.low > 0.05
+    assert {control.family: control.p for control in damage.families} == {
         "random": 0.1,
         "ordinary": None,
         "matched": None,
     }
-    assert [control.mean for control in damage.controls] == pytest.approx([0, 0, 0], abs=0.05)
-    assert damage.fills == damage.continuations == ()
-    inert = disable(models(kind), data[kind], [made.INERT], DisableOptions(n_random=0, n_matched=0))
-    assert inert.chosen.change == pytest.approx(0, abs=0.05)
+    assert [control.mean for control in damage.families] == pytest.approx([0, 0, 0], abs=0.05)
+    assert damage.replies == ()
+    inert = ablate(models(kind), data[kind], [made.INERT], AblateOptions(n_random=0, n_matched=0))
+    assert inert.chosen.change.value == pytest.approx(0, abs=0.05)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -216,8 +216,8 @@ def test_a_sweep_finds_the_planted_dimension(
     assert swept.found == (made.PLANTED, made.INERT)
     assert not swept.notes  # batches mix ablations, and passes start behind the first touched layer
     if measure == "metric":  # which is of all items
-        alone = disable(models(kind), data[kind], [made.PLANTED], DisableOptions(n_random=0, n_matched=0))
-        assert by_dim[made.PLANTED,].change == pytest.approx(alone.chosen.change)
+        alone = ablate(models(kind), data[kind], [made.PLANTED], AblateOptions(n_random=0, n_matched=0))
+        assert by_dim[made.PLANTED,].change == pytest.approx(alone.chosen.change.value)
     longest = make_task(models(kind), data[kind]).lengths.max()
     assert swept.text == (
         "image of 17 tokens" if kind == "image" else f"recording of at most 30 seconds, {longest} tokens"
@@ -234,13 +234,13 @@ def test_windows_of_layers_and_models_normed_over_time(
     items = data["audio"].first(6)
     swept = sweep(models("group"), items, options)
     for effect in swept.effects:
-        alone = disable(
+        alone = ablate(
             models("group"),
             items,
             effect.dims,
-            DisableOptions(layers=effect.layers, n_random=0, n_matched=0, task=options.task),
+            AblateOptions(layers=effect.layers, n_random=0, n_matched=0, task=options.task),
         )
-        assert effect.change == pytest.approx(alone.chosen.change, abs=1e-6)
+        assert effect.change == pytest.approx(alone.chosen.change.value, abs=1e-6)
     assert {effect.window for effect in swept.effects} == {"layer 0", "layer 1", "layer 2"}
     assert any("only recordings of the same number of samples" in note for note in swept.notes)
 
@@ -271,10 +271,10 @@ def test_the_norms_of_the_released_code_are_zeroed_and_put_back(models: Callable
 def test_every_ablation_works_on_items(
     kind: str, mode: Any, models: Callable[[str], LoadedModel], data: dict[str, LabelledItems]
 ) -> None:
-    options = DisableOptions(mode=mode, factor=-1.0, n_random=0, n_matched=0)
-    damage = disable(models(kind), data[kind], [made.PLANTED], options)
+    options = AblateOptions(modes=(mode,), factor=-1.0, n_random=0, n_matched=0)
+    damage = ablate(models(kind), data[kind], [made.PLANTED], options)
     kept = kind == "audio" and mode == "writes"  # a norm's scale brings on what the embeddings wrote
-    assert damage.chosen.change == pytest.approx(0, abs=0.05) if kept else damage.chosen.change > 0.2
+    assert damage.chosen.change.value == pytest.approx(0, abs=0.05) if kept else damage.chosen.change.value > 0.2
     if mode == "mean":
         assert any("all tokens of each of these" in note for note in damage.notes)
 
@@ -309,19 +309,17 @@ def test_models_without_a_head_change_their_outputs(
     loaded = models(f"{kind}-bare")
     items = read_items(kind, folder / f"data-{kind}", ItemOptions(labelled=False, limit=9))  # type: ignore[arg-type]
     found = [
-        disable(
-            loaded, items, [made.PLANTED], DisableOptions(n_random=0, n_matched=0, task=TaskOptions(batch_size=size))
-        )
+        ablate(loaded, items, [made.PLANTED], AblateOptions(n_random=0, n_matched=0, task=TaskOptions(batch_size=size)))
         for size in (1, 4)
     ]
-    assert [(one.task, one.unit) for one in found] == [("output change", "cosine distance")] * 2
-    assert found[0].intact.score.value == pytest.approx(0, abs=1e-6)
-    assert found[0].chosen.change > 1e-4
-    assert found[0].chosen.score.per_text == pytest.approx(found[1].chosen.score.per_text, abs=1e-6)
-    with_head = disable(models(kind), items, [made.PLANTED], DisableOptions(n_random=0, n_matched=0))
+    assert [(one.about.task, one.about.unit) for one in found] == [("output change", "cosine distance")] * 2
+    assert found[0].intact.value.value == pytest.approx(0, abs=1e-6)
+    assert found[0].chosen.change.value > 1e-4
+    assert found[0].chosen.per_text == pytest.approx(found[1].chosen.per_text, abs=1e-6)
+    with_head = ablate(models(kind), items, [made.PLANTED], AblateOptions(n_random=0, n_matched=0))
     assert with_head.unit == "KL divergence (nats)"
     with pytest.raises(BadInput, match=rf"without a head for {kind}-classification; use a model that was fine-tuned"):
-        disable(loaded, data[kind], [1])
+        ablate(loaded, data[kind], [1])
     with pytest.raises(BadInput, match="'masked loss' is a task of texts"):
         make_task(loaded, items, TaskOptions(name="masked loss"))
 
@@ -413,12 +411,12 @@ def test_what_is_not_kept_is_prepared_again(
 def test_a_model_with_dimensions_off_is_saved_with_its_processor(
     tmp_path: Path, models: Callable[[str], LoadedModel], data: dict[str, LabelledItems]
 ) -> None:
-    options = DisableOptions(mode="norms", n_random=0, n_matched=0)
-    damage = disable(models("image"), data["image"], [made.PLANTED], options)
+    options = AblateOptions(modes=("norms",), n_random=0, n_matched=0)
+    damage = ablate(models("image"), data["image"], [made.PLANTED], options)
     assert save_disabled(models("image"), [made.PLANTED], tmp_path / "off", options) == 2 * (2 * made.LAYERS + 1)
     again = make_task(load_model(str(tmp_path / "off"), PLAIN), data["image"])
     again.per_text()
-    assert 1 - again.also()["accuracy"] == pytest.approx(damage.chosen.score.value)
+    assert 1 - again.also()["accuracy"] == pytest.approx(damage.chosen.value.value)
 
 
 def test_puccetti_s_rule_finds_what_stands_out_in_the_norms_that_vit_reads_by(
@@ -452,7 +450,7 @@ def test_the_commands_take_them(kind: str, folder: Path, tmp_path: Path, run: An
     assert code == 0
     assert f"8 {plural}, " in out
     code, out, _ = run(
-        "disable", model, "--dims", "11", "--task", task, "--data", where, "--random", "2", "--matched", "0", *quick
+        "ablate", model, "--dims", "11", "--task", task, "--data", where, "--random", "2", "--matched", "0", *quick
     )
     assert code == 0
     assert f"{task} accuracy (1 − accuracy) on {N} {plural}" in out
@@ -511,6 +509,6 @@ def test_a_sweep_writes_its_report_and_goes_on(folder: Path, tmp_path: Path, run
 )
 def test_options_that_do_not_belong_are_refused(words: tuple[str, ...], message: str, folder: Path, run: Any) -> None:
     given = [str(folder / "data-audio") if word == "X" else word for word in words]
-    code, _, err = run("disable", str(folder / "image"), "--dims", "1", *given)
+    code, _, err = run("ablate", str(folder / "image"), "--dims", "1", *given)
     assert code == (2 if "0" in words else 1)
     assert message in err

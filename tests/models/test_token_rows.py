@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from architectures import FAMILIES, build
+from outlierlens.analyses.ablate import ablate
 from outlierlens.data.texts import Texts
 from outlierlens.detection.observe.measure import observe
 from outlierlens.errors import BadInput
-from outlierlens.experiments.disable.measure import disable
 from outlierlens.experiments.similarity.pooling import static_vectors
 from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.models.token_rows import row_count
@@ -37,7 +37,7 @@ def test_an_id_without_a_row_is_named(words: Any, kind: str) -> None:
     loaded = small(words, kind)
     measures: list[Callable[[], Any]] = [
         lambda: observe(loaded, FOREIGN),
-        lambda: disable(loaded, FOREIGN, [2]),
+        lambda: ablate(loaded, FOREIGN, [2]),
         lambda: make_task(loaded, FOREIGN, TaskOptions()),
         lambda: make_task(loaded, FOREIGN, TaskOptions(name="output change")),
         lambda: static_vectors(loaded, tokenise(loaded, FOREIGN.texts, max_length=8)),

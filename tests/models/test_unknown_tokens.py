@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from architectures import FAMILIES, build
+from outlierlens.analyses.ablate import AblateOptions, ablate
 from outlierlens.data.texts import Texts
 from outlierlens.data.token_texts import special_ids, unknown_id
 from outlierlens.detection.observe.measure import ObserveOptions, observe
 from outlierlens.errors import BadInput
 from outlierlens.experiments.count.measure import count_texts
-from outlierlens.experiments.disable.measure import DisableOptions, disable
 from outlierlens.experiments.repair.measure import repair
 from outlierlens.experiments.repair.options import RepairOptions
 from outlierlens.models.inputs import check_known, token_ids
@@ -27,7 +27,7 @@ from tiny_tokenizers import byte_level, word_pieces
 
 KNOWN = tuple(f"w{i} w{i + 1} w{i + 2} w{i + 3}" for i in range(12))
 STRANGE = tuple(f"Wort{i} Satz" for i in range(6))
-FEW = DisableOptions(n_random=2, n_matched=2)
+FEW = AblateOptions(n_random=2, n_matched=2)
 UNKNOWN, SPECIAL = 4, {0, 1, 2, 3}  # of `words`
 
 
@@ -43,7 +43,7 @@ def test_many_unknown_tokens_are_said_once_and_in_every_result(family: str, head
     mixed = Texts("mixed", (*KNOWN, *STRANGE))  # 48 tokens that are known, 12 that are not
     note = "20% of the tokens read are unknown to the tokenizer; it may not fit these texts (their language, script or case)"
     assert observe(loaded, mixed, ObserveOptions(max_length=32)).notes == (note,)
-    assert disable(loaded, mixed, [3], FEW).notes[0] == note
+    assert ablate(loaded, mixed, [3], FEW).notes[0] == note
     assert [one for one in told if " times: about " not in one] == [f"{family}: {note}"]
 
 
@@ -60,7 +60,7 @@ def test_no_figure_where_every_token_is_unknown(family: str, head: str, kind: st
     texts = Texts("strange", STRANGE)
     for measure in (
         observe,
-        lambda loaded, texts: disable(loaded, texts, [3], FEW),
+        lambda loaded, texts: ablate(loaded, texts, [3], FEW),
         tokenise,
         lambda loaded, texts: count_texts(loaded.tokenizer, texts.texts),
     ):

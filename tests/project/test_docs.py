@@ -116,13 +116,13 @@ def test_the_readme_is_one_screen_and_a_half() -> None:
 
 @pytest.mark.real
 def test_one_dimension_of_smollm2_breaks_it_and_a_random_one_does_not(sample: Any) -> None:
-    from outlierlens import DisableOptions, disable, load_model, read_texts
+    from outlierlens import AblateOptions, ablate, load_model, read_texts
 
     loaded = load_model(sample("smollm2-135m"))
     texts = read_texts("excerpt", limit=2)
-    options = DisableOptions(mode="zero", n_random=1, n_matched=0)
-    damage = disable(loaded, texts, [507], options)
-    assert damage.chosen.change > 6.9  # perplexity × 1,000
-    assert damage.controls[0].median < 0.05
-    verdicts = {filled.label: [blank.kind for blank in filled.blanks] for filled in damage.fills}
+    options = AblateOptions(modes=("zero",), n_random=1, n_matched=0)
+    damage = ablate(loaded, texts, [507], options)
+    assert damage.chosen.change.value > 6.9  # perplexity × 1,000
+    assert damage.families[0].median < 0.05
+    verdicts = {reply.off: [blank.kind for blank in reply.fill.blanks] for reply in damage.replies if reply.fill}
     assert verdicts["chosen"].count("same") < verdicts["random"].count("same")

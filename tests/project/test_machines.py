@@ -23,7 +23,7 @@ loaded, texts = ol.load_model("mini-planted"), ol.read_texts("reviews", limit=12
 dims = ol.scan("mini-planted").stacks[0].dims
 found = {
     "observed": ol.observe(loaded, texts),
-    "damage": ol.disable(loaded, texts, dims, ol.DisableOptions(n_random=5, n_matched=3)),
+    "damage": ol.ablate(loaded, texts, dims, ol.AblateOptions(n_random=5, n_matched=3)),
     "sweep": ol.sweep(loaded, texts, ol.SweepOptions(dims=(*dims[:2], 1, 2), n_random=5, n_matched=3)),
 }
 for name, result in found.items():

@@ -265,11 +265,11 @@ def test_the_report_is_made_offline_on_reviews(tmp_path: Path, run: Callable[...
     by_activation = tuple(dict.fromkeys(outlier.dim for outlier in seen.outliers))
     expected = found.dims or by_activation[:2] or found.one_sided(data.scan.rule)
     (damage,) = data.damages
-    assert set(damage.chosen.dims) == set(expected) != set()
+    assert set(damage.dims) == set(expected) != set()
     assert any("in scale alone or in bias alone" in note for note in data.notes) == (
         not found.dims and not by_activation
     )
-    kinds = {filled.label: [blank.kind for blank in filled.blanks] for filled in damage.fills}
+    kinds = {reply.off: [blank.kind for blank in reply.fill.blanks] for reply in damage.replies if reply.fill}
     assert set(kinds) >= {"intact", "chosen", "random"}
     assert set(kinds["intact"]) == {"same"}
     assert len(kinds["intact"]) >= 4

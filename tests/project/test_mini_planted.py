@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from outlierlens.ablation.damage import Damage
+from outlierlens.analyses.ablate import AblateOptions, Ablation, ablate
 from outlierlens.checkpoints import samples
 from outlierlens.data.texts import Texts
 from outlierlens.detection.observe.measure import ObserveOptions, observe
 from outlierlens.detection.scan.measure import scan
-from outlierlens.experiments.disable.measure import DisableOptions, disable
 from outlierlens.models.load import LoadedModel
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.training.pretrain.recipe import read_recipe
@@ -23,9 +22,9 @@ LEAST_TIMES_RANDOM = 20
 
 
 @pytest.fixture(scope="module")
-def damage(loaded: LoadedModel, reviews: Texts) -> Damage:
-    options = DisableOptions(n_random=24, n_matched=0, task=TaskOptions(max_length=64, seed=0))
-    return disable(loaded, reviews, PLANTED, options)
+def damage(loaded: LoadedModel, reviews: Texts) -> Ablation:
+    options = AblateOptions(n_random=24, n_matched=0, task=TaskOptions(max_length=64, seed=0))
+    return ablate(loaded, reviews, PLANTED, options)
 
 
 def test_it_is_the_recipe_of_its_name() -> None:
@@ -50,24 +49,24 @@ def test_scan_finds_them_and_nothing_else() -> None:
     assert found.dims == PLANTED
 
 
-def test_they_carry_the_model_and_random_dimensions_do_not(damage: Damage) -> None:
-    random, ordinary = damage.control("random"), damage.control("ordinary")
+def test_they_carry_the_model_and_random_dimensions_do_not(damage: Ablation) -> None:
+    random, ordinary = damage.family("random"), damage.family("ordinary")
     assert random is not None
     assert ordinary is not None
     assert random.p == 1 / 25
-    spared = np.array([condition.change for condition in ordinary.conditions])
+    spared = np.array(ordinary.sets)
     assert len(spared) == 24
-    assert damage.chosen.change > LEAST_DAMAGE
-    assert damage.chosen.change_low > LEAST_TIMES_RANDOM * np.median(spared)
-    assert damage.chosen.change > 5 * spared.max()
+    assert damage.chosen.change.value > LEAST_DAMAGE
+    assert damage.chosen.change.low > LEAST_TIMES_RANDOM * np.median(spared)
+    assert damage.chosen.change.value > 5 * spared.max()
 
 
-def test_words_are_lost_with_them(damage: Damage) -> None:
+def test_words_are_lost_with_them(damage: Ablation) -> None:
     """Share of the intact model's words that stay in the blanks."""
     kept = {
-        filled.label: np.mean([blank.kind == "same" for blank in filled.blanks if blank.kind != "changed"])
-        for filled in damage.fills
-        if filled.blanks
+        reply.off: np.mean([blank.kind == "same" for blank in reply.fill.blanks if blank.kind != "changed"])
+        for reply in damage.replies
+        if reply.fill and reply.fill.blanks
     }
     assert kept["chosen"] < 0.5 < kept["random"]
 

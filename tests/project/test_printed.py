@@ -23,7 +23,7 @@ def test_a_notebook_says_what_is_kept(path: Path) -> None:
 
 def test_commands_of_the_docs_print_what_is_shown() -> None:
     blocks = [block for page in printed.PAGES for block in printed.shown(page.read_text("utf-8"))]
-    assert {command.split()[1] for command, _ in blocks} >= {"scan", "disable"}
+    assert {command.split()[1] for command, _ in blocks} >= {"scan", "ablate"}
     found = printed.differences([text for _, text in blocks], [printed.printed(command) for command, _ in blocks])
     assert not found, "\n".join(found)
 

@@ -87,13 +87,13 @@ def test_a_scan_of_a_name_a_folder_and_a_live_model_agree(tmp_path: Path) -> Non
 
 def test_names_sentences_and_one_number_measure_what_objects_measure() -> None:
     loaded = planted().loaded
-    options = ol.DisableOptions(n_random=1, n_matched=0)
+    options = ol.AblateOptions(n_random=1, n_matched=0)
     texts = given_texts("texts", SENTENCES)
-    plain = ol.disable(loaded, texts, (40,), options)
+    plain = ol.ablate(loaded, texts, (40,), options)
     for model in ("mini-planted", (loaded.model, loaded.tokenizer)):
-        again = ol.disable(model, SENTENCES, np.int64(40), options)
-        assert again.chosen.dims == (40,)
-        assert again.chosen.change == pytest.approx(plain.chosen.change, abs=1e-5)  # two ways to attend
+        again = ol.ablate(model, SENTENCES, np.int64(40), options)
+        assert again.dims == (40,)
+        assert again.chosen.change.value == pytest.approx(plain.chosen.change.value, abs=1e-5)  # two ways to attend
     with ol.zeroed_weights(loaded, 40) as n:
         assert n > 0
     assert ol.observe("mini-planted", "excerpt", ol.ObserveOptions(passage_tokens=0)).data == "excerpt"
@@ -108,7 +108,7 @@ def test_names_sentences_and_one_number_measure_what_objects_measure() -> None:
         ),
         (lambda: ol.observe("mini-planted", []), "texts is neither sentences nor token ids"),
         (lambda: ol.observe("mini-planted", [1.5]), "texts is neither sentences nor token ids"),
-        (lambda: ol.disable("mini-planted", SENTENCES, 0.5), "dims is 0.5; give whole numbers"),
+        (lambda: ol.ablate("mini-planted", SENTENCES, 0.5), "dims is 0.5; give whole numbers"),
         (lambda: ol.origin(planted().loaded), "model is a LoadedModel; this reads stored weights: save the model"),
     ],
 )

@@ -78,7 +78,7 @@ def test_the_description_stands_without_the_files_beside_it(metadata: email.mess
     assert "](docs/" in readme
     assert not re.search(r"\]\((?!https?:)", text)
     assert len(text) > 0.8 * len(readme)
-    for line in ("| Does my model have them? |", "damage = ol.disable(loaded, texts, found"):
+    for line in ("| Does my model have them? |", "damage = ol.ablate(loaded, texts, found"):
         assert line in text
 
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 COMMANDS = (
     ("scan",),
     ("observe", "--data", "reviews", "--limit", "2"),
-    ("disable", "--dims", "3", "--data", "reviews", "--limit", "2", "--random", "1", "--matched", "0"),
+    ("ablate", "--dims", "3", "--data", "reviews", "--limit", "2", "--random", "1", "--matched", "0"),
 )
 CODE = """
 from pathlib import Path

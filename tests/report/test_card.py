@@ -35,12 +35,12 @@ def test_it_says_what_the_report_says(data: Any) -> None:
 
 def test_numbers_verdicts_and_provenance(data: Any) -> None:
     text, (damage, *_) = plain(card(data)), data.damages
-    chosen = damage.chosen
+    change = damage.chosen.change
     assert f"({verdict(damage)})" in text
-    assert f"| {damage.intact.score.value:.4f} |" in text
-    assert f"{chosen.change:+.4f} ({chosen.change_low:+.4f} to {chosen.change_high:+.4f})" in text
-    for control in damage.controls:
-        assert f"| {control.kind} | {len(control.conditions)} | {control.median:+.4f} |" in text
+    assert f"| {damage.intact.value.value:.4f} |" in text
+    assert f"{change.value:+.4f} ({change.low:+.4f} to {change.high:+.4f})" in text
+    for control in damage.families:
+        assert f"| {control.family} | {control.n} | {control.median:+.4f} |" in text
     assert f"| {data.provenance.fingerprint} |" in text
     assert "| numpy 2.4.6" not in text  # one row for all libraries
     assert "python 3.11.9, numpy 2.4.6" in text

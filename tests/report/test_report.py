@@ -29,6 +29,7 @@ from outlierlens.report.pair_page import render_pair
 from outlierlens.report.result import Joined
 from outlierlens.report.words import verdict
 from outlierlens.results import document as results
+from outlierlens.results.rows import Estimate
 from outlierlens.view.html import escaped_json
 from outlierlens.view.section import percent
 from outlierlens.view.words import factor, listed
@@ -251,17 +252,17 @@ def test_found_but_harmless():
 
 def test_an_interval_that_holds_zero_is_no_damage():
     damage = synthetic.damage(chosen=0.5, random=0.001)
-    chosen = replace(damage.chosen, change_low=-0.1)
-    assert verdict(replace(damage, chosen=chosen)) == "harmless"
+    chosen = replace(damage.chosen, change=replace(damage.chosen.change, low=-0.1))
+    assert verdict(replace(damage, conditions=(damage.intact, chosen))) == "harmless"
 
 
 def test_a_damage_that_few_random_sets_cannot_confirm_is_not_claimed():
     damage = synthetic.damage(chosen=0.5)
-    control = synthetic.control("random", [0.001, 0.002, 0.003, -0.001], 0.5)
-    few = synthetic.report_data(observed=False, damages=(replace(damage, controls=(control,)),))
+    control = synthetic.family("random", [0.001, 0.002, 0.003, -0.001], damage.chosen.change)
+    few = synthetic.report_data(observed=False, damages=(replace(damage, families=(control,)),))
     assert verdict(few.damages[0]) == "unclear"
     assert "With 4 random sets this cannot be told from chance at p ≤ 0.05." in finding(few)
-    none = synthetic.report_data(observed=False, damages=(replace(damage, controls=()),))
+    none = synthetic.report_data(observed=False, damages=(replace(damage, families=()),))
     assert finding(none)[1] == "Switching them off multiplies perplexity by 1.65 (22.2 → 36.6)."
     assert "With 0 random sets" in finding(none)[2]
 
@@ -293,10 +294,8 @@ def test_a_dimension_that_passes_in_scale_alone_shows_its_numbers():
 
 
 def test_output_change_and_hidden_values():
-    damage = replace(
-        synthetic.damage(task="output change", intact=0.0, chosen=0.42, random=0.001, fills=False),
-        mode="edited_hidden zero",
-    )
+    damage = synthetic.damage(task="output change", intact=0.0, chosen=0.42, random=0.001, fills=False)
+    damage = replace(damage, conditions=(damage.intact, replace(damage.chosen, mode="edited_hidden zero")))
     text = finding(synthetic.report_data(observed=False, damages=(damage,)))
     assert text[1].startswith(
         "Setting their hidden values to zero moves the model's outputs by a cosine distance of 0.42; 19 random triples:"
@@ -306,8 +305,8 @@ def test_output_change_and_hidden_values():
 
 def test_infinite_loss_is_said():
     damage = synthetic.damage(fills=False)
-    chosen = replace(damage.chosen, change=float("inf"), score=replace(damage.chosen.score, perplexity=float("inf")))
-    data = synthetic.report_data(observed=False, damages=(replace(damage, chosen=chosen),))
+    chosen = replace(damage.chosen, change=Estimate(float("inf")), perplexity=float("inf"))
+    data = synthetic.report_data(observed=False, damages=(replace(damage, conditions=(damage.intact, chosen)),))
     assert finding(data)[1].startswith("Switching them off makes the causal loss infinite or undefined; 19 random")
     assert "×∞" in render(data)
 
@@ -448,10 +447,9 @@ def test_a_word_that_is_not_repeated_is_counted_and_explained_where_there_is_one
     assert "does not repeat" not in page
     assert '<mark class="changed">' not in page
     damage = synthetic.damage()
-    last = damage.fills[-1]
-    blanks = (*last.blanks[:2], replace(last.blanks[2], kind="changed"))
-    fills = (*damage.fills[:-1], replace(last, blanks=blanks))
-    changed = render(synthetic.report_data(damages=(replace(damage, fills=fills),)))
+    *others, last = damage.replies
+    fill = replace(last.fill, blanks=(*last.fill.blanks[:2], replace(last.fill.blanks[2], kind="changed")))
+    changed = render(synthetic.report_data(damages=(replace(damage, replies=(*others, replace(last, fill=fill))),)))
     assert '<mark class="changed"><i>!</i>changed</mark>' in changed
     assert "1 changed" in changed
     assert '<span class="hidden"> (changed)</span>' in changed
@@ -461,15 +459,19 @@ def test_a_word_that_is_not_repeated_is_counted_and_explained_where_there_is_one
 def hostile_data():
     tokens = (HOSTILE, *synthetic.TOKENS[1:], "\u2028", "\u202egnp.exe", "\x00", "\ud800", "<!--<script>")
     data = synthetic.report_data(observed=synthetic.observation(n_layers=6, hidden_size=520, tokens=tokens))
-    fills = tuple(
+    damage = data.damages[0]
+    fills = [
         replace(
-            f,
-            pieces=(HOSTILE, *f.pieces[1:]),
-            blanks=tuple(replace(b, filled=HOSTILE, intact=HOSTILE) for b in f.blanks),
+            reply.fill,
+            pieces=(HOSTILE, *reply.fill.pieces[1:]),
+            blanks=tuple(replace(b, filled=HOSTILE, intact=HOSTILE) for b in reply.fill.blanks),
         )
-        for f in data.damages[0].fills
+        for reply in damage.replies
+    ]
+    replies = tuple(
+        replace(reply, fill=fill, begins=HOSTILE, continued=HOSTILE)
+        for reply, fill in zip(damage.replies, fills, strict=True)
     )
-    said = tuple(replace(c, prompt=HOSTILE, text=HOSTILE) for c in data.damages[0].continuations)
     stack = replace(data.scan.stacks[0], site=HOSTILE, notes=(HOSTILE,))
     return replace(
         data,
@@ -478,7 +480,7 @@ def hostile_data():
         ),
         scan=replace(data.scan, model_type=HOSTILE, source=HOSTILE, stacks=(stack,)),
         observation=replace(data.observation, data=HOSTILE),
-        damages=(replace(data.damages[0], data=HOSTILE, fills=fills, continuations=said, stack=HOSTILE),),
+        damages=(replace(damage, about=replace(damage.about, data=HOSTILE, stack=HOSTILE), replies=replies),),
         notes=(HOSTILE,),
     )
 
@@ -644,8 +646,8 @@ def test_continuations_are_shown_with_what_was_off(page):
 
 def test_each_kind_of_control_is_defined_where_its_numbers_stand(data):
     damage = data.damages[0]
-    ordinary = replace(damage.controls[0], kind="ordinary", p=None)
-    shown = replace(data, damages=(replace(damage, controls=(*damage.controls, ordinary)),))
+    ordinary = replace(damage.families[0], family="ordinary", p=None)
+    shown = replace(data, damages=(replace(damage, families=(*damage.families, ordinary)),))
     text = Page(render(shown)).text
     # Below the table, and where the report says how numbers were made.
     assert text.count("Random: sets of the same size, drawn from all dimensions.") == 2
@@ -659,11 +661,11 @@ def test_each_kind_of_control_is_defined_where_its_numbers_stand(data):
 
 def test_size_is_judged_only_where_weights_as_large_exist(data):
     def said(closeness):
-        controls = tuple(
-            replace(control, closeness=closeness) if control.kind == "matched" else control
-            for control in data.damages[0].controls
+        families = tuple(
+            replace(control, closeness=closeness) if control.family == "matched" else control
+            for control in data.damages[0].families
         )
-        return " ".join(finding(replace(data, damages=(replace(data.damages[0], controls=controls),))))
+        return " ".join(finding(replace(data, damages=(replace(data.damages[0], families=families),))))
 
     assert "size alone does not explain the damage" in said(0.95)
     assert "the nearest in each layer reach 43% of these" in said(0.43)

@@ -11,9 +11,9 @@ import pytest
 import every_result
 import synthetic_report as synthetic
 import treated_results
+from outlierlens.analyses.ablate import Ablation
 from outlierlens.errors import BadInput
 from outlierlens.experiments import BY_RESULT
-from outlierlens.experiments.beyond_zero.result import BeyondZero
 from outlierlens.report import job, render, write
 from outlierlens.report.result import ELSEWHERE, Joined, ReportData, joined_notes, joined_sections, with_result
 from outlierlens.results.document import HOMES, load, save
@@ -68,14 +68,16 @@ def test_a_page_of_everything_has_unique_ids_and_links(made: dict[str, Any], tmp
     data = job.with_results(
         replace(data, sweeps=(made["Sweep"],)), {p: r for p, r in paths.items() if p.name != "Track"}
     )
-    assert job.with_results(data, {tmp_path / "again": made["Damage"]}) is data  # its own damage, once
+    assert job.with_results(data, {tmp_path / "again": made["Ablation"]}) is data  # its own damage, once
     page = render(data)
     found = re.findall(r'<[a-z0-9]+ [^>]*?\bid="([^"]+)"', page.split("<script type")[0])
     assert len(found) == len(set(found))
     assert set(re.findall(r'href="#([^"]+)"', page.split("<script type")[0])) <= set(found)
     assert len(page.encode()) < 4e6
     with pytest.raises(BadInput, match="x is of stream 'elsewhere'; the report's model has model"):
-        job.with_results(data, {Path("x"): replace(made["Damage"], stack="elsewhere")})
+        job.with_results(
+            data, {Path("x"): replace(made["Ablation"], about=replace(made["Ablation"].about, stack="elsewhere"))}
+        )
     with pytest.raises(BadInput, match="x: the report holds another LuoReplication already"):
         job.with_results(data, {Path("x"): replace(made["LuoReplication"], clipping="otherwise")})
 
@@ -86,7 +88,7 @@ def test_a_result_of_another_model_does_not_join(made: dict[str, Any]) -> None:
     own = damage.provenance
 
     def of(**changes: Any) -> Any:
-        return replace(treated_results.beyond_zero(), provenance=replace(own, **changes))
+        return replace(treated_results.ablation(), provenance=replace(own, **changes))
 
     assert job.with_results(data, {path: of(model="elsewhere/smollm2")}).joined.results  # the same values: any name
     assert job.with_results(data, {path: of(fingerprint="e" * 64, dtype="float32")}).joined.results  # another precision
@@ -106,37 +108,38 @@ def test_a_result_of_another_model_does_not_join(made: dict[str, Any]) -> None:
 
 
 def test_every_section_that_joins_says_its_model() -> None:
-    found = every_result.of_model(treated_results.beyond_zero(), "some-model")
+    found = every_result.of_model(treated_results.ablation(), "some-model")
     for section in joined_sections(with_result(Joined(), found)):
         assert any("some-model" in sentence for sentence in section.sentences)
 
 
 def test_two_results_of_a_kind_have_charts_of_their_own() -> None:
-    first = treated_results.beyond_zero()
-    second = type(first)(**{**vars(first), "data": "other.txt"})
+    first = treated_results.ablation()
+    second = replace(first, about=replace(first.about, data="other.txt"))
     joined = with_result(with_result(Joined(), first), second)
-    assert [section.charts[0].name for section in joined_sections(joined)] == ["beyond-zero", "beyond-zero-2"]
+    name = "switched-off"
+    assert [section.charts[0].name for section in joined_sections(joined)] == [name, f"{name}-2"]
 
 
 def test_a_report_is_drawn_again_with_more_results(tmp_path: Path, run: Any) -> None:
-    save(every_result.of_model(treated_results.beyond_zero(), "smollm2-135m"), tmp_path / "beyond.json")
-    save(treated_results.beyond_zero(), tmp_path / "other.json")
+    save(every_result.of_model(treated_results.ablation(), "smollm2-135m"), tmp_path / "beyond.json")
+    save(treated_results.ablation(), tmp_path / "other.json")
     save(synthetic.report_data(observed=False, damages=()).scan, tmp_path / "scan.json")
     write(synthetic.report_data(observed=False, damages=()), tmp_path / "run")
     results = str(tmp_path / "run" / "results.json")
     code, _, err = run("report", results, "--result", str(tmp_path / "beyond.json"))
     assert code == 0, err
     page = (tmp_path / "run" / "report.html").read_text()
-    assert '<h2 id="beyond-zero">Beyond zero: 3 and 7</h2>' in page
+    assert '<h2 id="switched-off">Switched off: 3, 7</h2>' in page
     assert "mostly a bias that is fixed for each position" in page
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert "charts/beyond-zero.vl.json" in manifest["files"]
+    assert "charts/switched-off.vl.json" in manifest["files"]
     data = load(results)
     assert isinstance(data, ReportData)
-    assert data.joined.of(BeyondZero)[0].treated[0].verdict == "by position"
+    assert data.joined.of(Ablation)[0].verdict("3, 7") == "by position"
     assert (
         "Measured on smollm2-135m." in page
-        or "smollm2-135m" in page.partition('id="beyond-zero"')[2].partition("<h2")[0]
+        or "smollm2-135m" in page.partition('id="switched-off"')[2].partition("<h2")[0]
     )
     code, _, err = run("report", results, "--result", str(tmp_path / "other.json"))
     assert code == 1

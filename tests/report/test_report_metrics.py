@@ -72,7 +72,7 @@ def test_damage_is_said_as_from_and_to() -> None:
     damage = synthetic.damage(
         chosen=0.34, intact=0.36, random=0.004, matched=0.01, task="glue:rte accuracy", fills=False
     )
-    damage = replace(damage, metric="accuracy", unit="1 − accuracy")
+    damage = replace(damage, about=replace(damage.about, metric="accuracy", unit="1 − accuracy"))
     said = finding(synthetic.report_data(damages=(damage,)))
     assert any("takes the accuracy on glue:rte from 0.64 to 0.30" in one for one in said), said
 

@@ -109,13 +109,13 @@ def test_streams_are_matched_by_name_and_what_is_left_is_said(base: ReportData) 
 
 
 def test_what_makes_numbers_incomparable_is_said(base: ReportData) -> None:
-    damage = replace(base.damages[0], n_texts=3)
+    damage = replace(base.damages[0], about=replace(base.damages[0].about, n_texts=3))
     rule = replace(base.scan.rule, n_sigma=2.0)
     other = replace(base, damages=(damage,), scan=replace(base.scan, rule=rule))
     assert [note.split(" ")[0:4] for note in paired(base, other).notes] == [
         ["the", "two", "scans", "used"], ["smollm2-135m", "(A)", "was", "measured"],
     ]  # fmt: skip
-    masked = replace(base.damages[0], task="masked loss")
+    masked = replace(base.damages[0], about=replace(base.damages[0].about, task="masked loss"))
     pair = paired(base, replace(base, damages=(masked,)))
     assert "their numbers have different scales" in pair.notes[0]
     assert changes((base.damages[0], masked), ("a", "b"), name="x").title.startswith("Loss with")
@@ -129,7 +129,8 @@ def test_what_was_measured_on_different_texts_is_not_put_side_by_side(base: Repo
     other = replace(base, observation=replace(observed, **changes))  # type: ignore[arg-type]
     if what == "damage alone":
         base = replace(base, observation=None)
-        other = replace(base, damages=(replace(damage, data="other.txt", data_digest="cd" * 32, n_texts=3),))
+        about = replace(damage.about, data="other.txt", data_digest="cd" * 32, n_texts=3)
+        other = replace(base, damages=(replace(damage, about=about),))
     pair = paired(base, other, ("a/report.html", ""))
     assert pair.texts is not None
     said = pair_sentences(pair)[1]
@@ -287,7 +288,7 @@ def test_what_cannot_be_compared_is_said_before_any_work(base: ReportData, run: 
     save(base.damages[0], tmp_path / "damage.json")
     code, _, err = run("report", "--compare", "mini-bert", str(tmp_path / "damage.json"), "-o", str(tmp_path / "out"))
     assert code == 1
-    assert "holds a Damage; --compare takes models, run directories, results.json or a scan's JSON" in err
+    assert "holds a Ablation; --compare takes models, run directories, results.json or a scan's JSON" in err
     assert not (tmp_path / "out").exists()
     code, _, err = run("report", "mini-bert", "--compare", "a", "b")
     assert (code, err) == (1, "error: --compare takes two models; MODEL belongs to a report of one\n")

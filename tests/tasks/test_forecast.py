@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from outlierlens.ablation.extent import Extent, limited
+from outlierlens.analyses.ablate import AblateOptions, ablate
 from outlierlens.data.texts import Texts
-from outlierlens.experiments.disable.measure import DisableOptions, disable
 from outlierlens.models.load import LoadedModel
 from outlierlens.tasks import forecast as forecasts
 from outlierlens.tasks.forecast import forecast
@@ -77,21 +77,25 @@ def test_a_first_try_is_short_and_a_given_number_stands() -> None:
     assert limited(Reading(limit=7), thorough=True).limit == 7
 
 
-def test_disable_says_it_before_the_work(loaded: LoadedModel, reviews: Texts, tmp_path: Path) -> None:
+def n_read_of(line: str) -> int:
+    return int(line.split("read ")[1].split(" times", maxsplit=1)[0])
+
+
+def test_ablate_says_it_before_the_work(loaded: LoadedModel, reviews: Texts, tmp_path: Path) -> None:
     lines: list[str] = []
-    telling, options = replace(loaded, notice=lines.append), DisableOptions(n_random=2, n_matched=0)
-    disable(telling, reviews.first(4), [8], options)
+    telling, options = replace(loaded, notice=lines.append), AblateOptions(n_random=2, n_matched=0)
+    ablate(telling, reviews.first(4), [8], options)
     rows = tmp_path / "rows.jsonl"
-    disable(telling, reviews.first(4), [8], options, rows=rows)
-    disable(telling, reviews.first(4), [8], replace(options, n_random=3), rows=rows)
-    disable(telling, reviews.first(4), [8], options, rows=rows)  # all is there: nothing to announce
-    assert len(lines) == 3
-    first, second, third = lines
+    ablate(telling, reviews.first(4), [8], options, rows=rows)
+    ablate(telling, reviews.first(4), [8], replace(options, n_random=3), rows=rows)
+    ablate(telling, reviews.first(4), [8], options, rows=rows)  # all is there
+    first, second, third, last = lines
+    assert last == f"{rows}: all {n_read_of(first)} measurements are taken from there"
     n_controls = 4  # two random sets, and two ordinary ones, or fewer where they are the same
     assert first.startswith("mini-planted: 4 texts, read ")
-    n_read = int(first.split("read ")[1].split(" times")[0])
+    n_read = n_read_of(first)
     assert 3 <= n_read <= 1 + n_controls
     assert first.endswith("an interrupted run keeps nothing (no file for rows)")
     assert f"read {n_read} times" in second
     assert second.endswith(f"{rows} keeps what is finished")
-    assert int(third.split("read ")[1].split(" times")[0]) < n_read
+    assert n_read_of(third) < n_read

@@ -20,6 +20,7 @@ from outlierlens import charts
 from outlierlens.detection.scan.charts import MAX_DOTS, dot_threshold
 from outlierlens.errors import BadInput, MissingExtra
 from outlierlens.report.figures import all_charts
+from outlierlens.results.rows import Estimate
 from outlierlens.view.charts.base import TABLE_ROWS, decades, log_ticks, round_to, symmetric, visible
 from outlierlens.view.charts.palette import DARK, LIGHT, SHAPES, concrete
 from outlierlens.view.charts.png import smaller
@@ -230,26 +231,32 @@ def test_a_dimension_has_one_colour_and_shape_in_every_chart():
     assert only.spec["layer"][-1]["encoding"]["shape"]["scale"] == {"domain": ["dim 507"], "range": ["circle"]}
 
 
-def test_losses_draw_the_chosen_set_and_every_control():
-    damage = synthetic.damage()
-    chart = charts.losses(damage)
+def test_an_ablation_draws_the_chosen_set_in_every_family_of_controls():
+    chart = synthetic.damage().chart()
     assert len(chart.rows) == 1 + 1 + 19 + 5
-    assert chart.rows[0][0] == "intact"
-    chosen = chart.rows[1]
-    assert chosen[:3] == ("found", "100, 247, 507", pytest.approx(6.9))
-    assert "(symmetric log scale)" in chart.spec["layer"][2]["encoding"]["x"]["title"][1]
+    (panel,) = chart.spec["vconcat"]
+    grey, _, dots = panel["layer"][1:4]
+    assert len(grey["data"]["values"]) == 19 + 5
+    assert [(row["family"], row["change"]) for row in dots["data"]["values"]] == [("random", 6.9), ("matched", 6.9)]
+    assert "(symmetric log scale)" in dots["encoding"]["x"]["title"][-1]
+    assert panel["title"]["text"] == "coloured: 100, 247, 507; grey: control sets"
+    assert chart.title == "smollm2-135m, dimensions 100, 247, 507: switched off"
     assert "changes by +6.9 nats per token" in chart.reading
     assert "rank p = 0.05" in chart.reading
-    plain = charts.losses(synthetic.damage(chosen=0.02, random=0.02, matched=0.01))
-    assert plain.spec["layer"][2]["encoding"]["x"]["title"] == ["change of the causal loss", "nats per token"]
+    plain = synthetic.damage(chosen=0.02, random=0.02, matched=0.01).chart()
+    assert plain.spec["vconcat"][0]["layer"][3]["encoding"]["x"]["title"] == [
+        "change of the causal loss (nats per token)"
+    ]
 
 
 def test_an_infinite_loss_is_said_and_not_drawn():
     damage = synthetic.damage()
-    chosen = replace(damage.chosen, change=float("inf"), change_low=float("inf"), change_high=float("inf"))
-    chart = charts.losses(replace(damage, chosen=chosen))
+    change = Estimate(*(float("inf"),) * 3)
+    families = tuple(replace(one, change=change) for one in damage.families)
+    chosen = replace(damage.chosen, change=change)
+    chart = replace(damage, conditions=(damage.intact, chosen), families=families).chart()
     assert "infinite or undefined" in chart.reading
-    assert chart.rows[1][2] is None
+    assert chart.rows[1][chart.columns.index("change")] is None
     json.dumps(chart.spec, allow_nan=False)
     vl_convert.vegalite_to_vega(chart.plain())
 

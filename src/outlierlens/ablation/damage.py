@@ -5,13 +5,8 @@ damage.controls[0].p                              # rank p of the chosen set amo
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
 
 from outlierlens.architectures.mlp import Neuron
-from outlierlens.results.document import OnTask, Provenance, Result
-
-FillKind = Literal["same", "other", "nonsense", "changed"]
-SIGNS: dict[FillKind, str] = {"same": "=", "other": "≠", "nonsense": "✗", "changed": "!"}
 
 
 @dataclass(frozen=True)
@@ -99,110 +94,3 @@ class Control:
     ratio_to_percentile_95: float | None
     ratio_to_mean: float | None
     closeness: float | None = None
-
-
-@dataclass(frozen=True)
-class Blank:
-    """What the model says at one position of a passage: its word, the intact model's, and the verdict.
-
-    `kind` of a blank is "same" (equal to the intact fill), "other" (another word) or "nonsense", by the rule of `fill.judge`;
-    "changed" is a word that a masked model was shown, that the intact model repeats, and that this one takes for another.
-    """
-
-    position: int
-    filled: str
-    intact: str
-    original: str
-    kind: FillKind
-
-
-@dataclass(frozen=True)
-class Filled:
-    """The passage under one condition: `pieces` are the texts between `blanks` (changed words among them), one more.
-
-    The space before a blank ends the piece before it.
-    """
-
-    label: str
-    dims: tuple[int, ...]
-    pieces: Annotated[tuple[str, ...], "blank+1"]
-    blanks: Annotated[tuple[Blank, ...], "blank"]
-
-    @property
-    def line(self) -> str:
-        """The passage in one line, words of the model in brackets with their sign; "same" has none."""
-        parts = [self.pieces[0]]
-        for blank, piece in zip(self.blanks, self.pieces[1:], strict=True):
-            sign = "" if blank.kind == "same" else SIGNS[blank.kind]
-            parts.append(f"[{sign}{blank.filled}]{piece}")
-        return "".join(parts)
-
-
-@dataclass(frozen=True)
-class Continuation:
-    """What a causal model says after a prompt, greedily, under one condition."""
-
-    label: str
-    dims: tuple[int, ...]
-    prompt: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Damage(OnTask, Result):
-    """What switching dimensions off does to a model, beside controls.
-
-    Attributes:
-        task: "masked loss", "causal loss" or "output change"; unit: "nats per token" or "cosine distance".
-        mode: "zeroed_weights", "zeroed_norms", "edited_hidden zero|mean|scale|resample" or "removed_writes".
-        stack: the residual stream that was edited.
-        intact, chosen: conditions; controls: families of control sets.
-        fills: the same passage under intact, the median ordinary (or random) set and the chosen set, in this order; empty
-            without a head for words.
-        continuations: of causal models, likewise.
-        metric: "mcc" where values are 1 − metric, so that a change above 0 is what the metric loses; "" for losses.
-        inputs: what was read: "texts", "images" or "recordings".
-    """
-
-    provenance: Provenance
-    data: str
-    data_digest: str
-    task: str
-    unit: str
-    mode: str
-    stack: str
-    layers: tuple[int, ...]
-    n_texts: int
-    n_tokens: int
-    intact: Condition
-    chosen: Condition
-    controls: tuple[Control, ...]
-    fills: tuple[Filled, ...]
-    continuations: tuple[Continuation, ...] = ()
-    notes: tuple[str, ...] = ()
-    metric: str = ""
-    inputs: str = "texts"
-
-    def control(self, *kinds: str) -> Control | None:
-        """The first of these kinds of control sets that was measured."""
-        found = {control.kind: control for control in self.controls}
-        return next((found[kind] for kind in kinds if kind in found), None)
-
-    def records(self) -> list[dict[str, Any]]:
-        """One flat row per condition."""
-        groups = [("", (self.intact, self.chosen)), *((c.kind, c.conditions) for c in self.controls)]
-        return [
-            {
-                "control": kind,
-                "label": condition.label,
-                "dims": ",".join(map(str, condition.dims)),
-                "value": condition.score.value,
-                "perplexity": condition.score.perplexity,
-                "change": condition.change,
-                "change_low": condition.change_low,
-                "change_high": condition.change_high,
-                "parameters": condition.n_parameters,
-            }
-            for kind, conditions in groups
-            for condition in conditions
-        ]

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.ablation.damage import Blank, Filled, FillKind
+from outlierlens.ablation.passages import Blank, Filled, FillKind
 from outlierlens.data.token_texts import added_ends
 from outlierlens.models.inputs import token_limit
 from outlierlens.models.load import LoadedModel

@@ -1,4 +1,4 @@
-"""The ablations' names, as options take them; `modes.Ablation` is what they do."""
+"""The ablations' names, as options take them; `modes.Switch` is what they do."""
 
 import math
 from typing import Literal, get_args

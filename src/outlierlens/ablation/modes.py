@@ -1,11 +1,12 @@
 """The ablations by name, as commands take them: one object that switches a plan off the way a run asks for.
 
-ablation = Ablation(loaded, stack, mode="weights")
+ablation = Switch(loaded, stack, mode="weights")
 with ablation.off({3: (507,)}) as n_values: ...
 """
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,8 +23,10 @@ from outlierlens.ablation.switches import (
     zeroed_weights,
 )
 from outlierlens.data.texts import NO_LIMIT, Data
+from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel
 from outlierlens.models.passes import reading_of
+from outlierlens.results.safe_files import new_folder
 from outlierlens.tasks.base import TaskOptions
 
 if TYPE_CHECKING:
@@ -36,7 +39,7 @@ def task_for(mode: Mode, options: TaskOptions) -> TaskOptions:
 
 
 @dataclass(frozen=True)
-class Ablation:
+class Switch:
     """How dimensions are switched off in one run.
 
     Attributes:
@@ -69,12 +72,27 @@ class Ablation:
             return removed_writes(self.loaded, plan, stack=self.stack.name, embeddings=self.embeddings)
         return edited_hidden(self.loaded, plan, self.mode, stack=self.stack.name, settings=self.settings)
 
-    def with_means(self, texts: Data, *, length: int, batch_size: int) -> "Ablation":
+    def with_means(self, texts: Data, *, length: int, batch_size: int) -> "Switch":
         """The same, in mode "mean" with the means over the first `length` tokens of each text in place."""
         if self.mode != "mean":
             return self
         means = means_over(self.loaded, self.stack, texts, length=length, batch_size=batch_size)
         return replace(self, settings=replace(self.settings, means=means))
+
+    def save(self, plan: Plan, directory: Path) -> int:
+        """Write a loadable copy of the model with `plan` off in its weights to a new folder; returns the number of values set.
+
+        Raises:
+            BadInput: the mode edits hidden states, which no weights file can hold; or the folder is not empty.
+        """
+        check_save(directory, self.mode)
+        with new_folder(directory) as making:
+            with self.off(plan) as touched:
+                self.loaded.model.save_pretrained(making)  # type: ignore[operator]
+            for part in (self.loaded.tokenizer, self.loaded.processor):
+                if part is not None:
+                    part.save_pretrained(making)
+        return touched
 
     @property
     def name(self) -> str:
@@ -87,6 +105,16 @@ class Ablation:
             return "removed_writes" + (" with embeddings" if self.embeddings else "")
         factor = f" × {self.settings.factor:g}" if self.mode == "scale" else ""
         return f"edited_hidden {self.mode}{factor}"
+
+
+def check_save(directory: Path, mode: str) -> None:
+    """Raise BadInput where `Switch.save` could not write; ask before measuring."""
+    if mode not in ON_WEIGHTS:
+        raise BadInput(
+            f"--save needs --modes weights, norms or writes: mode {mode!r} lives in the running network only"
+        )
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise BadInput(f"{directory} is not empty; name a new folder")
 
 
 def mode_by_layer(stack: "BoundStack") -> Mode:

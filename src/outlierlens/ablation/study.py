@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 
@@ -65,23 +65,23 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured(Row):
+class Measurement(Row):
     """One condition, and what the task says under it."""
 
-    family: str
+    family: Annotated[str, Quiet]
     label: str
     """condition"""
     dims: str
     """off: positions, layer by layer where layers differ"""
     value: Estimate
-    """{measured}: mean over texts, weighted by tokens; of a metric 1 − its value"""
+    """{score}: mean over texts, weighted by tokens"""
     perplexity: float | None = None
     """perplexity: exp of a loss"""
     change: Annotated[Estimate, Change]
     """change ({of_change}): minus the intact model's, paired by text"""
-    n_set: Annotated[int, Count]
-    """values set"""
-    plan: Annotated[dict[int, tuple[int, ...]], Quiet]
+    n_set: Annotated[int | None, Count]
+    """values set: parameters; none where hidden states are edited"""
+    plan: Annotated[Plan, Quiet]
     """positions by layer"""
     also: Annotated[dict[str, float], Quiet]
     """further numbers of the task by name"""
@@ -89,8 +89,11 @@ class Measured(Row):
     """value of each text, in the order of the data; of a metric that is no mean, its predictions"""
 
 
+M = TypeVar("M", bound=Measurement)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Family(Row):
+class Control(Row):
     """The chosen condition against a family of controls of the same size."""
 
     family: str
@@ -224,18 +227,18 @@ class Study:
         ends = statistic.interval(before, one.values, seed=self.seed)
         return Estimate(statistic.value(one.values) - statistic.value(before), *ends)
 
-    def row(self, one: Outcome) -> Measured:
-        """A row of the table of conditions."""
+    def row(self, one: Outcome, kind: type[M] = Measurement, **more: Any) -> M:  # type: ignore[assignment]
+        """A row of the table of conditions; `more` are what its kind has beside the fields of `Measurement`."""
         value, loss = self.value(one), self.task.unit == "nats per token"
-        return Measured(
+        return kind(
             family=one.condition.family, label=one.condition.label, dims=self.words(one.condition.plan), value=value,
             perplexity=float(np.exp(min(value.value, 700.0))) if loss else None, change=self.change(one),
-            n_set=one.n_set, plan=one.condition.plan, also=one.also, per_text=tuple(one.values.tolist()),
+            n_set=one.n_set or None, plan=one.condition.plan, also=one.also, per_text=tuple(one.values.tolist()), **more,
         )  # fmt: skip
 
     def families(
         self, done: Sequence[Outcome], ranked: str = "random", closeness: float | None = None
-    ) -> tuple[Family, ...]:
+    ) -> tuple[Control, ...]:
         """The first outcome beside each family among the others; `ranked` names the family that has a p.
 
         A loss that is no number any more counts as infinite.
@@ -246,7 +249,7 @@ class Study:
             changes = [self.change(one).value for one in done[1:] if one.condition.family == family]
             changed = np.nan_to_num(np.array(changes), nan=np.inf, posinf=np.inf)
             median, high, mean = figures_of(changed)
-            found.append(Family(
+            found.append(Control(
                 family=family, n=len(changes), median=median, percentile_95=high, mean=mean,
                 times_median=times(top, median), times_percentile_95=times(top, high), times_mean=times(top, mean),
                 p=rank_p(chosen, changed) if family == ranked else None,

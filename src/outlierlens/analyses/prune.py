@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from annotated_types import Ge, Lt
 
-from outlierlens.ablation.study import Condition, Measured, Outcome, Progress, Study
+from outlierlens.ablation.study import Condition, Measurement, Outcome, Progress, Study
 from outlierlens.analyses.prune_budget import Budget
 from outlierlens.analyses.prune_cells import Removal
 from outlierlens.analyses.prune_evidence import Evidence, Pruned
@@ -439,7 +439,7 @@ class PruneTestOptions(Outliers):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PruningCondition(Measured):
+class PruningCondition(Measurement):
     """One way to spend the budget."""
 
     swaps: Annotated[int, Count]
@@ -475,12 +475,20 @@ class BudgetUse(Row):
     """change of each set"""
 
 
+class BudgetStrips(Strips):
+    """A strip for each use of the budget."""
+
+    def legend(self, found: Finding) -> str:
+        """What its marks are."""
+        return "coloured: the change, of several sets their median; grey: each set"
+
+
 @dataclass(frozen=True, kw_only=True)
 class PruneTest(Finding):
     """The same number of weights pruned by magnitude, and forced onto one position, beside controls."""
 
     title = "Prune test"
-    pictures = (Strips(rows="uses", x="change", y="family", draws="sets", greys="each set of a control"),)
+    pictures = (BudgetStrips(rows="uses", x="change", y="family", draws="sets", greys="{n} control sets"),)
 
     uses: tuple[BudgetUse, ...]
     """The same number of weights pruned"""
@@ -569,15 +577,11 @@ def prune_test(
         about=study.about(chosen, named_by=budget.named_by),
         uses=tuple(_uses(study, done, closeness)),
         conditions=tuple(
-            PruningCondition(**vars(study.row(one)) | {"swaps": n})
-            for one, n in zip((study.intact, *done), swaps, strict=True)
+            study.row(one, PruningCondition, swaps=n) for one, n in zip((study.intact, *done), swaps, strict=True)
         ),
-        site=budget.cells.site,
-        n_candidates=budget.pruner.n_candidates,
-        forced=budget.forced,
-        budget=budget.n,
+        site=budget.cells.site, n_candidates=budget.pruner.n_candidates, forced=budget.forced, budget=budget.n,
         notes=(*loaded.notes, *task.notes, unseen_note(task.n_texts), *(norms,) * budget.cells.beyond_masks),
-    )
+    )  # fmt: skip
 
 
 def _uses(study: Study, done: list[Outcome], closeness: float | None) -> Iterator[BudgetUse]:

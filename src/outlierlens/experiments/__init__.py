@@ -101,18 +101,22 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         ),
     ),
     Experiment(
-        "disable", "switch off",
-        "Switch dimensions off and measure what breaks, against random and matched controls.",
-        home="experiments.disable", folders=("save",), python="disable", options="Asked", takes=groups.CONDITIONS,
+        "ablate", "switch off",
+        "Switch dimensions off and measure what breaks, against random and matched controls.\n\n"
+        "Several modes (--modes all) tell a fixed bias from information: zero, means, shuffled, scaled, beside random "
+        "dimensions. What is measured is kept in runs/MODEL-ablate: the same command goes on.",
+        home="analyses.ablate", folders=("save",), python="ablate", options="Command", takes=groups.CONDITIONS,
         shared={
-            "limit": Other(help="Use the first N texts. Default: 16 (--thorough: 64); of a labelled task all."),
+            "limit": Other(
+                help="Use the first N texts. Default: 16 (several modes: 32; --thorough: 64); of a labelled task all.",
+            ),
             "verbose": Other(help="Show every control set too."),
         },
-        result="ablation.damage:Damage", picture="losses",
+        result="Ablation", picture="chart",
         examples=(
-            "disable mini-planted --dims 8,24 --data reviews --limit 4 --random 3 --matched 0",
-            "disable mini-planted --dims 8 --mode zero --data reviews --limit 4 --random 3 --matched 0 --rows "
-            "rows.jsonl  # the running state; every measurement is kept",
+            "ablate mini-planted --dims 8,24 --data reviews --limit 4 --random 3 --matched 0",
+            "ablate mini-planted --dims 8 --modes zero --data reviews --limit 4 --random 3 --matched 0  # the running state",
+            "ablate mini-planted --dims 8 --modes all --data reviews --limit 4 --random 1 -o modes.json  # bias or information",
         ),
     ),
     Experiment(
@@ -130,20 +134,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "sweep mini-planted --dims 8,24 --data reviews --limit 4 --random 2 --matched 0 --gradients 0 -o swept",
             "sweep mini-planted --dims 8 --windows single --data reviews --limit 4 --random 2 --matched 0 --gradients"
             " 0 -o by-layer  # off in one layer at a time",
-        ),
-    ),
-    Experiment(
-        "beyond-zero", "switch off",
-        "Tell a fixed bias from information: set dimensions to zero or means, shuffle, scale and restore them.",
-        home="experiments.beyond_zero", python="beyond_zero", options="Asked", takes=groups.CONDITIONS,
-        shared={
-            **groups.UNLABELLED, "task": Other(help="auto, masked-loss, causal-loss, output-change or sentence-change."),
-            "limit": Other(32, least=2),
-        },
-        result="BeyondZero", picture="beyond_zero",
-        examples=(
-            "beyond-zero mini-planted --dims 8 --data reviews --limit 4 --random 1",
-            "beyond-zero mini-planted --dims 8 --scales 0.5,2 --data reviews --limit 4 --random 1 -o beyond.json",
         ),
     ),
     Experiment(
@@ -218,7 +208,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Compare pre-training runs, seeds of one recipe together: loss, outlier dimensions, damage, INT8.",
         home="experiments.outcomes", options="training.pretrain.options:OutcomesOptions", takes=("options", "output"),
         shared=dict.fromkeys(("chart", "verbose", "no_progress")), result="training.pretrain.result:Outcomes",
-        needs=("disable", "quantization", "sweep"),
+        needs=("quantization", "sweep"),
         examples=(
             "outcomes run",
             "outcomes run --json",

@@ -3,7 +3,7 @@
 from outlierlens.options import REQUIRED, Other
 
 MODELS = ("options", "output", "source")
-CONDITIONS = ("subject", "task", "options", "rows", "output", "loading")
+CONDITIONS = ("subject", "task", "options", "output", "loading")
 TOKENS = ("subject", "reading", "options", "vectors", "output", "loading")
 REPAIRED = ("subject", "reading", "options", "vectors", "fitting", "output", "loading")
 WEIGHTS = ("subject", "options", "output", "source")

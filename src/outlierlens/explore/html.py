@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outlierlens.ablation.damage import SIGNS, Filled
+from outlierlens.ablation.passages import SIGNS, Filled
 from outlierlens.explore import drawing, snippets
 from outlierlens.explore.drawing import escaped
 from outlierlens.explore.result import (

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.ablation.damage import Continuation
 from outlierlens.ablation.fill import Exercise, Filling, continuation, exercise, fill, filled
-from outlierlens.ablation.modes import Ablation
+from outlierlens.ablation.modes import Switch
+from outlierlens.ablation.passages import Continuation
 from outlierlens.errors import BadInput
 from outlierlens.explore.result import Guess, Guesses, GuessList, Loss, LossRow, Off, Passage
 from outlierlens.models.load import LoadedModel
@@ -37,8 +37,8 @@ class Comparison:
     """
 
     loaded: LoadedModel
-    ablation: Ablation
-    turning: Ablation
+    ablation: Switch
+    turning: Switch
     text: str
     conditions: tuple[Off, ...]
     named: tuple[int, ...] = ()

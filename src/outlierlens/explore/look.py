@@ -18,7 +18,7 @@ import numpy as np
 
 from outlierlens.ablation.controls import random_sets
 from outlierlens.ablation.mode_names import check_mode
-from outlierlens.ablation.modes import Ablation, means_over
+from outlierlens.ablation.modes import Switch, means_over
 from outlierlens.ablation.switches import EditSettings, plan_dims
 from outlierlens.architectures import BoundStack
 from outlierlens.checkpoints.samples import SAMPLES, texts_for
@@ -197,9 +197,9 @@ class Explorer:
         settings = EditSettings(factor=state.factor)
         if state.mode == "mean":
             settings = EditSettings(means=self._mean(stack))
-        ablation = Ablation(self.loaded, stack, state.mode, settings=settings)  # type: ignore[arg-type]
+        ablation = Switch(self.loaded, stack, state.mode, settings=settings)  # type: ignore[arg-type]
         ablation.check(conditions[-1].plan)
-        turning = Ablation(self.loaded, stack, "scale", settings=EditSettings(factor=state.left))
+        turning = Switch(self.loaded, stack, "scale", settings=EditSettings(factor=state.left))
         return _Settled(state, Comparison(self.loaded, ablation, turning, text, conditions, named), notes)
 
     def _conditions(self, state: State, stack: BoundStack) -> tuple[Off, ...]:

@@ -146,7 +146,7 @@ def python(explorer: "Explorer", found: Explored, view: str) -> str:
         turning = (
             f"turned = {{  # layer: the dimension of which {state.left:g} is left\n"
             f"{_plans(state, {one.label: one.turned for one in under})}}}\n"
-            f'turning = Ablation(loaded, stack, "scale", settings=EditSettings(factor={state.left!r}))\n'
+            f'turning = Switch(loaded, stack, "scale", settings=EditSettings(factor={state.left!r}))\n'
         )
     settings, imports = _settings(state, edits=bool(turning))
     layer = -1 if state.vector_layer == "embeddings" else int(state.vector_layer or 0)
@@ -169,7 +169,7 @@ def python(explorer: "Explorer", found: Explored, view: str) -> str:
         f"{_plans(state, {one.label: one.dims for one in under})}}}\n"
         f"loaded = load_model({explorer.loaded.name!r}, {_options(explorer.options)})\n"
         f"stack = loaded.stack({state.stack!r})\n"
-        f"ablation = Ablation(loaded, stack, {state.mode!r}{settings})\n{turning}"
+        f"ablation = Switch(loaded, stack, {state.mode!r}{settings})\n{turning}"
         f"{_ONCE[view].format(**values)}"
         "result = {}\nfor label, plan in conditions.items():\n"
         f"{_UNDER[view].format(**values).replace('ablation.off(plan)', 'ablation.off(plan)' + turned)}"
@@ -186,7 +186,7 @@ def _plans(state: State, dims: Mapping[str, tuple[int, ...]]) -> str:
 
 def _settings(state: State, *, edits: bool) -> tuple[str, str]:
     """(what the ablation is made with beside its mode, the imports that it needs)"""
-    modes = "from outlierlens.ablation.modes import Ablation\n"
+    modes = "from outlierlens.ablation.modes import Switch\n"
     edit = "from outlierlens.ablation.switches import EditSettings\n"
     if state.mode == "scale":
         return f", settings=EditSettings(factor={state.factor!r})", edit + modes
@@ -197,7 +197,7 @@ def _settings(state: State, *, edits: bool) -> tuple[str, str]:
         )
         return means, (
             "from outlierlens.ablation.switches import EditSettings\nfrom outlierlens.data.texts import read_texts\n"
-            "from outlierlens.ablation.modes import Ablation, means_over\n"
+            "from outlierlens.ablation.modes import Switch, means_over\n"
         )
     return "", (edit if edits else "") + modes
 

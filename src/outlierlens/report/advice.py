@@ -90,15 +90,15 @@ def _prune(data: ReportData) -> Iterator[Advice]:
             tuple(_protect(data, stream, [d for s, d in found_dims if s == stream]) for stream in sorted(streams)),
         )
     for damage in data.damages:
-        found, dims = verdict(damage), sorted(damage.chosen.dims)
-        if found == "damaging" and damage.chosen.change >= SMALL:
-            sites = sorted({s.site for s in data.scan.stacks if s.stack == damage.stack})
+        found, dims = verdict(damage), sorted(damage.dims)
+        if found == "damaging" and damage.chosen.change.value >= SMALL:
+            sites = sorted({s.site for s in data.scan.stacks if s.stack == damage.about.stack})
             yield Advice(
                 "prune",
                 f"When you prune or edit, leave {these(dims)} alone, in {' and '.join(sites)} of every layer: "
-                f"{damage.chosen.n_parameters:,} values carry this damage.",
-                f"{damage.mode}: {damage.chosen.change:+.3g} {damage.of_change}",
-                (_protect(data, damage.stack, dims),),
+                f"{damage.chosen.n_set or 0:,} values carry this damage.",
+                f"{damage.chosen.mode}: {damage.chosen.change.value:+.3g} {damage.about.of_change}",
+                (_protect(data, damage.about.stack, dims),),
             )
             return
     for sweep in data.sweeps:
@@ -114,11 +114,11 @@ def _prune(data: ReportData) -> Iterator[Advice]:
             )
             return
     if data.damages and significant_dims(data) and all(verdict(d) == "harmless" for d in data.damages):
-        change = max(d.chosen.change for d in data.damages)
+        change = max(d.chosen.change.value for d in data.damages)
         yield Advice(
             "prune",
             "The dimensions found need no protection on this task: they stand out, but the model does without them.",
-            f"{change:+.3g} {data.damages[0].of_change}, no more than random sets",
+            f"{change:+.3g} {data.damages[0].about.of_change}, no more than random sets",
         )
 
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from outlierlens.ablation.damage import Condition, Damage
+from outlierlens.analyses.ablate import Ablation, Damage
 from outlierlens.errors import BadInput, markdown, printable
 from outlierlens.report.advice import advice
 from outlierlens.report.result import Joined, ReportData, joined_sections
@@ -77,37 +77,39 @@ def _found(data: ReportData) -> Iterator[str]:
         yield from _table(heads, detail)
 
 
-def _damage(damage: Damage) -> Iterator[str]:
-    dims = listed(sorted(damage.chosen.dims))
+def _damage(damage: Ablation) -> Iterator[str]:
+    dims = listed(sorted(damage.dims))
     yield from (f"### Switched off: {dims} ({verdict(damage)})", "")
-    yield f"{markdown(damage.task)}, {damage.of_change}, on {damage.n_texts:,} {damage.inputs}; mode {damage.mode}."
+    about = damage.about
+    yield f"{markdown(about.task)}, {about.of_change}, on {about.n_texts:,} {about.inputs}; mode {damage.chosen.mode}."
     yield ""
     rows = [("intact", *_value(damage.intact), "")]
     rows += [(f"off: {dims}", *_value(damage.chosen), _change(damage.chosen))]
     yield from _table(("condition", "value", "perplexity", "change, 95 % interval"), rows)
-    if damage.controls:
+    if damage.families:
         yield ""
         heads = ("control", "sets", "median change", "95th percentile", "rank p")
         controls = [
             (
-                one.kind,
-                len(one.conditions),
+                one.family,
+                one.n,
                 f"{one.median:+z.4f}",
                 f"{one.percentile_95:+z.4f}",
                 "–" if one.p is None else f"{one.p:.3g}",
             )
-            for one in damage.controls
+            for one in damage.families
         ]
         yield from _table(heads, controls)
 
 
-def _value(condition: Condition) -> tuple[str, str]:
-    perplexity = condition.score.perplexity
-    return f"{condition.score.value:z.4f}", "" if perplexity is None else number(perplexity)
+def _value(condition: Damage) -> tuple[str, str]:
+    perplexity = condition.perplexity
+    return f"{condition.value.value:z.4f}", "" if perplexity is None else number(perplexity)
 
 
-def _change(condition: Condition) -> str:
-    return f"{condition.change:+z.4f} ({interval_text(condition.change_low, condition.change_high, '+.4f')})"
+def _change(condition: Damage) -> str:
+    change = condition.change
+    return f"{change.value:+z.4f} ({interval_text(change.low, change.high, '+.4f')})"
 
 
 def _joined(joined: Joined) -> Iterator[str]:

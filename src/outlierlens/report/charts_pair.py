@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outlierlens.ablation.damage import Condition, Damage
+from outlierlens.ablation.study import Measurement
+from outlierlens.analyses.ablate import Ablation
 from outlierlens.detection.scan.charts import mean_size
 from outlierlens.detection.scan.result import StackScan
 from outlierlens.view.charts import draw
@@ -152,21 +153,20 @@ def by_layer(
     )
 
 
-def changes(damages: tuple[Damage, Damage], names: Names, *, name: str) -> Chart:
+def changes(damages: tuple[Ablation, Ablation], names: Names, *, name: str) -> Chart:
     """What switching its chosen dimensions off does to each model, beside random sets; one scale."""
     rows = []
     for damage, who in zip(damages, names, strict=True):
-        rows.append(_change(damage.chosen, f"{who}: {few(damage.chosen.dims, 3)}", 0.5, chosen=True))
-        for control in (one for one in damage.controls if one.kind == "random"):
-            family = f"{who}: {len(control.conditions)} random"
-            rows += [_change(one, family, draw.spread(i)) for i, one in enumerate(control.conditions)]
+        rows.append(_change(damage.chosen, f"{who}: {few(damage.dims, 3)}", 0.5, chosen=True))
+        sets = [one for one in damage.controls if one.family == "random"]
+        rows += [_change(one, f"{who}: {len(sets)} random", draw.spread(i)) for i, one in enumerate(sets)]
     drawn = [row for row in rows if row["change"] is not None]
     ends = [row[key] for row in drawn if row["chosen"] for key in ("low", "high") if row[key] is not None]
     scale = symmetric(np.array([row["change"] for row in drawn] + ends + [0.0]), factor=30.0)
-    tasks = {damage.measured for damage in damages}
+    tasks = {damage.about.measured for damage in damages}
     what = tasks.pop() if len(tasks) == 1 else "loss" if all("loss" in task for task in tasks) else "task"
     families = list(dict.fromkeys(str(row["family"]) for row in rows))
-    x = scale.encoding("change", [f"change of the {what}", damages[0].of_change])
+    x = scale.encoding("change", [f"change of the {what}", damages[0].about.of_change])
     y = draw.strips("family", families, 230)
     columns = draw.columns(family="off:N", dims="dimensions:N", change="change", **draw.ENDS)
     chosen, others = ([row for row in drawn if row["chosen"] is flag] for flag in (True, False))
@@ -175,9 +175,10 @@ def changes(damages: tuple[Damage, Damage], names: Names, *, name: str) -> Chart
         null_dots(others, x, y, tooltip=columns[:3], size=42),
         *interval_dots(chosen, x, y, columns, yOffset=draw.JITTER),
     ]
+    ends = [damage.chosen.change for damage in damages]
     said = "; ".join(
-        f"{who}: {number(damage.chosen.change)} ({number(damage.chosen.change_low)} to {number(damage.chosen.change_high)})"
-        for damage, who in zip(damages, names, strict=True)
+        f"{who}: {number(one.value)} ({number(one.low)} to {number(one.high)})"
+        for one, who in zip(ends, names, strict=True)
     )
     return chart(
         name=name,
@@ -189,6 +190,7 @@ def changes(damages: tuple[Damage, Damage], names: Names, *, name: str) -> Chart
     )
 
 
-def _change(condition: Condition, family: str, spread: float, *, chosen: bool = False) -> Spec:
-    words = {"family": family, "dims": few(condition.dims), "spread": round(spread, 3), "chosen": chosen}
-    return words | rounded(change=condition.change) | bar(condition.change_low, condition.change_high)
+def _change(condition: Measurement, family: str, spread: float, *, chosen: bool = False) -> Spec:
+    words = {"family": family, "dims": condition.dims, "spread": round(spread, 3), "chosen": chosen}
+    change = condition.change
+    return words | rounded(change=change.value) | bar(change.low, change.high)

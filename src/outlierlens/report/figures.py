@@ -96,9 +96,9 @@ def _states(data: ReportData, name: str, seen: StackObservation | None, number: 
 
 
 def damage_charts(data: ReportData) -> tuple[Chart, ...]:
-    """One chart a damage."""
+    """One chart an ablation."""
     return tuple(
-        charts.losses(damage, name=f"loss-{number}" if number else "loss") for number, damage in enumerate(data.damages)
+        replace(one.chart(), name=f"loss-{number}" if number else "loss") for number, one in enumerate(data.damages)
     )
 
 

@@ -10,15 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from outlierlens.ablation.damage import Damage
 from outlierlens.ablation.extent import TEXTS, limited
+from outlierlens.analyses.ablate import AblateOptions, Ablation, ablate
 from outlierlens.checkpoints.samples import recorded_norms, texts_for
 from outlierlens.data.texts import EXCERPT, Texts, read_texts
 from outlierlens.detection.observe.result import Observation
 from outlierlens.detection.scan.measure import ScanOptions, scan, scan_live
 from outlierlens.detection.scan.result import Scan
 from outlierlens.errors import BadInput, OutlierlensError, showing
-from outlierlens.experiments.disable.measure import DisableOptions, disable
 from outlierlens.experiments.sweep.result import Sweep
 from outlierlens.experiments.track.result import Track
 from outlierlens.models.load import LoadedModel, LoadOptions, load_model
@@ -41,7 +40,7 @@ from outlierlens.tasks.options import Reading
 ROWS = "rows.jsonl"
 # Results that are a part of the report itself.
 PLACES: dict[type, str] = {
-    Damage: "damages",
+    Ablation: "damages",
     Sweep: "sweeps",
     Track: "tracks",
     LuoReplication: "luo",
@@ -208,7 +207,7 @@ def _disable(
         if not given and not weights:
             shown = "what the activations show" if by_activation else "what stands out in scale alone or in bias alone"
             notes.append(f"stream {stack.name}: weights show none; switched off is {shown}")
-        options = DisableOptions(
+        options = AblateOptions(
             stack=stack.name,
             avoid=tuple(sorted({*weights, *by_activation, *one_sided})),
             thorough=job.options.thorough,
@@ -218,7 +217,8 @@ def _disable(
             task=task_options(job.options),
         )
         rows = rows_path if len(loaded.stacks) == 1 else rows_path.with_name(f"rows-{stack.name}.jsonl")
-        damages.append(disable(unannounced, texts, dims, options, command=job.command, progress=progress, rows=rows))
+        done = ablate(unannounced, texts, dims, options, progress=progress, rows=rows)
+        damages.append(replace(done, provenance=replace(done.provenance, command=job.command)))
     return tuple(damages), tuple(notes)
 
 
@@ -270,17 +270,17 @@ def with_results(data: ReportData, results: Mapping[Path, Any]) -> ReportData:
     for path, found in results.items():
         if type(found).__name__ not in OF_SEVERAL:
             refuse_other_model(str(path), found, data.measured, "a result joins the report of its own model")
-        field = PLACES.get(type(found))
+        several = isinstance(found, Ablation) and found.compares
+        field = None if several else PLACES.get(type(found))
         if isinstance(found, Sweep):
             data = with_sweeps(data, (found,))
         elif field is None:
             data = replace(data, joined=with_result(data.joined, found, str(path)))
-        elif isinstance(found, Damage | Track):
+        elif isinstance(found, Ablation | Track):
             streams = {stack.stack for stack in data.scan.stacks}
-            if found.stack not in streams:
-                raise BadInput(
-                    f"{path} is of stream {found.stack!r}; the report's model has {', '.join(sorted(streams))}"
-                )
+            of = found.about.stack if isinstance(found, Ablation) else found.stack
+            if of not in streams:
+                raise BadInput(f"{path} is of stream {of!r}; the report's model has {', '.join(sorted(streams))}")
             there = getattr(data, field)
             if to_json(found) not in map(to_json, there):
                 change: dict[str, Any] = {field: (*there, found)}

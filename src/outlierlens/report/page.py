@@ -16,9 +16,10 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 
-from outlierlens.ablation.damage import SIGNS, Continuation, Damage, Filled, FillKind
+from outlierlens.ablation.passages import SIGNS, Continuation, Filled, FillKind
+from outlierlens.ablation.study import dims_of
+from outlierlens.analyses.ablate import Ablation
 from outlierlens.detection.observe.view import SIZES_NOTE
-from outlierlens.experiments.disable.view import compared, control_kinds
 from outlierlens.experiments.sweep.result import Sweep
 from outlierlens.report.advice import advice
 from outlierlens.report.figures import Stream, all_sections, damage_charts, streams
@@ -110,14 +111,14 @@ def tiles(data: ReportData) -> tuple[Tile, ...]:
     made = [Tile(str(n), f"outlier dimension{'' if n == 1 else 's'} of {widths}")]
     if data.damages:
         damage = data.damages[0]
-        control, loss = random_control(damage), damage.chosen.score.perplexity is not None
-        size = len(damage.chosen.dims)
+        control, loss = random_control(damage), damage.chosen.perplexity is not None
+        size = len(damage.dims)
         show = (lambda v: f"×{factor(v)}") if loss else (lambda v: f"{v:.2g}")
-        unit = "perplexity" if loss else damage.of_change
-        chosen = show(damage.chosen.change)
-        made.append(Tile(chosen, f"{unit} with {few(damage.chosen.dims)} off", verdict(damage) == "damaging"))
+        unit = "perplexity" if loss else damage.about.of_change
+        chosen = show(damage.chosen.change.value)
+        made.append(Tile(chosen, f"{unit} with {few(damage.dims)} off", verdict(damage) == "damaging"))
         if control is not None:
-            n = len(control.conditions)
+            n = control.n
             rank = "" if control.p is None else f" (rank p = {control.p:.2g})"
             beside = f"median of {n} random {sets_of(size)}{rank}"
             made.append(Tile(show(control.median), beside))
@@ -178,7 +179,7 @@ def _sweep_tiles(sweep: Sweep) -> list[Tile]:
 class DamageView:
     """One damage as the template shows it."""
 
-    damage: Damage
+    damage: Ablation
     chart: Chart
     fills: tuple[tuple[Filled, str, str], ...]
     counts: tuple[dict[FillKind, int], ...]
@@ -192,14 +193,22 @@ class DamageView:
         return any(of["changed"] for of in self.counts)
 
 
-def _damage_view(damage: Damage, chart: Chart) -> DamageView:
-    counts = tuple({kind: sum(b.kind == kind for b in f.blanks) for kind in SIGNS} for f in damage.fills)
-    tables, kinds = list(compared(damage)), control_kinds(damage)
-    if damage.controls:
-        note = CONTROLS.format(unit=damage.unit, kinds=kinds)
-        tables[0] = replace(tables[0], title="Against controls of the same size", note=note)
-    said = (_titled(damage.fills), counts, _titled(damage.continuations))
-    return DamageView(damage, chart, *said, tuple(tables), kinds)
+def _damage_view(damage: Ablation, chart: Chart) -> DamageView:
+    fills = tuple(one.fill for one in damage.replies if one.fill)
+    counts = tuple({kind: sum(b.kind == kind for b in f.blanks) for kind in SIGNS} for f in fills)
+    continued = tuple(
+        Continuation(one.off, dims_of(one.plan), one.begins, one.continued or "")
+        for one in damage.replies
+        if one.begins
+    )
+    kinds, tables = damage.control_kinds, []
+    for table in damage.shown():
+        if table.title == "Controls":
+            note = CONTROLS.format(unit=damage.about.unit, kinds=kinds)
+            tables.append(replace(table, title="Against controls of the same size", note=note))
+        elif table.title == "Further numbers":
+            tables.append(table)
+    return DamageView(damage, chart, _titled(fills), counts, _titled(continued), tuple(tables), kinds)
 
 
 def _titled(said: tuple[Any, ...]) -> tuple[tuple[Any, str, str], ...]:

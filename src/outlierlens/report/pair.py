@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from outlierlens.ablation.damage import Damage
+from outlierlens.analyses.ablate import Ablation
 from outlierlens.detection.rules import Outlier
 from outlierlens.detection.scan.charts import mean_size
 from outlierlens.detection.scan.result import StackScan
@@ -95,7 +95,7 @@ class Pair:
         return self.ours, self.theirs
 
     @property
-    def damages(self) -> tuple[Damage, Damage] | None:
+    def damages(self) -> tuple[Ablation, Ablation] | None:
         """The first damage of each; None where either has none."""
         return (self.ours.damages[0], self.theirs.damages[0]) if self.ours.damages and self.theirs.damages else None
 
@@ -127,7 +127,11 @@ def _read(data: ReportData) -> _Read | None:
     if seen is not None:
         said = f"{seen.n_texts:,} texts of {seen.data}, {seen.max_length} tokens each"
         return _Read(said, seen.data_digest, seen.max_length)
-    return _Read(f"{damage.n_texts:,} texts of {damage.data}", damage.data_digest, None) if damage else None
+    return (
+        _Read(f"{damage.about.n_texts:,} texts of {damage.about.data}", damage.about.data_digest, None)
+        if damage
+        else None
+    )
 
 
 def paired(ours: ReportData, theirs: ReportData, pages: tuple[str, str] = ("", "")) -> Pair:
@@ -169,7 +173,7 @@ def _notes(pair: Pair) -> Iterator[str]:
     if pair.texts:
         return
     if pair.damages:
-        one, other = pair.damages
+        one, other = (damage.about for damage in pair.damages)
         if one.task != other.task:
             yield f"{names[0]} was measured by {one.task}, {names[1]} by {other.task}: their numbers have different scales"
         if one.n_texts != other.n_texts:
@@ -242,22 +246,22 @@ def _damages(pair: Pair) -> list[str]:
         damage = data.damages[0]
         control = random_control(damage)
         beside = ""
-        if control is not None and control.conditions:
-            n, what = len(control.conditions), sets_of(len(damage.chosen.dims))
+        if control is not None:
+            n, what = control.n, sets_of(len(damage.dims))
             beside = f" ({n} random {what}: {cost(damage, control.median)} in the median)"
-        off = f"{measured(damage)} {cost(damage, damage.chosen.change)} with {few(damage.chosen.dims)} off"
+        off = f"{measured(damage)} {cost(damage, damage.chosen.change.value)} with {few(damage.dims)} off"
         parts.append(f"{name}: {off}, {verdict(damage)}{beside}")
     return [f"What each loses: {'; '.join(parts)}."] if any(d.damages for d in pair.sides) else []
 
 
-def measured(damage: Damage) -> str:
+def measured(damage: Ablation) -> str:
     """What a change is of: "perplexity", "cosine distance"."""
-    return TASKS.get(damage.task, damage.of_change)
+    return TASKS.get(damage.about.task, damage.about.of_change)
 
 
-def cost(damage: Damage, change: float) -> str:
+def cost(damage: Ablation, change: float) -> str:
     """A change for reading: "×4,450" of a perplexity, else "0.42"."""
-    return f"×{factor(change)}" if damage.task in TASKS else f"{change:.3g}"
+    return f"×{factor(change)}" if damage.about.task in TASKS else f"{change:.3g}"
 
 
 def pair_advice(pair: Pair) -> tuple[Advice, ...]:

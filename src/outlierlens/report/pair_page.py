@@ -60,8 +60,12 @@ def _tiles(pair: Pair) -> Iterator[Tile]:
         n = sum(len(match.found[found]) for match in pair.matches)
         widths = " + ".join(f"{(match.ours, match.theirs)[found].hidden_size:,}" for match in pair.matches)
         damage = data.damages[0] if data.damages else None
-        off = f"with {few(damage.chosen.dims, 3)} off" if damage else ""
-        lost = f"; {measured(damage)} {cost(damage, damage.chosen.change)} {off}" if damage and not pair.texts else ""
+        off = f"with {few(damage.dims, 3)} off" if damage else ""
+        lost = (
+            f"; {measured(damage)} {cost(damage, damage.chosen.change.value)} {off}"
+            if damage and not pair.texts
+            else ""
+        )
         text = f"outlier dimension{'' if n == 1 else 's'} of {widths} in {name}{lost}"
         yield Tile(str(n), text, bool(lost) and damage is not None and verdict(damage) == "damaging")
     if any(match.mapped for match in pair.matches):
@@ -142,14 +146,14 @@ def _damage(pair: Pair) -> Iterator[Section]:
     rows = []
     for name, data in zip(pair.names, pair.sides, strict=True):
         for damage in data.damages:
-            control, intact, off = random_control(damage), damage.intact.score, damage.chosen.score
+            control, intact, off = random_control(damage), damage.intact, damage.chosen
             numbers = (control.median, control.percentile_95, control.p) if control else (None, None, None)
             many = len(data.damages) > 1
             rows.append(
                 (
-                    f"{name}, {damage.stack}" if many else name, few(damage.chosen.dims), damage.measured,
-                    intact.perplexity or intact.value, off.perplexity or off.value, damage.chosen.change,
-                    damage.chosen.change_low, damage.chosen.change_high, *numbers, verdict(damage),
+                    f"{name}, {damage.about.stack}" if many else name, few(damage.dims), damage.about.measured,
+                    intact.perplexity or intact.value.value, off.perplexity or off.value.value, damage.chosen.change.value,
+                    damage.chosen.change.low, damage.chosen.change.high, *numbers, verdict(damage),
                 )
             )  # fmt: skip
     heads = (
@@ -161,7 +165,7 @@ def _damage(pair: Pair) -> Iterator[Section]:
     )
     charts: tuple[Chart, ...] = ()
     both = pair.damages
-    if both is not None and both[0].of_change == both[1].of_change:
+    if both is not None and both[0].about.of_change == both[1].about.of_change:
         charts = (changes(both, pair.names, name="pair-losses"),)
     said = tuple(one for one in pair_sentences(pair) if one.startswith("What each loses"))
     yield Section("breaks", "What breaks", said, charts, (Rows("Losses side by side", heads, tuple(rows), note),))

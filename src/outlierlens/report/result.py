@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from outlierlens.ablation.damage import Damage
+from outlierlens.analyses.ablate import Ablation
 from outlierlens.detection.observe.result import Observation, StackObservation
 from outlierlens.detection.scan.charts import found_first
 from outlierlens.detection.scan.result import Scan, StackScan
@@ -69,7 +69,7 @@ class ReportData(Result):
     provenance: Provenance
     scan: Scan
     observation: Observation | None = None
-    damages: tuple[Damage, ...] = ()
+    damages: tuple[Ablation, ...] = ()
     sweeps: tuple[Sweep, ...] = ()
     tracks: tuple[Track, ...] = ()
     notes: tuple[str, ...] = ()
@@ -113,7 +113,7 @@ class ReportData(Result):
         for outlier in (o for stack in seen for o in stack.outliers):
             by_rule.setdefault(outlier.rule, []).append((-max(outlier.strength, default=0.0), outlier.dim))
         strongest = [dim for found in by_rule.values() for _, dim in sorted(found)[:NAMED_BY_RULE]]
-        off = [dim for d in self.damages if d.stack == stream for dim in d.chosen.dims]
+        off = [dim for d in self.damages if d.about.stack == stream for dim in d.dims]
         return tuple(dict.fromkeys([*weights, *strongest, *off, *self.strongest(stream), *self.emerged(stream)]))
 
     def strongest(self, stream: str) -> tuple[int, ...]:

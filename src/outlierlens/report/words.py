@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outlierlens.ablation.damage import Control, Damage
+from outlierlens.ablation.study import Control
+from outlierlens.analyses.ablate import Ablation
 from outlierlens.detection.observe.result import StackObservation
 from outlierlens.detection.rules import Outlier
 from outlierlens.detection.scan.result import StackScan
@@ -103,12 +104,12 @@ def _doubts(data: ReportData) -> Iterator[str]:
             )
 
 
-def random_control(damage: Damage) -> Control | None:
+def random_control(damage: Ablation) -> Control | None:
     """The random sets a damage is judged against."""
-    return damage.control("random")
+    return damage.family("random")
 
 
-def verdict(damage: Damage) -> str:
+def verdict(damage: Ablation) -> str:
     """ "damaging", "harmless" or "unclear" (no interval, no random sets to compare with, or too few for p <= 0.05).
 
     Harmless: the 95 % interval of the change holds zero or lies below it, or the change is no more than the 95th
@@ -117,69 +118,69 @@ def verdict(damage: Damage) -> str:
     control = random_control(damage)
     if _no_interval(damage):
         return "unclear"
-    if damage.chosen.change_low <= 0:
+    if damage.chosen.change.low <= 0:
         return "harmless"
-    if control is None or not control.conditions:
+    if control is None or not control.n:
         return "unclear"
-    if damage.chosen.change <= control.percentile_95:
+    if damage.chosen.change.value <= control.percentile_95:
         return "harmless"
     return "damaging" if control.p is not None and control.p <= SIGNIFICANT + 1e-12 else "unclear"
 
 
-def _no_interval(damage: Damage) -> bool:
+def _no_interval(damage: Ablation) -> bool:
     """Whether the change has a value and no interval."""
-    return math.isfinite(damage.chosen.change) and math.isnan(damage.chosen.change_low)
+    return math.isfinite(damage.chosen.change.value) and math.isnan(damage.chosen.change.low)
 
 
-def _damage(data: ReportData, damage: Damage) -> Iterator[str]:
+def _damage(data: ReportData, damage: Ablation) -> Iterator[str]:
     control, found = random_control(damage), verdict(damage)
-    dims = sorted(damage.chosen.dims)
-    all_found = sorted(dim for stack, dim in significant_dims(data) if stack == damage.stack)
+    dims = sorted(damage.dims)
+    all_found = sorted(dim for stack, dim in significant_dims(data) if stack == damage.about.stack)
     them, values = these(dims), f"the hidden values of {these(dims)}"
     if dims == all_found:
         them, values = ("it", "its hidden values") if len(dims) == 1 else ("them", "their hidden values")
-    mode = damage.mode.partition(" × ")[0]  # a scale's factor stands behind its name
+    mode = damage.chosen.mode.partition(" × ")[0]  # a scale's factor stands behind its name
     act = MODES.get(mode, MODES["zeroed_weights"]).format(them=them, values=values)
     if found == "harmless":
         yield f"{act} does no more than chance: {_effect(damage)}{_beside(damage, control)}."
     else:
         yield f"{act} {_verb(damage)}{_beside(damage, control)}."
-        if abs(damage.chosen.change) < SMALL:
-            yield f"The change is small all the same: {damage.chosen.change:+.3g} {damage.of_change}."
+        if abs(damage.chosen.change.value) < SMALL:
+            yield f"The change is small all the same: {damage.chosen.change.value:+.3g} {damage.about.of_change}."
     if _no_interval(damage):
-        yield f"There is no verdict, for {no_interval(damage.n_texts)}."
-    elif found == "unclear" and not math.isnan(damage.chosen.change):
-        n = len(control.conditions) if control else 0
+        yield f"There is no verdict, for {no_interval(damage.about.n_texts)}."
+    elif found == "unclear" and not math.isnan(damage.chosen.change.value):
+        n = control.n if control else 0
         yield f"With {n} random sets this cannot be told from chance at p ≤ {SIGNIFICANT:g}."
     yield from _matched(damage, found)
 
 
-def _verb(damage: Damage) -> str:
-    chosen, intact = damage.chosen, damage.intact.score.perplexity
-    if not math.isfinite(chosen.change):
-        return f"makes the {damage.measured} infinite or undefined"
-    if damage.task in TASKS and intact is not None:
-        verb = "multiplies" if chosen.change >= 0 else "changes"
-        after = f"{number(intact)} → {number(chosen.score.perplexity or math.inf)}"
-        return f"{verb} {TASKS[damage.task]} by {factor(chosen.change)} ({after})"
-    if damage.metric:
-        before, after = (number(1 - condition.score.value) for condition in (damage.intact, chosen))
-        return f"takes the {damage.measured} from {before} to {after}"
-    return f"moves the model's outputs by a {damage.of_change} of {chosen.change:.3g}"
+def _verb(damage: Ablation) -> str:
+    chosen, intact, change = damage.chosen, damage.intact.perplexity, damage.chosen.change.value
+    if not math.isfinite(change):
+        return f"makes the {damage.about.measured} infinite or undefined"
+    if damage.about.task in TASKS and intact is not None:
+        verb = "multiplies" if change >= 0 else "changes"
+        after = f"{number(intact)} → {number(chosen.perplexity or math.inf)}"
+        return f"{verb} {TASKS[damage.about.task]} by {factor(change)} ({after})"
+    if damage.about.metric:
+        before, after = (number(1 - condition.value.value) for condition in (damage.intact, chosen))
+        return f"takes the {damage.about.measured} from {before} to {after}"
+    return f"moves the model's outputs by a {damage.about.of_change} of {change:.3g}"
 
 
-def _effect(damage: Damage) -> str:
-    if damage.task in TASKS:
-        return f"{TASKS[damage.task]} ×{factor(damage.chosen.change)}"
-    return f"{damage.of_change} {damage.chosen.change:.3g}"
+def _effect(damage: Ablation) -> str:
+    if damage.about.task in TASKS:
+        return f"{TASKS[damage.about.task]} ×{factor(damage.chosen.change.value)}"
+    return f"{damage.about.of_change} {damage.chosen.change.value:.3g}"
 
 
-def _beside(damage: Damage, control: Control | None) -> str:
-    if control is None or not control.conditions:
+def _beside(damage: Ablation, control: Control | None) -> str:
+    if control is None or not control.n:
         return ""
-    n, size = len(control.conditions), len(damage.chosen.dims)
+    n, size = control.n, len(damage.dims)
     what = sets_of(size)
-    if damage.task in TASKS:
+    if damage.about.task in TASKS:
         middle = f"×{factor(control.median)} in the median, ×{factor(control.percentile_95)} at the 95th percentile"
     else:
         middle = f"{control.median:.2g} in the median, {control.percentile_95:.2g} at the 95th percentile"
@@ -191,21 +192,21 @@ def sets_of(size: int) -> str:
     return {1: "single dimensions", 2: "pairs", 3: "triples"}.get(size, f"sets of {size}")
 
 
-def _matched(damage: Damage, found: str) -> Iterator[str]:
-    control = next((c for c in damage.controls if c.kind == "matched" and c.conditions), None)
+def _matched(damage: Ablation, found: str) -> Iterator[str]:
+    control = damage.family("matched")
     if control is None or found != "damaging":
         return
-    n = len(control.conditions)
+    n = control.n
     effect = (
-        f"×{factor(control.median)}" if damage.task in TASKS else f"{control.median:.2g} {damage.of_change}"
+        f"×{factor(control.median)}" if damage.about.task in TASKS else f"{control.median:.2g} {damage.about.of_change}"
     ) + " in the median"
-    worst = max(condition.change for condition in control.conditions)
+    worst = max(control.sets)
     if control.closeness is not None and control.closeness < CLOSE:
         yield (
             f"No weights elsewhere are as extreme: the nearest in each layer reach {control.closeness:.0%} of these "
             f"({n} sets of them: {effect}), so whether size alone explains the damage stays open."
         )
-    elif damage.chosen.change > worst:
+    elif damage.chosen.change.value > worst:
         yield (
             f"All {n} sets of weights as large at other positions in each layer do less ({effect}): "
             "size alone does not explain the damage."

@@ -67,6 +67,11 @@ class About:
         return f"{self.metric} on {self.task.removesuffix(f' {self.metric}')}" if self.metric else self.task
 
     @property
+    def score(self) -> str:
+        """What a value is: "causal loss"; "1 − mcc on glue:cola"."""
+        return f"1 − {self.measured}" if self.metric else self.task
+
+    @property
     def of_change(self) -> str:
         """What a change is a number of: "nats per token"; "mcc lost"."""
         return f"{self.metric} lost" if self.metric else self.unit
@@ -75,7 +80,7 @@ class About:
     def words(self) -> dict[str, str]:
         """What stands in the heads of columns: {task}, {unit}, {measured}, {of_change}, …"""
         return {one.name: str(getattr(self, one.name)) for one in fields(self)} | {
-            "measured": self.measured, "of_change": self.of_change,
+            "measured": self.measured, "score": self.score, "of_change": self.of_change,
         }  # fmt: skip
 
     def sentence(self, model: str) -> str:
@@ -117,7 +122,7 @@ class Finding(Result):
         """What it says, the answer first."""
         yield from ()
 
-    def tables(self) -> dict[str, tuple[Row, ...]]:
+    def all_rows(self) -> dict[str, tuple[Row, ...]]:
         """{field: its rows} of every table that has any, the first one first."""
         found = {one.name: getattr(self, one.name) for one in fields(self)}
         return {
@@ -129,7 +134,7 @@ class Finding(Result):
     def shown(self, *, verbose: bool = False) -> Iterator[Rows]:
         """Its tables as people read them."""
         heads = docstrings(type(self))
-        for name, rows in self.tables().items():
+        for name, rows in self.all_rows().items():
             head, _, note = heads.get(name, name.replace("_", " ")).partition(": ")
             if verbose or not head.startswith("("):
                 yield self.laid_out(name, rows, head.strip("()"), note, verbose=verbose)
@@ -147,7 +152,7 @@ class Finding(Result):
             BadInput: there is no such table.
         """
         if which or not self.axes:
-            tables = self.tables()
+            tables = self.all_rows()
             if which not in {*tables, ""}:
                 raise BadInput(f"no table {which!r}; there are {', '.join(tables)}")
             yield from (row.flat() for row in tables[which or next(iter(tables))])
@@ -181,6 +186,6 @@ class Finding(Result):
     def sections(self, *, verbose: bool = False) -> Iterator[Section]:
         """For every surface; its pictures are drawn when somebody looks."""
         said = (*self.sentences(), self.about.sentence(self.provenance.model))
-        drawn = (lambda: (self.chart(),)) if self.drawn() and self.tables() else ()
+        drawn = (lambda: (self.chart(),)) if self.drawn() and self.all_rows() else ()
         title = f"{self.title}: {few(self.about.dims)}" if self.about.dims else self.title
         yield Section(self.name, title, said, drawn, tuple(self.shown(verbose=verbose)))

@@ -38,7 +38,7 @@ MOST_ACROSS = 24  # columns of a pivot; more cannot be read
 
 
 class Quiet:
-    """Mark of a field that is saved and no column of a table, such as the values of every text."""
+    """Mark of a field that is saved and no column of a table; values of every text are no column of a data frame either."""
 
 
 class More:
@@ -141,7 +141,7 @@ class Column:
         elif Draws in self.marks:
             yield f"{self.name}_median", float(np.median(value)) if value else math.nan
             yield from ((f"{self.name}_largest", max(value, default=math.nan)), (f"n_{self.name}", len(value)))
-        elif Quiet not in self.marks:
+        elif not (Quiet in self.marks and isinstance(value, tuple | dict)):
             yield self.name, text_of(value) if isinstance(value, tuple) else math.nan if value is None else value
 
 

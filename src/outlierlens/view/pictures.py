@@ -20,7 +20,7 @@ from outlierlens.view.charts import fixes
 from outlierlens.view.charts.base import Chart, Spec, bar, field, round_to, symmetric
 from outlierlens.view.charts.forms import interval_dots, lines, null_dots
 from outlierlens.view.charts.palette import COLOURED, INK, MUTED
-from outlierlens.view.charts.panels import above, composed, panel
+from outlierlens.view.charts.panels import above, composed, heading, panel
 from outlierlens.view.section import cell_text, point, text_of
 from outlierlens.view.words import few
 
@@ -45,9 +45,9 @@ class Picture(ABC):
     """One panel over a table: `rows` names it, `x`, `y`, `by` and `draws` its columns.
 
     Attributes:
-        where: chooses rows. title: of the panel. says: a column that is written above its mark.
+        where: chooses rows. title: of the panel. says: what is written above the mark of a row.
         extra: data that no row holds, by the picture's own field names, such as "nothing done" at factor 1.
-        greys: what the grey marks are; {n} is how many, {of} of which group.
+        greys: what the grey marks are; {n} is how many, {of} is "alike" or "as 8, 24".
     """
 
     rows: str
@@ -55,9 +55,9 @@ class Picture(ABC):
     y: str
     by: str = ""
     draws: str = ""
-    says: str = ""
+    says: Callable[[Any], str] = lambda _: ""
     title: str = ""
-    greys: str = "{n} random sets{of} treated alike"
+    greys: str = "{n} random sets treated {of}"
     where: Callable[[Any], bool] = everything
     extra: Callable[[Any], list[Datum]] = lambda _: []
 
@@ -85,7 +85,7 @@ class Picture(ABC):
         rows = self.chosen(found)
         data, grey = [], []
         for row in rows:
-            datum: Datum = {"group": self.group(row), "says": text_of(getattr(row, self.says)) if self.says else ""}
+            datum: Datum = {"group": self.group(row), "says": self.says(row)}
             datum |= {axis: _plain(getattr(row, axis)) for axis in (self.x, self.y)}
             value = getattr(row, self.value)
             datum |= bar(value.low, value.high) if hasattr(value, "settled") else {"low": None, "high": None}
@@ -115,12 +115,18 @@ class Picture(ABC):
                  for axis, head in kinds.items()}  # fmt: skip
         return d.columns(**group, **names, **d.ENDS)
 
-    def grey(self, found: "Finding") -> str:
-        """What the grey marks are, for the panel's title; "" where there are none."""
+    def legend(self, found: "Finding") -> str:
+        """What its marks are, where no legend says it."""
         rows = self.chosen(found)
         n = max((len(getattr(row, self.draws)) for row in rows), default=0) if self.draws else 0
-        of = f" of {self.group(rows[0])}" if n and self.by and len(self.groups(rows)) > 1 else ""
-        return "grey: " + self.greys.format(n=n, of=of) if n else ""
+        several = bool(self.by) and len(self.groups(rows)) > 1
+        of = f"as {self.group(rows[0])}" if several else "alike"
+        mine = self.group(rows[0]) or few(found.about.dims)
+        said = (
+            f"coloured: {mine}" if mine and not several else "",
+            "grey: " + self.greys.format(n=n, of=of) if n else "",
+        )
+        return "; ".join(filter(None, said))
 
     def caption(self, found: "Finding") -> str:
         """The numbers that it shows, in words."""
@@ -135,7 +141,7 @@ class Picture(ABC):
         if values:
             kind = column.kind or float
             middle, most = (cell_text(kind(v)) for v in (float(np.median(values)), max(values)))
-            said.append(f"{self.greys.format(n=len(values), of='')}: median {middle}, largest {most}")
+            said.append(f"{self.greys.format(n=len(values), of='alike')}: median {middle}, largest {most}")
         return f"{self.head(found, self.value)}: {'; '.join(said)}." if said else ""
 
     @abstractmethod
@@ -193,7 +199,8 @@ class Lines(Picture):
             x = field(self.x, self.head(found, self.x), axis={"tickCount": 7})
             data.sort(key=lambda one: (groups.index(one["group"]), one[self.x]))
         shown = d.known(data, self.y)
-        values = np.array([one[self.y] for one in (*shown, *d.known(grey, self.y))] + [0.0])
+        keys = (self.y, "low", "high")
+        values = np.array([one[key] for one in (*shown, *grey) for key in keys if one[key] is not None] + [0.0])
         y = symmetric(values).encoding(self.y, _folded(self.head(found, self.y)))
         looks = (fixes.colours(groups), fixes.shapes(groups)) if self.by == "fix" else ()
         colour, shape = d.both("group", groups, *looks)
@@ -222,10 +229,11 @@ def draw(found: "Finding") -> Chart:
     of = f", {found.about.kind}s {dims}" if dims else ""
     panels = []
     for one in drawn:
-        made, grey = one.panel(found), one.grey(found)
-        if grey:
-            title = made.get("title", {"text": "", "anchor": "start"})
-            made["title"] = title | {"subtitle": grey, "subtitleColor": MUTED, "fontSize": 13.5, "subtitleFontSize": 12}
+        made, legend = one.panel(found), one.legend(found)
+        if legend:
+            made["title"] = (
+                heading(one.title, legend) if one.title else heading(legend, color=MUTED, fontWeight="normal")
+            )
         panels.append(made)
     reading = " ".join(
         filter(None, (*found.sentences(), *(one.caption(found) for one in drawn), "Bars are 95 % intervals."))

@@ -110,7 +110,7 @@ def test_a_model_whose_texts_begin_with_a_token_says_so_in_every_place(
     assert begins in sweep.notes
     assert f"note: {begins}" in stdout
     assert begins in (directory / "report.html").read_text("utf-8")
-    code, stdout, err = run("disable", model, "--dims", "3", "--data", text, "--max-length", "8", "--random", "1")
+    code, stdout, err = run("ablate", model, "--dims", "3", "--data", text, "--max-length", "8", "--random", "1")
     assert code == 0, err
     assert f"note: {begins.replace('block', 'window')}" in stdout
 

@@ -1,4 +1,4 @@
-"""The sweep as a whole: against a plain loop of `disable`, its windows, sets, nulls, rows and decisions."""
+"""The sweep as a whole: against a plain loop of `ablate`, its windows, sets, nulls, rows and decisions."""
 
 import dataclasses
 import json
@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from outlierlens.ablation.controls import random_families
+from outlierlens.analyses.ablate import AblateOptions, ablate
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
-from outlierlens.experiments.disable.measure import DisableOptions, disable
 from outlierlens.experiments.sweep.command import headline
 from outlierlens.experiments.sweep.engines import Local
 from outlierlens.experiments.sweep.gradients import first_order
@@ -71,18 +71,18 @@ def small(**changes: Any) -> SweepOptions:
 
 @pytest.mark.parametrize("mode", ["weights", "zero", "writes"])
 @pytest.mark.parametrize("name", ["bert", "llama", "begun"])
-def test_exact_is_a_plain_loop_of_disable(name: str, mode: Any, request: pytest.FixtureRequest) -> None:
+def test_exact_is_a_plain_loop_of_ablate(name: str, mode: Any, request: pytest.FixtureRequest) -> None:
     loaded, task = request.getfixturevalue(name), LINES if name == "bert" else BLOCKS
     dims = (0, 5, 9)
     swept = sweep(loaded, MANY, small(exact=True, mode=mode, dims=dims, sets=((1, 5),), task=task))
-    options = DisableOptions(mode=mode, n_random=0, n_matched=0, avoid=(), task=task)
+    options = AblateOptions(modes=(mode,), n_random=0, n_matched=0, avoid=(), task=task)
     for effect in swept.effects:
-        plain = disable(loaded, MANY, effect.dims, options)
-        assert effect.change == pytest.approx(plain.chosen.change, rel=1e-4, abs=1e-6)
-        assert effect.n_texts == plain.n_texts == swept.n_texts
-        assert effect.n_parameters == plain.chosen.n_parameters
+        plain = ablate(loaded, MANY, effect.dims, options)
+        assert effect.change == pytest.approx(plain.chosen.change.value, rel=1e-4, abs=1e-6)
+        assert effect.n_texts == plain.about.n_texts == swept.n_texts
+        assert effect.n_parameters == (plain.chosen.n_set or 0)
         assert effect.stopped == "all texts"
-    assert swept.intact == pytest.approx(plain.intact.score.value, rel=1e-5)
+    assert swept.intact == pytest.approx(plain.intact.value.value, rel=1e-5)
     assert swept.text == ("line of at most 32 tokens" if name == "bert" else "block of 8 tokens")
     assert [effect.label for effect in swept.effects] == ["0", "5", "9", "1, 5"]
 
@@ -98,9 +98,9 @@ def test_windows_by_the_plain_loop(bert: LoadedModel) -> None:
         swept = sweep(bert, MANY, small(exact=True, windows=windows, dims=(5,)))
         assert [effect.layers for effect in swept.effects] == expected
         for effect in swept.effects:
-            options = DisableOptions(n_random=0, n_matched=0, avoid=(), layers=effect.layers, task=LINES)
-            plain = disable(bert, MANY, (5,), options)
-            assert effect.change == pytest.approx(plain.chosen.change, rel=1e-4, abs=1e-6)
+            options = AblateOptions(n_random=0, n_matched=0, avoid=(), layers=effect.layers, task=LINES)
+            plain = ablate(bert, MANY, (5,), options)
+            assert effect.change == pytest.approx(plain.chosen.change.value, rel=1e-4, abs=1e-6)
     assert swept.map().shape == (n_layers, swept.width)
     assert np.isfinite(swept.map()).sum() == n_layers
 
@@ -111,8 +111,8 @@ def test_a_plan_layer_by_layer_and_its_controls(bert: LoadedModel) -> None:
     (effect,) = swept.effects
     assert effect.by_layer == plan
     assert effect.label == "layers 0: 5, 9; layers 1: 5"
-    plain = disable(bert, MANY, plan, DisableOptions(n_random=0, n_matched=0, avoid=(), task=LINES))
-    assert effect.change == pytest.approx(plain.chosen.change, rel=1e-4)
+    plain = ablate(bert, MANY, plan, AblateOptions(n_random=0, n_matched=0, avoid=(), task=LINES))
+    assert effect.change == pytest.approx(plain.chosen.change.value, rel=1e-4)
     null = swept.nulls[0]
     assert (null.kind, null.window) == ("random", "layer by layer")
     assert len(null.changes) == 4
@@ -375,12 +375,12 @@ def test_rows_of_windows_that_began_otherwise_are_not_gone_on_with(
     with monkeypatch.context() as bare:
         bare.setattr(language_model, "added_ends", lambda *_: ((), ()))
         sweep(begun, MANY, small(), rows=tmp_path / "sweep.jsonl")
-        disable(begun, MANY, (5,), DisableOptions(task=LINES, n_random=1, n_matched=0), rows=tmp_path / "one.jsonl")
+        ablate(begun, MANY, (5,), AblateOptions(task=LINES, n_random=1, n_matched=0), rows=tmp_path / "one.jsonl")
     refused = r"holds rows of other work \(begins with was None, is \[\d+\]\)"
     with pytest.raises(BadInput, match=refused):
         sweep(begun, MANY, small(), rows=tmp_path / "sweep.jsonl")
     with pytest.raises(BadInput, match=refused):
-        disable(begun, MANY, (5,), DisableOptions(task=LINES, n_random=1, n_matched=0), rows=tmp_path / "one.jsonl")
+        ablate(begun, MANY, (5,), AblateOptions(task=LINES, n_random=1, n_matched=0), rows=tmp_path / "one.jsonl")
 
 
 def test_a_loss_that_is_no_number_is_said_to_be_none(
@@ -415,8 +415,8 @@ def test_neurons_of_a_block_are_swept_as_disable_switches_them_off(llama: Loaded
     )
     assert (found.kind, found.width, len(found.effects)) == ("neuron", llama.config["intermediate_size"], found.width)
     assert found.effects[3].label == "1:3"
-    damage = disable(llama, texts, {1: (3,)}, DisableOptions(stack="mlp", n_random=0, n_matched=0, task=LINES))
-    assert found.effects[3].change == pytest.approx(damage.chosen.change, abs=1e-6)
+    damage = ablate(llama, texts, {1: (3,)}, AblateOptions(stack="mlp", n_random=0, n_matched=0, task=LINES))
+    assert found.effects[3].change == pytest.approx(damage.chosen.change.value, abs=1e-6)
     (section,) = sections(found)
     assert section.title.startswith("Every neuron switched off")
     assert to_json(from_json(to_json(found))) == to_json(found)

@@ -13,10 +13,10 @@ from architectures import FAMILIES, build
 from outlierlens.ablation.controls import random_families
 from outlierlens.ablation.modes import means_over
 from outlierlens.ablation.switches import zeroed_weights
+from outlierlens.analyses.ablate import AblateOptions, ablate
 from outlierlens.data.labelled import Examples, find_task, plain_task
 from outlierlens.data.labelled.table import with_metric
 from outlierlens.errors import BadInput
-from outlierlens.experiments.disable.measure import DisableOptions, disable
 from outlierlens.experiments.sweep.measure import sweep
 from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.experiments.sweep.result import Sweep
@@ -378,27 +378,27 @@ def test_rows_of_a_metric_continue_and_another_measure_is_another_work(made: Any
 
 
 @pytest.mark.parametrize("mode", ["weights", "zero", "mean", "writes", "scale", "resample"])
-def test_disable_in_every_mode_against_a_plain_loop(made: Any, mode: Any) -> None:
+def test_ablate_in_every_mode_against_a_plain_loop(made: Any, mode: Any) -> None:
     loaded, examples = made(TWO, "mcc")
     before = predictions(loaded, examples.texts)
-    options = DisableOptions(mode=mode, n_random=3, n_matched=2)
-    damage = disable(loaded, examples, [PLANTED], options)
+    options = AblateOptions(modes=(mode,), n_random=3, n_matched=2)
+    damage = ablate(loaded, examples, [PLANTED], options)
     assert np.array_equal(predictions(loaded, examples.texts), before)
-    assert (damage.metric, damage.unit, damage.of_change) == ("mcc", "1 − mcc", "mcc lost")
+    assert (damage.about.metric, damage.about.unit, damage.about.of_change) == ("mcc", "1 − mcc", "mcc lost")
     intact = oracle("mcc", examples.labels, before)
-    assert 1 - damage.intact.score.value == pytest.approx(intact, abs=1e-9)
-    assert damage.intact.score.perplexity is None
-    assert damage.intact.score.also == pytest.approx(
+    assert 1 - damage.intact.value.value == pytest.approx(intact, abs=1e-9)
+    assert damage.intact.perplexity is None
+    assert damage.intact.also == pytest.approx(
         {name: oracle(name, examples.labels, before) for name in ("mcc", "accuracy", "f1", "macro f1")}
     )
     chosen = damage.chosen
-    assert chosen.change == pytest.approx(chosen.score.value - damage.intact.score.value, abs=1e-12)
+    assert chosen.change.value == pytest.approx(chosen.value.value - damage.intact.value.value, abs=1e-12)
     assert chosen.change_low <= chosen.change <= chosen.change_high
     if mode == "weights":
         with zeroed_weights(loaded, [PLANTED]):
             after = oracle("mcc", examples.labels, predictions(loaded, examples.texts))
         assert chosen.change == pytest.approx(intact - after, abs=1e-9)
-    assert len(damage.controls[0].conditions) == 3
+    assert damage.families[0].n == 3
 
 
 def test_means_of_pairs_are_taken_over_pairs(made: Any) -> None:
@@ -455,16 +455,16 @@ def test_the_command_sweeps_your_own_rows(saved: Any, run: Any, tmp_path: Path) 
     assert "mcc lost" in page
 
 
-def test_the_command_disables_and_shows_the_metric(saved: Any, run: Any) -> None:
+def test_the_command_ablates_and_shows_the_metric(saved: Any, run: Any) -> None:
     model, rows, _ = saved
     arguments = ("--task", "classify", "--data", str(rows), "--random", "3", "--matched", "0")
-    code, out, err = run("disable", str(model), "--dims", str(PLANTED), *arguments, "--json")
+    code, out, err = run("ablate", str(model), "--dims", str(PLANTED), *arguments, "--json")
     assert code == 0, err
     damage = from_json(out)
-    assert damage.n_texts == N  # all of them, not the first 16
-    code, out, err = run("disable", str(model), "--dims", str(PLANTED), *arguments)
+    assert damage.about.n_texts == N  # all of them, not the first 16
+    code, out, err = run("ablate", str(model), "--dims", str(PLANTED), *arguments)
     assert code == 0, err
-    assert f"{1 - damage.intact.score.value:.4f}" in out
+    assert f"{1 - damage.intact.value.value:.4f}" in out
     assert "accuracy" in out
     assert "lost" in out
 
@@ -493,7 +493,7 @@ def test_refusals_come_before_any_model_is_loaded(
 
     monkeypatch.setattr("outlierlens.models.load.load_model", never)
     _, rows, _ = saved
-    code, out, err = run("disable", "no-such-model", "--dims", "3", "--data", str(rows), *arguments)
+    code, out, err = run("ablate", "no-such-model", "--dims", "3", "--data", str(rows), *arguments)
     assert (code, out) == (1, "")
     assert message in err
     assert len(err.strip().splitlines()) == 1
@@ -524,13 +524,13 @@ def test_rows_may_lack_labels_that_are_named(saved: Any, run: Any, tmp_path: Pat
     )
     found = []
     for more in ((), ("--labels", ",".join(TWO))):  # among the names in the model's config, or these
-        code, out, err = run("disable", str(model), "--dims", "3", *arguments, *more)
+        code, out, err = run("ablate", str(model), "--dims", "3", *arguments, *more)
         assert code == 0, err
         found.append(from_json(out))
-    assert found[0].n_texts == len(some)
-    assert found[0].intact.score.value == found[1].intact.score.value
+    assert found[0].about.n_texts == len(some)
+    assert found[0].intact.value == found[1].intact.value
     (tmp_path / "some.jsonl").write_text("\n".join(some).replace(TWO[1], "perhaps"), "utf-8")
-    code, _, err = run("disable", str(model), "--dims", "3", *arguments)
+    code, _, err = run("ablate", str(model), "--dims", "3", *arguments)
     assert code == 1
     assert "classify has 1 (perhaps)" in err
     assert "where these rows lack some classes, name all 2 as the rows do with --labels" in err

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.ablation.controls import Plan
-from outlierlens.ablation.modes import Ablation
+from outlierlens.ablation.modes import Switch
 from outlierlens.architectures import BoundStack
 from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.experiments.attention.keys import ALL, PADDED, SEEN, KeyKinds, MapSums, read_maps
@@ -153,7 +153,7 @@ class Reading:
     tokens: Tokens
     lengths: np.ndarray
     kinds: KeyKinds
-    ablation: Ablation
+    ablation: Switch
     named: tuple[int, ...]
     batch_size: int
     n_bootstrap: int

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from outlierlens.ablation.controls import Plan, random_sets
-from outlierlens.ablation.modes import Ablation
+from outlierlens.ablation.modes import Switch
 from outlierlens.ablation.switches import EditSettings
 from outlierlens.architectures import BoundStack
 from outlierlens.data.texts import Texts
@@ -252,7 +252,7 @@ def _reading(
     kinds = KeyKinds(tokenizer, tokens)
     if options.paper_compat:
         tokens = padded(tokens, tokenizer.pad_token_id or 0)
-    ablation = Ablation(loaded, stack, options.mode, options.embeddings, EditSettings(factor=options.factor))
+    ablation = Switch(loaded, stack, options.mode, options.embeddings, EditSettings(factor=options.factor))
     return Reading(
         loaded=loaded,
         stack=stack,

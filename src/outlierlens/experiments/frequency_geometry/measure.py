@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.ablation.controls import Plan, random_sets
-from outlierlens.ablation.modes import Ablation
+from outlierlens.ablation.modes import Switch
 from outlierlens.ablation.switches import EditSettings
 from outlierlens.data.labelled.apart import once
 from outlierlens.data.texts import Texts
@@ -83,7 +83,7 @@ def frequency_geometry(
     del vectors, values  # a second pass needs their room
     mode, n_values = "", 0
     if options.off:
-        ablation = Ablation(loaded, stack, options.mode, options.embeddings, EditSettings(factor=options.factor))
+        ablation = Switch(loaded, stack, options.mode, options.embeddings, EditSettings(factor=options.factor))
         ablation = ablation.with_means(distinct, length=tokens.max_length, batch_size=options.read.batch_size)
         plan: Plan = dict.fromkeys(range(stack.n_layers), dims)
         with ablation.off(plan) as n_values:

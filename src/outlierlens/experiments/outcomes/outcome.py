@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from outlierlens.ablation.mode_names import Mode
+from outlierlens.analyses.ablate import AblateOptions, ablate
 from outlierlens.data.texts import Texts
 from outlierlens.detection.observe.measure import ObserveOptions, observe
 from outlierlens.detection.rules import Rule
 from outlierlens.detection.scan.measure import ScanOptions, scan_live
-from outlierlens.experiments.disable.measure import DisableOptions, disable
 from outlierlens.experiments.quantization.apply import loss_change
 from outlierlens.experiments.quantization.schemes import parse
 from outlierlens.experiments.sweep.measure import sweep
@@ -115,15 +115,13 @@ def _found_off(
     """What the named dimensions cost together, and what random sets of the same size cost [set]."""
     if not dims:
         return None, None
-    asked = DisableOptions(
-        mode=mode, avoid=tuple(sorted(dims)), n_random=options.n_random, n_matched=0, seed=options.seed, task=task
+    asked = AblateOptions(
+        modes=(mode,), avoid=tuple(sorted(dims)), n_random=options.n_random, n_matched=0, seed=options.seed, task=task
     )
-    damage = disable(loaded, texts, sorted(dims), asked)
-    chosen = damage.chosen
-    control = damage.control("ordinary", "random")
+    found = ablate(loaded, texts, sorted(dims), asked)
+    control, change = found.family("ordinary", "random"), found.chosen.change
     assert control is not None
-    random = np.array([condition.change for condition in control.conditions])
-    return LossChange(chosen.change, chosen.change_low, chosen.change_high, chosen.dims), random
+    return LossChange(change.value, change.low, change.high, found.dims), np.array(control.sets)
 
 
 def _spread_over_dims(second_moments: np.ndarray) -> float:

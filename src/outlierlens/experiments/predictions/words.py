@@ -16,7 +16,7 @@ The interventions: dimensions off in all layers, in the last hidden state alone,
     with switches.off("last_hidden", plan): ...
     said.logits(feed, [dims])                      # "logits" needs no context: the dimensions are left out of a product
 
-layers       as in `modes.Ablation`; Puccetti et al. (2022) zero scale and bias of each block's last norm
+layers       as in `modes.Switch`; Puccetti et al. (2022) zero scale and bias of each block's last norm
 last_hidden  what the body hands to the head, after the final norm where there is one: the rest of the network is intact
 logits       what is multiplied with the vocabulary matrix (Macocco et al. 2025). Without a transform in the head that is the
              last hidden state; BERT's head transforms it first, and dimensions of the two have only their number in common
@@ -31,7 +31,7 @@ import numpy as np
 
 from outlierlens.ablation.controls import Plan
 from outlierlens.ablation.mode_names import Mode, check_mode
-from outlierlens.ablation.modes import Ablation
+from outlierlens.ablation.modes import Switch
 from outlierlens.ablation.switches import EditSettings
 from outlierlens.data.texts import Texts
 from outlierlens.data.token_texts import special_ids
@@ -180,7 +180,7 @@ class Switches:
     """
 
     loaded: LoadedModel
-    ablation: Ablation
+    ablation: Switch
     head_norm: bool = False
 
     @classmethod
@@ -193,7 +193,7 @@ class Switches:
             BadInput: no such mode.
         """
         check_mode(mode, 1.0, False)
-        ablation = Ablation(loaded, stack, mode, settings=EditSettings(seed=task.seed))
+        ablation = Switch(loaded, stack, mode, settings=EditSettings(seed=task.seed))
         length = token_limit(loaded, task.max_length)
         return cls(loaded, ablation.with_means(texts, length=length, batch_size=task.batch_size), head_norm)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from outlierlens.ablation.controls import Plan
-from outlierlens.ablation.modes import Ablation, means_over, task_for, tokens_read
+from outlierlens.ablation.modes import Switch, means_over, task_for, tokens_read
 from outlierlens.ablation.switches import EditSettings
 from outlierlens.data.texts import Data
 from outlierlens.errors import BadInput
@@ -91,7 +91,7 @@ class Runner:
                 f"the mean that replaces a value is taken over {tokens_read(length)} of the first {len(some)} "
                 f"{'lines' if texts.plural == 'texts' else texts.plural}"
             )
-        self.ablation = Ablation(loaded, self.stack, options.mode, options.embeddings, settings)
+        self.ablation = Switch(loaded, self.stack, options.mode, options.embeddings, settings)
         self.tokens = tokens_at_once(loaded.device)
         self._longest = row_limit(loaded, texts, options.task.max_length)
         if options.batch_size is not None:

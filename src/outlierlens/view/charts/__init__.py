@@ -1,5 +1,7 @@
 """Charts of results: each function takes a result dataclass and returns a `Chart`, a Vega-Lite specification with words.
 
+Findings of `outlierlens.analyses` draw themselves: `found.chart()`.
+
     from outlierlens import charts
     charts.weight_maps(scan.stacks[0])[0]        # shows itself in a notebook
     charts.picture(chart, "svg")                 # bytes of a file; needs the extra `charts`
@@ -10,7 +12,6 @@ average_vectors  mean of each layer
 largest_values   largest |h| by layer, with its token
 gammas           mean against spread of the states, by layer
 extreme_shares   share of tokens whose smallest / largest entry a dimension is
-losses           what switching off does, beside controls
 attack           damage against the number of edited values, by kind of edit, beside random ones
 sweep_effects    every dimension switched off in turn: change by dimension, with intervals
 sweep_ranked     the same from the largest down; sweep_first_order beside the gradient's estimate
@@ -28,7 +29,6 @@ frequency_geometry   norms and cosines of frequent and rare tokens, raw, clipped
 attention        attention received and outliers: attention_correlation, attention_sinks, heads and an example's maps
 probe            a token's position: its panels probe_accuracy, probe_contributions and probe_heat in one picture
 predictions      what a model says with dimensions off: prediction_shifts and prediction_curves in one picture
-beyond_zero      dimensions zeroed, set to means, shuffled, scaled and restored
 quantization     rounding to few bits: quantization_losses by scheme above quantization_errors by layer
 precision_plan   what a plan of kept linears gives back, beside random linears and rules
 recovery         a model with dimensions off, and fine-tuned again

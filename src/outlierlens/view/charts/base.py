@@ -78,9 +78,12 @@ class Chart:
             beside.unlink(missing_ok=True)
 
     def plain(self, width: int = WIDTH) -> Spec:
-        """The specification on its own: light colours, fixed width in pixels."""
+        """The specification on its own: light colours, fixed width in pixels, and its title, which a page shows above it."""
         # Panels side by side have widths of their own.
-        return concrete(self.spec) | ({"width": width} if "layer" in self.spec else {})
+        own: Spec = {
+            "title": concrete({"text": self.title, "color": INK, "anchor": "start", "fontSize": 15, "offset": 12})
+        }
+        return own | concrete(self.spec) | ({"width": width} if "layer" in self.spec else {})
 
     @property
     def numbers(self) -> dict[str, Any]:

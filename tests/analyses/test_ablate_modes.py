@@ -15,21 +15,20 @@ import treated_results
 from architectures import FAMILIES, build
 from conftest import Words
 from outlierlens.ablation.switches import EditSettings, edited_hidden, mean_states
+from outlierlens.ablation.treatments import recovered, treatments
+from outlierlens.analyses.ablate import AblateOptions, Ablation, ablate
 from outlierlens.data.texts import Texts, batches
 from outlierlens.errors import BadInput
-from outlierlens.experiments.beyond_zero import BeyondOptions, beyond_zero
-from outlierlens.experiments.beyond_zero.charts import beyond_zero as draw
-from outlierlens.experiments.beyond_zero.measure import recovered
-from outlierlens.experiments.beyond_zero.result import BeyondZero
 from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.report.result import Joined, joined_sections, with_result
 from outlierlens.results.document import load
+from outlierlens.results.rows import Estimate
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
 from planted import tiny
 
 DIM = 5
-OPTIONS = BeyondOptions(n_random=2, scales=(2.0,), n_folds=2, task=TaskOptions(batch_size=4))
+OPTIONS = AblateOptions(n_random=2, modes=("all",), n_folds=2, task=TaskOptions(batch_size=4))
 
 
 def texts(n: int, *, length: int | None = None) -> Texts:
@@ -58,50 +57,52 @@ def planted(kind: str) -> LoadedModel:
     return from_objects(model, Words.build(), name=kind)
 
 
-def found_in(kind: str, **more: Any) -> BeyondZero:
+def found_in(kind: str, **more: Any) -> Ablation:
     options = replace(OPTIONS, task=replace(OPTIONS.task, name="output change"), **more)
-    return beyond_zero(planted(kind), texts(20), [DIM], options)
+    return ablate(planted(kind), texts(20), [DIM], options)
 
 
 def test_the_mean_of_a_constant_recovers_everything() -> None:
     found = found_in("constant")
-    (treated,) = found.treated
-    for name in ("mean", "position mean", "resample"):
-        one = treated.of(name)
-        assert (one.recovered, one.recovered_low, one.recovered_high) == pytest.approx((1, 1, 1), abs=1e-5)
-    assert treated.of("zero").recovered == 0
-    assert treated.verdict == "fixed"
-    assert treated.of("zero").p == pytest.approx(1 / 3)
+    for name in ("mean", "position-mean", "resample"):
+        one = found.of("5", name).recovered
+        assert (one.value, one.low, one.high) == pytest.approx((1, 1, 1), abs=1e-5)
+    assert found.of("5", "zero").recovered.value == 0
+    assert found.verdict("5") == "fixed"
+    assert found.of("5", "zero").p == pytest.approx(1 / 3)
 
 
 def test_what_only_the_position_decides_is_recovered_by_its_mean() -> None:
-    (treated,) = found_in("by position").treated
-    assert treated.of("position mean").recovered_low > 0.99
-    assert treated.of("mean").recovered_high < 0.5
-    assert treated.verdict == "by position"
+    found = found_in("by position")
+    assert found.of("5", "position-mean").recovered.low > 0.99
+    assert found.of("5", "mean").recovered.high < 0.5
+    assert found.verdict("5") == "by position"
 
 
 def test_no_mean_recovers_what_each_token_says() -> None:
-    (treated,) = found_in("information").treated
-    assert treated.of("mean").recovered_high < 0.5
-    assert treated.of("position mean").recovered_high < 0.5
-    assert treated.verdict == "information"
-    assert treated.place == "other tokens"  # one first token of many
-    assert treated.of("zero, first token only").change < treated.of("zero, first token kept").change
+    found = found_in("information")
+    assert found.of("5", "mean").recovered.high < 0.5
+    assert found.of("5", "position-mean").recovered.high < 0.5
+    assert found.verdict("5") == "information"
+    assert found.place("5") == "other tokens"  # one first token of many
+    kept, only = (found.of("5", f"zero, first token {which}").change.value for which in ("kept", "only"))
+    assert only < kept
 
 
 def test_every_number_is_that_of_a_plain_loop() -> None:
     model = tiny("gpt2", "CausalLM", "causal")
     data = texts(17)
     options = replace(OPTIONS, n_random=1, seed=3)
-    found = beyond_zero(model, data, [DIM, 2], options)
-    (treated,) = found.treated
-    assert found.task == "causal loss"
+    found = ablate(model, data, [DIM, 2], options)
+    assert found.about.task == "causal loss"
     parts = [range(0, 17, 2), range(1, 17, 2)]
     assert found.texts == (*range(0, 17, 2), *range(1, 17, 2))
-    random = treated.random_dims[0]
+    random = found.chosen.random_sets[0]
     assert not {DIM, 2} & set(random)
-    for dims, of in (((2, DIM), lambda one: one.value), (random, lambda one: found.intact + one.random[0])):
+    for dims, of in (
+        ((2, DIM), lambda one: one.value.value),
+        (random, lambda one: found.intact.value.value + one.random[0]),
+    ):
         values: dict[str, list[float]] = {}
         weights: list[float] = []
         for part, others in zip(parts, parts[::-1], strict=True):
@@ -113,34 +114,33 @@ def test_every_number_is_that_of_a_plain_loop() -> None:
                 ("zero", "zero", {}),
                 ("mean", "mean", {}),
                 ("resample", "resample", {}),
-                ("scale 2", "scale once", {"factor": 2.0}),
+                ("scale-once 2", "scale once", {"factor": 2.0}),
                 ("zero, first token kept", "zero", {"tokens": "rest"}),
                 ("zero, first token only", "zero", {"tokens": "first"}),
             ):
                 with edited_hidden(model, dims, mode, settings=replace(settings, **more)):  # type: ignore[arg-type]
                     values[name] = values.get(name, []) + task.per_text()[0].tolist()
         for name, mine in values.items():
-            one = treated.of(name)
+            one = found.of("2, 5", name)
             assert of(one) == pytest.approx(np.average(mine, weights=weights), abs=1e-6)
             if dims != random:
                 assert one.per_text == pytest.approx(mine, abs=1e-6)
-                assert one.change == pytest.approx(one.value - found.intact)
-                assert one.low <= one.change <= one.high
+                assert one.change.value == pytest.approx(one.value.value - found.intact.value.value)
+                assert one.change.low <= one.change.value <= one.change.high
     assert found.weights == tuple(weights)
 
 
 def test_recovered_by_hand() -> None:
     intact, zero, other, weights = (np.array(values, dtype=float) for values in ([1, 1], [3, 5], [2, 1], [1, 3]))
-    share, low, high = recovered(intact, zero, other, weights)
-    assert share == pytest.approx(13 / 14)  # zero loses 2 + 3·4, of which 1 + 3·4 are not lost
-    assert math.isnan(low), "two texts settle nothing"
-    assert math.isnan(high)
+    share = recovered(intact, zero, other, weights)
+    assert share.value == pytest.approx(13 / 14)  # zero loses 2 + 3·4, of which 1 + 3·4 are not lost
+    assert not share.settled, "two texts settle nothing"
     many = [np.concatenate([values] * 8) for values in (intact, zero, other, weights)]
     away = (np.tile([1, 12], 8) - 13 / 14 * np.tile([2, 12], 8)) / 7  # Σ above / Σ below, linearised
-    share, low, high = recovered(*many)
+    share = recovered(*many)
     reach = stats.t.ppf(0.975, 15) * away.std(ddof=1) / 4
-    assert (share, low, high) == pytest.approx((13 / 14, 13 / 14 - reach, 13 / 14 + reach), abs=2e-3)
-    assert all(math.isnan(one) for one in recovered(intact, zero, np.array([2, np.inf]), weights))
+    assert (share.value, share.low, share.high) == pytest.approx((13 / 14, 13 / 14 - reach, 13 / 14 + reach), abs=2e-3)
+    assert math.isnan(recovered(intact, zero, np.array([2, np.inf]), weights).value)
 
 
 @pytest.mark.parametrize(
@@ -155,35 +155,36 @@ def test_recovered_by_hand() -> None:
     ],
 )
 def test_the_rule_of_the_verdict(mean: Any, by_position: Any, kept: Any, zero: float, verdict: str, place: str) -> None:
-    treated = treated_results.treated(mean, by_position, kept, zero=zero)
-    assert (treated.verdict, treated.place) == (verdict, place)
+    found = treated_results.ablation(*treated_results.modes(mean, by_position, kept, zero=zero))
+    assert (found.verdict("3, 7"), found.place("3, 7")) == (verdict, place)
 
 
 def test_damage_below_that_of_a_random_set_is_none() -> None:
-    treated = treated_results.treated()
-    assert treated.verdict == "by position"
-    worse = tuple(replace(one, random=(0.01, 2.5)) for one in treated.treatments)
-    assert replace(treated, treatments=worse).verdict == "no damage"
+    treated = treated_results.modes()
+    assert treated_results.ablation(*treated).verdict("3, 7") == "by position"
+    worse = tuple(replace(one, random=(0.01, 2.5)) for one in treated)
+    assert treated_results.ablation(*worse).verdict("3, 7") == "no damage"
 
 
 def test_each_dimension_alone_and_layers() -> None:
-    found = beyond_zero(planted("constant"), texts(16), [DIM, 2], replace(OPTIONS, each=True, layers=(0, 2)))
-    assert [one.dims for one in found.treated] == [(2, DIM), (2,), (DIM,)]
-    assert found.layers == (0, 2)
-    assert found.of(DIM).of("mean").recovered == pytest.approx(1, abs=1e-4)
-    assert found.of(2).random_dims == found.of(DIM).random_dims  # singles share their random dimensions
-    assert found.of(2).of("zero").random == found.of(DIM).of("zero").random
-    assert {len(dims) for dims in found.of(DIM, 2).random_dims} == {2}
-    with pytest.raises(BadInput, match="9 were not treated; there are 2, 5; 2; 5"):
-        found.of(9)
+    found = ablate(planted("constant"), texts(16), [DIM, 2], replace(OPTIONS, each=True, layers=(0, 2)))
+    assert list(dict.fromkeys(one.dims for one in found.modes)) == ["2, 5", "2", "5"]
+    assert found.about.layers == (0, 2)
+    assert found.of("5", "mean").recovered.value == pytest.approx(1, abs=1e-4)
+    two, five = found.of("2", "zero"), found.of("5", "zero")
+    assert two.random_sets == five.random_sets  # singles share their random dimensions
+    assert two.random == five.random
+    assert {len(dims) for dims in found.chosen.random_sets} == {2}
+    with pytest.raises(BadInput, match="zero of 9 was not measured; there are 2, 5 / zero"):
+        found.of("9", "zero")
 
 
 def test_sentence_vectors_are_what_a_model_without_a_head_is_measured_by() -> None:
     model = planted("information")
     data = texts(6)
-    found = beyond_zero(model, data, [DIM], OPTIONS)
-    assert (found.task, found.unit) == ("sentence change", "cosine distance")
-    assert found.intact == pytest.approx(0, abs=1e-6)
+    found = ablate(model, data, [DIM], OPTIONS)
+    assert (found.about.task, found.about.unit) == ("sentence change", "cosine distance")
+    assert found.intact.value.value == pytest.approx(0, abs=1e-6)
     vectors = []
     for dims, mode in (([0], "scale"), ([DIM], "zero")):
         rows = []
@@ -193,40 +194,39 @@ def test_sentence_vectors_are_what_a_model_without_a_head_is_measured_by() -> No
                 rows.append(model.model(**inputs).last_hidden_state[0].mean(0))
         vectors.append(torch.stack(rows))
     expected = 1 - torch.nn.functional.cosine_similarity(vectors[0], vectors[1])
-    zero = found.treated[0].of("zero")
+    zero = found.of("5", "zero")
     assert zero.per_text == pytest.approx(expected[list(found.texts)].tolist(), abs=1e-5)
-    assert zero.value == pytest.approx(float(expected.mean()), abs=1e-5)  # texts weigh alike
-    assert zero.also is not None
-    assert zero.also["pooled cosine distance"] == pytest.approx(zero.value)
+    assert zero.value.value == pytest.approx(float(expected.mean()), abs=1e-5)  # texts weigh alike
+    assert zero.also["pooled cosine distance"] == pytest.approx(zero.value.value)
 
 
 def test_who_names_the_dimensions() -> None:
     model = planted("constant")
-    found = beyond_zero(model, texts(4), "find", replace(OPTIONS, find="observe"))
-    assert found.named_by == "the rule llm.int8 on activations"
-    assert found.treated[0].dims == (DIM,)
+    found = ablate(model, texts(4), "find", replace(OPTIONS, find="observe"))
+    assert found.about.named_by == "the rule llm.int8 on activations"
+    assert found.dims == (DIM,)
     plain = tiny("bert")
-    found = beyond_zero(plain, texts(4), "find", replace(OPTIONS, find="scan", n_random=0))
-    assert "largest |z| in the weights, as the scan names none" in found.named_by
+    found = ablate(plain, texts(4), "find", replace(OPTIONS, find="scan", n_random=0))
+    assert "largest |z| in the weights, as the scan names none" in found.about.named_by
     assert "which is no finding" in found.notes[0]
-    assert found.treated[0].of("zero").p is None
+    assert found.chosen.p is None
 
 
 def test_finished_conditions_are_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, rows = planted("information"), tmp_path / "rows.jsonl"
-    first = beyond_zero(model, texts(4), [DIM], OPTIONS, rows=rows)
+    first = ablate(model, texts(4), [DIM], OPTIONS, rows=rows)
     kept = rows.read_text()
-    monkeypatch.setattr("outlierlens.experiments.beyond_zero.measure.edited_hidden", None)  # nothing is measured again
-    again = beyond_zero(model, texts(4), [DIM], OPTIONS, rows=rows)
-    assert again.treated == first.treated
+    monkeypatch.setattr("outlierlens.ablation.treatments.edited_hidden", None)  # nothing is measured again
+    again = ablate(model, texts(4), [DIM], OPTIONS, rows=rows)
+    assert again.conditions == first.conditions
     assert rows.read_text() == kept
     with pytest.raises(BadInput, match="seed"):
-        beyond_zero(model, texts(4), [DIM], replace(OPTIONS, seed=1), rows=rows)
+        ablate(model, texts(4), [DIM], replace(OPTIONS, seed=1), rows=rows)
 
 
 def test_positions_that_no_other_text_reaches_are_told() -> None:
     data = Texts("made up", ("w1 w2 w3", "w4 w5 w6", "w1 w2 w3 w4 w5 w6 w7 w8 w9", "w3 w2 w1"))
-    found = beyond_zero(planted("information"), data, [DIM], OPTIONS)
+    found = ablate(planted("information"), data, [DIM], OPTIONS)
     # 5, 5, 11 and 5 tokens with the special ones; six of the third text's are beyond the others'.
     assert found.no_mean == pytest.approx(6 / 26)
     assert any(
@@ -243,10 +243,15 @@ def test_requests_that_cannot_be_met() -> None:
         (texts(4), list(range(16)), {}, "no other set of 16 can be drawn from 16 of 16 dimensions"),
     ):
         with pytest.raises(BadInput, match=message):
-            beyond_zero(model, data, dims, replace(OPTIONS, **more))  # type: ignore[arg-type]
+            ablate(model, data, dims, replace(OPTIONS, **more))  # type: ignore[arg-type]
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"find": "guess"}, "unknown finder 'guess'; they are auto, scan, observe"),
-        ({"scales": (math.nan,)}, "scales are"),
+        ({"modes": ("zeor",)}, "unknown mode 'zeor'.* near: 'zero'"),
+        ({"modes": ("scale:nan",)}, "the factor must be a number"),
+        ({"modes": ("scale-once:1",)}, "other than 0 .* and 1"),
+        ({"modes": ("scale",)}, "write scale:2"),
+        ({"modes": ("zero:2",)}, "zero takes no factor"),
+        ({"modes": ()}, "no mode is named"),
+        ({"modes": ("weights",), "tokens": "rest"}, "--tokens rest belongs to modes of hidden states"),
         ({"task": TaskOptions(blocks=True)}, "blocks join texts"),
     ]
     for more, message in wrong:
@@ -255,21 +260,48 @@ def test_requests_that_cannot_be_met() -> None:
 
 
 def test_the_result_is_drawn() -> None:
-    found = treated_results.beyond_zero()
-    assert found.treated[0].verdict == "by position"
-    assert len(list(found.records())) == 2 * 9
-    chart = draw(found)
-    treatments, sweep = chart.spec["vconcat"]
-    assert treatments["layer"][3]["encoding"]["y"]["sort"][0] == "zero"
-    points = sweep["layer"][2]["data"]["values"]
-    assert [(row["factor"], row["change"]) for row in points if row["set"] == "3, 7"] == [
-        (0.0, 2.0), (0.5, 0.4), (1.0, 0.0), (2.0, 0.3), (3.0, 1.5)
+    found = treated_results.ablation()
+    assert found.verdict("3, 7") == "by position"
+    assert len(list(found.records())) == 1 + 2 * 9
+    chart = found.chart()
+    modes, scales = chart.spec["vconcat"]
+    assert modes["layer"][3]["encoding"]["y"]["sort"][0] == "zero"
+    points = scales["layer"][2]["data"]["values"]
+    assert [(row["factor"], row["change"]) for row in points if row["group"] == "3, 7"] == [
+        (0.0, 2.0), (0.5, 0.4), (1, 0), (2.0, 0.3), (3.0, 1.5)
     ]  # fmt: skip
     assert "the mean recovers 10 % (5 to 20 %) of it, the mean at each position 90 % (80 to 95 %)" in chart.reading
     assert chart.reading.count("the first token is where it matters") == 2
     (section,) = joined_sections(with_result(Joined(), found))
     assert section.sentences[0].startswith("3, 7: mostly a bias that is fixed for each position.")
-    assert [row[0] for row in section.tables[0].rows][:3] == ["zero", "mean", "position mean"]
+    assert [row[0] for row in section.tables[0].rows][:4] == ["intact", "zero", "mean", "position-mean"]
+
+
+def test_some_modes_have_no_verdict_and_say_what_gives_one() -> None:
+    found = found_in("information", modes=("zero", "mean"))
+    assert [one.mode for one in found.modes] == ["zero", "mean"]
+    assert "for a verdict measure --modes all" in next(found.sentences())
+    with pytest.raises(BadInput, match="position-mean of 5 was not measured; there are 5 / zero, 5 / mean"):
+        found.verdict("5")
+
+
+def test_tokens_choose_where_a_mode_acts() -> None:
+    assert [one.name for one in treatments(("zero", "scale:2"), "first")] == [
+        "zero, first token only", "scale 2, first token only"
+    ]  # fmt: skip
+    alone = ablate(
+        planted("information"), texts(8), [DIM], replace(OPTIONS, modes=("zero",), tokens="rest", n_matched=0)
+    )
+    both = ablate(planted("information"), texts(8), [DIM], OPTIONS)
+    named = replace(OPTIONS.task, name="sentence change")
+    assert alone.chosen.mode == "edited_hidden zero"
+    again = ablate(
+        planted("information"),
+        texts(8),
+        [DIM],
+        replace(OPTIONS, modes=("zero",), tokens="rest", n_matched=0, task=named),
+    )
+    assert again.chosen.value.value == pytest.approx(both.of("5", "zero, first token kept").value.value, abs=1e-6)
 
 
 def test_the_command(tmp_path: Path, run: Any) -> None:
@@ -278,7 +310,7 @@ def test_the_command(tmp_path: Path, run: Any) -> None:
     model.tokenizer.save_pretrained(tmp_path / "model")  # type: ignore[union-attr]
     (tmp_path / "texts.txt").write_text("\n".join(texts(20).texts))
     given = [
-        "beyond-zero",
+        "ablate",
         str(tmp_path / "model"),
         "--data",
         str(tmp_path / "texts.txt"),
@@ -287,17 +319,16 @@ def test_the_command(tmp_path: Path, run: Any) -> None:
         "--no-progress",
     ]
     out = tmp_path / "out.json"
-    words_ = ["--dims", str(DIM), "--random", "2", "--scales", "2", "-o", str(out), "--verbose"]
+    words_ = ["--dims", str(DIM), "--random", "2", "--modes", "all,scale-once:5", "-o", str(out), "--verbose"]
     code, shown, err = run(*given, *words_, "--chart", str(tmp_path / "chart.json"))
     assert code == 0, err
     assert "5: mostly a fixed bias. Zero changes the sentence change by" in shown
     assert "Zero does damage where" in shown
-    assert len(load(out).treated[0].treatments) == 7
+    assert len(load(out).modes) == 11
     assert json.loads((tmp_path / "chart.json").read_text())["vconcat"]
     for more, message in (
-        (["--limit", "1"], "--limit is 1; it must be at least 2"),
-        (["--scales", "a"], "cannot read scales 'a'; write 0.5,1.5,2,3"),
-        (["--task", "glue:rte"], "--task is 'glue:rte'; use auto"),
+        (["--limit", "1", "--modes", "all"], "1 texts: the mean of others needs at least two; give more"),
+        (["--modes", "scale:a"], "mode 'scale:a': the factor must be a number"),
         (["--find", "guess"], 'Choose from: "auto", "scan", "observe"'),
         (["--max-seconds", "3"], "--max-seconds belongs to recordings"),
     ):
@@ -307,13 +338,11 @@ def test_the_command(tmp_path: Path, run: Any) -> None:
 
 
 def test_few_texts_are_a_verdict_of_their_own() -> None:
-    few = treated_results.beyond_zero()
-    (treated,) = few.treated[:1]
-    zero = replace(treated.of("zero"), change=1.04, low=math.nan, high=math.nan, random=(0.004,))
-    treated = replace(treated, treatments=(zero, *treated.treatments[1:]))
-    few = replace(few, treated=(treated,), texts=tuple(range(8)))
-    assert (treated.verdict, treated.place) == ("too few texts", "")
-    said = few.says(treated)
+    zero, *rest = treated_results.modes()
+    few = treated_results.ablation(replace(zero, change=Estimate(1.04), random=(0.004,)), *rest)
+    few = replace(few, about=replace(few.about, n_texts=8))
+    assert (few.verdict("3, 7"), few.place("3, 7")) == ("too few texts", "")
+    said = next(few.sentences())
     assert "no verdict, for 8 texts are too few for an interval; read 16 or more. Zero changes the " in said
-    assert "by +1.04 nats per token (95 % interval not settled), random dimensions by +0.004" in said
+    assert "by +1.04 nats per token, random dimensions by +0.004" in said
     assert "no more damage" not in said

@@ -1,4 +1,4 @@
-"""The whole `disable`: controls of its result, resume, saving."""
+"""The whole `ablate`: controls of its result, resume, saving."""
 
 import json
 import math
@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from outlierlens.ablation.modes import Switch
+from outlierlens.analyses.ablate import AblateOptions, ablate
 from outlierlens.cli.experiment import print_sections
 from outlierlens.detection.observe.measure import magnitude
 from outlierlens.errors import BadInput
 from outlierlens.experiments import BY_NAME
-from outlierlens.experiments.disable.measure import DisableOptions, disable, save_disabled
 from outlierlens.experiments.sweep.measure import sweep
 from outlierlens.models.load import load_model
 from outlierlens.results.document import from_json, to_json
@@ -30,62 +31,64 @@ TEXTS = turning_texts(8 + i % 6 for i in range(18))
         ("llama", "CausalLM", "causal", "writes"),
         ("bert", "", "masked", "resample"),
         ("gpt2", "CausalLM", "causal", "mean"),
-        ("bert", "TokenClassification", "masked", "scale"),
+        ("bert", "TokenClassification", "masked", "scale:0.5"),
     ],
 )
-def test_disable_end_to_end(family: str, head: str, kind: str, mode: Any, tmp_path: Path) -> None:
+def test_ablate_end_to_end(family: str, head: str, kind: str, mode: Any, tmp_path: Path) -> None:
     loaded = tiny(family, head, kind)
     before = {key: value.clone() for key, value in loaded.model.state_dict().items()}
-    options = DisableOptions(mode=mode, n_random=9, n_matched=3)
-    damage = disable(loaded, TEXTS, [2, 5], options)
+    options = AblateOptions(modes=(mode,), n_random=9, n_matched=3)
+    damage = ablate(loaded, TEXTS, [2, 5], options)
     assert all(torch.equal(before[key], value) for key, value in loaded.model.state_dict().items())
-    random, matched = damage.control("random"), damage.control("matched")
+    random, matched = damage.family("random"), damage.family("matched")
     assert random is not None
     assert matched is not None
-    assert len({c.dims for c in random.conditions} - {(2, 5)}) == 9
+    sets = {kind: [one for one in damage.controls if one.family == kind] for kind in ("random", "matched")}
+    assert len({one.dims for one in sets["random"]} - {"2, 5"}) == 9
     assert matched.p is None  # weights elsewhere are not what the chosen ones could as well be
-    assert all(set(c.by_layer) == {0, 1, 2} for c in matched.conditions)
-    changes = [c.change for c in random.conditions]
-    assert random.p == (1 + sum(change >= damage.chosen.change for change in changes)) / 10
+    assert all(set(one.plan) == {0, 1, 2} for one in sets["matched"])
+    changes, chosen = [one.change.value for one in sets["random"]], damage.chosen.change
+    assert list(random.sets) == changes
+    assert random.p == (1 + sum(change >= chosen.value for change in changes)) / 10
     assert random.median == pytest.approx(np.median(changes))
-    assert damage.chosen.change == pytest.approx(damage.chosen.score.value - damage.intact.score.value, abs=1e-9)
-    assert damage.chosen.change_low <= damage.chosen.change <= damage.chosen.change_high
+    assert chosen.value == pytest.approx(damage.chosen.value.value - damage.intact.value.value, abs=1e-9)
+    assert chosen.low <= chosen.value <= chosen.high
     again = from_json(to_json(damage))
     assert to_json(again) == to_json(damage)
     # A fresh ablation measured alone gives the number in the table.
-    alone = disable(loaded, TEXTS, list(random.conditions[0].dims), DisableOptions(mode=mode, n_random=0, n_matched=0))
+    alone = ablate(loaded, TEXTS, sets["random"][0].plan, AblateOptions(modes=(mode,), n_random=0, n_matched=0))
     if mode != "resample":  # its permutations depend on how many passes came before
-        assert alone.chosen.change == pytest.approx(changes[0], abs=1e-9)
-    assert alone.controls == ()
+        assert alone.chosen.change.value == pytest.approx(changes[0], abs=1e-9)
+    assert alone.controls == alone.families == ()
 
 
 def test_per_layer_sets_and_layer_ranges() -> None:
     loaded = tiny("bert", "MaskedLM")
-    damage = disable(loaded, TEXTS, {0: [1], 1: [1, 2]}, DisableOptions(n_random=3, n_matched=3))
-    assert damage.layers == damage.chosen.layers == (0, 1)
-    assert damage.chosen.n_parameters == 6
-    for condition in damage.controls[0].conditions:
+    damage = ablate(loaded, TEXTS, {0: [1], 1: [1, 2]}, AblateOptions(n_random=3, n_matched=3))
+    assert damage.about.layers == (0, 1)
+    assert damage.chosen.n_set == 6
+    for condition in damage.controls[:3]:
         # One dimension stays one dimension: what is off in layer 0 is off in layer 1 too.
-        assert {layer: len(dims) for layer, dims in condition.by_layer.items()} == {0: 1, 1: 2}
-        assert set(condition.by_layer[0]) < set(condition.by_layer[1])
-    for condition in damage.controls[-1].conditions:
-        assert not set(condition.by_layer[0]) & set(condition.by_layer[1])
-    part = disable(loaded, TEXTS, [1], DisableOptions(layers=(2,), n_random=3, n_matched=2))
-    assert part.layers == (2,)
-    assert part.chosen.n_parameters == 2
+        assert {layer: len(dims) for layer, dims in condition.plan.items()} == {0: 1, 1: 2}
+        assert set(condition.plan[0]) < set(condition.plan[1])
+    for condition in damage.controls[-3:]:
+        assert not set(condition.plan[0]) & set(condition.plan[1])
+    part = ablate(loaded, TEXTS, [1], AblateOptions(layers=(2,), n_random=3, n_matched=2))
+    assert part.about.layers == (2,)
+    assert part.chosen.n_set == 2
 
 
 def test_a_map_of_some_layers_leaves_the_others_on() -> None:
     loaded = tiny("bert", "MaskedLM")
-    options = DisableOptions(n_random=2, n_matched=1)
-    as_map = disable(loaded, TEXTS, {1: [3]}, options)
-    as_range = disable(loaded, TEXTS, [3], DisableOptions(layers=(1,), n_random=2, n_matched=1))
-    assert as_map.chosen.n_parameters == as_range.chosen.n_parameters == 2
-    assert as_map.layers == (1,)
-    assert as_map.chosen.score.per_text == as_range.chosen.score.per_text
-    assert [c.change for c in as_map.controls[0].conditions] == [c.change for c in as_range.controls[0].conditions]
-    everywhere = disable(loaded, TEXTS, [3], options)
-    assert everywhere.chosen.score.per_text != as_map.chosen.score.per_text
+    options = AblateOptions(n_random=2, n_matched=1)
+    as_map = ablate(loaded, TEXTS, {1: [3]}, options)
+    as_range = ablate(loaded, TEXTS, [3], AblateOptions(layers=(1,), n_random=2, n_matched=1))
+    assert as_map.chosen.n_set == as_range.chosen.n_set == 2
+    assert as_map.about.layers == (1,)
+    assert as_map.chosen.per_text == as_range.chosen.per_text
+    assert [one.change for one in as_map.controls] == [one.change for one in as_range.controls]
+    everywhere = ablate(loaded, TEXTS, [3], options)
+    assert everywhere.chosen.per_text != as_map.chosen.per_text
 
 
 def test_random_sets_hold_what_the_rule_finds_and_ordinary_ones_do_not() -> None:
@@ -94,31 +97,37 @@ def test_random_sets_hold_what_the_rule_finds_and_ordinary_ones_do_not() -> None
         for layer in range(3):
             for param in (*loaded.stack().scale[layer], *loaded.stack().bias[layer]):
                 loaded.model.get_parameter(param.name)[6] = 40.0
-    random, ordinary, matched = disable(loaded, TEXTS, [2], DisableOptions(n_random=14, n_matched=2)).controls
-    assert (random.kind, ordinary.kind, matched.kind) == ("random", "ordinary", "matched")
-    assert (len(random.conditions), len(ordinary.conditions)) == (14, 14)
-    assert any(6 in c.dims for c in random.conditions)
-    assert not any({2, 6} & set(c.dims) for c in ordinary.conditions)
-    assert {c.dims for c in random.conditions} - {(6,)} < {c.dims for c in ordinary.conditions}  # the same draws
-    assert not any({2, 6} & set(dims) for c in matched.conditions for dims in c.by_layer.values())
+    found = ablate(loaded, TEXTS, [2], AblateOptions(n_random=14, n_matched=2))
+    random, ordinary, matched = found.families
+    assert (random.family, ordinary.family, matched.family) == ("random", "ordinary", "matched")
+    assert (random.n, ordinary.n) == (14, 14)
+    off = {
+        kind: [{dim for dims in one.plan.values() for dim in dims} for one in found.controls if one.family == kind]
+        for kind in ("random", "ordinary", "matched")
+    }
+    assert any(6 in dims for dims in off["random"])
+    assert not any({2, 6} & dims for dims in off["ordinary"])
+    drawn = {kind: {frozenset(dims) for dims in sets} for kind, sets in off.items()}
+    assert drawn["random"] - {frozenset({6})} < drawn["ordinary"]  # the same draws
+    assert not any({2, 6} & dims for dims in off["matched"])
     # Only a set that the chosen one is exchangeable with says what chance would do.
     assert random.p is not None
     assert ordinary.p is matched.p is None
-    assert ordinary.median == pytest.approx(np.median([c.change for c in ordinary.conditions]))
-    told = disable(loaded, TEXTS, [2], DisableOptions(n_random=5, n_matched=0, avoid=()))
-    assert told.control("ordinary") is None  # the same sets: said once
-    assert told.control("ordinary", "random") is told.controls[0]
+    assert ordinary.median == pytest.approx(np.median(ordinary.sets))
+    told = ablate(loaded, TEXTS, [2], AblateOptions(n_random=5, n_matched=0, avoid=()))
+    assert told.family("ordinary") is None  # the same sets: said once
+    assert told.family("ordinary", "random") is told.families[0]
 
 
 def test_an_intact_model_that_gives_no_numbers_is_refused_and_says_where_they_are_lost() -> None:
     loaded = tiny("bert", "MaskedLM")
     with torch.no_grad():
         loaded.model.cls.predictions.bias[4] = math.nan  # type: ignore[union-attr,operator,index]
-    few = DisableOptions(n_random=3, n_matched=0)
+    few = AblateOptions(n_random=3, n_matched=0)
     lost = (
         "no number .* on 1[68] of 1[68] texts: so is 1 of the values of cls.predictions.bias; fetch or train it again"
     )
-    for measure in (lambda: disable(loaded, TEXTS, [2], few), lambda: sweep(loaded, TEXTS)):
+    for measure in (lambda: ablate(loaded, TEXTS, [2], few), lambda: sweep(loaded, TEXTS)):
         with pytest.raises(BadInput, match=lost):
             measure()
     with torch.no_grad():
@@ -127,60 +136,62 @@ def test_an_intact_model_that_gives_no_numbers_is_refused_and_says_where_they_ar
     with pytest.raises(
         BadInput, match="every weight is a number: the pass overflows float32; `outlierlens observe` names"
     ):
-        disable(loaded, TEXTS, [2], few)
+        ablate(loaded, TEXTS, [2], few)
 
 
 def test_a_set_that_leaves_no_number_is_reported_without_a_p(capsys: Any) -> None:
     loaded = tiny("bert", "MaskedLM")
-    found = disable(loaded, TEXTS, [2], DisableOptions(mode="scale", factor=1e38, n_random=3, n_matched=0))
-    assert math.isnan(found.chosen.change)
-    assert found.controls[0].p is None
+    found = ablate(loaded, TEXTS, [2], AblateOptions(modes=("scale:1e38",), n_random=3, n_matched=0))
+    assert math.isnan(found.chosen.change.value)
+    assert found.families[0].p is None
     assert "with these dimensions off the masked loss is no number (NaN) on 18 of 18 texts" in found.notes[-1]
-    print_sections(BY_NAME["disable"], found)
+    print_sections(BY_NAME["ablate"], found)
     out = capsys.readouterr().out
     assert "the masked loss is infinite or undefined" in out
     row = next(line for line in out.splitlines() if line.startswith("random "))
-    assert row.split() == ["random", "3", *row.split()[2:5], "–", "–", "–", "–"]
+    assert row.split() == ["random", "3", *row.split()[2:5]]  # no multiple, and no p
 
 
 def test_rows_resume_and_refuse_other_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = tiny("bert", "MaskedLM")
     rows = tmp_path / "rows.jsonl"
-    options = DisableOptions(n_random=5, n_matched=0)
-    whole = disable(loaded, TEXTS, [2, 3, 4], options, rows=rows)
+    options = AblateOptions(n_random=5, n_matched=0)
+    whole = ablate(loaded, TEXTS, [2, 3, 4], options, rows=rows)
     lines = rows.read_text().splitlines()
-    assert len(lines) == 1 + 1 + len({c.dims for control in whole.controls for c in control.conditions})
+    assert len(lines) == 1 + 1 + len({one.dims for one in whole.controls})
     rows.write_text("\n".join(lines[:4]) + "\n" + lines[4][:20])  # killed while writing the fourth unit
     from outlierlens.ablation import modes as module
 
     calls = []
     original = module.zeroed_weights
     monkeypatch.setattr(module, "zeroed_weights", lambda *a, **k: calls.append(1) or original(*a, **k))
-    resumed = disable(loaded, TEXTS, [2, 3, 4], options, rows=rows)
+    resumed = ablate(loaded, TEXTS, [2, 3, 4], options, rows=rows)
     measured_again = len(calls) - 2  # two fills of the passage are not kept
     assert measured_again == len(lines) - 4
-    assert [c.change for c in resumed.controls[0].conditions] == [c.change for c in whole.controls[0].conditions]
+    assert [one.change for one in resumed.controls] == [one.change for one in whole.controls]
     assert [json.loads(line)["key"] for line in rows.read_text().splitlines()[1:]] == [
         json.loads(line)["key"] for line in lines[1:]
     ]
     with pytest.raises(
         BadInput, match=r"holds rows of other work \(mode was 'zeroed_weights', is 'edited_hidden zero'\)"
     ):
-        disable(loaded, TEXTS, [2], DisableOptions(mode="zero", n_random=1), rows=rows)
+        ablate(loaded, TEXTS, [2], AblateOptions(modes=("zero",), n_random=1), rows=rows)
 
 
 def test_saved_model_has_the_dimensions_off(tmp_path: Path) -> None:
     loaded = tiny("bert", "MaskedLM")
     folder = tmp_path / "off"
-    assert save_disabled(loaded, [2, 5], folder, DisableOptions()) == 12
+    plan = dict.fromkeys(range(3), (2, 5))
+    switch = Switch(loaded, loaded.stack())
+    assert switch.save(plan, folder) == 12
     again = load_model(str(folder))
     weight = again.model.get_parameter(again.stack().scale[1][0].name)
     assert weight[[2, 5]].tolist() == [0, 0]
     assert loaded.model.get_parameter(loaded.stack().scale[1][0].name)[2] != 0
     with pytest.raises(BadInput, match="is not empty"):
-        save_disabled(loaded, [2], folder, DisableOptions())
-    with pytest.raises(BadInput, match="needs --mode weights, norms or writes"):
-        save_disabled(loaded, [2], tmp_path / "x", DisableOptions(mode="zero"))
+        switch.save(plan, folder)
+    with pytest.raises(BadInput, match="needs --modes weights, norms or writes"):
+        Switch(loaded, loaded.stack(), "zero").save(plan, tmp_path / "x")
 
 
 def test_magnitude_marks_planted_weights() -> None:
@@ -196,7 +207,7 @@ def test_magnitude_marks_planted_weights() -> None:
 def test_a_result_says_what_it_was_computed_in(dtype: torch.dtype) -> None:
     loaded = tiny("bert", "MaskedLM")
     loaded.model.to(dtype)
-    damage = disable(loaded, TEXTS, (3,), DisableOptions(n_random=1, n_matched=0))
+    damage = ablate(loaded, TEXTS, (3,), AblateOptions(n_random=1, n_matched=0))
     text = to_json(damage)
     assert from_json(text).provenance.dtype == str(dtype).removeprefix("torch.")
     older = json.loads(text)

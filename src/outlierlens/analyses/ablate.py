@@ -1,0 +1,604 @@
+"""Switch dimensions off beside fair controls, and measure what breaks; in several ways, a fixed bias or information?
+
+found = ablate(load_model("smollm2-135m"), read_texts("excerpt"), [100, 247, 507])
+found.chosen.change                          # an Estimate, nats per token
+found.family("random").p                     # rank p among random sets of the same size
+
+found = ablate(loaded, texts, [507], AblateOptions(modes=("all",)))
+found.verdict("507")                         # "fixed", "by position", "information", …
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+import numpy as np
+from annotated_types import Ge
+
+from outlierlens.ablation.controls import Plan, plan_key
+from outlierlens.ablation.extent import Extent, limited
+from outlierlens.ablation.fill import continuation, exercise, fill, filled
+from outlierlens.ablation.mode_names import ON_WEIGHTS
+from outlierlens.ablation.modes import Switch, check_save, means_over, task_for, tokens_read
+from outlierlens.ablation.passages import KINDS, Filled
+from outlierlens.ablation.study import Condition, Control, Measurement, Outcome, Progress, Study, dims_of
+from outlierlens.ablation.switches import Dims, EditSettings, plan_dims
+from outlierlens.ablation.treatments import (
+    FIRST,
+    HALF,
+    KEPT,
+    MEAN,
+    POSITION_MEAN,
+    ZERO,
+    Folds,
+    Treatment,
+    recovered,
+    tasks_of_parts,
+    treatments,
+)
+from outlierlens.analyses.ablate_sets import check_neurons, control_sets, found_dims, random_plans
+from outlierlens.data.texts import Data
+from outlierlens.detection.targets import Named
+from outlierlens.errors import BadInput, pick
+from outlierlens.models.inputs import row_limit
+from outlierlens.models.load import LoadedModel, stream_width
+from outlierlens.options import FIND, Find, Flag, Flat, check
+from outlierlens.options.read import plain_dims
+from outlierlens.results.finding import Finding
+from outlierlens.results.row_store import Keep
+from outlierlens.results.rows import UNKNOWN, Draws, Estimate, Quiet, Row
+from outlierlens.statistics.p_values import rank_p
+from outlierlens.statistics.words import no_interval, unseen_note
+from outlierlens.tasks.base import Task, TaskOptions
+from outlierlens.tasks.choice import make_task
+from outlierlens.view.pictures import Lines, Picture, Strips
+from outlierlens.view.section import Change, P, Rows, Share
+from outlierlens.view.words import few
+
+if TYPE_CHECKING:
+    from outlierlens.architectures import BoundStack
+    from outlierlens.session import Session
+
+Finder = Literal["auto", "scan", "observe"]
+Verdict = Literal["too few texts", "no damage", "fixed", "by position", "information", "unclear"]
+Place = Literal["", "first token", "other tokens", "both", "unclear"]
+SEVERAL_TEXTS = 32  # that are read for several modes, where no number is given
+RULE = (
+    "Zero does damage where the 95 % interval of its change is above 0 and the change above that of every random set. What a "
+    "mode recovers is the share of that damage which it does not do. Fixed: the whole 95 % interval of the mean's share "
+    "is above one half. By position: not fixed, and that of the mean at each position is. Information: both intervals are "
+    "below one half. Otherwise unclear. Without an interval of zero's change there are too few texts for a verdict. Place: the "
+    "first token, where keeping it alone recovers more than half; the other tokens, where zeroing the first alone leaves more "
+    "than half; both, where neither does; else unclear."
+)
+SAYS: dict[Verdict, str] = {
+    "too few texts": "no verdict",
+    "no damage": "zero does no more damage than to random dimensions, so there is nothing to tell apart",
+    "fixed": "mostly a fixed bias",
+    "by position": "mostly a bias that is fixed for each position",
+    "information": "mostly information, which no mean replaces",
+    "unclear": "unclear: the intervals do not tell bias from information",
+}
+PLACES: dict[Place, str] = {
+    "first token": ": the first token is where it matters",
+    "other tokens": ": the other tokens are where it matters",
+    "both": ": the first token and the others both matter",
+}
+CONTROLS = {
+    "random": "sets of the same size, drawn from all {kind}s",
+    "ordinary": "random sets without a {kind} that was switched off or found",
+    "matched": "in every layer other positions, with weights as large",
+}
+
+
+# --- options -----------------------------------------------------------------------------------------------------
+
+
+def parse_avoid(text: str) -> tuple[int, ...]:
+    """ "308,381" -> (308, 381); raises BadInput where layers are named."""
+    return plain_dims(text, "--avoid")
+
+
+def parse_modes(text: str) -> tuple[str, ...]:
+    """ "zero,scale:2" -> ("zero", "scale:2"); raises BadInput for a mode that there is not."""
+    modes = tuple(part.strip() for part in text.split(",") if part.strip())
+    treatments(modes)
+    return modes
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblateOptions(Extent):
+    """What to switch off, how, and beside which controls."""
+
+    modes: Annotated[tuple[str, ...], Flag(read="analyses.ablate:parse_modes", words="weights")] = ("weights",)
+    """weights, norms, writes; of hidden states zero, mean, position-mean, resample, scale:F, scale-once:F. Several, or all,
+    tell a fixed bias from information."""
+    tokens: Literal["all", "first", "rest"] = "all"
+    """Of hidden states: which tokens are edited; rest leaves the first one as it is."""
+    layers: Annotated[tuple[int, ...] | None, Flag(read="options.read:parse_layers")] = None
+    """Layers to switch off in: 0-3,7. Default: all."""
+    stack: str | None = None
+    """Which stream, where there are several: encoder, decoder. mlp (encoder.mlp): neurons of the blocks' MLPs."""
+    embeddings: bool = False
+    """Mode writes: the embeddings' writes too."""
+    find: Finder = "auto"
+    """What names the dimensions when none are given: scan (the weights), observe (the texts); auto: scan, else observe. If
+    nothing is found: the strongest in the weights."""
+    each: bool = False
+    """Measure each dimension alone too."""
+    avoid: Annotated[tuple[int, ...] | None, Flag(read="analyses.ablate:parse_avoid")] = None
+    """Dimensions no ordinary or matched set may hold; default: what scan finds."""
+    n_folds: Annotated[int, Flag("--folds"), Ge(2)] = 4
+    """Several modes: parts of the texts; each gets the means of the others."""
+    passage: Annotated[str | None, Flag(hidden=True)] = None
+    """Text that is filled in; the data's first text by default."""
+    task: Annotated[TaskOptions, Flat("mask_fraction", "batch_size")] = TaskOptions()
+    """How texts become numbers."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Seed of everything random."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if isinstance(self.modes, str):
+            object.__setattr__(self, "modes", parse_modes(self.modes))
+        if self.tokens != "all" and any(one.on_weights for one in self.treatments):
+            raise BadInput(f"--tokens {self.tokens} belongs to modes of hidden states, such as zero, not to weights")
+        if self.embeddings and "writes" not in self.modes:
+            raise BadInput(f"embeddings belongs to mode writes, not to {', '.join(self.modes)}")
+        if self.several and self.task.blocks:
+            raise BadInput("blocks join texts, and here each text has a value of its own; leave blocks out")
+
+    @property
+    def treatments(self) -> tuple[Treatment, ...]:
+        """The modes, with their factors and tokens."""
+        return treatments(self.modes, self.tokens)
+
+    @property
+    def several(self) -> bool:
+        """Whether modes are compared, each part of the texts with the means of the others."""
+        return len(self.treatments) > 1 or self.treatments[0].in_parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """What the command is asked beside that: which dimensions, how long texts are, and whether a copy is kept."""
+
+    dims: Annotated[Dims | Find, Flag(read="options.read:planned_dims", words=FIND)] = FIND
+    """308,381, or by layer: 0-9:896;10-16:678; neurons: 11:1229,12:40; find: as --find says."""
+    options: Annotated[AblateOptions, Flat()] = AblateOptions()
+    """How they go off."""
+    max_length: Annotated[int | None, Ge(2)] = None
+    """Tokens of a text at most. Default: 128; labelled: 256."""
+    stride: Annotated[int | None, Ge(1)] = None
+    """Causal: step of the sliding window."""
+    save: Path | None = None
+    """Write a copy of the model with the dimensions off."""
+
+
+# --- what is found -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Damage(Measurement):
+    """A set of dimensions under one mode."""
+
+    mode: Annotated[str, Quiet]
+    factor: Annotated[float, Quiet] = math.nan
+    """factor: of a scale; NaN of other modes"""
+    recovered: Annotated[Estimate, Share] = UNKNOWN
+    """recovered: share of zero's damage that it does not do: 0 is no better than zero, 1 as good as intact"""
+    random: Annotated[tuple[float, ...], Draws, Change] = ()
+    """random: change of each random set, treated alike"""
+    random_sets: Annotated[tuple[tuple[int, ...], ...], Quiet] = ()
+    """random sets: their dimensions"""
+    p: Annotated[float | None, P] = None
+    """p: (1 + number of random sets that change as much) / (1 + n)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply(Row):
+    """A passage under one condition: filled in, and of causal models continued."""
+
+    note = f"In brackets what the model fills in; where that is not the intact model's word: {KINDS}."
+    off: str
+    """condition"""
+    dims: str
+    """off"""
+    filled: str | None
+    """passage"""
+    begins: str | None
+    continued: str | None
+    fill: Annotated[Filled | None, Quiet]
+    plan: Annotated[Plan, Quiet]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ablation(Finding):
+    """What switching dimensions off does to a model, beside controls.
+
+    Attributes:
+        conditions: the intact model, then each set under each mode, the whole set under the first mode first.
+        controls: the control sets of a single mode. families: the chosen set beside each family of them.
+        replies: the passage under the intact model, the median random set and the chosen one.
+        n_folds: parts of the texts, where several modes are compared. no_mean: share of tokens whose position has no mean.
+        texts, weights: then numbers of the texts in the order of their values, and what each counts.
+    """
+
+    title = "Switched off"
+
+    conditions: tuple[Damage, ...]
+    """Conditions"""
+    families: tuple[Control, ...] = ()
+    """Controls"""
+    controls: tuple[Measurement, ...] = ()
+    """(Control sets)"""
+    replies: tuple[Reply, ...] = ()
+    """The passage"""
+    n_folds: int = 1
+    no_mean: float = 0.0
+    texts: Annotated[tuple[int, ...], "text, or empty"] = ()
+    weights: Annotated[tuple[float, ...], "text, or empty"] = ()
+
+    @property
+    def intact(self) -> Damage:
+        """The model untouched."""
+        return self.conditions[0]
+
+    @property
+    def chosen(self) -> Damage:
+        """The whole set, under the first mode."""
+        return self.conditions[1]
+
+    @property
+    def modes(self) -> tuple[Damage, ...]:
+        """Every set under every mode, without the intact model."""
+        return self.conditions[1:]
+
+    @property
+    def compares(self) -> bool:
+        """Whether several modes were measured."""
+        return len({one.mode for one in self.modes}) > 1
+
+    def family(self, *kinds: str) -> Control | None:
+        """The first of these kinds of controls that was measured."""
+        return next((one for kind in kinds for one in self.families if one.family == kind), None)
+
+    def of(self, dims: str, mode: str) -> Damage:
+        """A set, "308, 381", under a mode; raises BadInput with those there are."""
+        return pick(self.modes, f"{mode} of {dims} was not measured", dims=dims, mode=mode)
+
+    def does_damage(self, dims: str) -> bool:
+        """Whether zero does more damage than none, and than to every random set."""
+        zero = self.of(dims, ZERO)
+        return zero.change.low > 0 and all(zero.change.value > one for one in zero.random)
+
+    def verdict(self, dims: str) -> Verdict:
+        """What the dimensions are, by `RULE`."""
+        if not math.isfinite(self.of(dims, ZERO).change.low):
+            return "too few texts"
+        if not self.does_damage(dims):
+            return "no damage"
+        mean, by_position = (self.of(dims, mode).recovered.side(HALF) for mode in (MEAN, POSITION_MEAN))
+        if mean > 0:
+            return "fixed"
+        if by_position > 0:
+            return "by position"
+        return "information" if mean < 0 and by_position < 0 else "unclear"
+
+    def place(self, dims: str) -> Place:
+        """At which tokens the dimensions must not be zero, by `RULE`; "" where zero does no damage."""
+        if not self.does_damage(dims):
+            return ""
+        kept, only = (self.of(dims, mode).recovered.side(HALF) for mode in (KEPT, FIRST))
+        if kept > 0:
+            return "first token"
+        if only > 0:
+            return "other tokens"
+        return "both" if kept < 0 and only < 0 else "unclear"
+
+    @property
+    def control_kinds(self) -> str:
+        """What each family of controls is, in a sentence each."""
+        kinds = [(one.family.capitalize(), CONTROLS[one.family].format(kind=self.about.kind)) for one in self.families]
+        return " ".join(f"{kind}: {means}." for kind, means in kinds)
+
+    def drawn(self) -> tuple[Picture, ...]:
+        """Controls beside the chosen set; of several modes each mode, and the scales from 0 (zero) over 1 (nothing done)."""
+        if not self.compares:
+            return (FAMILIES if self.families else MODES,)
+        return (MODES, SCALES) if any(math.isfinite(one.factor) for one in self.modes) else (MODES,)
+
+    def records(self, which: str = "") -> Iterator[dict[str, Any]]:
+        """One flat row per condition, those of controls too, unless `which` names a table."""
+        yield from super().records(which or "conditions")
+        if not which and self.controls:
+            yield from super().records("controls")
+
+    def sentences(self) -> Iterator[str]:
+        """What breaks, beside what breaks with the controls off; of several modes what the dimensions are."""
+        intact, off = (
+            (1 - one if self.about.metric else one) for one in (self.intact.value.value, self.chosen.value.value)
+        )
+        said = f"Intact {intact:.4g}"
+        if self.compares:
+            yield from map(self._says, dict.fromkeys(one.dims for one in self.modes))
+            yield f"{said}; means of the other {self.n_folds - 1} of {self.n_folds} parts of the {self.about.inputs}."
+            return
+        about, change = self.about, self.chosen.change
+        if not math.isfinite(change.value):
+            yield f"With {few(about.dims)} off the {about.measured} is infinite or undefined, which no scale can show."
+        else:
+            why = no_interval(about.n_texts, metric=about.metric)
+            ends = f"{change.low:+.3g} to {change.high:+.3g}" if change.settled else f"not settled: {why}"
+            yield (
+                f"With {few(about.dims)} off the {about.measured} changes by {change.value:+.3g} {about.of_change} "
+                f"(95 % interval {ends})."
+            )
+        for one in self.families:
+            if one.family != "ordinary":
+                rank = "" if one.p is None else f"; rank p = {one.p:.3g}"
+                yield (
+                    f"{one.family.capitalize()} sets of the same size: median {one.median:+.3g}, 95th percentile "
+                    f"{one.percentile_95:+.3g}, mean {one.mean:+.3g}{rank}."
+                )
+        values = f", {self.chosen.n_set:,} values set" if self.chosen.n_set else ""
+        yield f"{said}, off {off:.4g}; mode {self.chosen.mode}{values}."
+
+    def _says(self, dims: str) -> str:
+        """What some dimensions are, and the numbers it rests on."""
+        measured = {one.mode for one in self.modes if one.dims == dims}
+        first = next(one for one in self.modes if one.dims == dims)
+        unit = f"{self.about.task} by {first.change.written()} {self.about.unit}"
+        if not {ZERO, MEAN, POSITION_MEAN, KEPT, FIRST} <= measured:
+            return f"{dims}: {first.mode} changes the {unit}; for a verdict measure --modes all."
+        zero, verdict = self.of(dims, ZERO), self.verdict(dims)
+        why = f", for {no_interval(self.about.n_texts, self.about.inputs)}" if verdict == "too few texts" else ""
+        said = f"{dims}: {SAYS[verdict]}{why}. Zero changes the {self.about.task} by {zero.change.written()} {self.about.unit}"
+        if zero.random:
+            said += f", random dimensions by {np.median(zero.random):+.2g} (median of {len(zero.random)})"
+        if verdict in ("too few texts", "no damage"):
+            return said + "."
+        mean, by_position, kept = (self.of(dims, mode).recovered.percent() for mode in (MEAN, POSITION_MEAN, KEPT))
+        said += f"; the mean recovers {mean} of it, the mean at each position {by_position}"
+        said += f", keeping the first token alone {kept}"
+        return said + PLACES.get(self.place(dims), "") + "."
+
+    def laid_out(self, name: str, rows: tuple[Row, ...], head: str, note: str, *, verbose: bool) -> Rows:
+        """A table; below that of the controls what each kind is, below several modes the rule of the verdict."""
+        note = {"families": self.control_kinds, "conditions": RULE if self.compares else ""}.get(name, note)
+        return super().laid_out(name, rows, head, note, verbose=verbose)
+
+    def shown(self, *, verbose: bool = False) -> Iterator[Rows]:
+        """Its tables, and further numbers of the task: of one mode always, of several with `verbose`."""
+        yield from super().shown(verbose=verbose)
+        if self.chosen.also and (verbose or not self.compares):
+            cells = tuple((one.label, *(one.also.get(name) for name in self.chosen.also)) for one in self.conditions)
+            yield Rows("Further numbers", ("condition", *self.chosen.also), cells)
+
+
+def _recovers(row: Damage) -> str:
+    return (
+        f"recovers {round(100 * row.recovered.value)} %"
+        if math.isfinite(row.recovered.value) and row.mode != ZERO
+        else ""
+    )
+
+
+SAME = {"factor": 1, "change": 0, "low": None, "high": None, "same": True}  # nothing done
+FAMILIES = Strips(rows="families", x="change", y="family", draws="sets", greys="control sets")
+MODES = Strips(
+    rows="modes", x="change", y="mode", by="dims", draws="random", says=_recovers,
+    where=lambda one: one.mode == ZERO or not math.isfinite(one.factor),
+)  # fmt: skip
+SCALES = Lines(
+    rows="modes", x="factor", y="change", by="dims", draws="random", where=lambda one: math.isfinite(one.factor),
+    title="Values multiplied by a factor (0: zero, 1: nothing done)",
+    extra=lambda found: [{"group": dims, **SAME} for dims in dict.fromkeys(one.dims for one in found.modes)],
+)  # fmt: skip
+
+
+# --- how it is found ---------------------------------------------------------------------------------------------
+
+
+def ablate(
+    loaded: LoadedModel,
+    texts: Data,
+    dims: Dims | Find = FIND,
+    options: AblateOptions | None = None,
+    *,
+    progress: Progress | None = None,
+    rows: Path | Keep | None = None,
+) -> Ablation:
+    """Measure `loaded` intact, with `dims` off in one or several ways, and with control sets off.
+
+    Of one mode the controls are random, ordinary and matched sets; of several, random sets treated alike, and each part of the
+    texts gets the means of the others. With `rows`, every finished condition is kept there and is not measured again.
+
+    Args:
+        dims: a sequence, or {layer: dims} where layers differ (a random set then replaces each dimension by one other in every
+            layer it is off in); "find" is what `options.find` names.
+
+    Raises:
+        BadInput: unknown dimension, layer or mode; no usable text; a mode that the model does not allow; for several modes
+            fewer than two usable texts, or a metric that is no mean over texts.
+    """
+    options = options or AblateOptions()
+    stack = loaded.axis(options.stack)
+    named = found_dims(loaded, stack, texts, dims, options)
+    if stack.reads:
+        check_neurons(stack, dims, options)
+    plan = plan_dims(stack, stream_width(loaded.model, stack), named.dims if dims == FIND else dims, options.layers)
+    alone: list[Plan] = [{layer: (dim,) for layer, off in plan.items() if dim in off} for dim in dims_of(plan)]
+    plans = [plan, *(alone if options.each and len(alone) > 1 else [])]
+    measure = _several if options.several else _single
+    return measure(_Work(loaded, texts, stack, plans, options, named), progress, rows)
+
+
+def run(session: "Session", command: Command) -> Ablation:
+    """What the command finds; a copy of the model is written once that is shown."""
+    reading, options = session.task_reading, command.options
+    if reading.limit is None and not reading.is_labelled:
+        several = options.several and not options.thorough
+        reading = replace(reading, limit=SEVERAL_TEXTS) if several else limited(reading, thorough=options.thorough)
+    if reading.is_labelled and command.stride is not None:
+        raise BadInput(f"--stride belongs to causal-loss, not to --task {reading.task}")
+    asked = options.task
+    task = reading.options(
+        max_length=command.max_length, stride=command.stride, batch_size=asked.batch_size, mask_fraction=asked.mask_fraction,
+        seed=options.seed,
+    )  # fmt: skip
+    options = replace(options, task=task)
+    texts = reading.read(offline=session.load.offline)
+    if command.save:
+        if options.several:
+            raise BadInput(f"--save writes one copy; name one of --modes {', '.join(ON_WEIGHTS)}")
+        check_save(command.save, options.modes[0])
+    found = ablate(session.loaded, texts, command.dims, options, progress=session.progress, rows=session.kept)
+    if command.save:
+        session.then = partial(_save, session, command, found.chosen.plan)
+    return found
+
+
+def _save(session: "Session", command: Command, plan: Plan) -> None:
+    options = command.options
+    switch = Switch(session.loaded, session.loaded.axis(options.stack), cast(Any, options.modes[0]), options.embeddings)
+    assert command.save
+    session.notice(f"{command.save}: model with {switch.save(plan, command.save):,} values off")
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is measured: the whole set of dimensions, then each alone where that was asked for."""
+
+    loaded: LoadedModel
+    texts: Data
+    stack: "BoundStack"
+    plans: list[Plan]
+    options: AblateOptions
+    named: Named
+
+    @property
+    def width(self) -> int:
+        return stream_width(self.loaded.model, self.stack)
+
+    def study(self, task: Task, progress: Progress | None, rows: Path | Keep | None, **more: Any) -> Study:
+        options = self.options
+        identity = {"task": asdict(options.task), "stack": self.stack.name, "seed": options.seed, **more}
+        return Study(self.loaded, task, self.texts, identity, rows=rows, progress=progress)
+
+    def finding(self, study: Study, notes: Sequence[str], **found: Any) -> Ablation:
+        length = row_limit(self.loaded, self.texts, self.options.task.max_length)
+        return Ablation(
+            provenance=self.loaded.provenance(seed=self.options.seed, digest=study.fingerprint), **found,
+            about=study.about(self.plans[0], named_by=self.named.by, max_length=length),
+            notes=(*self.loaded.notes, *self.named.notes, *notes),
+        )  # fmt: skip
+
+
+def _single(work: _Work, progress: Progress | None, rows: Path | Keep | None) -> Ablation:
+    """One mode, beside random, ordinary and matched sets."""
+    loaded, texts, stack, options, plan = work.loaded, work.texts, work.stack, work.options, work.plans[0]
+    (treatment,) = options.treatments
+    mode: Any = treatment.mode
+    task = make_task(loaded, texts, task_for(mode, options.task))
+    notes = [*task.notes, unseen_note(task.n_texts, texts.plural)]
+    settings = treatment.settings(EditSettings(seed=options.seed))
+    if mode == MEAN:
+        length = row_limit(loaded, texts, options.task.max_length)
+        means = means_over(loaded, stack, texts, length=length, batch_size=options.task.batch_size)
+        settings = replace(settings, means=means)
+        notes.append(
+            f"the mean that replaces a value is taken over {tokens_read(length)} of each of these {texts.plural}"
+        )
+    switch = Switch(loaded, stack, mode, options.embeddings, settings)
+    switch.check(plan)
+    controls, closeness = control_sets(loaded, stack, plan, options)
+    wanted = [("chosen", "chosen", plan)]
+    wanted += [("alone", f"{dims_of(one)[0]} alone", one) for one in work.plans[1:]] + controls
+    with work.study(task, progress, rows, mode=switch.name, tokens=options.tokens) as study:
+        done = study.measure([Condition(family, label, one, partial(switch.off, one)) for family, label, one in wanted])
+        mine = [one for one in done if one.condition.family in ("chosen", "alone")]
+        others = done[len(mine) :]
+        replies = tuple(_replies(study, switch, options.passage or texts.passage, done))
+    if n_lost := int(np.isnan(mine[0].values).sum()):
+        notes.append(
+            f"with these dimensions off the {task.name} is no number (NaN) on {n_lost:,} of {task.n_texts:,} {texts.plural}: "
+            f"there is no change to give, and no p"
+        )
+    return work.finding(
+        study, notes,
+        conditions=(study.row(study.intact, Damage, mode=""), *(study.row(one, Damage, mode=switch.name) for one in mine)),
+        families=study.families([mine[0], *others], closeness=closeness), controls=tuple(map(study.row, others)),
+        replies=replies,
+    )  # fmt: skip
+
+
+def _several(work: _Work, progress: Progress | None, rows: Path | Keep | None) -> Ablation:
+    """Several modes, zero first where it is among them, beside random sets treated alike; parts get the means of others."""
+    loaded, options = work.loaded, work.options
+    if work.stack.reads:
+        raise BadInput(
+            f"--stack {work.stack.name}: neurons are switched off in one mode; name one of weights, zero, mean"
+        )
+    modes = sorted(options.treatments, key=lambda one: one.name != ZERO)
+    controls = [random_plans(one, work.width, options) for one in work.plans]
+    everything = [*work.plans, *(one for some in controls for one in some)]
+    columns = sorted({dim for one in everything for dim in dims_of(one)})
+    tasks, numbers = tasks_of_parts(loaded, work.texts, options.task, options.n_folds)
+    parts = Folds(loaded, work.stack, tasks, columns, options.seed)
+
+    def condition(mode: Treatment, family: str, plan: Plan) -> Condition:
+        return Condition(family, mode.name, plan, partial(parts.treated, plan, mode), f"{mode.name} {plan_key(plan)}")
+
+    found = []
+    with work.study(parts, progress, rows, folds=options.n_folds, columns=len(columns)) as study:
+        study.announce([f"{mode.name} {plan_key(one)}" for mode in modes for one in everything])
+        for plan, random in zip(work.plans, controls, strict=True):
+            zero: Outcome | None = None
+            for mode in modes:
+                done, *others = study.measure(
+                    [condition(mode, "chosen", plan), *(condition(mode, "random", one) for one in random)]
+                )
+                zero = done if mode.name == ZERO else zero
+                found.append(_treated(study, mode, done, zero, others))
+    return work.finding(
+        study, parts.notes, conditions=(study.row(study.intact, Damage, mode=""), *found), n_folds=len(tasks),
+        no_mean=parts.no_mean, texts=numbers, weights=tuple(parts.weights.tolist()),
+    )  # fmt: skip
+
+
+def _treated(study: Study, mode: Treatment, done: Outcome, zero: Outcome | None, others: list[Outcome]) -> Damage:
+    """A row of several modes: what is recovered of zero's damage, and the random sets."""
+    random, share = tuple(study.change(one).value for one in others), UNKNOWN
+    if zero is not None and study.change(zero).low > 0:
+        share = recovered(study.intact.values, zero.values, done.values, study.weights)
+    p = rank_p(study.change(done).value, np.array(random)) if others else None
+    sets = tuple(dims_of(one.condition.plan) for one in others)
+    more: dict[str, Any] = {"recovered": share, "random": random, "random_sets": sets, "p": p}
+    return study.row(done, Damage, mode=mode.name, factor=mode.factor, **more)
+
+
+def _replies(study: Study, switch: Switch, passage: str, done: list[Outcome]) -> Iterator[Reply]:
+    """The passage filled in and continued: intact, with the median ordinary (or random) set off, with the chosen one off."""
+    loaded, blanks, first = switch.loaded, exercise(switch.loaded, passage, seed=study.seed), None
+    kinds = [[one for one in done if one.condition.family == kind] for kind in ("ordinary", "random")]
+    others = sorted(kinds[0] or kinds[1], key=lambda one: study.change(one).value)
+    typical = [("random", one.condition.plan) for one in others[len(others) // 2 :][:1]]
+    plans: list[tuple[str, Plan]] = [("intact", {}), *typical, ("chosen", done[0].condition.plan)]
+    for label, plan in plans:
+        with switch.off(plan):
+            now = fill(loaded, blanks) if blanks else None
+            said = continuation(loaded, passage)
+        first = first or now
+        words = (
+            filled(loaded, blanks, now, first, label=label, dims=dims_of(plan)) if blanks and now and first else None
+        )
+        if words or said:
+            begins, continued = said or (None, None)
+            yield Reply(
+                off=label, dims=study.words(plan), filled=words.line if words else None, begins=begins, continued=continued,
+                fill=words, plan=plan,
+            )  # fmt: skip

@@ -1,0 +1,107 @@
+"""Which dimensions are switched off, and which controls beside them."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outlierlens.ablation.controls import (
+    Plan,
+    matched_neurons,
+    matched_sets,
+    random_families,
+    random_neurons,
+    random_sets,
+    relabelled,
+)
+from outlierlens.ablation.study import dims_of
+from outlierlens.ablation.switches import Dims, plan_dims
+from outlierlens.data.texts import Data
+from outlierlens.detection.observe.measure import ObserveOptions, magnitude
+from outlierlens.detection.scan.measure import scan_stream
+from outlierlens.detection.targets import Named, active_dims, named_dims
+from outlierlens.errors import BadInput
+from outlierlens.models.inputs import row_limit
+from outlierlens.models.load import LoadedModel, stream_width
+from outlierlens.options import FIND, Find
+
+if TYPE_CHECKING:
+    from outlierlens.analyses.ablate import AblateOptions
+    from outlierlens.architectures import BoundStack
+
+UNLIKE = 3.0  # |z| of what a neuron writes, within its layer, from which no ordinary set holds it
+MOST = 4  # dimensions that are taken of those a rule on activations names, the strongest first
+N_RANDOM = 5  # random sets of each of several modes, where no number is given
+
+
+def found_dims(
+    loaded: LoadedModel, stack: "BoundStack", texts: Data, dims: Dims | Find, options: "AblateOptions"
+) -> Named:
+    """The dimensions, with who names them: given, or as `options.find` says, else the strongest in the weights."""
+    if dims != FIND:
+        return Named((), "given", ())
+    if stack.reads:
+        raise BadInput(f"--stack {stack.name}: a neuron is named with its block; write --dims 11:1229")
+    scanned = named_dims(loaded, stack)
+    if options.find == "scan" or (options.find == "auto" and scanned.found):
+        return scanned
+    length = row_limit(loaded, texts, options.task.max_length)
+    settings = ObserveOptions(max_length=length, batch_size=options.task.batch_size, passage_tokens=0)
+    found, rule = active_dims(loaded, stack, texts, settings)
+    if found:
+        more = f"; the strongest {MOST} of {len(found)}" if len(found) > MOST else ""
+        return Named(tuple(sorted(found[:MOST])), f"the rule {rule} on activations{more}", scanned.found + found)
+    if scanned.found:
+        note = "the rules on activations name no dimension, so those of the scan of the weights are taken"
+        return replace(scanned, notes=(*scanned.notes, note))
+    return replace(scanned, by=f"{scanned.by}, and the rules on activations neither")
+
+
+def random_plans(plan: Plan, width: int, options: "AblateOptions") -> list[Plan]:
+    """Random sets of as many dimensions; those of several tested sets are the same as far as they can be."""
+    dims, n = dims_of(plan), N_RANDOM if options.n_random is None else options.n_random
+    drawn = random_sets(width, len(dims), n=n, seed=options.seed, other_than=dims) if n else ()
+    return [relabelled(plan, one) for one in drawn]
+
+
+def control_sets(
+    loaded: LoadedModel, stack: "BoundStack", plan: Plan, options: "AblateOptions"
+) -> tuple[list[tuple[str, str, Plan]], float | None]:
+    """(family, label and plan of every control set of `plan`, how near the matched ones came)."""
+    width = stream_width(loaded.model, stack)
+    n_random, n_matched = options.n_sets
+    strength = magnitude(loaded, stack) if stack.reads or n_matched else np.empty(0)
+    found: dict[str, list[Plan]] = {}
+    if stack.reads:  # neurons: drawn, and matched, among those of the same layers
+        avoid = {layer: np.flatnonzero(strength[layer] >= UNLIKE).tolist() for layer in plan}
+        if n_random:
+            drawn = random_neurons(width, plan, avoid=avoid, n=n_random, seed=options.seed)
+            found |= {kind: list(plans) for kind, plans in drawn.items()}
+        matched = matched_neurons(strength, plan, avoid={}, n=n_matched, seed=options.seed) if n_matched else []
+    else:
+        if options.avoid:
+            plan_dims(stack, width, options.avoid)
+        outliers = scan_stream(loaded, stack.name).dims if options.avoid is None else options.avoid
+        if n_random:
+            sets = random_families(width, dims_of(plan), avoid=outliers, n=n_random, seed=options.seed)
+            found |= {kind: [relabelled(plan, dims) for dims in some] for kind, some in sets.items()}
+        how: dict[str, Any] = {"avoid": outliers, "n": n_matched, "seed": options.seed, "blocks": stack.blocks}
+        matched = matched_sets(strength, plan, **how) if n_matched else []
+    found |= {"matched": [one.plan for one in matched]} if matched else {}
+    controls = [(kind, f"{kind} {i + 1}", one) for kind, plans in found.items() for i, one in enumerate(plans)]
+    return controls, float(np.median([one.closeness for one in matched])) if matched else None
+
+
+def check_neurons(stack: "BoundStack", dims: Dims | Find, options: "AblateOptions") -> None:
+    """Raise BadInput where neurons are named without their block, or with what belongs to dimensions."""
+    if not isinstance(dims, Mapping) and options.layers is None:
+        raise BadInput(
+            f"--stack {stack.name}: a neuron is named with its block; write --dims 11:{dims[0] if dims else 0}"
+        )
+    if options.avoid is not None:
+        raise BadInput(f"--avoid names dimensions; leave it out with --stack {stack.name}")
+    if wrong := {"norms", "writes"} & {one.mode for one in options.treatments}:
+        raise BadInput(
+            f"--modes {min(wrong)} is of dimensions; with --stack {stack.name} use weights, zero, mean or scale:F"
+        )

@@ -1,1 +1,0 @@
-"""`disable`: dimensions switched off beside controls, and what breaks."""
