@@ -35,7 +35,18 @@ ZERO, MEAN, POSITION_MEAN = "zero", "mean", "position-mean"
 KEPT, FIRST = "zero, first token kept", "zero, first token only"
 SCALES = ("scale", "scale-once")
 NAMES = (*ON_WEIGHTS, ZERO, MEAN, POSITION_MEAN, "resample", *SCALES)
-ALL = (ZERO, MEAN, POSITION_MEAN, "resample", KEPT, FIRST, "scale-once:0.5", "scale-once:1.5", "scale-once:2", "scale-once:3")
+ALL = (
+    ZERO,
+    MEAN,
+    POSITION_MEAN,
+    "resample",
+    KEPT,
+    FIRST,
+    "scale-once:0.5",
+    "scale-once:1.5",
+    "scale-once:2",
+    "scale-once:3",
+)
 HALF = 0.5  # of zero's damage: recovering more is most of it
 FEW_MEANS = 0.05  # share of tokens without a mean of their position, above which it is said
 TOKENS = {"all": "", "rest": ", first token kept", "first": ", first token only"}

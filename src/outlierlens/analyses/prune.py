@@ -204,8 +204,8 @@ class RemovedLayers(Picture):
         inked: list[Spec] = [{"dim": dim, "layers": counts[dim]} for dim in inked_dims(shown)[:MOST]]
         places = [(one["dim"] / max(len(counts) - 1, 1), one["layers"] / top) for one in inked]
         x = field_of("dim", "position of the stream", scale={"domain": [0, len(counts) - 1], "nice": False})
-        axis = {"tickMinStep": 1, "format": "d", "tickCount": min(top, 8)}
-        y = field_of("layers", "layers in which it is removed", scale={"domain": [0, top], "nice": False}, axis=axis)
+        ticks = {"axis": {"tickMinStep": 1, "format": "d", "tickCount": min(top, 8)}}
+        y = field_of("layers", "layers in which it is removed", scale={"domain": [0, top], "nice": False}, **ticks)
         limit = [{"layers": stream.needed, "text": f"the constraint: fewer than {stream.needed} of {top} layers"}]
         what = d.columns(dim="position", layers="layers", share="share gone")
         layers = [
@@ -215,7 +215,11 @@ class RemovedLayers(Picture):
             *([d.points(named, x=x, y=y, **d.dim_look(shown), tooltip=what, size=150)] if named else []),
             *(names_beside(inked, places, (), x, y) if inked else []),
         ]
-        return panel(layers, WIDTH, 260, f"Stream {stream.stack}" if len(found.streams) > 1 else "")
+        return panel(layers, WIDTH, 260)
+
+    def legend(self, found: Any) -> str:
+        """What its marks are."""
+        return f"{f'stream {self.stack}; ' * (len(found.streams) > 1)}coloured: outliers; grey: other positions"
 
     def caption(self, found: Any) -> str:
         """The numbers that it shows, in words."""
@@ -520,9 +524,8 @@ class PruneTest(Finding):
     def worse(self) -> bool:
         """Whether forcing the budget onto the chosen positions costs more than magnitude and than every control family."""
         chosen = self.chosen.change
-        return chosen.low > max(self.magnitude.change.value, 0) and all(
-            chosen.value > one.percentile_95 for one in self.uses if one.percentile_95 is not None
-        )
+        others = [one.percentile_95 for one in self.uses if one.percentile_95 is not None]
+        return chosen.low > max(self.magnitude.change.value, 0) and all(chosen.value > one for one in others)
 
     @property
     def verdict(self) -> str:
@@ -532,9 +535,8 @@ class PruneTest(Finding):
         than = f"{self.magnitude.change.value:+z.3f} by magnitude, same budget"
         if not chosen.settled:
             return f"no verdict on {named}, for {no_interval(self.about.n_texts)}: {cost}"
-        return f"safe to prune except {named}: {cost}, {than}" if self.worse else (
-            f"{named} can be pruned like others: {cost}, {than}"
-        )  # fmt: skip
+        said = f"safe to prune except {named}" if self.worse else f"{named} can be pruned like others"
+        return f"{said}: {cost}, {than}"
 
     def sentences(self) -> Iterator[str]:
         """The verdict, and the budget."""
