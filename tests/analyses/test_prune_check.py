@@ -542,6 +542,22 @@ def test_picture_and_tables_say_what_the_check_found() -> None:
     assert [section.name for section in joined_sections(joined)] == ["prune-check", "prune-check-2", "prune-test"]
 
 
+def test_each_stream_has_its_verdict_and_its_picture(folder: Any) -> None:
+    def edit(model: Any) -> None:
+        with torch.no_grad():
+            for layer in range(3):
+                norm = model.get_submodule(f"decoder.layers.{layer}.final_layer_norm")
+                norm.weight[3], norm.bias[3] = 0.0, 0.0
+
+    found = prune_check(folder("bart"), folder("bart", edit, "decoder"), OUTLIERS)
+    assert [(one.stack, one.broken) for one in found.streams] == [("encoder", ()), ("decoder", (3,))]
+    first, second = found.verdict.split("; decoder ")
+    assert first.startswith("encoder holds: no position is removed in ")
+    assert second.startswith("broken: safe to prune except 3 (outlier), removed in 3 of 3 layers")
+    assert [one.legend(found).split(";")[0] for one in found.drawn()] == ["stream encoder", "stream decoder"]
+    assert len(found.chart().spec["vconcat"]) == 2
+
+
 def test_the_python_of_the_page_runs(folder: Any, tmp_path: Path, monkeypatch: Any) -> None:
     import re
 
