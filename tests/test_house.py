@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -92,6 +93,17 @@ ENGINE = ("results/rows.py", "results/finding.py", "view/pictures.py", "ablation
 
 def test_the_engine_of_findings_stays_small() -> None:
     assert sum(len((SOURCE / name).read_text("utf-8").splitlines()) for name in ENGINE) <= 1000
+
+
+def test_a_class_of_an_analysis_or_the_engine_has_a_name_of_its_own() -> None:
+    new = [*(SOURCE / "analyses").glob("*.py"), *(SOURCE / name for name in ENGINE)]
+    named = Counter(
+        node.name
+        for path in new
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert not [name for name, times in named.items() if times > 1 and name not in ("Command",)]
 
 
 def test_every_public_name_resolves_and_is_documented() -> None:

@@ -121,9 +121,16 @@ def test_a_wrong_word_is_refused_in_one_line(words: tuple[str, ...], says: str) 
     assert refused.value.code == 2
 
 
-def test_what_a_reader_cannot_read_is_bad_input() -> None:
-    with pytest.raises(BadInput, match="cannot read 'half'; write a number, or none"):
+def test_what_a_reader_cannot_read_is_bad_input(run: Any) -> None:
+    with pytest.raises(Usage, match="cannot read 'half'; write a number, or none"):
         asked("x", "--share", "half")
+    for words in (
+        ("scan", "m", "--max-read", "two"),
+        ("disable", "m", "--dims", "x"),
+        ("atlas", "build", "--query", "a=1", "-o", "a"),
+    ):
+        code, out, err = run(*words)
+        assert (code, out, err.count("\n")) == (2, "", 1), err
 
 
 def test_python_holds_to_the_same_bounds() -> None:

@@ -34,6 +34,9 @@ USE_FLOAT32 = "use --dtype float32; where that is in use, weights are damaged or
 class OutlierlensError(Exception):
     """Base of all errors that outlierlens raises on purpose; the command line prints them as one line."""
 
+    def __str__(self) -> str:
+        return printable(super().__str__())  # a traceback is shown in a terminal, and names are a stranger's
+
 
 class BadFile(OutlierlensError):
     """A file that is malformed, truncated or hostile."""
@@ -232,7 +235,17 @@ def markdown(text: str) -> str:
 
 def command(*words: "str | Path") -> str:
     """A command line of ours in one line, as bash and zsh read it; words that `one_line` would change as $'…'."""
-    return shell("outlierlens", *words)
+    return shell("outlierlens", *(word if isinstance(word, str) else operand(word) for word in words))
+
+
+def operand(name: "str | Path") -> str:
+    """The name of a model or file as a word of a command: one that begins with "-" would be read as an option."""
+    return f"./{name}" if str(name).startswith("-") else str(name)
+
+
+def option(name: str, value: object) -> list[str]:
+    """An option with its value as words of a command: one word where the value would be read as an option itself."""
+    return [f"{name}={value}"] if str(value).startswith("-") else [name, str(value)]
 
 
 def shell(*words: "str | Path") -> str:

@@ -332,7 +332,7 @@ def test_command_line_prints_a_table_and_json(saved: Any, tmp_path: Path, run: A
             2,
             'Invalid value "magic" for --rule. Choose from: "kovaleva", "puccetti", "luo".',
         ),
-        (["scan", "--max-read", "lots", "x"], 1, "cannot read the size 'lots'"),
+        (["scan", "--max-read", "lots", "x"], 2, "cannot read the size 'lots'"),
         (["scan", "--bogus"], 2, "Unknown option: --bogus"),
         (["scan"], 2, "MODELS requires an argument"),
         (["ablate"], 2, "MODEL requires an argument"),

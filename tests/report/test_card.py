@@ -69,7 +69,7 @@ def test_nothing_measured_is_said(data: Any) -> None:
     text = plain(card(replace(data, observation=None, damages=(), sweeps=(), tracks=())))
     assert "What switching them off does was not measured." in text
     assert "Switched off:" not in text
-    assert "Run observe and disable before relying on this" in text
+    assert "Run observe and ablate before relying on this" in text
 
 
 @pytest.mark.usefixtures("no_picture_files")

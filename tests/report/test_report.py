@@ -211,7 +211,7 @@ def test_nothing_found_and_nothing_else_measured():
         "15 of 30 layers.",
     )
     assert [step.topic for step in advice(bare)] == ["nothing", "trust"]
-    assert "Run observe and disable" in advice(bare)[1].text
+    assert "Run observe and ablate" in advice(bare)[1].text
 
 
 def test_found_but_no_damage_measured():
@@ -365,7 +365,7 @@ def test_the_page_keeps_its_order(page):
     heads = re.findall(r"<h[123][^>]*>(.*?)</h[123]>", page.split("<script")[0])
     wanted = [
         "smollm2-135m has 3 outlier dimensions: 100, 247 and 507.",
-        "Causal loss with dimensions off (zeroed_weights)", "What to do", "What else was found", "In the weights",
+        "smollm2-135m, dimensions 100, 247, 507: switched off", "What to do", "What else was found", "In the weights",
         "Writes of every layer to every dimension: mlp.down_proj", "In the running model",
         "Token vectors of one input after layer 14", "Average vector, layer by layer",
         "Which dimension is the smallest or largest entry", "Largest hidden value, layer by layer",
@@ -524,7 +524,7 @@ def test_a_report_of_a_scan_alone():
     text = Page(render(bare)).text
     assert "In the running model" not in text
     assert "What breaks" not in text
-    assert "Run observe and disable before relying on this" in text
+    assert "Run observe and ablate before relying on this" in text
 
 
 def test_eighty_layers_of_8192_dimensions_stay_small_and_quick():

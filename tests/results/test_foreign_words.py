@@ -3,12 +3,15 @@
 import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import tomllib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -16,27 +19,40 @@ import yaml
 from markdown_it import MarkdownIt
 
 import attack_results
+import explore_models
 import exported_results
 import finetune_runs
+import hostile
 import mask_results
 import outlierlens
 import repair_results
 import synthetic_report
+from browser import Page
 from outlierlens.analyses.prune_lists import ProtectOptions, protect
 from outlierlens.analyses.prune_lists import Tool as ProtectTool
 from outlierlens.architectures.stack import Stack, load_toml, to_toml
 from outlierlens.checkpoints.samples import directory
-from outlierlens.errors import command, comment, literal, markdown, shell
+from outlierlens.cli.app import read
+from outlierlens.errors import BadInput, command, comment, literal, markdown, shell
 from outlierlens.experiments.attack import saving
 from outlierlens.experiments.embedder import view as embedder
 from outlierlens.experiments.mask.exports import WRITERS
 from outlierlens.experiments.mask.exports import export as export_mask
 from outlierlens.experiments.plan.exports import TOOLS, Target, export
+from outlierlens.experiments.plan.kept import KeptLinear
 from outlierlens.experiments.quantization.schemes import parse
 from outlierlens.experiments.repair import measure as repair
+from outlierlens.explore import snippets
+from outlierlens.explore.result import VIEWS
+from outlierlens.explore.space import write_space
+from outlierlens.models.load import LoadOptions
 from outlierlens.models.proposal.propose import Proposal
+from outlierlens.report.advice import advice
 from outlierlens.report.card import card as report_card
+from outlierlens.report.files import write
+from outlierlens.report.pair import pair_advice, paired
 from outlierlens.training.finetune import folder as finetune
+from outlierlens.training.pretrain.recipe import read_recipe
 
 SOURCE = Path(outlierlens.__file__).parent
 RUNS = "__import__('os').system('touch canary')"
@@ -51,8 +67,26 @@ HOSTILE = (
     "a\x1b[31mb\x9b31m\x07 {{ 7 * 7 }} {% raw %} ${HOME} `id` $(id)",
     "# head\n\n# head\n<script>alert(1)</script> [l](http://e.com) ![i](http://e.com/i.png) <http://e.com> | a | `b`",
     "caf\udce9 \ud800 \u202e \U0001f600 é",
+    "org/" + "a" * 10_000,
 )
-NAMED = pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
+NAMES = (*HOSTILE, *(hostile.text(chance) for chance in hostile.chances("NAMES", 4)))
+NAMED = pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
+
+
+def without_surrogates(text: str) -> str:
+    """`text` without what has no UTF-8."""
+    return text.encode("utf-8", "ignore").decode("utf-8")
+
+
+def words_of(line: str) -> list[str]:
+    """The words that a shell reads in a command."""
+    said = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}".encode()], capture_output=True, check=True)
+    return [os.fsdecode(word) for word in said.stdout.split(b"\0")[:-1]]
+
+
+def tags(page: str) -> list[Any]:
+    """The elements of a page with the names of their attributes."""
+    return [(tag, sorted(given)) for tag, given in Page(page).elements]
 
 
 def shape(text: str) -> str:
@@ -111,8 +145,13 @@ SCHEMES |= {"modelopt": "int8-channel/int8-tensor", "bitsandbytes": "int8-channe
 @pytest.mark.parametrize("tool", TOOLS)
 def test_plans(tool: str, name: str) -> None:
     def made(name: str) -> str:
-        target = Target(model=name, config={}, linears=("model.layers.0.a",), outside=(f"head {name}",))
-        return export(tool, (), scheme=parse(SCHEMES.get(tool, "int8-tensor/int8-tensor")), target=target)
+        linears = "model.layers.0.a", f"model.layers.0.{name}", f"model.layers.1.{name}"
+        target = Target(model=name, config={}, linears=linears, outside=(f"head {name}",))
+        kept = (KeptLinear(path=linears[2], weights=True, inputs=True),)
+        scheme = parse(SCHEMES.get(tool, "int8-tensor/int8-tensor"))
+        with suppress(BadInput):  # GGUF has no name for such a linear
+            return export(tool, kept, scheme=scheme, target=target)
+        return export(tool, (), scheme=scheme, target=target)
 
     kind = {".py": "python", ".yaml": "yaml", ".json": "json"}.get(TOOLS[tool].suffix, "text")
     assert_alike(kind, made(name), made("mini"))
@@ -133,7 +172,7 @@ def test_rows_of_architectures(name: str, tmp_path: Path) -> None:
     made = Proposal(name, (stack,), ({"blocks": name, "name": name},), (name,), name)
     text = made.toml
     assert all(one.isprintable() or one == "\n" for one in text)
-    if "\udce9" in name:  # which no TOML holds
+    if name != without_surrogates(name):  # which no TOML holds
         return
     (tmp_path / "row.toml").write_text(text, "utf-8")
     (read,) = load_toml(tmp_path / "row.toml")
@@ -191,6 +230,9 @@ def test_cards(card: Callable[[str], str], name: str) -> None:
     tame, hostile = card("mini"), card(name)
     assert all(one.isprintable() or one == "\n" for one in hostile)
     assert blocks(hostile) == blocks(tame)
+    if card is exported:
+        (code,) = re.findall(r"(?m)^    model = (.*)$", hostile)
+        assert eval(code, {"SentenceTransformer": lambda folder: folder}) == name
     if tame.startswith("---\n"):
         front = [yaml.safe_load(text[4:].split("\n---\n")[0]) for text in (hostile, tame)]
         assert keys(front[0]) == keys(front[1])
@@ -222,7 +264,7 @@ def test_a_comment_is_one_line_and_names_no_encoding() -> None:
 def test_a_literal_is_read_back_by_every_language(name: str) -> None:
     assert ast.literal_eval(literal(name)) == json.loads(literal(name)) == name
     assert json.loads(literal({name: [name, 1]}, indent=2)) == {name: [name, 1]}
-    if "\ud800" not in name:
+    if name == without_surrogates(name):
         assert yaml.safe_load(literal(name)) == name
         assert tomllib.loads(f"a = {literal(name)}") == {"a": name}
 
@@ -231,16 +273,103 @@ def test_markdown_by_hand() -> None:
     assert markdown("a|b_c\n[x](http://e.com) www.e.com") == r"a\|b\_c \[x\](http\://e.com) www\.e.com"
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="bash reads the command")
+needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="bash reads the command")
+
+
+@needs_bash
 @NAMED
 def test_a_shell_gets_the_words_back(name: str) -> None:
-    words = [name.replace("\ud800", ""), "a  b", " c", "it's", "", "--x=é", "$HOME"]
-    line = shell("printf", r"%s\0", *words)
+    held = without_surrogates(name.replace("\0", ""))[:5000] + "caf\udce9" * (
+        "\udce9" in name
+    )  # a file may be named so
+    words = [held, "a  b", " c", "it's", "", "--x=é", "$HOME"]
+    line = shell(*words)
     assert line.isprintable()
-    said = subprocess.run(["bash", "-c", line.encode("utf-8")], capture_output=True, check=True).stdout
-    assert said.split(b"\0")[:-1] == [os.fsencode(word) for word in words]
+    assert words_of(line) == words
+
+
+@needs_bash
+@NAMED
+def test_commands_of_a_report_are_about_that_model(name: str) -> None:
+    """What a report tells to run is read by its command, and a model called --overwrite is no option."""
+    held = without_surrogates(name.replace("\0", ""))[:5000] or "model"
+    data = synthetic_report.report_data()
+    (stack,) = data.scan.stacks
+    damage = replace(data.damages[0], stack=held)
+    data = replace(data, scan=replace(data.scan, stacks=(stack, replace(stack, stack=held))), damages=(damage,))
+    for model in (held, "-x", "--overwrite", "--"):
+        found = replace(data, provenance=replace(data.provenance, model=model))
+        lines = [line for step in advice(found) for line in step.commands]
+        lines += [line for step in pair_advice(paired(found, found)) for line in step.commands]
+        lines.append(snippets.command(model, LoadOptions(), explore_models.explored().state, ("loss",)))
+        assert len(lines) > 4
+        for line in lines:
+            _, *words = words_of(line)
+            read(words)
+            assert f"./{model}" * model.startswith("-") or model in words
+    assert command("report", Path("-x")) == "outlierlens report ./-x"
 
 
 def test_a_command_without_control_characters_is_quoted_as_ever() -> None:
     assert command("scan", "a b", Path("it's/x")) == "outlierlens scan 'a b' 'it'\"'\"'s/x'"
     assert command("scan", "a\nb") == r"outlierlens scan $'a\012b'"
+
+
+@NAMED
+def test_a_report_and_its_files(name: str, tmp_path: Path, no_picture_files: None) -> None:
+    def made(name: str, folder: Path) -> dict[str, Any]:
+        data = synthetic_report.report_data(
+            observed=synthetic_report.observation(columns=4, tokens=(name, " the", "\n"))
+        )
+        (stack,) = data.scan.stacks
+        stacks = replace(stack, stack=name), replace(stack, stack="model")
+        scan = replace(data.scan, stacks=stacks, provenance=replace(data.scan.provenance, model=name), model_type=name)
+        about = replace(data.provenance, model=name, command=name, libraries={"python": name})
+        write(replace(data, provenance=about, scan=scan, notes=(name,)), folder)
+        texts = {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in folder.rglob("*.*")}
+        return {path: tags(text) if path.endswith("html") else keys(json.loads(text)) for path, text in texts.items()}
+
+    theirs = tmp_path / "theirs.html"
+    theirs.write_text("theirs")
+    assert made(name, tmp_path / "one") == made("mini", tmp_path / "other")
+    assert theirs.read_text() == "theirs"
+    assert {path.name for path in tmp_path.iterdir()} == {"theirs.html", "one", "other"}
+
+
+@needs_bash
+@NAMED
+def test_what_the_live_page_gives_to_copy(name: str) -> None:
+    found = explore_models.explored()
+
+    def made(name: str) -> list[str]:
+        options = LoadOptions(revision=name, subfolder=name, row=Path(name.replace("\0", "")))
+        explorer: Any = SimpleNamespace(loaded=SimpleNamespace(name=name, head="masked"), options=options)
+        said = replace(found, state=replace(found.state, text=name, stack=name), read=name)
+        return [snippets.python(explorer, said, view) for view in VIEWS]
+
+    for hostile_code, tame in zip(made(name), made("mini"), strict=True):
+        assert_alike("python", hostile_code, tame)
+    held = without_surrogates(name.replace("\0", ""))[:2000]
+    state = replace(found.state, text=held, stack=held or "model")
+    words = words_of(snippets.command("mini", LoadOptions(revision=held or None, offline=True), state, ("loss",)))
+    assert f"--text={held}" in words
+    read(words[1:])
+
+
+@NAMED
+def test_a_space_takes_ids_of_the_hub_alone(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outlierlens.explore.space._copy_package", lambda *_: None)
+    with pytest.raises(BadInput, match="on this machine"):
+        write_space(tmp_path / "space", f"org/{name}|", LoadOptions())
+    assert not list(tmp_path.iterdir())
+    for folder, revision in (("hostile", name), ("tame", "main")):
+        write_space(tmp_path / folder, "org/model", LoadOptions(revision=revision, subfolder=revision, row=revision))
+    made = [(tmp_path / folder / "app.py").read_text("utf-8") for folder in ("hostile", "tame")]
+    assert shape(made[0]) == shape(made[1].replace("LoadOptions()", "LoadOptions(revision='', subfolder='', row='')"))
+
+
+@NAMED
+def test_recipes(name: str) -> None:
+    recipe = read_recipe("mini-short")
+    tame, made = (replace(recipe, name=one, about=one) for one in ("mini", name))
+    assert_alike("toml", made.to_toml(), tame.to_toml()) if name == without_surrogates(name) else None

@@ -1,18 +1,22 @@
 """Results of somebody else, well typed and wrong: shown plainly, or refused in one line of ours."""
 
+import inspect
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from random import Random
 from typing import Any
 
 import pytest
 
 import every_result
+import hostile
+from outlierlens import charts
 from outlierlens.errors import OutlierlensError
 from outlierlens.results.document import HOMES, decode_document, to_json
 
-MUTANTS = 6  # of a kind
+MUTANTS = hostile.number("MUTANTS", 6)  # of a kind
 WORDS = (
     "a\x1b[31mred\x1b]0;title\x07", "x\n# head\r\u2028y\x85z\x9b31m", "<script>alert(1)</script>|`[l](http://e)", "",
     "\u202eabc\ud800",
@@ -44,7 +48,7 @@ def other(value: Any, random: Random) -> Any:
     if isinstance(value, float):
         return random.choice((0.0, -1.0, -value, "nan", "inf", "-inf", 1e300))
     if isinstance(value, str):
-        return random.choice(WORDS)
+        return random.choice((*WORDS, hostile.text(random)))
     if isinstance(value, list):
         return random.choice(([], value[: len(value) // 2], value + value, value[:1]))
     return random.choice(({}, dict(list(value.items())[:1])))
@@ -66,24 +70,38 @@ def mutant(document: str, random: Random) -> Any:
     return made
 
 
+@cache
+def drawing() -> dict[str, list[Callable[[Any], Any]]]:
+    """The charts that take a result and nothing else, by its kind."""
+    found: dict[str, list[Callable[[Any], Any]]] = defaultdict(list)
+    for name in set(dir(charts)) - set(charts.__all__):
+        chart = getattr(charts, name)
+        first, *others = inspect.signature(chart).parameters.values()
+        if all(one.default is not one.empty or one.kind is one.VAR_KEYWORD for one in others):
+            found[str(first.annotation).rpartition(".")[2].strip("'>")].append(chart)
+    return found
+
+
 def test_every_kind_of_result_is_tried(documents: dict[str, str]) -> None:
     assert set(documents) == set(HOMES)
+    assert len(drawing().keys() & set(HOMES)) > 20
 
 
 @pytest.mark.parametrize("kind", sorted(HOMES))
 def test_a_mutant_is_shown_or_refused(kind: str, documents: dict[str, str]) -> None:
     shown = 0
     for number in range(MUTANTS):
-        made = mutant(documents[kind], Random(f"{kind} {number}"))
+        made = mutant(documents[kind], Random(f"{hostile.SEED} {kind} {number}"))
         try:
             found = decode_document(made, kind)
         except OutlierlensError:
             continue
-        for show in (str, lambda one: one._repr_html_(), lambda one: one.to_pandas()):
+        for show in (str, lambda one: one._repr_html_(), lambda one: one.to_pandas(), *drawing()[kind]):
             try:
                 said = show(found)
             except OutlierlensError as error:
-                said = str(error).replace("\n", "\t")  # one line
+                said = str(error)
+                assert "\n" not in said
             shown += 1
             if isinstance(said, str):
                 assert all(one.isprintable() or one == "\n" for one in said), number

@@ -126,7 +126,7 @@ class Study:
         texts: what the task reads.
         identity: what must be equal for measured conditions to be used again, beside the model and the texts; its "seed" is
             that of intervals, 0 where it has none, its "stack" the stream that is touched (or the MLPs' neurons).
-        rows: what keeps finished conditions; see `Keep`.
+        rows: the file, or the folder, that keeps finished conditions.
 
     Raises:
         BadInput: the intact model's value of a text is no number.
@@ -146,7 +146,7 @@ class Study:
         self.stack = loaded.axis(identity.get("stack"))
         self.by_neuron = bool(self.stack.reads)
         self.progress, self.files = progress or (lambda *_: None), ExitStack()
-        self.keep = Keep(rows) if isinstance(rows, Path) else rows
+        self.place = rows
         self.fingerprint, self.seed = fingerprint(loaded.model), int(identity.get("seed", 0))
         self.identity = {"model": self.fingerprint, "data": texts.digest, **identity, **begins(task)}
         self.progress("intact", 0, 1)
@@ -158,8 +158,13 @@ class Study:
         self.total = 0
 
     def __enter__(self) -> "Study":
-        if self.keep:
-            self.rows = self.files.enter_context(self.keep.open(self.identity))
+        if self.place:
+            kept = (
+                self.place.open(self.identity)
+                if isinstance(self.place, Keep)
+                else RowStore.open(self.place, self.identity)
+            )
+            self.rows = self.files.enter_context(kept)
         return self
 
     def __exit__(self, *error: Any) -> None:

@@ -46,7 +46,6 @@ from outlierlens.errors import BadInput, pick
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.options import FIND, Find, Flag, Flat, check
-from outlierlens.options.read import plain_dims
 from outlierlens.results.finding import Finding
 from outlierlens.results.row_store import Keep
 from outlierlens.results.rows import UNKNOWN, Draws, Estimate, Quiet, Row
@@ -97,11 +96,6 @@ CONTROLS = {
 # --- options -----------------------------------------------------------------------------------------------------
 
 
-def parse_avoid(text: str) -> tuple[int, ...]:
-    """ "308,381" -> (308, 381); raises BadInput where layers are named."""
-    return plain_dims(text, "--avoid")
-
-
 def parse_modes(text: str) -> tuple[str, ...]:
     """ "zero,scale:2" -> ("zero", "scale:2"); raises BadInput for a mode that there is not."""
     modes = tuple(part.strip() for part in text.split(",") if part.strip())
@@ -114,8 +108,8 @@ class AblateOptions(Extent):
     """What to switch off, how, and beside which controls."""
 
     modes: Annotated[tuple[str, ...], Flag(read="analyses.ablate:parse_modes", words="weights")] = ("weights",)
-    """weights, norms, writes; of hidden states zero, mean, position-mean, resample, scale:F, scale-once:F. Several, or all,
-    tell a fixed bias from information."""
+    """weights, norms, writes; of hidden states zero, mean, position-mean, resample, scale:F, scale-once:F. Several, or all (5
+    random sets each), tell a fixed bias from information."""
     tokens: Literal["all", "first", "rest"] = "all"
     """Of hidden states: which tokens are edited; rest leaves the first one as it is."""
     layers: Annotated[tuple[int, ...] | None, Flag(read="options.read:parse_layers")] = None
@@ -129,7 +123,7 @@ class AblateOptions(Extent):
     nothing is found: the strongest in the weights."""
     each: bool = False
     """Measure each dimension alone too."""
-    avoid: Annotated[tuple[int, ...] | None, Flag(read="analyses.ablate:parse_avoid")] = None
+    avoid: Annotated[tuple[int, ...] | None, Flag(read="analyses.ablate_sets:parse_avoid")] = None
     """Dimensions no ordinary or matched set may hold; default: what scan finds."""
     n_folds: Annotated[int, Flag("--folds"), Ge(2)] = 4
     """Several modes: parts of the texts; each gets the means of the others."""
@@ -388,7 +382,7 @@ def _recovers(row: Damage) -> str:
 
 
 SAME = {"factor": 1, "change": 0, "low": None, "high": None, "same": True}  # nothing done
-FAMILIES = Strips(rows="families", x="change", y="family", draws="sets", greys="control sets")
+FAMILIES = Strips(rows="families", x="change", y="family", draws="sets", greys="control sets", captioned=False)
 MODES = Strips(
     rows="modes", x="change", y="mode", by="dims", draws="random", says=_recovers,
     where=lambda one: one.mode == ZERO or not math.isfinite(one.factor),

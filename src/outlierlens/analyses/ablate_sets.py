@@ -25,6 +25,7 @@ from outlierlens.errors import BadInput
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.options import FIND, Find
+from outlierlens.options.read import plain_dims
 
 if TYPE_CHECKING:
     from outlierlens.analyses.ablate import AblateOptions
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
 UNLIKE = 3.0  # |z| of what a neuron writes, within its layer, from which no ordinary set holds it
 MOST = 4  # dimensions that are taken of those a rule on activations names, the strongest first
 N_RANDOM = 5  # random sets of each of several modes, where no number is given
+
+
+def parse_avoid(text: str) -> tuple[int, ...]:
+    """ "308,381" -> (308, 381); raises BadInput where layers are named."""
+    return plain_dims(text, "--avoid")
 
 
 def found_dims(

@@ -204,8 +204,8 @@ class RemovedLayers(Picture):
         inked: list[Spec] = [{"dim": dim, "layers": counts[dim]} for dim in inked_dims(shown)[:MOST]]
         places = [(one["dim"] / max(len(counts) - 1, 1), one["layers"] / top) for one in inked]
         x = field_of("dim", "position of the stream", scale={"domain": [0, len(counts) - 1], "nice": False})
-        ticks = {"axis": {"tickMinStep": 1, "format": "d", "tickCount": min(top, 8)}}
-        y = field_of("layers", "layers in which it is removed", scale={"domain": [0, top], "nice": False}, **ticks)
+        axis = {"tickMinStep": 1, "format": "d", "tickCount": min(top, 8)}
+        y = field_of("layers", "layers in which it is removed", scale={"domain": [0, top], "nice": False}, axis=axis)
         limit = [{"layers": stream.needed, "text": f"the constraint: fewer than {stream.needed} of {top} layers"}]
         what = d.columns(dim="position", layers="layers", share="share gone")
         layers = [

@@ -37,7 +37,7 @@ from outlierlens.checkpoints import Checkpoint, open_checkpoint
 from outlierlens.detection.scan.measure import ScanOptions, scan_checkpoint
 from outlierlens.detection.scan.neurons import first_linears, scan_neurons
 from outlierlens.detection.scan.result import StackScan
-from outlierlens.errors import BadInput, command, comment, literal, printable
+from outlierlens.errors import BadInput, command, comment, literal, operand, printable
 from outlierlens.experiments import BY_RESULT
 from outlierlens.options import FIND, Find, Flag, Flat, check
 from outlierlens.options.read import parse_layers
@@ -260,7 +260,9 @@ def _measured(path: Path, checkpoint: Checkpoint, model: str) -> str:
     if kind not in MEASURES:
         raise BadInput(f"{path}: holds no result of plan or quant; write one with outlierlens plan MODEL -o FILE")
     stored = Provenance(checkpoint.name, checkpoint.header_digest())
-    refuse_other_model(str(path), found, [stored], f"measure this model: {command('plan', model, '-o', 'FILE')}")
+    refuse_other_model(
+        str(path), found, [stored], f"measure this model: {command('plan', operand(model), '-o', 'FILE')}"
+    )
     first, *others = next(iter(BY_RESULT[kind].sections()(found))).sentences
     return " ".join(("measured:", first, *(one for one in others if "most per byte" in one)))
 

@@ -37,7 +37,7 @@ PACKAGE = "outlierlens"
 FOR_USERS = ("charts", "models", "onnx", "vision", "audio", "ray", "explore")  # not dev and crosscheck
 USES = {  # extra -> what it is for, where it is neither whole commands nor a format of weights
     "charts": "--chart FILE.svg and .png, pictures beside a report",
-    "vision": "image data of observe, disable and sweep",
+    "vision": "image data of observe, ablate and sweep",
     "audio": "recordings that are no PCM .wav",
     "ray": "sweep --engine ray",
     "explore": "the page of explore (its --show and --json work without)",

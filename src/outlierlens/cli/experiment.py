@@ -67,7 +67,7 @@ def answer(experiment: Experiment, session: Session, options: Any, run: Callable
         check_chart(path, replace=output.overwrite)
     if session.rows.rows and output.overwrite:
         remove_rows(session.rows.rows)
-    with resumable(session.kept.place if experiment.derived else session.rows.rows, hint="rows" in experiment.takes):
+    with resumable(session.kept.folder if experiment.derived else session.rows.rows, hint="rows" in experiment.takes):
         found = run()
     found = with_command(found, session.command)
     files: dict[Path, str | bytes] = {}

@@ -140,10 +140,10 @@ def _words(option: Option) -> Any:
 
 def _value(option: Option, given: Any) -> Any:
     """What was given as the dataclass takes it, within its bounds."""
-    value = option.value(given) if option.flag.read and isinstance(given, str | list) else given
-    if isinstance(value, int) and not option.flag.read and abs(value) > LARGEST:
-        raise Usage(f"{option.spelt} is too large; it must be at most {LARGEST:,}")
     try:
+        value = option.value(given) if option.flag.read and isinstance(given, str | list) else given
+        if isinstance(value, int) and not option.flag.read and abs(value) > LARGEST:
+            raise Usage(f"{option.spelt} is too large; it must be at most {LARGEST:,}")
         check_value(option.spelt, value, option.bounds)
     except BadInput as error:
         raise Usage(str(error)) from None

@@ -1,7 +1,7 @@
 """What people give to `outlierlens.NAME`, made into what its functions take: `accepting(function)`.
 
-ol.disable("mini-planted", ["A film worth seeing."], 40)     # a name, sentences, one dimension
-ol.disable("mini-planted", "reviews", "8,24", n_random=19)   # settings are keywords, or options=DisableOptions(…)
+ol.ablate("mini-planted", ["A film worth seeing."], 40)     # a name, sentences, one dimension
+ol.ablate("mini-planted", "reviews", "8,24", n_random=19)   # settings are keywords, or options=AblateOptions(…)
 ol.observe((model, tokenizer), token_ids)                    # objects of transformers, texts as token ids
 ol.compare("mini-bert", "mini-planted")                      # two names instead of two scans
 

@@ -219,7 +219,7 @@ class Explorer:
         if len(text) > LONGEST:
             raise BadInput(
                 f"this text has {len(text):,} letters, and the page reads {LONGEST:,} at most; for whole files there is "
-                "outlierlens disable --data FILE"
+                "outlierlens ablate --data FILE"
             )
         # Half of a surrogate pair, which a link can hold, is no text that a tokenizer takes.
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from outlierlens.errors import shell
+from outlierlens.errors import operand, option, shell
 from outlierlens.explore.language import BEST, COPIES, LENGTH
 from outlierlens.explore.options import ExploreOptions
 from outlierlens.explore.result import VIEWS, Explored, Off, State
@@ -222,12 +222,12 @@ def _options(options: LoadOptions) -> str:
 
 def command(model: str, options: LoadOptions, state: State, views: Sequence[str]) -> str:
     """The command line that prints `views` of `state`, quoted for a shell, without the token."""
-    words = ["outlierlens", "explore", model, *_state_words(state)]
+    words = ["outlierlens", "explore", operand(model), *_state_words(state)]
     words += ["--show", "all" if tuple(views) == VIEWS else ",".join(views)]
-    for name, option in (("row", "--arch"), *((n, f"--{n}") for n in ("revision", "subfolder", "device", "dtype"))):
+    for name, spelt in (("row", "--arch"), *((n, f"--{n}") for n in ("revision", "subfolder", "device", "dtype"))):
         value = getattr(options, name)
         if value != getattr(LoadOptions(), name):
-            words += [option, str(value)]
+            words += option(spelt, value)
     words += [f"--{name.replace('_', '-')}" for name in ("trust_remote_code", "offline") if getattr(options, name)]
     return shell(*words, "--json")
 
@@ -235,7 +235,7 @@ def command(model: str, options: LoadOptions, state: State, views: Sequence[str]
 def _state_words(state: State) -> list[str]:
     words = [f"--text={state.text}"]
     words += ["--dims", ",".join(map(str, state.dims)), "--layers", f"{state.first}-{state.last}"]
-    for option in options_of(ExploreOptions):
-        if option.path[0] == "state" and (value := getattr(state, option.name)) != option.default:
-            words += [option.spelt, str(value)]
+    for one in options_of(ExploreOptions):
+        if one.path[0] == "state" and (value := getattr(state, one.name)) != one.default:
+            words += option(one.spelt, value)
     return words

@@ -19,7 +19,7 @@ from outlierlens.models.load import LoadOptions
 from outlierlens.results.safe_files import new_folder
 
 PACKAGE = Path(__file__).parents[1]
-_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
+_HUB_ID = re.compile(r"\w[\w.-]{,95}(/\w[\w.-]{,95})?", re.ASCII)
 _APP = '''"""The live page of {model}, written by `outlierlens explore --space`."""
 
 {imports}from outlierlens.explore.look import open_explorer
@@ -63,7 +63,7 @@ def write_space(folder: Path, model: str, options: LoadOptions) -> Path:
         raise BadInput(f"{folder} is not empty; name a new folder")
     names = (model, options.tokenizer) if options.tokenizer else (model,)
     for name in names:
-        if Path(name).exists() or not _HUB_ID.fullmatch(name):
+        if not _HUB_ID.fullmatch(name) or Path(name).exists():
             raise BadInput(
                 f"{name} is on this machine, where a Space cannot read it; push it to the hub and give its id"
             )

@@ -8,7 +8,7 @@ import numpy as np
 
 from outlierlens.architectures import ARCHITECTURES
 from outlierlens.detection.observe.result import ActivationOutlier, StackObservation
-from outlierlens.errors import command
+from outlierlens.errors import command, operand, option
 from outlierlens.experiments.plan.result import PrecisionPlan
 from outlierlens.experiments.plan.view import most_per_byte
 from outlierlens.experiments.plan.view import verdict as plan_verdict
@@ -58,7 +58,7 @@ def advice(data: ReportData) -> tuple[Advice, ...]:
         steps = [Advice("nothing", "No dimension needs special care by these measurements.", why, (ask,))]
     off = data.damages or data.sweeps
     if data.observation is None or not off:
-        missing = [name for name, there in (("observe", data.observation), ("disable", off)) if not there]
+        missing = [name for name, there in (("observe", data.observation), ("ablate", off)) if not there]
         text = f"Run {' and '.join(missing)} before relying on this: the weights alone do not show what breaks."
         steps.append(Advice("trust", text, f"not measured here: {' and '.join(missing)}", (_command(data, "report"),)))
     return tuple(steps)
@@ -67,9 +67,9 @@ def advice(data: ReportData) -> tuple[Advice, ...]:
 def _command(data: ReportData, name: str, *words: str, stream: str = "", dims: Sequence[int] = ()) -> str:
     """A command line about the report's model, quoted for a shell; `stream` is named where there are several."""
     several = stream and len({stack.stack for stack in data.scan.stacks}) > 1
-    parts = [*name.split(), data.provenance.model, *words]
+    parts = [*name.split(), operand(data.provenance.model), *words]
     parts += ["--dims", ",".join(map(str, dims))] if dims else []
-    return command(*parts, *(["--stack", stream] if several else []))
+    return command(*parts, *(option("--stack", stream) if several else []))
 
 
 def _protect(data: ReportData, stream: str, dims: Sequence[int]) -> str:
@@ -278,7 +278,7 @@ def _has_pairs(found: Ranges) -> bool:
 
 def _fitted(data: ReportData, form: str) -> str:
     name = data.model.rpartition("/")[2] or "model"
-    return _command(data, "repair", "--fit", form, "-o", f"{name}-{form}")
+    return _command(data, "repair", "--fit", form, "-o", operand(f"{name}-{form}"))
 
 
 def _compare(data: ReportData) -> Iterator[Advice]:
@@ -318,7 +318,7 @@ def _repair(data: ReportData, layer: str, dim: int) -> tuple[str, ...]:
     """An embedder of that layer with the dimension clipped; of one stack alone can it be written."""
     if len({stack.stack for stack in data.scan.stacks}) > 1:
         return ()
-    given = ("--layer", layer, "--fix", "clip", "--clip", str(dim), "-o", "embedder")
+    given = (*option("--layer", layer), "--fix", "clip", "--clip", str(dim), "-o", "embedder")
     return (_command(data, "export-embedder", *given),)
 
 

@@ -1,4 +1,4 @@
-"""The main job: scan, observe, disable beside controls, and one report. Every condition is on disk when it is measured.
+"""The main job: scan, observe, ablate beside controls, and one report. Every condition is on disk when it is measured.
 
     page = run(Job(ReportOptions(model="smollm2-135m"), Path("runs/smollm2-135m")), LoadOptions(), progress)
 
@@ -131,7 +131,7 @@ def run(
         load.notice(f"{job.model}: {said}")
     options = ObserveOptions(max_length=job.options.max_length, batch_size=job.options.batch_size, progress=progress)
     observed = observe(loaded, texts, options, command=job.command)
-    damages, notes = _disable(job, loaded, texts, (found, observed), progress)
+    damages, notes = _ablated(job, loaded, texts, (found, observed), progress)
     tracks = _tracked(job)
     progress("writing the report", 0, 1)
     data = ReportData(
@@ -175,7 +175,7 @@ def scan_of(model: str, loaded: LoadedModel, load: LoadOptions, command: str) ->
         return scan_live(loaded, options, command=command)
 
 
-def _disable(
+def _ablated(
     job: Job,
     loaded: LoadedModel,
     texts: Texts,

@@ -18,7 +18,7 @@ from outlierlens.analyses.ablate import Ablation
 from outlierlens.detection.rules import Outlier
 from outlierlens.detection.scan.charts import mean_size
 from outlierlens.detection.scan.result import StackScan
-from outlierlens.errors import command
+from outlierlens.errors import command, operand
 from outlierlens.report.advice import Advice
 from outlierlens.report.result import ReportData
 from outlierlens.report.words import counted, random_control, sets_of, significant_dims, verdict
@@ -270,7 +270,7 @@ def pair_advice(pair: Pair) -> tuple[Advice, ...]:
 
 
 def _advice(pair: Pair) -> Iterator[Advice]:
-    models = [data.provenance.model for data in pair.sides]
+    models = [operand(data.provenance.model) for data in pair.sides]
     if pair.texts:
         text = "Measure both on the same texts before you compare what they lose."
         yield Advice("compare", text, "a loss depends on the text", (command("report", "--compare", *models),))

@@ -143,29 +143,26 @@ class RowStore:
 
 @dataclass(frozen=True)
 class Keep:
-    """Where a command keeps what it has measured, so that the same command goes on.
+    """A folder in which a command keeps what it has measured, so that the same command goes on; each identity has a file.
 
     Attributes:
-        place: a file of rows (it has an ending); or a folder, in which each identity has a file of its own.
         fresh: whether rows of an earlier run are dropped.
     """
 
-    place: Path
+    folder: Path
     fresh: bool = False
 
     def open(self, identity: dict[str, Any]) -> RowStore:
         """The rows of this identity; raises BadInput, BadFile as `RowStore.open`, and where nothing can be kept there."""
         text = json.dumps(identity, sort_keys=True, default=str)
-        own = (
-            self.place if self.place.suffix else self.place / f"{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
-        )
+        own = self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
         if self.fresh:
             remove_rows(own)
         try:
             return RowStore.open(own, identity)
         except OSError as error:
             remedy = "name a folder that can be written in the variable OUTLIERLENS_RUNS"
-            raise BadInput(f"{self.place}: nothing can be kept there ({error.strerror or error}); {remedy}") from None
+            raise BadInput(f"{self.folder}: nothing can be kept there ({error.strerror or error}); {remedy}") from None
 
 
 def row_line(row: dict[str, Any]) -> bytes:

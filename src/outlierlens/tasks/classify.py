@@ -24,7 +24,7 @@ from outlierlens.data.labelled.encode import NOT_A_LABEL, Encoded
 from outlierlens.data.labelled.examples import NO_CLASS
 from outlierlens.data.labelled.labels import contradicted, in_order_of_outputs, says_task_order
 from outlierlens.data.media import LabelledItems
-from outlierlens.errors import BadInput, command
+from outlierlens.errors import BadInput, command, operand
 from outlierlens.models.devices import out_of_memory, tokens_at_once
 from outlierlens.models.hooks import norm_before_last_mlp, only_at
 from outlierlens.models.labelled_rows import TextRows, rows_of
@@ -302,6 +302,6 @@ def _check_head(loaded: LoadedModel, examples: Examples | LabelledItems) -> None
         kind, remedy = HEADS[examples.kind], "use a model that was fine-tuned for it"
     else:
         kind = "ForTokenClassification" if task.level == "token" else "ForSequenceClassification"
-        remedy = f"fine-tune it first: {command('finetune', loaded.name, '--task', task.name)}"
+        remedy = f"fine-tune it first: {command('finetune', operand(loaded.name), '--task', task.name)}"
     if not name.endswith(kind):
         raise BadInput(f"{loaded.name} is a {name} without a head for {task.name}; {remedy}")

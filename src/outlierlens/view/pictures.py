@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 WIDTH = 640  # pixels of a panel
 STRIP, LINES = 44, 240  # pixels of a strip, and of a panel of lines
 SAID = 12  # values that a caption says; of more, the first and the last and the extremes
-ROOM = 44  # letters of a line of an axis' title
+ROOM = 30  # letters of a line of an axis' title
 Datum = dict[str, Any]
 
 
@@ -48,6 +48,7 @@ class Picture(ABC):
         where: chooses rows. title: of the panel. says: what is written above the mark of a row.
         extra: data that no row holds, by the picture's own field names, such as "nothing done" at factor 1.
         greys: what the grey marks are; {n} is how many, {of} is "alike" or "as 8, 24".
+        captioned: whether the caption says its numbers.
     """
 
     rows: str
@@ -58,6 +59,7 @@ class Picture(ABC):
     says: Callable[[Any], str] = lambda _: ""
     title: str = ""
     greys: str = "{n} random sets treated {of}"
+    captioned: bool = True
     where: Callable[[Any], bool] = everything
     extra: Callable[[Any], list[Datum]] = lambda _: []
 
@@ -129,7 +131,9 @@ class Picture(ABC):
         return "; ".join(filter(None, said))
 
     def caption(self, found: "Finding") -> str:
-        """The numbers that it shows, in words."""
+        """The numbers that it shows, in words; none where the sentences say them."""
+        if not self.captioned:
+            return ""
         rows = [row for row in self.chosen(found) if isinstance(point(getattr(row, self.value)), int | float)]
         column, other = self.column(found, self.value), self.x if self.value == self.y else self.y
         said = [f"{_label(self, row, other)} {_written(column, getattr(row, self.value))}" for row in rows]
@@ -162,9 +166,7 @@ class Strips(Picture):
         """Its layers."""
         data, grey = self.data(found)
         order, groups = (list(dict.fromkeys(one[key] for one in data)) for key in (self.y, "group"))
-        values = np.array(
-            [one[key] for one in (*data, *grey) for key in (self.x, "low", "high") if one[key] is not None] + [0.0]
-        )
+        values = _extent(data, grey, self.x)
         x = symmetric(values, factor=30.0).encoding(self.x, _folded(self.head(found, self.x)), padding=24)
         y, look = d.strips(self.y, order), dict[str, Any]()
         if len(groups) > 1:
@@ -181,7 +183,7 @@ class Strips(Picture):
         ]
         if not look:
             layers.append(d.text([one for one in shown if one["says"]], "says", x=x, y=y, dy=-14, color=INK))
-        return panel(layers, WIDTH, 40 + max(STRIP, 20 * len(groups)) * len(order), self.title)
+        return panel(_filled(layers), WIDTH, 40 + max(STRIP, 20 * len(groups)) * len(order), self.title)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,8 +201,7 @@ class Lines(Picture):
             x = field(self.x, self.head(found, self.x), axis={"tickCount": 7})
             data.sort(key=lambda one: (groups.index(one["group"]), one[self.x]))
         shown = d.known(data, self.y)
-        keys = (self.y, "low", "high")
-        values = np.array([one[key] for one in (*shown, *grey) for key in keys if one[key] is not None] + [0.0])
+        values = _extent(shown, grey, self.y)
         y = symmetric(values).encoding(self.y, _folded(self.head(found, self.y)))
         looks = (fixes.colours(groups), fixes.shapes(groups)) if self.by == "fix" else ()
         colour, shape = d.both("group", groups, *looks)
@@ -219,7 +220,7 @@ class Lines(Picture):
             d.rule(d.known(shown), x=x, **d.between(y=y), color=colour, strokeWidth=1.5),
             *lines(shown, x, y, (colour, shape), self.tooltip(found), size=80),
         ]
-        return panel(layers, WIDTH, LINES, self.title)
+        return panel(_filled(layers), WIDTH, LINES, self.title)
 
 
 def draw(found: "Finding") -> Chart:
@@ -242,9 +243,22 @@ def draw(found: "Finding") -> Chart:
         name=found.name,
         title=f"{found.provenance.model}{of}: {found.title[:1].lower()}{found.title[1:]}",
         reading=reading,
-        body=above(panels, 30, apart=("x", "y", "color", "shape")),
+        body=above(panels, 30, apart=("x", "y", "color", "shape"))
+        if len(panels) > 1
+        else panels[0] | {"width": "container"},
         **d.columns(**{key: key.replace("_", " ") for key in numbers[0]}).table(numbers),
     )
+
+
+def _extent(data: list[Datum], grey: list[Datum], axis: str) -> np.ndarray:
+    """All values on an axis, the ends of intervals among them, and 0."""
+    drawn = [one[key] for one in data for key in (axis, "low", "high")] + [one[axis] for one in grey]
+    return np.array([value for value in drawn if value is not None] + [0.0])
+
+
+def _filled(layers: list[Spec]) -> list[Spec]:
+    """The layers that have data: of an empty one a browser cannot tell the extent."""
+    return [one for one in layers if one.get("data", {}).get("values", True)]
 
 
 def _with_shared(data: list[Datum], grey: list[Datum], x: str) -> list[Datum]:

@@ -1,8 +1,12 @@
 """Atlases that others wrote, and journals with a value that no Parquet column holds: one line, or a row that says why."""
 
+import itertools
+import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -10,8 +14,11 @@ import pyarrow as arrow
 import pytest
 from pyarrow import parquet
 
+import hostile
+from moments import contents
 from outlierlens.checkpoints.courtesy import Turns
 from outlierlens.errors import BadFile
+from outlierlens.experiments.atlas import page
 from outlierlens.experiments.atlas import rows as kept
 from outlierlens.experiments.atlas.look import Manner, look
 from outlierlens.experiments.atlas.names import Named
@@ -188,3 +195,141 @@ def test_such_a_value_does_not_enter_a_journal(monkeypatch: pytest.MonkeyPatch, 
     (row,) = look(Named("mini-bert", **told), Manner(), Turns())
     assert (row.reason is None) == (set(bad) <= {"seconds", "origin"})  # these are what looking says
     assert row.failure is None or row.failure.startswith(f"no atlas holds this: {next(iter(bad))}: ")
+
+
+def any_table(chance: Random) -> Any:
+    """Rows of random words and numbers, as an atlas may hold them; of the first the name is "a/b"."""
+
+    def made(place: int) -> AtlasRow:
+        layers, width = chance.choice(((1, 1), (2, 40), (2, 128), (3, 40)))
+        scale = np.random.default_rng(chance.randrange(99)).normal(1, 0.1, (layers, width)).astype(np.float16)
+        scale *= np.float16(chance.choice((1, 1, 1, 0, np.inf, -1)) or 0)
+        outlying = [
+            Outlying(
+                chance.choice((0, 7, 2**31 - 1)), chance.choice((-3.5, 1e30, 0.0)), chance.choice((None, 2.5)),
+                chance.choice((-1, 1, 0, 127)), (0, chance.choice((1, 32_767))), chance.choice((0.0, 0.5, -1.0, 1e300)),
+            )
+            for _ in range(chance.choice((0, 1, 3)))
+        ]  # fmt: skip
+        words = {
+            name: hostile.text(chance, surrogates=False)
+            for name in chance.sample(WORDS, chance.randrange(len(WORDS) + 1))
+        }
+        given = {
+            "model": chance.choice(("a/b", "a/c", "a/B", *words.values())) if place else "a/b",
+            "layers": layers, "width": width, "outliers": tuple(outlying), "scale": chance.choice((None, scale, scale)),
+            "bias": chance.choice((None, scale)), "k_bias_norms": chance.choice(((), (1.5, float("inf")))),
+            "downloads": chance.choice((None, 0, 2**63 - 1)), "seconds": chance.choice((0.5, 1e38, -1.0)),
+            "bytes_read": chance.choice((0, 2**63 - 1)), "bytes_total": chance.choice((0, 1, 2**63 - 1)),
+        }  # fmt: skip
+        return replace(ROW, **words | given | ({} if place else {"failure": None, "reason": None}))
+
+    return arrow.Table.from_pylist(
+        [kept.to_plain(made(place)) for place in range(chance.randrange(1, 5))], schema=schema()
+    )
+
+
+WORDS = ("revision", "stack", "site", "family", "dtype", "format", "norm", "norm_site", "license", "origin", "created",
+         "reason", "failure")  # fmt: skip
+SCALARS = (
+    arrow.null(), arrow.bool_(), arrow.int8(), arrow.uint64(), arrow.int64(), arrow.float16(), arrow.float64(), arrow.string(),
+    arrow.large_string(), arrow.binary(), arrow.binary(3), arrow.date32(), arrow.timestamp("ns", "Europe/Berlin"),
+    arrow.duration("s"), arrow.time64("us"), arrow.decimal128(38, 2), arrow.decimal256(76, 3),
+)  # fmt: skip
+
+
+def any_type(chance: Random, depth: int = 2) -> Any:
+    one, other = chance.choice(SCALARS), chance.choice(SCALARS)
+    if not depth or chance.random() < 0.5:
+        return one
+    within = any_type(chance, depth - 1)
+    return chance.choice((
+        arrow.list_(within), arrow.large_list(within), arrow.list_(within, 2), arrow.struct([("a", within), ("dim", one)]),
+        arrow.map_(arrow.string(), other), arrow.dictionary(arrow.int32(), arrow.string()),
+    ))  # fmt: skip
+
+
+def any_change(table: Any, chance: Random) -> Any:
+    """The table with a column of other values or another type, one more or fewer, in another order, or other metadata."""
+    name, kind = chance.choice(table.column_names), chance.randrange(9)
+    at, n = table.column_names.index(name), len(table)
+    field, other = table.schema.field(at), any_type(chance)
+    if kind == 0:
+        return table.set_column(at, arrow.field(name, other), arrow.nulls(n, other))
+    if kind == 1:
+        return table.remove_column(at)
+    if kind == 2:
+        more = chance.choice((name, name.upper(), hostile.text(chance, surrogates=False)))
+        return table.append_column(arrow.field(more, other), arrow.nulls(n, other))
+    if kind == 3:
+        order = chance.sample(range(table.num_columns), table.num_columns)
+        return arrow.Table.from_arrays([table.column(one) for one in order], schema=arrow.schema(
+            [table.schema.field(one) for one in order], metadata=table.schema.metadata))  # fmt: skip
+    if kind == 4:
+        meta = chance.choice((
+            None, {}, {"outlierlens_atlas": "9"}, {"outlierlens_atlas": b"\xff\x00"}, {"pandas": "{" * 1000},
+            {"outlierlens_atlas": "1", "pandas": json.dumps({"index_columns": [hostile.json_value(chance)]}, default=str)},
+            {"outlierlens_atlas": "1" * 10**6}, {"ARROW:schema": "AAAA", "outlierlens_atlas": "1"},
+        ))  # fmt: skip
+        return table.replace_schema_metadata(meta)
+    if kind == 5:  # a null anywhere, or a record of nulls
+        values = table.column(at).to_pylist()
+        values[chance.randrange(n)] = chance.choice((None, {}, [], [None])) if field.type.num_fields else None
+    elif kind == 6 and arrow.types.is_list(field.type) and field.type.value_type.num_fields == 0:
+        value = chance.choice((float("nan"), float("inf"), -1, 0, None))
+        values = table.column(at).to_pylist()
+        values[chance.randrange(n)] = [value] * chance.choice((1, 80, 10_001, 300_000))
+    elif kind == 7 and arrow.types.is_string(field.type):
+        alike = table.column(at).cast(chance.choice((arrow.large_string(), arrow.binary(), arrow.string())))
+        return table.set_column(at, name, chance.choice((alike, alike.dictionary_encode())))
+    else:
+        values = [chance.choice((float("nan"), -(2**63), 2**63 - 1, 10**6, 0, 1, "x", None)) for _ in range(n)]
+    try:
+        return table.set_column(at, field, arrow.array(values, field.type))
+    except (arrow.ArrowException, TypeError, OverflowError, ValueError):
+        return table
+
+
+def any_file(chance: Random, path: Path) -> bool:
+    """Write an atlas, of every third with some bytes changed; returns whether nothing in it is wrong."""
+    table, n = any_table(chance), chance.choice((0, 1, 1, 2))
+    for _ in range(n):
+        table = any_change(table, chance)
+    kept_schema = chance.random() < 0.9
+    parquet.write_table(
+        table, path, compression=chance.choice(("none", "zstd", "gzip", "snappy")), use_dictionary=chance.random() < 0.5,
+        row_group_size=chance.choice((1, 2, 100)), data_page_version=chance.choice(("1.0", "2.0")),
+        store_schema=kept_schema, version=chance.choice(("1.0", "2.4", "2.6")),
+    )  # fmt: skip
+    if damaged := chance.random() < 0.3:
+        path.write_bytes(hostile.spoilt(path.read_bytes(), chance))
+    return kept_schema and not (n or damaged)
+
+
+@pytest.mark.parametrize("chance", hostile.chances("ATLASES", 40), ids=itertools.count())
+def test_any_atlas_is_shown_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Any, chance: Random
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    good = any_file(chance, Path("rows.parquet"))
+    Path("site").mkdir(), Path("site", "index.html").write_text(f"{page.MARK.decode()} before")
+    Path("theirs.html").write_text("theirs")
+    before = contents(tmp_path)
+    asked = "--overwrite", "-o", chance.choice(("site", "new/site"))
+    for words in (
+        ("atlas", "page", "rows.parquet", *asked),
+        ("lookup", chance.choice(("a/b", "mini-planted")), "--atlas", "rows.parquet", "--offline"),
+    ):
+        code, out, err = run(*words)
+        assert code in ((0,) if good else (0, 1)), err
+        assert code == 0 or (err.startswith("error: ") and err.count("\n") == 1 and len(err) < 2000)
+        assert all(one.isprintable() or one == "\n" for one in out + err)
+        after = contents(tmp_path)
+        if code or words[0] == "lookup":
+            assert after == before
+        before = after
+    shown = [
+        path for path in tmp_path.rglob("*.html") if b"before" not in path.read_bytes() and path.name != "theirs.html"
+    ]
+    for path in shown:
+        assert len(re.findall(r"(?i)<script|</script|<img|<!--|onerror=", path.read_text("utf-8"))) == 4, path

@@ -4,13 +4,18 @@ import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import huggingface_hub
 import pytest
+from huggingface_hub import constants
 
+import hostile
 from hub_server import COMMIT, FakeHub, Handler, Seen
+from outlierlens.checkpoints import pace, samples
 from outlierlens.checkpoints.base import MAX_CONFIG_BYTES
+from outlierlens.checkpoints.safetensors import MAX_INDEX_BYTES
 from outlierlens.cli.app import run
 from outlierlens.errors import Offline, RemoteError
 from outlierlens.experiments.atlas import names
@@ -232,3 +237,72 @@ def test_names_in_parquet_are_held_to_the_same(tmp_path: Path) -> None:
     long.write_text("m" * 290 + "\n")  # no file system has such a name
     with Store.open(tmp_path / "atlas") as store, Local(Manner()) as engine:
         assert build(store, [*names_in(table), *names_in(long)], engine).looked_at == 2
+
+
+FILES = samples.directory("mini-planted")
+LOOKS = (
+    *(("atlas", "build", "--query", "search=org", "--limit", "8", "--rate", "none", "-q", "-o", "atlas"),) * 3,
+    ("scan", "org/good"), ("lookup", "org/good"), ("fingerprint", "org/good", "-o", "print.json", "--overwrite"),
+)  # fmt: skip
+
+
+def said_by_a_hub(chance: Random) -> Callable[[Handler, Seen], bytes | None]:
+    """A list of random entries, and the files of the models of this package."""
+
+    def entries() -> list[Any]:
+        made = [
+            entry(f"org/{chance.choice(('good', 'other', 'a.b', chance.random()))}")
+            for _ in range(chance.randrange(1, 7))
+        ]
+        for one in made:
+            for name in chance.sample(sorted(one), chance.choice((0, 0, 1, 1, 2, 5))):
+                one[name] = hostile.json_value(chance)
+        return [hostile.json_value(chance) if chance.random() < 0.1 else one for one in made]
+
+    def honest(handler: Handler, seen: Seen) -> bytes | None:
+        if seen.path == "/api/models":
+            return json.dumps(entries() if chance.random() < 0.9 else hostile.json_value(chance)).encode()
+        if seen.path.startswith("/api/models/"):
+            files = [
+                {"rfilename": chance.choice(("config.json", "model.safetensors", hostile.text(chance)))},
+                hostile.json_value(chance),
+            ]
+            return json.dumps({"siblings": files}).encode()
+        file = FILES / seen.path.rpartition("/")[2]
+        return file.read_bytes() if file.is_file() else None
+
+    return honest
+
+
+@pytest.mark.parametrize("chance", hostile.chances("LIES", 24), ids=itertools.count())
+def test_any_lie_is_a_line_or_a_row(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Any, chance: Random
+) -> None:
+    """Commands of one folder in turn, while the hub answers each request in a random way."""
+    for name in (pace, constants):
+        monkeypatch.setattr(name, "SECONDS" if name is pace else "HF_HUB_DOWNLOAD_TIMEOUT", 0.3)
+    liar = hostile.Liar(chance, hub, said_by_a_hub(chance), TOKEN)
+    hub.tamper[""] = liar
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    (here / "theirs.txt").write_text("theirs")
+    for words in chance.sample(LOOKS, 2):
+        code, out, err = run(*words, "--token", TOKEN)
+        assert code in (0, 1, 2), err
+        assert bool(code) == ("error: " in err)
+        assert "error: " not in err or err.splitlines()[-1].startswith("error: ")
+        assert all(one.isprintable() or one == "\n" for one in out + err)
+        assert TOKEN not in out + err
+    liar.ended.set()
+    elsewhere = {host for host, secret in liar.told if secret} - {hub.endpoint.removeprefix("http://")}
+    assert not elsewhere
+    assert [seen for seen in hub.seen if seen.sent > 2 * MAX_INDEX_BYTES] == []
+    assert (here / "theirs.txt").read_text() == "theirs"
+    assert {path.name for path in here.iterdir()} <= {"theirs.txt", "atlas", "print.json"}
+    assert not any(TOKEN.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    if (here / "atlas").exists():
+        rows = list(read_rows(here / "atlas"))
+        assert len({(*row.key, row.stack) for row in rows}) == len(rows)
+        assert not [row.failure for row in rows if row.reason == "error"]
+        assert run("atlas", "page", "atlas")[0] == (0 if rows else 1)

@@ -2,7 +2,7 @@
 
     items = read_items("image", "photos/")                       # a folder with one sub-folder a class, a table, .npz, .npy
     sounds = read_items("audio", "clips.npz", labelled=False)    # for `observe` and output change
-    disable(loaded, items, [187, 759])                           # wherever `Texts` or `Examples` can stand
+    ablate(loaded, items, [187, 759])                           # wherever `Texts` or `Examples` can stand
 
 `kind_of(data)` says whether a path holds pictures or recordings at all. Nothing here imports torch.
 """

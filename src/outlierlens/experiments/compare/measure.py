@@ -6,7 +6,7 @@ from typing import Literal
 
 from outlierlens.detection.scan.measure import ScanOptions, scan
 from outlierlens.detection.scan.result import Scan, StackScan, strongest
-from outlierlens.errors import BadInput, command
+from outlierlens.errors import BadInput, command, operand
 from outlierlens.experiments.compare.options import CompareOptions
 from outlierlens.experiments.compare.result import Comparison, DimFate
 from outlierlens.experiments.integrity.fingerprint import FingerprintOptions
@@ -34,7 +34,7 @@ def _scan_of(name: str, options: ScanOptions, session: Session) -> Scan:
     loaded = load(name)
     if not isinstance(loaded, Scan):
         raise BadInput(
-            f"{name} holds a {type(loaded).__name__}, not a Scan; make it with {command('scan', 'MODEL', '-o', name)}"
+            f"{name} holds a {type(loaded).__name__}, not a Scan; make it with {command('scan', 'MODEL', '-o', operand(name))}"
         )
     return loaded
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from outlierlens.checkpoints.samples import SAMPLES
-from outlierlens.errors import markdown, need, printable
+from outlierlens.errors import literal, markdown, need, printable
 from outlierlens.experiments.embedder.result import Exported
 from outlierlens.view.section import Section, rows_of
 
@@ -96,7 +96,9 @@ def _metadata(found: Exported) -> dict[str, Any]:
     meta: dict[str, Any] = {"library_name": "sentence-transformers", "pipeline_tag": "sentence-similarity"}
     sample = SAMPLES.get(base)
     name = sample.hub_id if sample else base
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII) and not Path(name).exists():  # the hub takes its own ids alone
+    if (
+        re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", name, re.ASCII) and not Path(name).exists()
+    ):  # the hub takes its own ids alone
         meta["base_model"] = name
     meta["tags"] = ["sentence-transformers", "feature-extraction", "sentence-similarity", "outlierlens"]
     return meta
@@ -120,4 +122,4 @@ def _sentences(found: Exported, folder: Path) -> Iterator[str]:
         )
         if sts.n_fit_dropped:
             yield f"{sts.n_fit_dropped:,} of these sentences were in the fit text too and were left out of it"
-    yield f'written: {folder}; SentenceTransformer("{folder}") loads it'
+    yield f"written: {folder}; SentenceTransformer({literal(str(folder))}) loads it"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from math import inf
 from pathlib import Path
 
-from outlierlens.errors import command
+from outlierlens.errors import command, operand
 from outlierlens.experiments.range.result import INSIDE
 from outlierlens.experiments.repair.options import LIMITS
 from outlierlens.experiments.repair.result import Repaired
@@ -64,7 +64,7 @@ def _unchanged(found: Repaired) -> str:
     if found.fit == "int8":
         return (
             f"No repair helps: no factors of neurons bring {model}'s outputs in int8 nearer to float32. "
-            f"`{command('quant', model)}` measures what int8 costs."
+            f"`{command('quant', operand(model))}` measures what int8 costs."
         )
     largest = cell_text(found.before.largest)
     return (

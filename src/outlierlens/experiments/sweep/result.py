@@ -222,7 +222,7 @@ class Sweep(OnTask, Result):
     Attributes:
         task, unit: "causal loss", "nats per token"; "glue:cola mcc", "1 − mcc".
         text: what a text is: "block of 128 tokens", "line of at most 128 tokens".
-        mode: the ablation, as in `Damage`.
+        mode: the ablation, as in `Ablation`.
         windows: "all", "single", "from", "upto", or "given".
         method: "exact", "screened" or "adaptive"; screened runs every effect on the texts whose predicted class it can
             change (see `Screening`), and the strongest on all; adaptive stops an effect when its interval is narrower than

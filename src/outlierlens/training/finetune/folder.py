@@ -92,7 +92,7 @@ def _metadata(tuned: FineTuned, run: SeedRun) -> dict[str, Any]:
     result = {"task": {"type": kind}, "dataset": {"type": task, "name": task}, "metrics": metrics}
     found: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": kind}
     if (
-        re.fullmatch(r"[\w.-]+/[\w.-]+", tuned.base, re.ASCII) and not Path(tuned.base).exists()
+        re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", tuned.base, re.ASCII) and not Path(tuned.base).exists()
     ):  # the hub takes nothing but its own ids here
         found["base_model"] = tuned.base
     found["tags"] = ["outlierlens", task.replace(":", "-")]

@@ -38,11 +38,14 @@ sts_layers       sentence similarity by layer, a panel per task, a line a fix; w
 emergence        outliers over training: loss_panel, sigma_panel, norm_panel, token_panel and state_panel in one picture
 """
 
+import functools
 import inspect
+from collections.abc import Callable
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
+from outlierlens.errors import showing
 from outlierlens.experiments import EXPERIMENTS
 from outlierlens.view.charts.base import Chart, can_export, picture
 
@@ -63,12 +66,23 @@ def _homes() -> list[str]:
 _OWN = {found.name for found in iter_modules(__path__)}  # asked for before they are imported
 
 
+def _of_result(draw: Callable[..., Any]) -> Callable[..., Any]:
+    """The function; a result whose values do not fit together is a BadInput."""
+
+    @functools.wraps(draw)
+    def drawn(found: Any, *given: Any, **named: Any) -> Any:
+        with showing(found, *given, *named):
+            return draw(found, *given, **named)
+
+    return drawn
+
+
 def __getattr__(name: str) -> Any:
     if not name.startswith("_") and name not in _OWN:
         for home in _homes():
             found = vars(import_module(home)).get(name)
             if inspect.isfunction(found) and found.__module__ == home:
-                return found
+                return _of_result(found)
     raise AttributeError(f"module {__name__!r} has no chart {name!r}")
 
 

@@ -80,10 +80,8 @@ class Chart:
     def plain(self, width: int = WIDTH) -> Spec:
         """The specification on its own: light colours, fixed width in pixels, and its title, which a page shows above it."""
         # Panels side by side have widths of their own.
-        own: Spec = {
-            "title": concrete({"text": self.title, "color": INK, "anchor": "start", "fontSize": 15, "offset": 12})
-        }
-        return own | concrete(self.spec) | ({"width": width} if "layer" in self.spec else {})
+        made = concrete(self.spec) | ({"width": width} if "layer" in self.spec else {})
+        return made | {"title": made.get("title") or concrete(HEADING | {"text": self.title})}
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -278,6 +276,7 @@ def decades(low: float, high: float) -> list[float]:
 
 
 PNG_SCALE = 2.0
+HEADING: Spec = {"color": INK, "anchor": "start", "fontSize": 15, "offset": 12}  # a title in a picture file
 
 
 PictureKind = Literal["svg", "png", "vl.json"]
