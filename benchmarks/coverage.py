@@ -238,8 +238,8 @@ def means(trials: int) -> bool:
 
 def real_means(given: argparse.Namespace) -> bool:
     """The interval of a mean over 8, 16, 32 and 64 texts, drawn again from those of a model with dimensions off."""
-    from outlierlens.data.texts import Texts, read_texts
     from outlierlens.analyses.ablate import AblateOptions, ablate
+    from outlierlens.data.texts import Texts, read_texts
     from outlierlens.models.load import LoadOptions, load_model
     from outlierlens.tasks.base import TaskOptions
 

@@ -345,7 +345,7 @@ def onnx() -> Reader:
 def masks() -> Reader:
     import numpy as np
 
-    from outlierlens.experiments.pruning.masks import held, open_source
+    from outlierlens.analyses.prune_masks import held, open_source
 
     def read(path: Path) -> int:
         with open_source(str(path)) as source:
@@ -972,9 +972,9 @@ def clipping_json() -> Reader:
 
 @reader
 def positions() -> Reader:
-    from outlierlens.experiments.pruning.removal import read_positions
+    from outlierlens.analyses.prune_cells import kept_positions
 
-    return Reader("kept.json", seeds(dumped([0, 1, 3])), lambda path: read_positions(path, 8, 3).sum())
+    return Reader("kept.json", seeds(dumped([0, 1, 3])), lambda path: kept_positions(path, 8, 3).sum())
 
 
 # --- samples -----------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ APART = frozenset((
     "test_closed_network", "test_machines", "test_package_sample", "test_samples", "test_toy_experiment", "test_claims",
     "test_callback", "test_pretrain", "test_report_pair", "test_recovery", "test_hostile_files", "test_damaged_files",
     "test_gates", "test_counting", "test_charts", "test_charts_tasks", "test_doctor", "test_docs", "test_writing",
-    "test_survival", "test_pace", "test_main", "test_pruning", "test_report", "test_gguf", "test_variants", "test_embedder",
+    "test_survival", "test_pace", "test_main", "test_prune_check", "test_report", "test_gguf", "test_variants", "test_embedder",
     "test_finetune", "test_sts", "test_replicate", "test_fuzz", "test_estimate", "test_classify", "test_cli_finetune",
     "test_replicate_luo", "test_probe_redrawn", "test_statistics_subsampling",
 ))  # fmt: skip

@@ -31,9 +31,9 @@ RUNS: dict[str, tuple[str, ...]] = {
     "ablate": (M, *FEW, "--random", "1", "--matched", "1", "--save", "off", "-o", "off.json", *QUIET),
     "sweep": (M, *FEW[:6], "--dims", "8", "--random", "2", "--matched", "0", "--windows", "single", "--gradients", "0",
               "--chart", "sweep.html", "-o", "swept", *QUIET),
-    "prune-check": (M, "off", "--dims", "8"),
-    "protect": (M, "--for", "awq"),
-    "prune-experiment": (M, *FEW[:6], "--dims", "8", "--random", "1", "--scattered", "0", "--matched", "0", *QUIET),
+    "prune check": (M, "off", "--dims", "8"),
+    "prune protect": (M, "--for", "awq"),
+    "prune test": (M, *FEW[:6], "--dims", "8", "--random", "1", "--scattered", "0", "--matched", "0", *QUIET),
     "pretrain": ("mini-short", *(word for one in SMALL for word in ("--set", one)), "--steps", "2", "-o", "run",
                  "--no-progress", "--device", "cpu"),
     "track": ("run", "-o", "tracked", "--no-progress"),
@@ -84,7 +84,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "samples": (),
     "fetch": (M,),
 }  # fmt: skip
-FOUND = {"verify": 0, "prune-check": 3, "update-check": 3, "doctor": 0}  # exit codes that say what was found; else 0
+FOUND = {"verify": 0, "prune check": 3, "update-check": 3, "doctor": 0}  # exit codes that say what was found; else 0
 
 
 def fill(folder: Path) -> None:

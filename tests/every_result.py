@@ -82,7 +82,7 @@ def made_in(folder: Path) -> dict[str, Any]:
     made |= attack_results.made()
     made |= integrity_results.made()
     made |= downstream_results.made() | probe_results.made()
-    made |= {"PruneCheck": pruning_results.check(), "PruneExperiment": pruning_results.experiment()}
+    made |= {"PruneCheck": pruning_results.check(), "PruneTest": pruning_results.costs()}
     made["LayerStory"] = layer_story_results.story()
     made["Quantized"] = quantized_results.quantized()
     made["Ranges"] = range_results.found()

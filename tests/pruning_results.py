@@ -1,87 +1,73 @@
-"""Results of pruning made up by hand: `check()` is broken at an outlier, `experiment()` has controls that cost less."""
+"""Results of pruning made up by hand: `check()` is broken at an outlier, `costs()` has controls that cost less."""
 
-import numpy as np
+from typing import Any
 
-from outlierlens.ablation.controls import compare_with
-from outlierlens.ablation.damage import Condition, Score
-from outlierlens.experiments.pruning.result import Hit, PruneCheck, PruneExperiment, Removal, StackCheck
+from outlierlens.analyses.prune import (
+    BudgetUse,
+    PositionCheck,
+    PruneCheck,
+    PruneTest,
+    PruningCondition,
+    StreamCheck,
+    WeightCheck,
+)
+from outlierlens.analyses.prune_cells import Removal
 from outlierlens.results.document import Provenance
+from outlierlens.results.finding import About
+from outlierlens.results.rows import Estimate
 
-WHERE = Provenance("bert", "ab", command="outlierlens prune-check bert masks.npz")
+COUNTS = (0, 4, 0, 2, 0, 0, 1, 0)  # of four layers, the constraint at two
 
 
-def stack(layers_removed: tuple[int, ...] = (0, 4, 0, 2, 0, 0, 1, 0), outliers: tuple[int, ...] = (1, 5)) -> StackCheck:
-    """Four layers, the constraint at two of them; position 1 is gone everywhere, 3 in two layers, 6 in one."""
-    counts = np.array(layers_removed)
-    removed = np.arange(4)[:, None] < counts
-    broken = [int(dim) for dim in np.argsort(-counts, kind="stable") if counts[dim] >= 2]
-    dims = tuple(dict.fromkeys((*outliers, *broken)))
-    return StackCheck(
-        stack="model",
-        site="output.LayerNorm",
-        definition="scale and bias of the output norm zero",
-        n_layers=4,
-        needed=2,
-        hidden_size=len(counts),
-        values=64,
-        values_removed=2 * int(counts.sum()),
-        layers_removed=counts,
-        broken=tuple(broken),
-        outliers=tuple(
-            Hit(dim, tuple(np.flatnonzero(removed[:, dim]).tolist()), float(removed[:, dim].mean())) for dim in outliers
+def check(counts: tuple[int, ...] = COUNTS, outliers: tuple[int, ...] = (1, 5), scope: Any = "all") -> PruneCheck:
+    """Position 1 is gone everywhere, 3 in two layers, 6 in one."""
+    broken = tuple(sorted((dim for dim, n in enumerate(counts) if n >= 2), key=lambda dim: -counts[dim]))
+    stream = StreamCheck(
+        stack="model", site="output.LayerNorm", definition="scale and bias of the output norm zero", values=64,
+        values_removed=2 * sum(counts), n_layers=4, needed=2, hidden_size=len(counts), n_broken=len(broken),
+        named_by="given", layers_removed=counts, broken=broken, kept=(), not_looked_at="",
+    )  # fmt: skip
+    positions = tuple(
+        PositionCheck(
+            dim=dim, stack="model", outlier=dim in outliers, layers_removed=counts[dim], n_layers=4, share=counts[dim] / 4,
+            breaks=dim in broken, layers=tuple(range(counts[dim])), by_layer=tuple(float(i < counts[dim]) for i in range(4)),
+        )
+        for dim in dict.fromkeys((*outliers, *broken))
+    )  # fmt: skip
+    weight = WeightCheck(neuron="1:7", dim=5, stack="model", weight=25.0, times_median=1234.5, gone=False)
+    return PruneCheck(
+        provenance=Provenance("masks.npz", "ab", command="outlierlens prune check bert masks.npz"),
+        about=About(stack="model", layers=(0, 1, 2, 3), dims=tuple(map(str, outliers)), named_by="given"),
+        streams=(stream,), positions=positions, weights=(weight,), before="bert", after="masks.npz", evidence="masks",
+        rule=Removal(scope=scope), bytes_read=900, total_bytes=10_000, notes=("a note",),
+    )  # fmt: skip
+
+
+def costs() -> PruneTest:
+    """Position 1 forced, beside three random ones."""
+    families = {"chosen": (1.5,), "magnitude": (0.01,), "random position": (0.0, 0.02, 0.04)}
+    uses = []
+    for name, sets in families.items():
+        one = Estimate(sets[0], sets[0] - 0.02, sets[0] + 0.02) if len(sets) == 1 else Estimate(sets[1])
+        more: dict[str, Any] = {} if len(sets) == 1 else {
+            "percentile_95": 0.038, "mean": 0.02, "p": 0.25, "times_median": 75.0, "sets": sets,
+        }  # fmt: skip
+        uses.append(BudgetUse(family=name, n=len(sets), change=one, **more))
+    conditions = tuple(
+        PruningCondition(
+            family=name, label=name + f" {i + 1}" * (len(sets) > 1), dims="1", perplexity=20.0, plan={0: (1,)}, also={},
+            value=Estimate(3 + change, 2.9 + change, 3.1 + change), change=Estimate(change, change - 0.02, change + 0.02),
+            n_set=8 * (name != "intact"), per_text=(3.0, 3.0 + 2 * change), swaps=4 * (name == "chosen"),
+        )
+        for name, sets in {"intact": (0.0,), **families}.items()
+        for i, change in enumerate(sets)
+    )  # fmt: skip
+    return PruneTest(
+        provenance=Provenance("bert", "ab", command="outlierlens prune test bert", seed=0),
+        about=About(
+            data="reviews", data_digest="cd", task="masked loss", unit="nats per token", stack="model", layers=(0, 1),
+            dims=("1",), named_by="given", n_texts=2, n_tokens=40,
         ),
-        named_by="given",
-        dims=dims,
-        share=removed[:, list(dims)].astype(float),
-        notes=("a note on the stream",),
-    )
-
-
-def check(scope: str = "all", **changes: object) -> PruneCheck:
-    """A check whose only stream is `stack(**changes)`."""
-    rule = Removal(scope=scope)  # type: ignore[arg-type]
-    made = stack(**changes)  # type: ignore[arg-type]
-    return PruneCheck(WHERE, "bert", "masks.npz", "masks", rule, (made,), 900, 10_000, ("a note",))
-
-
-def condition(
-    label: str, change: float, dims: tuple[int, ...] = (), by_layer: dict[int, tuple[int, ...]] | None = None
-) -> Condition:
-    """A condition whose interval is the change ± 0.02."""
-    value = 3.0 + change
-    score = Score(value, value - 0.1, value + 0.1, float(np.exp(value)), (value, value), {})
-    return Condition(label, dims, by_layer or {}, score, change, change - 0.02, change + 0.02, 8, (0, 1))
-
-
-def experiment(chosen: float = 1.5, magnitude: float = 0.01) -> PruneExperiment:
-    """One position forced, beside three random and two scattered ones."""
-    forced = condition("chosen", chosen, (1,))
-    random = [condition(f"random position {i + 1}", 0.02 * i, (2 + i,)) for i in range(3)]
-    scattered = [condition(f"scattered {i + 1}", 0.01 * i, (2, 3), {0: (2,), 1: (3,)}) for i in range(2)]
-    return PruneExperiment(
-        provenance=Provenance("bert", "ab", command="outlierlens prune-experiment bert", seed=0),
-        data="reviews",
-        data_digest="cd",
-        task="masked loss",
-        unit="nats per token",
-        stack="model",
-        site="output.LayerNorm",
-        dims=(1,),
-        dims_source="given",
-        n_layers=2,
-        hidden_size=8,
-        n_candidates=32,
-        forced=4,
-        budget=8,
-        n_texts=2,
-        n_tokens=40,
-        intact=condition("intact", 0.0),
-        magnitude=condition("magnitude", magnitude),
-        chosen=forced,
-        controls=(
-            compare_with("random position", forced, random, ranked=True),
-            compare_with("scattered", forced, scattered, ranked=False),
-        ),
-        swaps={"magnitude": 0, "chosen": 4},
-        notes=("a note on the experiment",),
-    )
+        uses=tuple(uses), conditions=conditions, site="output.LayerNorm", n_candidates=32, forced=4, budget=8,
+        notes=("a note on the test",),
+    )  # fmt: skip

@@ -23,8 +23,8 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
 
     texts = ol.read_texts(args.data, limit=args.limit)
-    found = ol.prune_experiment(args.model, texts, dims=args.dims or "find")
-    chart = charts.prune_experiment(found)
+    found = ol.prune_test(args.model, texts, dims=args.dims or "find")
+    chart = found.chart()
 
     args.output.mkdir(parents=True, exist_ok=True)
     (args.output / "same-position.png").write_bytes(charts.picture(chart, "png"))

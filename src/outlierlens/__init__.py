@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from outlierlens.ablation.switches import clip, edited_hidden, removed_writes, zeroed_weights
     from outlierlens.analyses.ablate import AblateOptions
+    from outlierlens.analyses.prune_guard import same_position_guard
     from outlierlens.analyses.quantize import QuantizeOptions
     from outlierlens.checkpoints.samples import fetch
     from outlierlens.data.texts import read_texts
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from outlierlens.experiments.mask.apply import activation_mask
     from outlierlens.experiments.mask.options import MaskOptions
     from outlierlens.experiments.plan.options import PlanOptions
-    from outlierlens.experiments.pruning.torch_guard import same_position_guard
     from outlierlens.experiments.range.options import RangeOptions
     from outlierlens.experiments.sweep.options import SweepOptions
     from outlierlens.experiments.trace.options import TraceOptions
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     (
         ablate, attack, attention, compare, count_tokens, detectors, export_embedder, finetune, fingerprint,
         frequency, frequency_geometry, frozen, geometry, layer_story, load_model, lookup, mask, observe, one_dimension,
-        origin, plan, predictions, pretrain, probe_positions, protect, prune_check, prune_experiment, quantize, range_of,
+        origin, plan, predictions, pretrain, probe_positions, protect, prune_check, prune_test, quantize, range_of,
         recover, repair, replicate_luo, replicate_puccetti, report, scan, sts, survival, sweep, trace, track, update_check,
         verify, watch, wic,
     ) = _called  # fmt: skip
@@ -79,7 +79,7 @@ _HOME = {
     "MaskOptions": "experiments.mask.options",
     "TraceOptions": "experiments.trace.options",
     "activation_mask": "experiments.mask.apply",
-    "same_position_guard": "experiments.pruning.torch_guard",
+    "same_position_guard": "analyses.prune_guard",
     "load": "results.document",
     "save": "results.document",
     "report": "report.job",

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from outlierlens.analyses.prune_masks import NpzCheckpoint
 from outlierlens.architectures.stack import load_toml
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.checkpoints.formats import weight_file
 from outlierlens.checkpoints.onnx import _Source, _spread
 from outlierlens.data.tables import open_table
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.experiments.pruning.masks import NpzCheckpoint
 from outlierlens.results.json_toml import read_json
 from outlierlens.training.pretrain.recipe import read_recipe
 

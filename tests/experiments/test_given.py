@@ -172,7 +172,7 @@ def test_a_model_without_a_tokenizer_is_measured_on_token_ids() -> None:
 WORDLESS = {
     "observe": {}, "range_of": {}, "trace": {"dim": 3, "n_random": 1}, "detectors": {"nulls": (), "trial_texts": 2},
     "quantize": {"recipes": "int8-tensor/none", "n_random": 1, "n_calibrate": 0, "dims": "3"},
-    "prune_experiment": {"dims": 3, "n_random": 1, "n_scattered": 0, "n_matched": 0},
+    "prune_test": {"dims": 3, "n_random": 1, "n_scattered": 0, "n_matched": 0},
     "sweep": {"dims": "3,4", "n_random": 1, "n_matched": 0, "gradients": 0}, "attention": {"dims": 3}, "mask": {},
     "geometry": {"n_words": 0}, "attack": {"dims": 3}, "plan": {"n_random": 1},
 }  # fmt: skip

@@ -174,7 +174,6 @@ def _calls(name: str, function: Any, made: dict[str, Any]) -> Iterator[tuple[Any
         "StackObservation": [(one, dims) for one in made["Observation"].stacks],
         "Passage": [(made["Observation"].passages[0], dims)],
         "StackOrigin": [(one,) for one in made["Origin"].stacks],
-        "StackCheck": [(one, made["PruneCheck"]) for one in made["PruneCheck"].stacks],
     }
     named = getattr(kind, "__name__", str(kind))
     yield from special.get(name) or parts.get(named) or ([(made[named],)] if named in made else [])

@@ -27,7 +27,8 @@ QUIET = ("--device", "cpu", "--no-progress", "-q")
 
 # Words by name. What ends in "again" replaces what an earlier run wrote.
 COMMANDS = {
-    "file and chart again": ("prune-check", M, M, "--dims", "8", "--chart", "out.html", "-o", "out.json", "--overwrite", "-q"),
+    "file and chart again": ("prune", "check", M, M, "--dims", "8", "--chart", "out.html", "-o", "out.json", "--overwrite",
+                             "-q"),
     "report": ("track", "mini-bert", "-o", "out", "--no-progress", "-q"),
     "report again": ("track", "mini-bert", "-o", "out", "--overwrite", "--no-progress", "-q"),
     "space": ("explore", M, "--space", "out"),

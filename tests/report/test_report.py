@@ -65,7 +65,7 @@ def test_found_and_damaging(data):
     assert verdict(data.damages[0]) == "damaging"
     steps = {step.topic: step for step in advice(data)}
     assert {topic: step.commands for topic, step in steps.items()} == {
-        "prune": ("outlierlens protect smollm2-135m --for torch-pruning --dims 100,247,507",),
+        "prune": ("outlierlens prune protect smollm2-135m --for torch-pruning --dims 100,247,507",),
         "quantize": ("outlierlens range smollm2-135m", "outlierlens quantize smollm2-135m --dims 507"),
         "compare": ("outlierlens export-embedder smollm2-135m --layer 6 --fix clip --clip 507 -o embedder",),
         "explain": ("outlierlens trace smollm2-135m --dim 507",),
@@ -94,7 +94,7 @@ def test_what_quantization_was_measured_to_cost_stands_in_place_of_the_rule(data
     assert step.because == "measured on 2 texts of d.txt (40 tokens)"
     assert step.commands == (
         f"outlierlens plan smollm2-135m --scheme {measured.worst}",
-        "outlierlens protect smollm2-135m --for llm-compressor --dims 5",
+        "outlierlens prune protect smollm2-135m --for llm-compressor --dims 5",
     )
     free = quantized_results.quantized(("int8-channel/int8-token",))
     (step,) = (one for one in advice(replace(data, joined=Joined((free,)))) if one.topic == "quantize")
@@ -194,9 +194,9 @@ def test_every_command_of_an_advice_can_be_run():
     cases += [synthetic.report_data(joined=Joined((ranges_of(sizes, "model.layers.1.mlp.up_proj"),)))]
     said = {command for data in cases for step in advice(data) for command in step.commands}
     assert {command.split()[1] for command in said} == {
-        "plan", "protect", "quantize", "export-embedder", "detectors", "report", "range", "repair", "trace",
+        "plan", "prune", "quantize", "export-embedder", "detectors", "report", "range", "repair", "trace",
     }  # fmt: skip
-    assert "outlierlens protect smollm2-135m --for torch-pruning --dims 100,247,507 --stack decoder" in said
+    assert "outlierlens prune protect smollm2-135m --for torch-pruning --dims 100,247,507 --stack decoder" in said
     for command in said:
         read(shlex.split(command)[1:])  # raises for an option or a value that is not there
 

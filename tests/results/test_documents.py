@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from outlierlens.analyses.prune_cells import kept_positions
 from outlierlens.architectures.stack import load_toml
 from outlierlens.data.tables import _json_rows
 from outlierlens.data.token_counts import _pairs
 from outlierlens.errors import BadFile, BadInput, OutlierlensError
 from outlierlens.experiments.attack import saving
 from outlierlens.experiments.embedder import folder
-from outlierlens.experiments.pruning.removal import read_positions
 from outlierlens.models import folder as model_folder
 from outlierlens.replicate.kept import KeptParts
 from outlierlens.results import json_toml as documents
@@ -27,7 +27,7 @@ DEEP, LONG = "[" * 100_000, "[" + "9" * 5000 + "]"
 JSON: dict[str, Callable[[Path], Any]] = {
     "log.jsonl": run_files._lines,
     "log.json": run_files._json,
-    "positions.json": lambda path: read_positions(path, 4, 4),
+    "positions.json": lambda path: kept_positions(path, 4, 4),
     "results.json": load,
     "counts.json": _pairs,
     "rows.jsonl": lambda path: list(_json_rows(path)),

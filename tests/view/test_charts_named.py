@@ -315,8 +315,8 @@ def test_the_probe_draws_every_named_dimension() -> None:
 
 
 def test_pruned_positions_name_all_outliers() -> None:
-    stack = pruning_results.stack((4, 3, 3, 3, 3, 3, 1, 2, 0), tuple(range(8)))
-    chart = charts.pruned_positions(stack, pruning_results.check())
+    found = pruning_results.check((4, 3, 3, 3, 3, 3, 1, 2, 0), tuple(range(8)))
+    chart = found.chart()
     assert {name for name, colour in colours(chart).items() if colour == INK} == {"6", "7"} <= written(chart)
     assert "Outlier 7 is removed in 2 layers" in chart.reading
     assert not chart.spec["layer"][0]["data"]["values"]  # position 8 is whole, and no outlier is among the others

@@ -16,6 +16,7 @@ FAMILIES = {
         "The outlier dimensions of many models, as `scan` names them, and a site that shows them.",
         "Atlas",
     ),
+    "prune": ("What pruning may take from the residual stream, what it took, and what that costs.", "Pruning"),
 }
 PROGRAM = "This program"
 INSTALL = "Set up completion by Tab in this shell, and exit."

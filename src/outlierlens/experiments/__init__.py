@@ -137,39 +137,36 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         ),
     ),
     Experiment(
-        "prune-check", "compress",
+        "prune check", "compress",
         "Find the positions that pruning removed in half of the layers, and the outliers among them; needs no torch for "
         "safetensors and .npz.\n\n"
         "Exit code 0: the constraint holds; 3: it is broken; 2: it could not be checked.",
-        home="experiments.pruning", measure=".check", python=".check:prune_check", options="CheckedModels",
-        takes=groups.MODELS, shared={"no_progress": None}, result="PruneCheck",
-        picture="prune_check", gate="failed",
+        home="analyses.prune", python="prune_check", measure=":run_check", options="PruneCheckCall", takes=groups.MODELS,
+        shared={"no_progress": None}, result="PruneCheck", gate="failed",
         examples=(
-            "prune-check mini-bert mini-planted  # did a position lose all its values?",
-            "prune-check mini-planted mini-planted --dims 8 --only-outliers",
+            "prune check mini-bert mini-planted  # did a position lose all its values?",
+            "prune check mini-planted mini-planted --dims 8 --only-outliers",
         ),
     ),
     Experiment(
-        "protect", "compress",
+        "prune protect", "compress",
         "Write what another tool should leave alone, in the form it reads: Python or YAML, ready to paste.",
-        home="experiments.pruning", python=".protect:protect", odd=True, options="ProtectFor", takes=groups.WEIGHTS,
-        needs=("plan",),
+        home="analyses.prune_lists", python="protect", odd=True, options="ProtectCall", takes=groups.WEIGHTS,
         shared=dict.fromkeys(("chart", "json", "verbose", "no_progress"))
         | {"output": Other(help="Write the list to exactly this file.")},
         examples=(
-            "protect mini-planted --for torch-pruning",
-            "protect mini-planted --for llm-compressor --dims 8,24 -o ignore.yaml",
+            "prune protect mini-planted --for torch-pruning",
+            "prune protect mini-planted --for llm-compressor --dims 8,24 -o ignore.yaml",
         ),
     ),
     Experiment(
-        "prune-experiment", "compress",
+        "prune test", "compress",
         "Measure the loss when the same number of weights is pruned by magnitude, at one position, and at controls.",
-        home="experiments.pruning", python=".experiment:prune_experiment", measure=".experiment", options="ExperimentOptions",
-        takes=("subject", "reading", "options", "rows", "output", "loading"), shared={"limit": Other(24)},
-        result="PruneExperiment", picture="prune_experiment",
+        home="analyses.prune", python="prune_test", measure=":run_test", options="PruneTestOptions",
+        takes=("subject", "reading", "options", "output", "loading"), shared={"limit": Other(24)}, result="PruneTest",
         examples=(
-            "prune-experiment mini-planted --data reviews --limit 4 --random 1 --scattered 0 --matched 0",
-            "prune-experiment mini-planted --dims 8 --data reviews --limit 4 --random 2 --scattered 1 --matched 0",
+            "prune test mini-planted --data reviews --limit 4 --random 1 --scattered 0 --matched 0",
+            "prune test mini-planted --dims 8 --data reviews --limit 4 --random 2 --scattered 1 --matched 0",
         ),
     ),
     Experiment(

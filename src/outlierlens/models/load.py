@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 Head = Literal["causal", "masked", "other", "none"]
 STORED = "checkpoint"
-BY_NEURON = "scan, observe, detectors, ablate, sweep and protect"
+BY_NEURON = "scan, observe, detectors, ablate, sweep and prune protect"
 DTYPES = ("float32", "bfloat16", "float16", STORED)
 
 

@@ -68,13 +68,13 @@ def advice(data: ReportData) -> tuple[Advice, ...]:
 def _command(data: ReportData, name: str, *words: str, stream: str = "", dims: Sequence[int] = ()) -> str:
     """A command line about the report's model, quoted for a shell; `stream` is named where there are several."""
     several = stream and len({stack.stack for stack in data.scan.stacks}) > 1
-    parts = [name, operand(data.provenance.model), *words]
+    parts = [*name.split(), operand(data.provenance.model), *words]
     parts += ["--dims", ",".join(map(str, dims))] if dims else []
     return command(*parts, *(option("--stack", stream) if several else []))
 
 
 def _protect(data: ReportData, stream: str, dims: Sequence[int]) -> str:
-    return _command(data, "protect", "--for", "torch-pruning", stream=stream, dims=dims)
+    return _command(data, "prune protect", "--for", "torch-pruning", stream=stream, dims=dims)
 
 
 def _prune(data: ReportData) -> Iterator[Advice]:
@@ -142,7 +142,7 @@ def _quantize(data: ReportData) -> Iterator[Advice]:
         if not plans and says & {"keep", "no use"}:  # what gives back most, in the stream or not, only a plan measures
             commands.append(_command(data, "plan", "--scheme", found.worst))
         if not plans and "keep" in says:
-            kept = ("protect", "--for", "llm-compressor")
+            kept = ("prune protect", "--for", "llm-compressor")
             commands.append(_command(data, *kept, stream=found.about.stack, dims=found.dims))
         yield Advice(
             "quantize",

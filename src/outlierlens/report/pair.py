@@ -275,7 +275,7 @@ def _advice(pair: Pair) -> Iterator[Advice]:
         text = "Measure both on the same texts before you compare what they lose."
         yield Advice("compare", text, "a loss depends on the text", (command("report", "--compare", *models),))
     protect = tuple(
-        command("protect", model, "--for", "torch-pruning")
+        command("prune", "protect", model, "--for", "torch-pruning")
         for model, data in zip(models, pair.sides, strict=True)
         if significant_dims(data)
     )

@@ -39,7 +39,7 @@ MAX_ITEMS = 1_000_000
 CHANNELS = (1, 3, 4)
 MAX_UNPACKED = 8_000_000_000  # bytes of all arrays of an .npz, which are held in memory
 MAX_MEMBERS = 64
-_DAMAGED = (
+DAMAGED = (  # what a damaged archive of arrays may raise
     zipfile.BadZipFile, zlib.error, tokenize.TokenError, ValueError, OSError, EOFError, KeyError, SyntaxError, TypeError,
     OverflowError, RuntimeError, MemoryError, SystemError,  # the last of Python 3.12, for a null byte in a header
 )  # fmt: skip
@@ -322,7 +322,7 @@ def arrays_in(path: Path) -> dict[str, np.ndarray]:
                     f"{MAX_MEMBERS}; use a folder of files, or one .npy, which is not held in memory"
                 )
             return {member.filename.removesuffix(".npy"): _member(file, member, path) for member in members}
-    except _DAMAGED as error:
+    except DAMAGED as error:
         text = " ".join(str(error).split())[:150] or type(error).__name__
         raise BadFile(f"{path}: cannot be read as NumPy arrays ({text}); save plain arrays again") from None
 
@@ -332,7 +332,7 @@ def names_in(path: Path) -> tuple[str, ...]:
     try:
         with zipfile.ZipFile(path) as file:
             return tuple(name.removesuffix(".npy") for name in file.namelist()[:MAX_MEMBERS])
-    except _DAMAGED:
+    except DAMAGED:
         return ()
 
 

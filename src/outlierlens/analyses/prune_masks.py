@@ -12,28 +12,24 @@ A mask is 1 where a weight stays and 0 where it is gone. It is named as the para
 checked before they are believed.
 """
 
-import ast
 import math
-import struct
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from outlierlens.analyses.prune_cells import per_dim_off
 from outlierlens.architectures import Param
 from outlierlens.checkpoints import Checkpoint, TensorInfo, as_weights, open_checkpoint
 from outlierlens.checkpoints.base import MAX_TENSORS, is_shape, load_config
-from outlierlens.errors import BadFile, BadInput
-from outlierlens.experiments.pruning.removal import per_dim_off
+from outlierlens.data.media.read import DAMAGED
+from outlierlens.errors import BadFile, BadInput, one_line
 
 Holds = Literal["masks", "torch masks", "weights"]
 MASK, ORIGINAL = "_mask", "_orig"
-MAGIC = b"\x93NUMPY"
-MAX_HEADER_BYTES = 64 * 1024  # names no field: shape and type of one array
 MAX_RATIO = 1100  # deflate cannot do better; an entry that claims more is no honest archive
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what numpy writes
 
@@ -46,21 +42,18 @@ class NpzCheckpoint(Checkpoint):
     def __init__(self, path: Path, *, name: str, config: dict[str, Any]):
         self.name, self.config, self._path = name, config, path
         self.total_bytes, self.bytes_read = path.stat().st_size, 0
-        self._entries: dict[str, tuple[zipfile.ZipInfo, str, bool, int]] = {}
-        tensors: dict[str, TensorInfo] = {}
-        try:
+        self._entries: dict[str, tuple[zipfile.ZipInfo, int, bool]] = {}
+        with _readable(f"{path}: not a readable .npz file"):
             self._archive = zipfile.ZipFile(path)
-        except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError) as error:
-            raise BadFile(f"{path}: not a readable .npz file ({error}); write it with numpy.savez") from None
         entries = self._archive.infolist()
         if len(entries) > MAX_TENSORS:
             raise BadFile(f"{path}: lists {len(entries):,} arrays, more than {MAX_TENSORS:,}")
+        self.tensors: dict[str, TensorInfo] = {}
         for entry in entries:
             key = entry.filename.removesuffix(".npy")
-            if key in tensors:
+            if key in self.tensors:
                 raise BadFile(f"{path}: array {key!r} stands there twice; write it again")
-            tensors[key] = self._head(entry, key)
-        self.tensors = tensors
+            self.tensors[key] = self._head(entry, key)
 
     def _head(self, entry: zipfile.ZipInfo, key: str) -> TensorInfo:
         where = f"{self._path}: array {key!r}"
@@ -68,31 +61,31 @@ class NpzCheckpoint(Checkpoint):
             raise BadFile(f"{where} is packed in a way that numpy never does; refused")
         if entry.file_size > max(1, entry.compress_size) * MAX_RATIO:
             raise BadFile(f"{where} claims {entry.file_size:,} bytes from {entry.compress_size:,}; refused")
-        with _unpacking(where), self._open(entry, where) as file:
-            shape, dtype, by_column, start = _header(file, where)
-        self.bytes_read += start
-        size = math.prod(shape) * np.dtype(dtype).itemsize
+        with _readable(f"{where} has a header that cannot be read"), self._archive.open(entry) as file:
+            version = np.lib.format.read_magic(file)
+            read: Any = (
+                np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            )
+            shape, by_column, dtype = read(file)
+            start = file.tell()
+        if dtype.kind not in "biuf" or dtype.itemsize > 8:
+            raise BadFile(f"{where} holds {dtype.str!r}; masks are numbers or bool")
+        if not is_shape(shape):
+            raise BadFile(f"{where} declares the shape {shape!r}; write it again")
+        size = math.prod(shape) * dtype.itemsize
         if start + size != entry.file_size:
-            raise BadFile(f"{where} declares {list(shape)} of {dtype} but holds {entry.file_size - start:,} bytes")
-        self._entries[key] = (entry, dtype, by_column, start)
-        return TensorInfo(dtype, shape, size)
-
-    def _open(self, entry: zipfile.ZipInfo, where: str) -> IO[bytes]:
-        try:
-            return self._archive.open(entry)
-        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError) as error:
-            raise BadFile(f"{where} cannot be read ({error}); truncated? write it again") from None
+            raise BadFile(f"{where} declares {list(shape)} of {dtype.str} but holds {entry.file_size - start:,} bytes")
+        self.bytes_read += start
+        self._entries[key] = (entry, start, by_column)
+        return TensorInfo(dtype.str, shape, size)
 
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
         for name in names:
-            entry, dtype, by_column, start = self._entries[name]
-            info, where = self.tensors[name], f"{self._path}: array {name!r}"
-            with _unpacking(where), self._open(entry, where) as file:
-                raw = file.read(start + info.nbytes)[start:]
-            if len(raw) != info.nbytes:
-                raise BadFile(f"{where} holds {len(raw):,} bytes of {info.nbytes:,}; truncated? write it again")
+            (entry, start, by_column), info = self._entries[name], self.tensors[name]
+            with _readable(f"{self._path}: array {name!r} cannot be read"), self._archive.open(entry) as file:
+                values = np.frombuffer(file.read(start + info.nbytes)[start:], info.dtype)
+                values = values.reshape(info.shape, order="F" if by_column else "C")
             self.bytes_read += info.nbytes
-            values = np.frombuffer(raw, dtype).reshape(info.shape, order="F" if by_column else "C")
             yield name, values.astype(np.float64 if values.dtype == np.float64 else np.float32)
 
     def close(self) -> None:
@@ -100,36 +93,11 @@ class NpzCheckpoint(Checkpoint):
 
 
 @contextmanager
-def _unpacking(where: str) -> Iterator[None]:
-    """Says of an entry, its header or its values, that it cannot be unpacked, whatever is wrong with it."""
+def _readable(what: str) -> Iterator[None]:
     try:
         yield
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
-        raise BadFile(f"{where} cannot be read ({error}); truncated? write it again") from None
-
-
-def _header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], str, bool, int]:
-    """(shape, type, whether columns come first, bytes before the values) of one array."""
-    first = file.read(8)
-    if first[:6] != MAGIC or len(first) < 8:
-        raise BadFile(f"{where} is no numpy array; write it with numpy.savez")
-    word, code = (2, "<H") if first[6] == 1 else (4, "<I")
-    packed = file.read(word)
-    length = struct.unpack(code, packed)[0] if len(packed) == word else 0
-    if not 0 < length <= MAX_HEADER_BYTES:
-        raise BadFile(f"{where} has a header of {length:,} bytes; not written by numpy")
-    text = file.read(length)
-    try:
-        header = ast.literal_eval(text.decode("latin-1").strip())
-        shape, code, by_column = header["shape"], header["descr"], header["fortran_order"]
-        dtype = np.dtype(code) if isinstance(code, str) else None
-    except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):
-        raise BadFile(f"{where} has a header that cannot be read; write it with numpy.savez") from None
-    if dtype is None or dtype.kind not in "biuf" or dtype.itemsize > 8:
-        raise BadFile(f"{where} holds {code!r}; masks are numbers or bool")
-    if not isinstance(shape, tuple) or not is_shape(shape):
-        raise BadFile(f"{where} declares the shape {shape!r}; write it again")
-    return shape, str(code), bool(by_column), 8 + word + length
+    except DAMAGED as error:
+        raise BadFile(f"{what} ({one_line(str(error))[:150]}); truncated? write it with numpy.savez") from None
 
 
 def open_source(name: str, **how: Any) -> Checkpoint:

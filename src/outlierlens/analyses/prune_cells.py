@@ -1,29 +1,70 @@
-"""The one definition of a removed position, in numbers; and which old positions a stream made narrower has kept.
+"""When a position of the residual stream is removed: `Removal`, the rule, and `Cells`, the values that it is about.
 
-cells = Cells.of(bound, shapes, rule)          # of one stream; cells_of(checkpoint) of all streams of a file
-cells.removed(off)                 # bool [layer, dim] of off [layer, dim], how many of its values are zero
+cells = Cells.of(bound, shapes, Removal())     # of one stream; cells_of(checkpoint) of all streams of a file
+cells.removed(off)                             # bool [layer, dim] of off [layer, dim], how many of its values are zero
 per_dim_off(values == param.off, param)
-kept = read_positions("kept.json", old_width=768, new_width=512)       # as given
-kept = infer_positions(before, after, old, new)                        # from norm vectors that were copied, or None
-
-`result.Removal` holds the settings and the words: which parameters make a position, and how many values must be zero.
+kept_positions("kept.json", old_width=768, new_width=512)      # as given
+copied_positions(before, after, old, new)                      # from norm vectors that were copied, or None
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal, get_args
 
 import numpy as np
+from annotated_types import Gt, Le
 
 from outlierlens import architectures as arch
 from outlierlens.architectures import BoundStack, Param
 from outlierlens.checkpoints import Checkpoint
+from outlierlens.detection.rules import layers_needed
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.experiments.pruning.result import Removal
+from outlierlens.options import check
 from outlierlens.results.json_toml import read_json
 
+Scope = Literal["all", "outliers"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
 MAX_BYTES = 64 * 2**20
 REMEDY = "a JSON list of the old positions in the order of the new ones, such as [0, 1, 3]"
+
+
+@dataclass(frozen=True)
+class Removal:
+    """When a position counts as removed, and when that breaks the constraint.
+
+    A position is removed in a layer when the values of the block's last operation that make it are zero:
+    where the block ends in a norm, its scale and its bias there; elsewhere at least `row_fraction` of the weights of the
+    last linears that write to it. (A norm that multiplies by 1 + weight is zero at weight −1.)
+    The constraint (Kovaleva et al. 2021, section on pruning): no position is removed in `min_layer_fraction` of the layers.
+    """
+
+    row_fraction: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Share of a row that must be gone, where blocks end in a linear."""
+    scale_alone: bool = False
+    """A norm's scale counts as removed even where its bias stays."""
+    min_layer_fraction: Annotated[float, Gt(0), Le(1)] = 0.5
+    """Removed in this share of the layers, a position counts as lost."""
+    scope: Scope = "all"
+    """Whether the constraint is about all positions or about outliers alone."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.scope not in SCOPES:
+            raise BadInput(f"scope is {self.scope!r}; use {' or '.join(SCOPES)}")
+
+    def off_needed(self, total: int, *, is_norm: bool) -> int:
+        """How many of the `total` values that make a position in a layer must be zero for it to be removed there."""
+        # A hair below: 0.9 × 10 is not to become 10.
+        return total if is_norm else max(1, math.ceil(self.row_fraction * total - 1e-9))
+
+    def says(self, *, is_norm: bool, has_bias: bool) -> str:
+        """The definition as it applies to a stream, for reading."""
+        if is_norm:
+            return f"scale{' and bias' * (has_bias and not self.scale_alone)} of the output norm zero"
+        share = "all" if self.row_fraction == 1 else f"at least {self.row_fraction:.0%}"
+        return f"{share} of the last linears' weights that write to it zero"
 
 
 @dataclass(frozen=True)
@@ -60,7 +101,8 @@ class Cells:
             raise BadFile(f"stream {bound.name!r}: layers disagree on its width: {', '.join(map(str, sorted(widths)))}")
         total = np.array([sum(param.values_per_dim(shapes[param.name]) for param in layer) for layer in params])
         needed = np.array([rule.off_needed(int(n), is_norm=bound.ends_in_norm) for n in total])
-        return cls(bound, rule, params, total, needed, rule.needed(len(layers)), widths.pop())
+        limit = layers_needed(rule.min_layer_fraction, len(layers))
+        return cls(bound, rule, params, total, needed, limit, widths.pop())
 
     @property
     def n_layers(self) -> int:
@@ -74,7 +116,7 @@ class Cells:
 
     @property
     def site(self) -> str:
-        """What was looked at, relative to the block."""
+        """The parameters, relative to the block."""
         declared = self.bound.stack
         names = [declared.last_norm] if self.bound.ends_in_norm else list(declared.last_linear)
         return " + ".join(name.removesuffix("()") for name in names)
@@ -83,6 +125,22 @@ class Cells:
     def definition(self) -> str:
         """When a position is removed here, for reading."""
         return self.rule.says(is_norm=self.bound.ends_in_norm, has_bias=all(self.bound.bias))
+
+    def checked(self, dims: tuple[int, ...]) -> tuple[int, ...]:
+        """The dimensions, each once; raises BadInput where the stream has no such one."""
+        for dim in dims:
+            if not 0 <= dim < self.width:
+                raise BadInput(f"dimension {dim} does not exist; stream {self.bound.name!r} has 0 to {self.width - 1}")
+        return tuple(dict.fromkeys(dims))
+
+    def off(self, gone: Mapping[str, np.ndarray | None]) -> np.ndarray:
+        """int [layer, dim]: values of each cell that are off, of bool arrays by parameter; None where all values stay."""
+        found = np.zeros((self.n_layers, self.width), dtype=np.int64)
+        for layer, params in enumerate(self.params):
+            for param in params:
+                if (here := gone[param.name]) is not None:
+                    found[layer] += per_dim_off(here, param)
+        return found
 
     def removed(self, off: np.ndarray) -> np.ndarray:
         """bool [layer, dim]: whether so many values off [layer, dim] remove the position."""
@@ -106,7 +164,18 @@ def per_dim_off(off: np.ndarray, param: Param) -> np.ndarray:
     return np.moveaxis(off, param.axis, 0).reshape(off.shape[param.axis], -1).sum(axis=1, dtype=np.int64)
 
 
-def read_positions(path: Path, old_width: int, new_width: int) -> np.ndarray:
+def smallest(keys: np.ndarray, count: int) -> np.ndarray:
+    """bool [weight]: the `count` of smallest key; of equal ones, the first."""
+    chosen = np.zeros(len(keys), dtype=bool)
+    if count > 0:
+        edge = np.partition(keys, count - 1)[count - 1]
+        chosen = keys < edge
+        equal = np.flatnonzero(keys == edge)
+        chosen[equal[: count - int(np.count_nonzero(chosen))]] = True
+    return chosen
+
+
+def kept_positions(path: Path, old_width: int, new_width: int) -> np.ndarray:
     """The old position of each new one, int [new], from a JSON list.
 
     Raises:
@@ -128,29 +197,28 @@ def read_positions(path: Path, old_width: int, new_width: int) -> np.ndarray:
     return np.array(kept, dtype=np.int64)
 
 
-def infer_positions(before: Checkpoint, after: Checkpoint, old: BoundStack, new: BoundStack) -> np.ndarray | None:
+def copied_positions(before: Checkpoint, after: Checkpoint, old: BoundStack, new: BoundStack) -> np.ndarray | None:
     """The old position of each new one, int [new], where all norm vectors were copied; None where that cannot be said.
 
     Each new position must have exactly the values of one old position in every norm of every block, and of no other.
     """
-    lists = [[param.name for param in _vectors(bound)] for bound in (old, new)]
-    if not lists[0] or len(lists[0]) != len(lists[1]):
+    names, later = ([param.name for param in _norm_vectors(bound)] for bound in (old, new))
+    if not names or len(names) != len(later):
         return None
-    tables = []
-    for source, names in zip((before, after), lists, strict=True):
-        values = dict(source.read(names))
-        tables.append(np.stack([values[name].ravel() for name in names], axis=1))  # [dim, vector]
-    then, now = tables
+    then, now = (
+        [row.tobytes() for row in np.stack([values[name].ravel() for name in listed], axis=1, dtype=np.float32)]
+        for listed, values in ((names, dict(before.read(names))), (later, dict(after.read(later))))
+    )
     places: dict[bytes, list[int]] = {}
-    for dim, row in enumerate(np.ascontiguousarray(then.astype(np.float32))):
-        places.setdefault(row.tobytes(), []).append(dim)
-    kept = [places.get(row.tobytes(), []) for row in np.ascontiguousarray(now.astype(np.float32))]
-    if any(len(found) != 1 for found in kept) or len({found[0] for found in kept}) != len(kept):
+    for dim, row in enumerate(then):
+        places.setdefault(row, []).append(dim)
+    found = [places.get(row, []) for row in now]
+    if any(len(dims) != 1 for dims in found) or len(set(now)) != len(now):
         return None
-    return np.array([found[0] for found in kept], dtype=np.int64)
+    return np.array([dims[0] for dims in found], dtype=np.int64)
 
 
-def _vectors(bound: BoundStack) -> list[Param]:
+def _norm_vectors(bound: BoundStack) -> list[Param]:
     """Every norm vector of a stream, in an order that two sizes of one model share."""
     blocks = [param for norm in sorted(bound.norms) for layer in bound.norms[norm] for param in layer]
     return [*bound.embedding_norm, *blocks, *bound.final_norm]

@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 from torch.nn.utils import prune
 
 from architectures import FAMILIES, build
+from outlierlens.analyses.prune_cells import Cells, Removal, per_dim_off
+from outlierlens.analyses.prune_guard import State, guarded_masks, same_position_guard
 from outlierlens.architectures import BoundStack, Param, Stack
 from outlierlens.errors import BadInput
-from outlierlens.experiments.pruning.guard import State, guarded_masks
-from outlierlens.experiments.pruning.removal import Cells, per_dim_off
-from outlierlens.experiments.pruning.result import Removal
-from outlierlens.experiments.pruning.torch_guard import same_position_guard
 
 
 def cells_of(n_layers: int, width: int, rule: Removal, *, norm: bool, row: tuple[int, ...] = (3,)) -> Cells:
@@ -183,7 +181,7 @@ def test_what_a_guard_refuses(scores: Any, budget: Any, message: str) -> None:
 
 def test_positions_that_do_not_exist_are_no_protection() -> None:
     cells = cells_of(2, 2, Removal(), norm=True)
-    with pytest.raises(BadInput, match="position 2 does not exist; stream 'model' has 0 to 1"):
+    with pytest.raises(BadInput, match="dimension 2 does not exist; stream 'model' has 0 to 1"):
         guarded_masks(draw_scores(cells, 0, False), 1, [cells], protect=[2])
 
 
@@ -306,7 +304,7 @@ def test_a_mask_does_not_remove_where_norms_multiply_by_one_plus_weight() -> Non
     prune.global_unstructured(parameters, pruning_method=guard.method(parameters, prune.L1Unstructured), amount=0.9)
     assert guard.broken() == {"model": ()}
     assert guard.last is not None
-    assert guard.last.swaps == 0
+    assert (guard.last.swaps, guard.last.broken_without) == (0, {"model": ()})
 
 
 def test_per_dim_off_of_a_stack_of_experts() -> None:

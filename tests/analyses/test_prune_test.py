@@ -1,0 +1,196 @@
+"""The experiment: budgets are met to the weight, values come back bit for bit, and a needle that matters is found."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from outlierlens.analyses.prune import PruneTest, PruneTestOptions, prune_test
+from outlierlens.analyses.prune_budget import Pruner
+from outlierlens.analyses.prune_cells import Cells, Removal
+from outlierlens.architectures import live_parameters
+from outlierlens.errors import BadInput
+from outlierlens.models.load import LoadedModel
+from outlierlens.results.document import load
+from outlierlens.results.rows import Estimate
+from outlierlens.view.charts.base import picture
+from planted import tiny, turning_texts
+from row_files import rows_in, write_rows
+
+TEXTS = turning_texts(8 + i % 6 for i in range(18))
+FEW = {"n_random": 2, "n_scattered": 2, "n_matched": 2}
+
+
+def needle(family: str, head: str, kind: str) -> LoadedModel:
+    """A tiny model whose position 6 is as large in every layer as nothing else, and is what the head reads."""
+    loaded = tiny(family, head, kind)
+    with torch.no_grad():
+        for params in (*loaded.stacks[0].scale, *loaded.stacks[0].bias):
+            for param in params:
+                live_parameters(loaded.model)[param.name].moveaxis(param.axis, 0)[6] += 12.0
+    return loaded
+
+
+@pytest.fixture(
+    scope="module", params=[("bert", "MaskedLM", "masked"), ("llama", "CausalLM", "causal")], ids=lambda p: p[0]
+)
+def planted(request: pytest.FixtureRequest) -> LoadedModel:
+    return needle(*request.param)
+
+
+@pytest.fixture(scope="module")
+def costs() -> PruneTest:
+    return prune_test(needle("bert", "MaskedLM", "masked"), TEXTS, PruneTestOptions(dims=(6,), **FEW))
+
+
+def test_every_condition_prunes_the_same_number_and_puts_it_back(planted: LoadedModel) -> None:
+    before = {name: value.clone() for name, value in planted.model.state_dict().items()}
+    found = prune_test(planted, TEXTS, PruneTestOptions(dims=(6,), **FEW))
+    per_layer = 2 if planted.name == "bert" else 24
+    assert found.forced == found.budget == 3 * per_layer
+    assert found.n_candidates == 16 * found.budget
+    families = ["chosen", "magnitude", "random position", "scattered", "matched"]
+    assert [one.family for one in found.uses] == families
+    assert [one.family for one in found.conditions] == ["intact", *families[:2]] + [
+        f for f in families[2:] for _ in "ab"
+    ]
+    assert [one.n_set for one in found.conditions] == [None] + [found.budget] * 8
+    intact = found.conditions[0]
+    assert intact.change.value == 0
+    assert found.magnitude.swaps == 0
+    assert found.chosen.change.value == pytest.approx(
+        np.average(np.subtract(found.chosen.per_text, intact.per_text), weights=weights_of(planted))
+    )
+    for use, label in ((found.uses[2], "random position"), (found.uses[4], "matched")):
+        changes = [one.change.value for one in found.conditions if one.family == label]
+        assert (use.sets, use.change.value, use.n) == (tuple(changes), pytest.approx(sum(changes) / 2), 2)
+    after = planted.model.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    for one in found.conditions[3:]:
+        positions = set().union(*one.plan.values())
+        assert one.family != "scattered" or len(positions) == 3  # another position in each layer
+        assert 6 not in positions
+
+
+def weights_of(loaded: LoadedModel) -> np.ndarray:
+    from outlierlens.tasks.choice import make_task
+
+    return make_task(loaded, TEXTS).weights
+
+
+def test_a_budget_beyond_one_position_is_filled_with_the_smallest(planted: LoadedModel) -> None:
+    shapes = {name: tuple(value.shape) for name, value in live_parameters(planted.model).items()}
+    pruner = Pruner(planted.model, Cells.of(planted.stacks[0], shapes, Removal()))
+    forced = pruner.forced({0: (6,), 2: (6, 1)})
+    assert int(forced.sum()) == 3 * int(pruner.cells.total[0])
+    taken = pruner.pruned({0: (6,), 2: (6, 1)}, int(forced.sum()) + 10)
+    assert int(taken.sum()) == int(forced.sum()) + 10
+    assert taken[forced].all()
+    others = np.sort(pruner.scores[~forced])
+    np.testing.assert_array_equal(np.sort(pruner.scores[taken & ~forced]), others[:10])
+    with pruner.off(taken) as n_off:
+        values = np.concatenate([pruner.live[p.name].detach().reshape(-1).numpy() for p in pruner.params])
+        assert (values[taken] == 0).all()
+        assert n_off == int(taken.sum())
+        assert np.count_nonzero(values[~taken] == 0) == 0
+    with pytest.raises(RuntimeError, match="inside"), pruner.off(taken):
+        raise RuntimeError("inside")
+    values = np.concatenate([pruner.live[p.name].detach().reshape(-1).numpy() for p in pruner.params])
+    assert (np.abs(values) == pruner.scores).all()
+
+
+def test_sparsity_is_a_share_of_the_candidates() -> None:
+    loaded = needle("llama", "CausalLM", "causal")
+    options = PruneTestOptions(dims=(6,), sparsity=0.25, n_random=0, n_scattered=0, n_matched=0)
+    found = prune_test(loaded, TEXTS, options)
+    assert (found.budget, found.forced, found.sparsity) == (288, 72, 0.25)
+    assert (found.magnitude.n_set, found.chosen.n_set) == (288, 288)
+    # All 72 forced weights are the largest there are, so magnitude took 72 others.
+    assert (found.magnitude.swaps, found.chosen.swaps) == (0, 72)
+    assert len(found.uses) == 2
+
+
+def test_finished_conditions_are_not_measured_again(tmp_path: Path) -> None:
+    loaded, rows = needle("bert", "MaskedLM", "masked"), tmp_path / "rows.jsonl"
+    options = PruneTestOptions(dims=(6,), n_random=2, n_scattered=1, n_matched=0)
+    first = prune_test(loaded, TEXTS, options, rows=rows)
+    changed = rows_in(rows)
+    assert len(changed) == 1 + 5  # identity; chosen, magnitude, three controls
+    changed[1]["value"]["per_text"] = [9.0] * 18
+    write_rows(rows, changed)
+    again = prune_test(loaded, TEXTS, options, rows=rows)
+    assert again.chosen.per_text == (9.0,) * 18
+    assert again.magnitude == first.magnitude
+    assert again.uses[2].sets == first.uses[2].sets
+    with pytest.raises(BadInput, match="budget was 6, is 12"):
+        prune_test(loaded, TEXTS, PruneTestOptions(dims=(6, 7), n_random=0), rows=rows)
+
+
+def test_what_an_experiment_refuses() -> None:
+    plain = tiny("bert", "MaskedLM")
+    with pytest.raises(BadInput, match="the scan finds no outlier; name positions"):
+        prune_test(plain, TEXTS)
+    with pytest.raises(BadInput, match="dimension 16 does not exist"):
+        prune_test(plain, TEXTS, PruneTestOptions(dims=(16,)))
+
+
+def test_the_scan_names_what_the_budget_is_forced_onto() -> None:
+    found = prune_test(
+        needle("bert", "MaskedLM", "masked"), TEXTS, PruneTestOptions(n_random=0, n_scattered=0, n_matched=0)
+    )
+    assert found.dims == (6,)
+    assert found.about.named_by == "the scan of the weights, at 3 sigma"
+
+
+def test_the_command(run: Any, tmp_path: Path) -> None:
+    path, text, out, chart = (tmp_path / name for name in ("model", "text.txt", "effect.json", "effect.html"))
+    loaded = needle("llama", "CausalLM", "causal")
+    loaded.model.save_pretrained(path)  # type: ignore[operator]
+    loaded.tokenizer.save_pretrained(path)  # type: ignore[union-attr]
+    text.write_text("\n".join(TEXTS.texts))
+    few = ("--random", "2", "--scattered", "1", "--matched", "1")
+    code, stdout, err = run(
+        "prune", "test", str(path), "--data", str(text), "--dims", "6", *few, "-o", str(out), "--chart", str(chart)
+    )
+    assert code == 0, err
+    found = load(out)
+    assert stdout.startswith(f"{found.verdict[0].upper()}{found.verdict[1:]}.")
+    assert "72 of 1,152 weights of mlp.down_proj pruned (6.25%), 72 of them forced onto 6." in stdout
+    assert "random position" in chart.read_text()
+
+
+def test_a_position_is_condemned_only_where_it_costs_more_than_all_else(costs: PruneTest) -> None:
+    def with_changes(chosen: Estimate, magnitude: float = 0.01) -> PruneTest:
+        changes = {"chosen": chosen, "magnitude": Estimate(magnitude)}
+        rows = [replace(one, change=changes.get(one.family, one.change)) for one in costs.conditions]
+        return replace(
+            costs, conditions=tuple(rows), uses=(*costs.uses[:2], replace(costs.uses[2], percentile_95=0.04))
+        )
+
+    costly = with_changes(Estimate(1.5, 1.48, 1.52))
+    assert costly.worse
+    assert costly.verdict.startswith(
+        "safe to prune except position 6: +1.500 nats per token with 6 weights forced onto 6, +0.010"
+    )
+    assert not with_changes(Estimate(1.5, 1.48, 1.52), magnitude=1.6).worse
+    like = with_changes(Estimate(0.03, 0.02, 0.04))
+    assert like.verdict.startswith("position 6 can be pruned like others: +0.030")
+    few = with_changes(Estimate(1.5))
+    few = replace(few, about=replace(few.about, n_texts=8))
+    assert few.verdict.startswith(
+        "no verdict on position 6, for 8 texts are too few for an interval; read 16 or more: +1.500 nats per token"
+    )
+    assert not few.worse
+
+
+def test_what_the_budget_costs_is_one_table_and_one_picture(costs: PruneTest) -> None:
+    (table,) = costs.shown()
+    assert [row[0] for row in table.rows] == ["chosen", "magnitude", "random position", "scattered", "matched"]
+    assert table.columns[:4] == ("weights that go first", "sets", "change of the masked loss (nats per token)", "95 %")
+    assert len(list(costs.shown(verbose=True))) == 2
+    chart = costs.chart()
+    assert f"magnitude {costs.magnitude.change.value:+.3g} (" in chart.reading
+    assert picture(chart, "svg").startswith(b"<svg")
