@@ -56,7 +56,6 @@ def greedy(asked: argparse.Namespace) -> None:
 
 def columns(asked: argparse.Namespace) -> None:
     """Print what is left of the cost of rounding with few columns of every linear kept, on the texts that judge."""
-    from outlierlens.ablation.bench import Steps
     from outlierlens.data.texts import read_texts
     from outlierlens.experiments.plan.measure import _Study
     from outlierlens.experiments.plan.mixed import mixed
@@ -67,7 +66,7 @@ def columns(asked: argparse.Namespace) -> None:
 
     loaded, texts = load_model(asked.model), read_texts(asked.data, limit=asked.limit)
     options = PlanOptions(scheme=asked.scheme, task=TaskOptions(max_length=asked.max_length))
-    study = _Study(loaded, texts, options, Steps(None, 0))
+    study = _Study(loaded, texts, options)
     judging = list(study.split.judging)
     weights, intact = study.weights[judging], study.intact[judging]
     with mixed(loaded, study.places, study.recipe, bits=options.bits, stack=study.stack.name) as study.model:

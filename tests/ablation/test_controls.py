@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlierlens.ablation.controls import compare_with, matched_sets, random_sets
-from outlierlens.ablation.damage import Condition, Score
+from outlierlens.ablation.controls import matched_sets, random_sets
 from outlierlens.errors import BadInput
 from outlierlens.statistics.p_values import rank_p
 
@@ -74,16 +73,3 @@ def test_matched_sets_are_as_large_and_elsewhere() -> None:
         assert len(set(picked)) == 6  # never the same position twice while fresh ones are left
         # Positions at 7.5 that an earlier layer used are blocked, so at most a few layers fall back to lesser ones.
         assert sum(strength[layer, dim] == 7.5 for layer, dim in enumerate(picked)) >= 4
-
-
-def test_a_loss_that_is_no_number_counts_as_the_worst_and_has_no_p_of_its_own() -> None:
-    def condition(change: float) -> Condition:
-        score = Score(change, change, change, None, (change,), {})
-        return Condition("x", (1,), {}, score, change, change, change, 0)
-
-    def p(chosen: float, *others: float) -> float | None:
-        return compare_with("random", condition(chosen), [condition(one) for one in others], ranked=True).p
-
-    assert p(1.0, float("nan"), 0.5, 2.0) == 3 / 4
-    assert p(float("inf"), *[0.5] * 9) == 1 / 10
-    assert p(float("nan"), *[0.5] * 9) is None

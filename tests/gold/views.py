@@ -167,7 +167,6 @@ def _calls(name: str, function: Any, made: dict[str, Any]) -> Iterator[tuple[Any
             (made["Predictions"], one.input, by) for one in made["Predictions"].heard for by in ("rank", "corpus")
         ],
         "norm_panel": [(made["Track"], "scale"), (made["Track"], "bias")],
-        "losses": [(made["Damage"],), (synthetic_report.damage(task="output change", intact=0.0, chosen=0.4),)],
         "weight_maps": [(synthetic_report.stack_scan(n_layers=6, hidden_size=520, bias=True),)],
     }
     parts: dict[str, list[tuple[Any, ...]]] = {

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outlierlens.ablation.damage import Condition, Control
 from outlierlens.errors import BadInput
-from outlierlens.statistics.p_values import rank_p
 
 Plan = dict[int, tuple[int, ...]]  # {layer: dimensions off}
 NEAREST = 8  # how many weights of about the same size a matched control draws from, per dimension it needs
@@ -195,41 +193,6 @@ def matched_neurons(
         )
         for sets in zip(*by_layer, strict=True)
     ]
-
-
-def compare_with(
-    kind: str, chosen: Condition, family: Sequence[Condition], *, ranked: bool, closeness: float | None = None
-) -> Control:
-    """Median, 95th percentile and mean of a control family, and the chosen change as their multiple.
-
-    With `ranked`, the chosen change's rank p among them: for sets that a random one is exchangeable with.
-    """
-    # A loss that is no number any more is as bad as one that is infinite.
-    changes = np.nan_to_num(np.array([condition.change for condition in family]), nan=np.inf, posinf=np.inf)
-    change = float(np.nan_to_num(chosen.change, nan=np.inf, posinf=np.inf))
-    median, high, mean = figures_of(changes)
-    return Control(
-        kind=kind,
-        conditions=tuple(family),
-        p=rank_p(chosen.change, changes) if ranked else None,
-        median=median,
-        percentile_95=high,
-        mean=mean,
-        ratio_to_median=times(change, median),
-        ratio_to_percentile_95=times(change, high),
-        ratio_to_mean=times(change, mean),
-        closeness=closeness,
-    )
-
-
-def compared(
-    families: Mapping[str, Sequence[Condition]], chosen: Condition, *, ranked: str, closeness: float | None
-) -> tuple[Control, ...]:
-    """`compare_with` of every family; `ranked` names the one that has a p, `closeness` is that of the matched sets."""
-    return tuple(
-        compare_with(kind, chosen, family, ranked=kind == ranked, closeness=closeness if kind == "matched" else None)
-        for kind, family in families.items()
-    )
 
 
 def figures_of(changes: np.ndarray) -> tuple[float, float, float]:

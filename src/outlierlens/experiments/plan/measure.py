@@ -11,14 +11,14 @@ random choices of the same sizes and the tools' own rules.
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from outlierlens.ablation.bench import AblationBench, Progress, Steps, TextValues
+from outlierlens.ablation.study import Progress, Study
 from outlierlens.analyses.quantize_places import Place, find_places
 from outlierlens.analyses.quantize_schemes import parse
 from outlierlens.checkpoints.live import LiveCheckpoint
@@ -64,18 +64,9 @@ def plan(
         BadInput: fewer than four texts, a scheme that does not fit the weights, a budget that holds nothing.
     """
     options = options or PlanOptions()
-    study = _Study(loaded, texts, options, Steps(progress, 0))
-    identity = study.bench.identity(
-        texts,
-        study.task_options,
-        scheme=study.recipe.name,
-        bits=options.bits,
-        grain=options.unit,
-        stack=study.stack.name,
-        seed=options.seed,
-    )
+    study = _Study(loaded, texts, options, progress, rows)
     rounding = mixed(loaded, study.places, study.recipe, bits=options.bits, stack=study.stack.name)
-    with study.bench.resumed(rows, identity), rounding as model:
+    with study.study, rounding as model:
         study.model = model
         study.announce()
         cost = study.cost()
@@ -119,8 +110,16 @@ class _Split:
 class _Study:
     """A model, its task, its linears, and the values of texts in every setting."""
 
-    def __init__(self, loaded: LoadedModel, texts: Data, options: PlanOptions, report: Steps):
-        self.loaded, self.options, self.report = loaded, options, report
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        texts: Data,
+        options: PlanOptions,
+        progress: Progress | None = None,
+        rows: Path | None = None,
+    ):
+        self.loaded, self.options = loaded, options
+        self._progress, self._told = progress or (lambda *_: None), 0
         self.stack = loaded.stack(options.stack)
         self.recipe = parse(options.rounding)
         if options.bits == 8 and self.recipe.name == FINE.name:
@@ -134,11 +133,15 @@ class _Study:
             raise BadInput(
                 f"{texts.source}: {self.task.n_texts} texts; a plan needs four at least, and 64 to be sure of it"
             )
-        report("intact")
-        self.bench = AblationBench(loaded, self.task, seed=options.seed)
-        self.intact, self.weights = self.bench.intact.per_text, self.bench.weights
+        identity = {
+            "task": asdict(task), "scheme": self.recipe.name, "bits": options.bits, "grain": options.unit,
+            "stack": self.stack.name, "seed": options.seed,
+        }  # fmt: skip
+        self.report("intact")
+        self.study = Study(loaded, self.task, texts, identity, rows=rows)
+        self.intact, self.weights = self.study.intact.values, self.study.weights
         self.split = _Split.of(self.task.n_texts, options.seed)
-        report("estimating")
+        self.report("estimating")
         places = find_places(loaded, self.stack.name)
         self.estimating = self.split.nominating[:ESTIMATING]
         self.seen = cheap(loaded, self.task, places, self.recipe, self.estimating, stack=self.stack.name)
@@ -159,9 +162,15 @@ class _Study:
             )
         self.model: Mixed
         self._measured: dict[str, int] = {}  # texts of every key
+        self._values: dict[str, np.ndarray] = {}
         layer = {place.name: place.layer for place in self.places}
         self._first = {entry: min(layer[part.path] for part in one.parts) for entry, one in self.entries.items()}
         self._states = Prefixes(loaded, self.stack, self.task, [first - 1 for first in self._first.values()])
+
+    def report(self, what: str) -> None:
+        """Tell what begins; how much there is in all is not known."""
+        self._progress(what, self._told, 0)
+        self._told += 1
 
     # --- values ------------------------------------------------------------------------------------------------------
 
@@ -178,7 +187,10 @@ class _Study:
         both = kept if more is None else kept | {more}
         key = f"{label} {' '.join(f'{name}:{what}' for name, what in sorted(both)) or 'nothing'}"
         self._measured[key] = len(texts)
-        return self.bench.values(key, lambda: TextValues(self._run(kept, more, texts), {})).per_text
+        if key not in self._values:
+            row = self.study.kept(key, lambda: {"per_text": self._run(kept, more, texts).tolist()})
+            self._values[key] = np.array(row["per_text"])
+        return self._values[key]
 
     def _run(self, kept: frozenset[Entry], more: Entry | None, texts: Sequence[int]) -> np.ndarray:
         behind, both = None, kept
@@ -209,7 +221,7 @@ class _Study:
         candidates = len(self.entries) if options.exact else min(options.n_candidates, len(self.entries))
         choosing = ((1 + candidates) * len(self.split.nominating) + 2 * len(self.split.confirming)) / n_texts
         judging = (2 + options.n_random + len(self._rules())) * len(self.split.judging) / n_texts
-        self.bench.announce(1, share=choosing + judging, most=True)
+        self.study.announce(["plan"], share=choosing + judging, most=True)
         further = choosing + len(self.split.judging) / n_texts
         self.loaded.notice(
             f"{self.loaded.name}: each entry after the first reads them {further:,.0f} times more at most"
@@ -257,7 +269,7 @@ class _Study:
         live = LiveCheckpoint(self.loaded.model, name=self.loaded.name, config=self.loaded.config)
         known = {one: self._sensitivity(one, rank, chosen.first.get(one)) for rank, one in enumerate(self.order, 1)}
         return PrecisionPlan(
-            provenance=self.loaded.provenance(seed=options.seed, digest=self.bench.fingerprint), data=texts.source,
+            provenance=self.loaded.provenance(seed=options.seed, digest=self.study.fingerprint), data=texts.source,
             data_digest=texts.digest, task=task.name, unit=task.unit, stack=self.stack.name, scheme=self.recipe.name,
             bits=options.bits, budget=options.keep, grain=options.unit, n_linears=len(self.places),
             n_weights=self.n_weights, exact=options.exact, n_nominating=len(self.split.nominating),
