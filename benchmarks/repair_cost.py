@@ -23,9 +23,9 @@ from typing import Any
 import torch
 
 import outlierlens as ol
+from outlierlens.analyses.quantize_places import find_places
+from outlierlens.analyses.quantize_schemes import parse_all
 from outlierlens.errors import BadInput
-from outlierlens.experiments.quantization.places import find_places
-from outlierlens.experiments.quantization.schemes import parse_all
 from outlierlens.experiments.repair.check import Check, check_of, outputs, seen_of
 from outlierlens.experiments.repair.measure import plan_for
 from outlierlens.experiments.repair.options import RepairOptions
@@ -151,10 +151,11 @@ def main() -> None:
                 task=TaskOptions(max_length=how.max_length),
             )  # fmt: skip
             found = ol.quantize(loaded, texts, options)
-        for one in found.roundings:
-            cost = one.rounded
-            row = {"copy": name, "scheme": one.scheme, "intact": found.intact.value, "change": cost.change}
-            row |= {"low": cost.change_low, "high": cost.change_high, "texts": found.n_texts, "tokens": found.n_tokens}
+        intact, about = found.settings[0].value.value, found.about
+        for scheme in found.says:
+            cost = found.setting(scheme).change
+            row = {"copy": name, "scheme": scheme, "intact": intact, "change": cost.value, "low": cost.low}
+            row |= {"high": cost.high, "texts": about.n_texts, "tokens": about.n_tokens}
             with how.output.open("a") as out:
                 out.write(json.dumps(row) + "\n")
             print(json.dumps(row), flush=True)

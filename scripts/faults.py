@@ -54,11 +54,16 @@ class Writes:
         os.fsync = lambda file: self._step("fsync", self._name(file)) or fsync(file)
         io.open = sys.modules["builtins"].open = self._opened  # type: ignore[assignment, attr-defined]
 
+    def place(self, name: Any) -> str:
+        """Where in the folder a name leads; "" where it leads elsewhere."""
+        path = str(Path(os.fsdecode(name)).absolute()) if isinstance(name, str | bytes | os.PathLike) else ""
+        return path.removeprefix(self.folder) if path.startswith(self.folder) else ""
+
     def _step(self, what: str, name: Any) -> None:
-        if not isinstance(name, str | os.PathLike) or not os.fspath(name).startswith(self.folder):
+        if not (place := self.place(name)):
             return
         self.count += 1
-        self.seen.append(f"{what} {os.fspath(name).removeprefix(self.folder)}")
+        self.seen.append(f"{what} {place}")
         if self.count == self.at or (
             self.full and self.at and self.count > self.at and what in ("open", "write", "fsync", "os.mkdir")
         ):
@@ -78,16 +83,10 @@ class Writes:
             self._step(event, given[1] if event == "os.rename" else given[0])
 
     def _opened(self, file: Any, mode: str = "r", buffering: int = -1, *given: Any, **named: Any) -> Any:
-        name = os.fspath(file) if isinstance(file, str | os.PathLike) else ""
-        if (
-            not set(mode) & set("wxa+")
-            or not isinstance(name, str)
-            or not name.startswith(self.folder)
-            or named.get("opener")
-        ):
+        if not set(mode) & set("wxa+") or not self.place(file) or named.get("opener"):
             return self._open(file, mode, buffering, *given, **named)
         raw = _Raw(file, mode.replace("b", "").replace("t", ""))
-        raw.step = lambda content: self._step("write", name) or self.torn_write(raw, content)  # type: ignore[func-returns-value]
+        raw.step = lambda content: self._step("write", file) or self.torn_write(raw, content)  # type: ignore[func-returns-value]
         if buffering == 0:
             return raw
         buffered = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
@@ -243,8 +242,8 @@ def same(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple) and type(one) is type(other):
         return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return bool(np.isclose(one, other, rtol=1e-5, atol=1e-7, equal_nan=True))
+    if isinstance(one, float | np.ndarray) and type(one) is type(other):
+        return np.shape(one) == np.shape(other) and np.allclose(one, other, rtol=1e-5, atol=1e-7, equal_nan=True)
     return bool(one == other)
 
 
@@ -353,6 +352,7 @@ def run(words: list[str], folder: Path, faults: Any = None) -> Ended:
     """The command in a copy of this process."""
     folder.mkdir(parents=True, exist_ok=True)
     said, seen = folder.with_name(f"{folder.name}.said"), folder.with_name(f"{folder.name}.seen")
+    seen.unlink(missing_ok=True)
     pid = os.fork()
     if not pid:
         status = 70
@@ -371,16 +371,15 @@ def run(words: list[str], folder: Path, faults: Any = None) -> Ended:
                     file.write("\n".join(faults.seen))
             os._exit(status)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    found = tuple(seen.read_text().splitlines()) if faults is not None and not faults.at else ()
+    found = tuple(seen.read_text().splitlines()) if seen.exists() else ()
     return Ended(status, said.read_text(errors="replace"), found)
 
 
 def called(words: list[str], folder: Path, faults: Any = None) -> int:
     """The exit code of the command line, run here; what it caches lies in the folder."""
     from outlierlens.cli import main
-    from outlierlens.report import files
 
-    files.can_export = lambda: False  # pictures of charts, of a library of its own, take a second
+    sys.modules["vl_convert"] = None  # type: ignore[assignment]  # its threads do not survive a copy: charts as JSON only
     os.environ["OUTLIERLENS_CACHE"] = str(folder / "cache")
     sys.argv = ["outlierlens", *words]
     if faults is not None:

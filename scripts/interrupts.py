@@ -37,12 +37,12 @@ from outlierlens.ablation.switches import (
 )
 from outlierlens.analyses.prune_budget import Pruner
 from outlierlens.analyses.prune_cells import Cells, Removal
+from outlierlens.analyses.quantize_rounding import Keeping, rounded
+from outlierlens.analyses.quantize_schemes import parse
 from outlierlens.architectures import live_parameters
 from outlierlens.experiments.attack.edits import ValueChange, edited_values
 from outlierlens.experiments.detectors.linears import last_linears, scaled
 from outlierlens.experiments.predictions.words import Switches
-from outlierlens.experiments.quantization.apply import Keeping, rounded
-from outlierlens.experiments.quantization.schemes import parse
 from outlierlens.experiments.sweep.prefix import Kept, resumed
 from outlierlens.experiments.sweep.summary import _as_float32
 from outlierlens.models.attention_maps import tapped_attention

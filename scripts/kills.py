@@ -1,6 +1,6 @@
 """Kill every command that writes, at its writes and at random moments, look at what it left, and run it again.
 
-    python scripts/kills.py                                     # 300 kills, half an hour
+    python scripts/kills.py                                     # 300 kills, an hour
     python scripts/kills.py --command report --kills 40 --seed 1
 
 Commands run as the tests' table has them (`tests/every_command.py`), each in a copy of the folder as the commands before it
@@ -17,12 +17,13 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import every_command
 
 STARTED = ("fetch", "doctor", "samples", "explore")  # what these write is looked at elsewhere, or a page that waits
-SECONDS = 300  # after which a command hangs
-LEFT = (".making-", ".part", ".old-", ".tmp")  # what a command writes beside, until it is whole
+SECONDS = 600  # after which a command hangs
+TEXT = (".html", ".md", ".txt", ".py", ".csv", ".svg")
+# Times, and what a command has that replaces a file.
+TIMES = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d\S*)?)?|\bin [\d.]+ (ms|s|min|h)\b| --overwrite")
+# What is no result until it is whole: what a command writes beside, and a Trainer's checkpoint, of which one file comes last.
+LEFT = (".part", ".tmp", "checkpoint-")
 
 
 class Kills(faults.Writes):
@@ -50,10 +55,10 @@ class Kills(faults.Writes):
         super().start()
 
     def _step(self, what: str, name: Any) -> None:
-        if not isinstance(name, str | os.PathLike) or not os.fspath(name).startswith(self.folder):
+        if not (place := self.place(name)):
             return
         self.count += 1
-        self.seen.append(f"{what} {os.fspath(name).removeprefix(self.folder)}")
+        self.seen.append(f"{what} {place}")
         if self.count == self.at and not (self.torn and what == "write"):
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -126,29 +131,60 @@ def half(before: Path, now: Path) -> list[str]:
 
 
 def other(whole: Path, now: Path) -> list[str]:
-    """What differs from the folder of an undisturbed run: names, and results but for times and costs."""
+    """What differs from the folder of an undisturbed run: names, and contents but for times and costs."""
     wanted, found = files_of(whole), files_of(now)
-    wrong = [f"{name} is left" for name in sorted(found.keys() - wanted.keys())]
+    wrong = [
+        f"{name} is left" for name in sorted(found.keys() - wanted.keys()) if ".replayed-" not in name
+    ]  # steps done twice
     wrong += [f"{name} is missing" for name in sorted(wanted.keys() - found.keys())]
-    for name in sorted(wanted.keys() & found.keys()):
-        if name.endswith(".json"):
-            here, there = (json.loads(one.read_bytes()) for one in (found[name], wanted[name]))
-            if not faults.same(plain(here), plain(there)):
-                wrong.append(f"{name} differs")
-        elif name.endswith(".safetensors") and found[name].read_bytes() != wanted[name].read_bytes():
-            wrong.append(f"{name} differs")
-    return wrong
+    return wrong + [
+        f"{name} differs"
+        for name in sorted(wanted.keys() & found.keys())
+        if not faults.same(content(found[name]), content(wanted[name]))
+    ]
+
+
+def content(path: Path) -> Any:
+    """What a file says but for times; of a kind of which that cannot be told, whether it says anything."""
+    from safetensors.numpy import load_file
+
+    raw = path.read_bytes()
+    if path.suffix == ".json":
+        return plain(json.loads(raw))
+    if path.suffix == ".jsonl":
+        rows = [json.loads(row) for row in raw.splitlines()]
+        return [plain(row) for row in rows if "second" not in str(row.get("key"))]
+    if path.suffix in TEXT:
+        return plain(raw.decode("utf-8"))
+    return load_file(path) if path.suffix == ".safetensors" else bool(raw)
 
 
 def plain(value: Any) -> Any:
-    """JSON without times, costs, folders and what trainers count of a machine."""
+    """JSON without times, and digests of what holds times."""
     if isinstance(value, dict):
-        leave = ("created", "command", "cost", "seconds", "notes", "files", "digest", "sha256")
+        leave = ("created", "files", "crc32")
         return {k: plain(v) for k, v in value.items() if k not in leave and "second" not in k and "runtime" not in k}
-    return [plain(one) for one in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [plain(one) for one in value]
+    return TIMES.sub("", value) if isinstance(value, str) else value
 
 
 # --- all ---------------------------------------------------------------------------------------------------------
+
+
+def written(name: str, words: Sequence[str]) -> list[str]:
+    """More words for a command of the table that keeps neither its result nor its rows, though it can."""
+    from outlierlens.experiments import BY_NAME
+
+    if name in STARTED:
+        return []
+    file = name.replace(" ", "-")
+    more = (
+        ["-o", f"{file}.txt" if name == "protect" else f"{file}.json"]
+        if BY_NAME[name].writes == "file" and "-o" not in words
+        else []
+    )
+    return [*more, "--rows", f"{file}.jsonl"] if "rows" in BY_NAME[name].takes else more
 
 
 def restored(before: Path, work: Path) -> Path:
@@ -157,21 +193,26 @@ def restored(before: Path, work: Path) -> Path:
     return Path(shutil.copytree(before, work, symlinks=True))
 
 
+def goes_on(words: list[str], place: Path, code: int) -> list[str]:
+    """What does not hold of the command run again in `work`, which an undisturbed run ends with `code` and as `whole`."""
+    again = faults.run(words, place / "work", Kills(place / "work"))
+    if again.status != code and "--overwrite" in again.said:  # killed behind the name of a whole file
+        again = faults.run([*words, "--overwrite"], place / "work", Kills(place / "work"))
+    wrong = other(place / "whole", place / "work")
+    if again.status != code and (
+        wrong or "is not empty; name a new folder" not in again.said
+    ):  # a saved model is whole
+        wrong = [f"it ended with {again.status}: {(again.said.splitlines() or [''])[-1][:200]}", *wrong]
+    return [f"run again, {one}" for one in wrong]
+
+
 def trial(words: list[str], place: Path, kill: Kills, code: int) -> str:
     """ "" where all held, else what did not."""
-    before, work, whole = place / "before", restored(place / "before", place / "work"), place / "whole"
-    status = faults.run(words, work, kill).status
-    wrong = half(before, work)
-    again = faults.run(words, work, Kills(work))
-    if again.status == 1 and " exists" in again.said and "--overwrite" in again.said:
-        again = faults.run(
-            [*words, "--overwrite"], work, Kills(work)
-        )  # killed between the names of two files, both whole
-    if code not in (again.status, status) and other(whole, work):
-        wrong.append(f"run again, it ended with {again.status}: {(again.said.splitlines() or [''])[-1][:200]}")
-    elif status != code:
-        wrong += [f"run again, {one}" for one in other(whole, work)]
-    return "; ".join(wrong)
+    work = restored(place / "before", place / "work")
+    ended = faults.run(words, work, kill)
+    if ended.status not in (code, -signal.SIGKILL, -signal.SIGALRM):
+        return f"it ended with {ended.status}: {ended.said[-200:]}"
+    return "; ".join(half(place / "before", work) + ([] if ended.status == code else goes_on(words, place, code)))
 
 
 def main() -> int:
@@ -192,7 +233,7 @@ def main() -> int:
         every_command.fill(base)
         writers = []
         for name, more in every_command.RUNS.items():
-            words = [*name.split(), *more]
+            words = [*name.split(), *more, *written(name, more)]
             looked_at = name not in STARTED and name in (asked.command or [name])
             if looked_at:
                 shutil.copytree(base, place / name / "before", symlinks=True)
@@ -204,7 +245,9 @@ def main() -> int:
             work, begun = restored(place / name / "before", place / name / "work"), time.monotonic()
             ended = faults.run(words, work, Kills(work))
             if ended.status != every_command.FOUND.get(name, 0):
-                raise SystemExit(f"{name}: {ended.status}: {ended.said}")
+                print(f"{name} ended with {ended.status} undisturbed: {ended.said}", flush=True)
+                wrong += 1
+                continue
             shutil.copytree(work, place / name / "whole", symlinks=True)
             if ended.seen:
                 writers.append((name, words, ended, time.monotonic() - begun))

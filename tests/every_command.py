@@ -64,7 +64,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "predictions": (M, "--counts", "counts.parquet", *FEW, "--random", "1", "--bootstrap", "20", *QUIET),
     "attention": (M, *FEW, "--random", "1", "--bootstrap", "20", "--chart", "attention.html", *QUIET),
     "probe": (M, *FEW[:2], "--limit", "8", "--max-length", "16", "--no-retrain", "--clip", "8", *QUIET),
-    "quant": (M, *FEW, "--schemes", "int8-tensor/none", "--calibrate", "0", "--smooth", "none", "--random", "1", *QUIET),
+    "quantize": (M, *FEW, "--schemes", "int8-tensor/none", "--calibrate", "0", "--smooth", "none", "--random", "1", *QUIET),
     "plan": (M, *FEW[:4], "--max-length", "16", "--scheme", "int4-tensor/none", "--keep", "20%", "--candidates", "1",
              "--random", "1", *QUIET),
     "repair": ("decoder", "--fit", "fp8", *FEW[:6], "-o", "repaired", *QUIET[:2], "--no-progress"),

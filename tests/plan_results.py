@@ -1,8 +1,7 @@
 """A plan by hand: one of two linears stays, the other was not confirmed."""
 
 from outlierlens.experiments.plan.kept import KeptLinear
-from outlierlens.experiments.plan.result import Judged, PrecisionPlan, Sensitivity, Step
-from outlierlens.experiments.quantization.result import Difference
+from outlierlens.experiments.plan.result import Difference, Judged, PrecisionPlan, Sensitivity, Step
 from outlierlens.results.document import Provenance
 
 DOWN, UP = "layers.1.mlp.down_proj", "layers.0.mlp.up_proj"

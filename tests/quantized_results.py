@@ -1,81 +1,107 @@
-"""A made-up result of `quant`: two layers of eight dimensions, 5 an outlier that per-tensor rounding cannot bear."""
+"""A made-up result of `quantize`: two layers of eight dimensions, 5 an outlier that per-tensor rounding cannot bear."""
 
-import numpy as np
+import math
+from typing import Any
 
-from outlierlens.experiments.quantization.result import (
-    Difference,
-    Errors,
+from outlierlens.analyses.quantize import (
+    BlockError,
     LinearError,
+    OutlierGain,
     Quantized,
-    Rounding,
     Setting,
     SmoothScale,
-    What,
+    says_of,
 )
+from outlierlens.analyses.quantize_settings import KEPT, MIXED, RANDOM, ROUNDED, SMOOTHED
 from outlierlens.results.document import Provenance
+from outlierlens.results.finding import About
+from outlierlens.results.rows import Estimate
 
 INTACT = 3.0
+COSTS = {"int8-tensor/int8-tensor": 2.0, "int8-channel/int8-token": 0.0, "int4-channel/none": 1.0}
+LEFT = {"int8-tensor/int8-tensor": 0.05, "int8-channel/int8-token": 1.0, "int4-channel/none": 0.99}  # outliers kept
 
 
-def setting(what: What, change: float, dims: tuple[int, ...] = (), kept: float = 0.0) -> Setting:
+def estimate(value: float, reach: float) -> Estimate:
+    return Estimate(value, value - reach, value + reach)
+
+
+def setting(scheme: str, name: str, change: float, **more: Any) -> Setting:
     """Everything follows from the change; the interval reaches 0.1 to both sides."""
     value = INTACT + change
-    texts = (value - 0.2, value + 0.2)
-    noise = float("nan") if what == "intact" else 0.012
-    return Setting(what, dims, value, value - 0.1, value + 0.1, change, change - 0.1, change + 0.1, kept, texts, noise)
-
-
-def difference(one: Setting, other: Setting) -> Difference:
-    value = one.value - other.value
-    return Difference(value, value - 0.05, value + 0.05, 0.021)
-
-
-def errors(size: float, kept: float, *, inputs: bool) -> Errors:
-    """`size` of the error in layer 0 and twice that in layer 1; `kept` of it stays when the outlier is kept."""
-    output = np.array([size, 2 * size])
-    by_dim = np.tile(np.full(8, 0.1), (2, 1)) * output[:, None]
-    by_dim[:, 5] = 0.3 * output
-    read, nothing = (size, kept * size, 0.3), (float("nan"),) * 3
-    linears = tuple(
-        LinearError(layer, part, part == "up", part == "down", *read, *(read if inputs else nothing))
-        for layer in (0, 1)
-        for part in ("up", "down")
-    )
-    return Errors(
-        output, kept * output, 0.98 * output, output, kept * output, output, np.array([0.3, 0.3]), by_dim, linears
-    )
-
-
-def rounding(scheme: str, change: float, kept: float) -> Rounding:
-    """Keeping the outlier leaves `kept` of the change, random dimensions all of it."""
-    inputs = not scheme.endswith("none")
-    plain, spared = setting("rounded", change), setting("kept", kept * change, (5,), 0.2)
-    random = tuple(setting("random", change, (dim,), 0.2) for dim in (1, 6))
-    mixed, smoothed = setting("mixed", 0.01, kept=0.125), setting("smoothed", 0.5 * change)
-    return Rounding(
-        scheme=scheme, n_linears=4, n_weights=256, rounded=plain, kept=spared, random=random,
-        mixed=mixed if inputs else None, smoothed=smoothed if inputs else None,
-        regained=difference(plain, spared), beyond_random=difference(random[0], spared),
-        regained_mixed=difference(plain, mixed) if inputs else None,
-        regained_smoothed=difference(plain, smoothed) if inputs else None,
-        p=1 / 3, errors=errors(0.001 + abs(change), kept, inputs=inputs),
+    how: dict[str, Any] = {"noise": 0.012, "kept": 0.0} | more
+    if name in (KEPT, MIXED, SMOOTHED):
+        how |= {"regained": estimate(COSTS[scheme] - change, 0.05), "regained_noise": 0.021}
+    return Setting(
+        scheme=scheme, setting=name, change=estimate(change, 0.1), value=estimate(value, 0.1),
+        per_text=(value - 0.2, value + 0.2), **how,
     )  # fmt: skip
 
 
-def quantized() -> Quantized:
+def settings(scheme: str) -> list[Setting]:
+    """Random dimensions give nothing back."""
+    cost, kept = COSTS[scheme], LEFT[scheme] * COSTS[scheme]
+    found = [setting(scheme, ROUNDED, cost), setting(scheme, KEPT, kept, dims=(5,), kept=0.2, random=(cost, cost))]
+    if not scheme.endswith("none"):
+        found += [setting(scheme, MIXED, 0.01, kept=0.125), setting(scheme, SMOOTHED, 0.5 * cost)]
+    return found
+
+
+def gain(scheme: str) -> OutlierGain:
+    cost, beyond = COSTS[scheme], estimate((1 - LEFT[scheme]) * COSTS[scheme], 0.05)
+    return OutlierGain(
+        scheme=scheme, says=says_of(cost - 0.1, beyond.low, beyond.low), beyond_random=beyond, noise=0.021, p=1 / 3,
+        random=(cost, cost), n_linears=4, n_weights=256,
+    )  # fmt: skip
+
+
+def blocks(scheme: str) -> list[BlockError]:
+    """The error doubles from layer 0 to 1; 30 % of it lies in the outlier."""
+    sizes = {ROUNDED: 1.0, KEPT: LEFT[scheme], RANDOM: 0.98}
+    return [
+        BlockError(scheme=scheme, setting=name, layer=layer, error=error, others=error, share=0.3)
+        for name, size in sizes.items()
+        for layer in (0, 1)
+        for error in ((layer + 1) * size * (0.001 + COSTS[scheme]),)
+    ]
+
+
+def linears(scheme: str) -> list[LinearError]:
+    size, nothing = 0.001 + COSTS[scheme], (math.nan,) * 3
+    read = (size, LEFT[scheme] * size, 0.3)
+    inputs = nothing if scheme.endswith("none") else read
+    return [
+        LinearError(
+            scheme=scheme, layer=layer, part=part, reads=part == "up", writes=part == "down", weight=read[0],
+            weight_kept=read[1], weight_share=read[2], inputs=inputs[0], inputs_kept=inputs[1], inputs_share=inputs[2],
+        )
+        for layer in (0, 1)
+        for part in ("up", "down")
+    ]  # fmt: skip
+
+
+def quantized(schemes: tuple[str, ...] = tuple(COSTS), **more: Any) -> Quantized:
     """The outlier is what per-tensor rounding costs, not what few bits cost; per token nothing is lost."""
+    how: dict[str, Any] = {"alpha": 0.5, "threshold": 6.0} | more
     return Quantized(
-        provenance=Provenance("m", "f", command="outlierlens quant m --data d.txt", seed=0),
-        data="d.txt", data_digest="0", task="causal loss", unit="nats per token", stack="model", layers=("0", "1"),
-        hidden_size=8, dims=(5,), dims_source="given", n_texts=2, n_tokens=40, max_length=128,
-        intact=setting("intact", 0.0, kept=1.0),
-        roundings=(
-            rounding("int8-tensor/int8-tensor", 2.0, 0.05),
-            rounding("int8-channel/int8-token", 0.0, 1.0),
-            rounding("int4-channel/none", 1.0, 0.99),
+        provenance=Provenance("m", "f", command="outlierlens quantize m --data d.txt", seed=0),
+        about=About(
+            data="d.txt", data_digest="0", task="causal loss", unit="nats per token", stack="model", layers=(0, 1),
+            dims=("5",), named_by="given", n_texts=2, n_tokens=40, max_length=128,
         ),
-        alpha=0.5, threshold=6.0,
-        smoothing=(SmoothScale(0, ("up",), (40.0,), (1,), 2.0, 40.0), SmoothScale(1, ("up",), (10.0,), (2,), 2.0, 12.0)),
-        calibration="d.txt", n_calibration=2, n_error_texts=2, map_dims=tuple(range(8)), notes=("a note",),
-        noise_draws=3, n_noise_texts=2,
+        settings=(
+            setting("none/none", "intact", 0.0, kept=1.0, noise=math.nan),
+            *(one for scheme in schemes for one in settings(scheme)),
+        ),
+        gains=tuple(map(gain, schemes)),
+        draws=tuple(
+            setting(scheme, RANDOM, COSTS[scheme], dims=(dim,), kept=0.2) for scheme in schemes for dim in (1, 6)
+        ),
+        blocks=tuple(one for scheme in schemes for one in blocks(scheme)),
+        linears=tuple(one for scheme in schemes for one in linears(scheme)),
+        smoothing=tuple(
+            SmoothScale(layer=layer, parts=("up",), dim=5, scale=scale, rank=rank, median=2.0, largest=12.0 + scale)
+            for layer, scale, rank in ((0, 40.0, 1), (1, 10.0, 2))
+        ),
+        calibration="d.txt", n_calibration=2, n_error_texts=2, notes=("a note",), noise_draws=3, n_noise_texts=2, **how,
     )  # fmt: skip

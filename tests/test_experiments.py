@@ -158,9 +158,8 @@ def test_its_view_is_shown_everywhere(kind: str, made: dict[str, Any]) -> None:
 def test_a_home_has_its_files() -> None:
     for row in EXPERIMENTS:
         module = importlib.import_module(f"outlierlens.{row.home}")
-        assert row.derived == (Path(module.__file__ or "").name != "__init__.py"), (
-            row.home
-        )  # analyses are one file each
+        file = f"{row.home.rpartition('.')[2]}.py" if row.derived else "__init__.py"
+        assert Path(module.__file__ or "").name == file, row.home
 
 
 def test_what_reads_images_is_named_where_others_refuse_them() -> None:

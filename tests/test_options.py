@@ -156,7 +156,7 @@ def test_two_groups_may_not_have_one_option() -> None:
 def test_options_import_no_heavy_library() -> None:
     code = (
         "import sys, outlierlens; print(sorted(name for name in sys.modules if name.startswith('outlierlens')));"
-        "import outlierlens.session, outlierlens.experiments.quantization.options;"
+        "import outlierlens.session, outlierlens.analyses.quantize;"
         "print({'torch', 'cyclopts'} & set(sys.modules)); print(outlierlens.OutlierlensError.__name__)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import outlierlens as ol
 from outlierlens import charts
+from outlierlens.analyses.quantize_schemes import parse
 from outlierlens.experiments.plan.exports import export, target_of
 from outlierlens.experiments.plan.view import sections
-from outlierlens.experiments.quantization.schemes import parse
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from outlierlens.ablation.switches import clip, edited_hidden, removed_writes, zeroed_weights
     from outlierlens.analyses.ablate import AblateOptions
     from outlierlens.analyses.prune_guard import same_position_guard
+    from outlierlens.analyses.quantize import QuantizeOptions
     from outlierlens.checkpoints.samples import fetch
     from outlierlens.data.texts import read_texts
     from outlierlens.detection.observe.options import ObserveOptions
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from outlierlens.experiments.mask.apply import activation_mask
     from outlierlens.experiments.mask.options import MaskOptions
     from outlierlens.experiments.plan.options import PlanOptions
-    from outlierlens.experiments.quantization.options import QuantizeOptions
     from outlierlens.experiments.range.options import RangeOptions
     from outlierlens.experiments.sweep.options import SweepOptions
     from outlierlens.experiments.trace.options import TraceOptions
@@ -73,7 +73,7 @@ _HOME = {
     "WatchOptions": "training.watch",
     "OutlierCallback": "training.callback",
     "TrackOptions": "experiments.track.measure",
-    "QuantizeOptions": "experiments.quantization.options",
+    "QuantizeOptions": "analyses.quantize",
     "PlanOptions": "experiments.plan.options",
     "RangeOptions": "experiments.range.options",
     "MaskOptions": "experiments.mask.options",

@@ -1,6 +1,6 @@
 """What commands ask for beside their own options, and `Session`: one call of a command from its words to its result.
 
-    session = Session(subject=Subject("mpnet-base"), reading=Reading(limit=64), command="outlierlens quant mpnet-base")
+    session = Session(subject=Subject("mpnet-base"), reading=Reading(limit=64), command="outlierlens quantize mpnet-base")
     texts, others = session.texts(spare=16)
     found = quantize(session.loaded, texts, options, calibration=others, progress=session.progress)
 

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from every_command import FEW, QUIET, M, call, fill
+from moments import contents
 from outlierlens.ablation.modes import Switch
 from outlierlens.analyses.ablate import AblateOptions, ablate
 from outlierlens.cli.experiment import print_sections
@@ -213,3 +215,24 @@ def test_a_result_says_what_it_was_computed_in(dtype: torch.dtype) -> None:
     older = json.loads(text)
     del older["provenance"]["dtype"]  # a file of before that was written down
     assert from_json(json.dumps(older)).provenance.dtype == ""
+
+
+def test_rows_that_are_to_be_replaced_stay_where_the_command_is_refused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "theirs").touch()
+    monkeypatch.setenv("OUTLIERLENS_RUNS", "runs")
+    words = ("ablate", M, *FEW, "--random", "1", "--matched", "1", *QUIET)
+    assert call(*words).code == 0
+    before = contents(tmp_path)
+    for wrong in (("--save", "full"), ("--arch", "none.toml")):
+        said = call(*words, *wrong, "--overwrite")
+        assert (said.code, contents(tmp_path)) == (1, before), said.err
+    assert "are taken from there" in call(*words).err
+    assert call(*words, "--seed", "1").code == 0  # rows of its own
+    assert len(list((tmp_path / "runs").rglob("*.jsonl"))) == 2
+    again = call(*words, "--overwrite")
+    assert (again.code, "are taken from there" in again.err) == (0, False)

@@ -199,7 +199,7 @@ def test_a_list_begins_with_what_was_measured(folder: Any, tmp_path: Path) -> No
     ):
         protect(folder("llama"), "bitsandbytes", ProtectOptions(dims=(3,), measured=path))
     path.write_text(to_json(pruning_results.check()))
-    with pytest.raises(BadInput, match="holds no result of plan or quant"):
+    with pytest.raises(BadInput, match="holds no result of plan or quantize"):
         protect(folder("llama"), "bitsandbytes", ProtectOptions(dims=(3,), measured=path))
 
 

@@ -143,7 +143,7 @@ def test_bash_completes_commands_and_values(tmp_path: Path) -> None:
     script = """
     eval "$(outlierlens --show-completion bash)"
     for words in "fin" "scan mini-p" "fetch smollm" "ablate mini-planted --mode z" "ablate x --task masked" \
-            "scan x --rule pu" "finetune x --task rt" "quant x --dtype flo" "scan x --family gpt2"; do
+            "scan x --rule pu" "finetune x --task rt" "quantize x --dtype flo" "scan x --family gpt2"; do
         COMP_WORDS=(outlierlens $words)
         COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
         _outlierlens

@@ -14,9 +14,9 @@ import torch
 
 from architectures import FAMILIES, batch, build
 from outlierlens.ablation.switches import edited_hidden, removed_writes, zero_weights_, zeroed_norms, zeroed_weights
+from outlierlens.analyses.quantize_rounding import rounded
+from outlierlens.analyses.quantize_schemes import parse
 from outlierlens.errors import BadInput
-from outlierlens.experiments.quantization.apply import rounded
-from outlierlens.experiments.quantization.schemes import parse
 from outlierlens.models.changes import temporary
 from outlierlens.models.load import fingerprint, from_objects
 

@@ -17,9 +17,9 @@ from torch.nn.utils import parametrizations, prune
 
 from architectures import FAMILIES, batch, build
 from outlierlens.ablation.switches import edited_hidden, removed_writes, zeroed_norms, zeroed_weights
+from outlierlens.analyses.quantize_rounding import rounded
+from outlierlens.analyses.quantize_schemes import parse
 from outlierlens.errors import BadInput
-from outlierlens.experiments.quantization.apply import rounded
-from outlierlens.experiments.quantization.schemes import parse
 from outlierlens.experiments.repair.rewriting import untie
 from outlierlens.models.changes import Settable, frozen
 from outlierlens.models.load import from_objects
@@ -167,8 +167,8 @@ def test_a_weight_that_is_normed_inside_is_an_error() -> None:
 
 
 def test_no_linear_stays_rounded_where_one_was_replaced() -> None:
+    from outlierlens.analyses.quantize_places import find_places
     from outlierlens.experiments.plan.mixed import mixed
-    from outlierlens.experiments.quantization.places import find_places
 
     model = build(FAMILIES["bert"], "MaskedLM")
     before = {name: value.clone() for name, value in model.state_dict().items()}

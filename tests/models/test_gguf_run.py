@@ -326,7 +326,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "ablate": (*FEW, "--dims", "11", "--random", "1", "--matched", "1"),
     "sweep": (*FEW, "--dims", "11", "--random", "2", "--matched", "0", "--windows", "single", "--gradients", "0", "-o", "s"),
     "report": (*FEW, "--random", "1", "--matched", "1", "-o", "page"),
-    "quant": (*FEW, "--dims", "11", "--schemes", "int8-tensor/none", "--calibrate", "0", "--smooth", "none", "--random", "1"),
+    "quantize": (*FEW, "--dims", "11", "--schemes", "int8-tensor/none", "--calibrate=0", "--smooth=none", "--random=1"),
     "attention": (*FEW, "--dims", "11", "--random", "1", "--bootstrap", "20"),
     "probe": (*FEW[:2], "--limit", "8", "--max-length", "16", "--no-retrain", "--clip", "11"),
     "attack": (*FEW, "--dims", "11", "--budget", "1", "--kinds", "zero", "--tries", "2", "--sets", "1", "--random", "1",

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -224,17 +225,19 @@ def test_what_differs_from_an_undisturbed_run_is_named(tmp_path: Path) -> None:
 
 @LINUX
 def test_a_process_ends_before_its_write_or_in_the_middle_of_it(tmp_path: Path) -> None:
-    for torn, left in ((False, b""), (True, b"abc")):
-        folder = tmp_path / str(torn)
+    for torn, relative in product((False, True), repeat=2):
+        folder = tmp_path / f"{torn} {relative}"
         folder.mkdir()
         pid = os.fork()
         if not pid:
             try:
                 killed = kills.Kills(folder, 2, torn=torn)  # the first step opens the file
+                os.chdir(folder)
                 killed.start()
-                with open(folder / "file", "wb", buffering=0) as file:  # noqa: PTH123 - what scripts/faults.py takes the place of
+                name = "file" if relative else folder / "file"
+                with open(name, "wb", buffering=0) as file:  # noqa: PTH123 - what scripts/faults.py takes the place of
                     file.write(b"abcdef")
             finally:
                 os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-        assert (folder / "file").read_bytes() == left
+        assert (folder / "file").read_bytes() == b"abc" * torn

@@ -1,5 +1,7 @@
 """The model card's section: the report's sentences and numbers, provenance, and names that cannot break it."""
 
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,10 +9,11 @@ from typing import Any
 import pytest
 
 import synthetic_report
+from every_command import M
 from outlierlens.report.advice import advice
 from outlierlens.report.card import card
 from outlierlens.report.words import finding, verdict
-from outlierlens.results.document import save
+from outlierlens.results.document import load, save
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +91,28 @@ def test_report_writes_it_from_results(data: Any, run: Any, tmp_path: Path) -> N
     code, _, err = run("report", str(results), "--card", str(out), "--overwrite", "-q")
     assert (code, out.read_text("utf-8")) == (1, "# My model\n\nMuch work.\n")
     assert f"{out}: no card's section of outlierlens, so it is not replaced; name another file with --card" in err
+
+
+@pytest.mark.usefixtures("no_picture_files")
+def test_a_disk_that_is_full_for_the_card_leaves_no_report_and_the_command_that_is_printed_goes_on(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "texts.txt").write_text("".join(f"The film was number {i}, and it was good.\n" for i in range(4)))
+    out, made = tmp_path / "card.md", tmp_path / "made"
+    few = ("--data", tmp_path / "texts.txt", "--max-length", "16", "--dims", "8", "--random", "1", "--matched", "1")
+    words = [str(word) for word in ("report", M, *few, "--card", out, "-o", made, "--device", "cpu", "--no-progress")]
+
+    def full(_: int) -> None:
+        if list(tmp_path.glob(".card.md.*.part")):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        code, _, err = run(*words)
+    assert code == 1
+    assert f"error: {out}: No space left on device" in err
+    assert {path.name for path in made.iterdir() if path.is_file()} == {"rows.jsonl"}
+    code, said, err = run(*words)
+    assert code == 0, err
+    assert f"card: {out}" in said
+    assert out.read_text("utf-8") == card(load(made / "results.json"))

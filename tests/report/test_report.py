@@ -22,7 +22,7 @@ from browser import CHROMIUM, HOSTILE, Page, browse
 from outlierlens.ablation.controls import random_families
 from outlierlens.detection.rules import Rule
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.experiments.quantization.result import Difference
+from outlierlens.experiments.plan.result import Difference
 from outlierlens.report import advice, bundle, files, finding, paired, render, rerender, write
 from outlierlens.report.figures import all_charts, streams
 from outlierlens.report.pair_page import render_pair
@@ -66,7 +66,7 @@ def test_found_and_damaging(data):
     steps = {step.topic: step for step in advice(data)}
     assert {topic: step.commands for topic, step in steps.items()} == {
         "prune": ("outlierlens prune protect smollm2-135m --for torch-pruning --dims 100,247,507",),
-        "quantize": ("outlierlens range smollm2-135m", "outlierlens quant smollm2-135m --dims 507"),
+        "quantize": ("outlierlens range smollm2-135m", "outlierlens quantize smollm2-135m --dims 507"),
         "compare": ("outlierlens export-embedder smollm2-135m --layer 6 --fix clip --clip 507 -o embedder",),
         "explain": ("outlierlens trace smollm2-135m --dim 507",),
     }
@@ -93,10 +93,10 @@ def test_what_quantization_was_measured_to_cost_stands_in_place_of_the_rule(data
     assert step.text.lower() == f"{measured.verdict}.".lower()
     assert step.because == "measured on 2 texts of d.txt (40 tokens)"
     assert step.commands == (
-        f"outlierlens plan smollm2-135m --scheme {measured.worst.scheme}",
+        f"outlierlens plan smollm2-135m --scheme {measured.worst}",
         "outlierlens prune protect smollm2-135m --for llm-compressor --dims 5",
     )
-    free = replace(measured, roundings=measured.roundings[1:2])
+    free = quantized_results.quantized(("int8-channel/int8-token",))
     (step,) = (one for one in advice(replace(data, joined=Joined((free,)))) if one.topic == "quantize")
     assert step.commands == ()
 
@@ -119,14 +119,12 @@ def test_advice_names_where_int8_errs_most_when_that_is_inside_the_mlp(data):
     """Readers of the stream lose 1 %, inputs of the last linear 10 %: keeping dimensions does not mend that."""
 
     def made(up, down, parts=("mlp.up_proj", "mlp.down_proj")):
-        measured = quantized_results.quantized()
-        (worst,) = (one for one in measured.roundings if one is measured.worst)
+        measured = quantized_results.quantized(("int8-tensor/int8-tensor",))
         linears = tuple(
             replace(one, part=parts[one.writes], inputs=(down if one.writes else up) / (1 + one.layer))
-            for one in worst.errors.linears
+            for one in measured.linears
         )
-        worst = replace(worst, scheme="int8-tensor/int8-tensor", errors=replace(worst.errors, linears=linears))
-        return replace(data, joined=Joined((replace(measured, roundings=(worst,)),)))
+        return replace(data, joined=Joined((replace(measured, linears=linears),)))
 
     first, inside = (one for one in advice(made(0.01, 0.1)) if one.topic == "quantize")
     assert "the inputs of mlp.down_proj in layer 0 lose 10 % of their square" in inside.text
@@ -177,7 +175,7 @@ def test_advice_about_int8_rests_on_the_measured_range(data):
     assert "coarsest for the MLP inner of layer 1, where no dimension of the stream lies" in step.text
     assert step.because == "one step there is 3.00 times the median |x|, over 9 texts"
     fits = "outlierlens repair smollm2-135m --fit int8 -o smollm2-135m-int8"
-    assert step.commands == ("outlierlens quant smollm2-135m", fits)
+    assert step.commands == ("outlierlens quantize smollm2-135m", fits)
     fine = replace(data, joined=Joined((ranges_of(sizes | {"MLP inner": 2 * 127 * 0.5}),)))
     assert [one for one in advice(fine) if one.topic == "quantize"] == []
 
@@ -196,7 +194,7 @@ def test_every_command_of_an_advice_can_be_run():
     cases += [synthetic.report_data(joined=Joined((ranges_of(sizes, "model.layers.1.mlp.up_proj"),)))]
     said = {command for data in cases for step in advice(data) for command in step.commands}
     assert {command.split()[1] for command in said} == {
-        "plan", "prune", "quant", "export-embedder", "detectors", "report", "range", "repair", "trace",
+        "plan", "prune", "quantize", "export-embedder", "detectors", "report", "range", "repair", "trace",
     }  # fmt: skip
     assert "outlierlens prune protect smollm2-135m --for torch-pruning --dims 100,247,507 --stack decoder" in said
     for command in said:

@@ -30,6 +30,7 @@ import synthetic_report
 from browser import Page
 from outlierlens.analyses.prune_lists import ProtectOptions, protect
 from outlierlens.analyses.prune_lists import Tool as ProtectTool
+from outlierlens.analyses.quantize_schemes import parse
 from outlierlens.architectures.stack import Stack, load_toml, to_toml
 from outlierlens.checkpoints.samples import directory
 from outlierlens.cli.app import read
@@ -40,7 +41,6 @@ from outlierlens.experiments.mask.exports import WRITERS
 from outlierlens.experiments.mask.exports import export as export_mask
 from outlierlens.experiments.plan.exports import TOOLS, Target, export
 from outlierlens.experiments.plan.kept import KeptLinear
-from outlierlens.experiments.quantization.schemes import parse
 from outlierlens.experiments.repair import measure as repair
 from outlierlens.explore import snippets
 from outlierlens.explore.result import VIEWS

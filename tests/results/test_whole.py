@@ -180,6 +180,20 @@ def test_two_do_not_write_one_place_and_no_lock_is_left(tmp_path: Path) -> None:
     assert tree(tmp_path) == {"runs/": ""}  # what was there stays
 
 
+def test_a_folder_that_is_made_is_its_makers_alone(tmp_path: Path) -> None:
+    target = tmp_path / "better"
+    with new_folder(target) as making:
+        (making / "model").write_text("new")
+        with pytest.raises(BadInput, match="better: another run is writing to it; wait for it or name another"):
+            alone(target).__enter__()
+        with alone_in(tmp_path):  # what nobody holds goes
+            pass
+    assert tree(tmp_path) == {"better/model": "new"}
+    with alone(target), new_folder(target) as making:  # who holds it already
+        (making / "model").write_text("newer")
+    assert tree(tmp_path) == {"better/model": "newer"}
+
+
 def test_a_lock_goes_with_a_killed_process(tmp_path: Path) -> None:
     def work() -> None:
         with alone(tmp_path / "a"):

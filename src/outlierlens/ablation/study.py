@@ -40,6 +40,7 @@ class Condition:
     Attributes:
         family: "chosen", "random", "ordinary", "matched", or a name of its own. label: "random 3".
         plan: {layer: positions} that it touches. key: its name in files of rows; that of the plan where none is given.
+        more: measures inside what else rows hold, plain data; it gets what was entered.
     """
 
     family: str
@@ -47,6 +48,7 @@ class Condition:
     plan: Plan
     off: Callable[[], AbstractContextManager[Any]] = nullcontext
     key: str = ""
+    more: Callable[[Any], dict[str, Any]] | None = None
 
     @property
     def name(self) -> str:
@@ -56,12 +58,16 @@ class Condition:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A condition with the value of each text [text], further numbers of the task by name, and how many values it set."""
+    """A condition with the value of each text [text], further numbers of the task by name, and how many values it set.
+
+    `more` is what the condition's own `more` measured.
+    """
 
     condition: Condition
     values: np.ndarray
     also: dict[str, float] = field(default_factory=dict)
     n_set: int = 0
+    more: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,16 +203,18 @@ class Study:
             self.progress(one.label, len(self.known), self.total)
             self.known[one.name] = self._measured(one)
         kept = self.known[one.name]
-        return Outcome(one, kept.values, kept.also, kept.n_set)
+        return Outcome(one, kept.values, kept.also, kept.n_set, kept.more)
 
     def _measured(self, one: Condition) -> Outcome:
         def now() -> dict[str, Any]:
-            with one.off() as n_set:
+            with one.off() as entered:
                 values, _ = self.task.per_text()
-                return {"per_text": values.tolist(), "also": self.task.also(), "touched": n_set or 0}
+                touched = entered if isinstance(entered, int) else 0
+                found = {"per_text": values.tolist(), "also": self.task.also(), "touched": touched}
+                return found | ({"more": one.more(entered)} if one.more else {})
 
         row = self.kept(one.name, now)
-        return Outcome(one, np.array(row["per_text"]), row["also"], row["touched"])
+        return Outcome(one, np.array(row["per_text"]), row["also"], row["touched"], row.get("more", {}))
 
     def kept(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """What the rows hold under a name, plain data: from there, or measured now and appended."""

@@ -181,7 +181,7 @@ class ProtectOptions:
     rule: Annotated[Removal, Flat("min_layer_fraction")] = Removal()
     """The constraint that "enough" is about."""
     measured: Path | None = None
-    """A saved result of plan or quant of this model: the list begins with what it says helps most, or that nothing does."""
+    """A saved result of plan or quantize of this model: the list begins with what it says helps most, or that nothing does."""
     factor: Annotated[float, Gt(0), Lt(float("inf"))] = AWQ_FACTOR
     """awq: by which weights of a protected channel grow."""
     scan: Annotated[ScanOptions, Flat("max_read")] = field(default_factory=ScanOptions)
@@ -254,11 +254,11 @@ def run(session: Session, options: ProtectCall) -> None:
 
 
 def _measured(path: Path, checkpoint: Checkpoint, model: str) -> str:
-    """What a saved plan or quant says of what helps, in a line."""
+    """What a saved plan or quantize says of what helps, in a line."""
     found = load(path)
     kind = type(found).__name__
     if kind not in MEASURES:
-        raise BadInput(f"{path}: holds no result of plan or quant; write one with outlierlens plan MODEL -o FILE")
+        raise BadInput(f"{path}: holds no result of plan or quantize; write one with outlierlens plan MODEL -o FILE")
     stored = Provenance(checkpoint.name, checkpoint.header_digest())
     refuse_other_model(
         str(path), found, [stored], f"measure this model: {command('plan', operand(model), '-o', 'FILE')}"

@@ -14,7 +14,7 @@ from cyclopts import App
 from outlierlens.cli import common, flags, reproduce
 from outlierlens.cli.common import Progress, check_chart, drawn, resumable, say, warn
 from outlierlens.experiments import BY_NAME, BY_RESULT, Experiment
-from outlierlens.results.row_store import alone_in, remove_rows
+from outlierlens.results.row_store import alone_in, rows_aside
 from outlierlens.results.safe_files import alone, check_file, write_together
 from outlierlens.session import Session
 
@@ -65,9 +65,9 @@ def answer(experiment: Experiment, session: Session, options: Any, run: Callable
     charts |= {getattr(options, option): picture for option, picture in experiment.pictures.items()}
     for path in charts:
         check_chart(path, replace=output.overwrite)
-    if session.rows.rows and output.overwrite:
-        remove_rows(session.rows.rows)
-    with resumable(session.kept.folder if experiment.derived else session.rows.rows, hint="rows" in experiment.takes):
+    replaced = session.rows.rows if output.overwrite else None
+    keeps = session.kept.folder if experiment.derived else session.rows.rows
+    with rows_aside(replaced), resumable(keeps, hint="rows" in experiment.takes):
         found = run()
     found = with_command(found, session.command)
     files: dict[Path, str | bytes] = {}

@@ -1,6 +1,6 @@
 """A command made from dataclasses of options: cyclopts reads the words, `options.build` makes the objects.
 
-app = command("quant", "Round weights …", {"options": QuantizeOptions, "load": Loading}, run)
+app = command("quantize", "Round weights …", {"options": QuantizeOptions, "load": Loading}, run)
 app(["mpnet-base", "--random", "3"])                  # calls run(options=QuantizeOptions(…), load=Loading(…))
 """
 

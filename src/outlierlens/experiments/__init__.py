@@ -208,7 +208,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Compare pre-training runs, seeds of one recipe together: loss, outlier dimensions, damage, INT8.",
         home="experiments.outcomes", options="training.pretrain.options:OutcomesOptions", takes=("options", "output"),
         shared=dict.fromkeys(("chart", "verbose", "no_progress")), result="training.pretrain.result:Outcomes",
-        needs=("quantization", "sweep"),
+        needs=("sweep",),
         examples=(
             "outcomes run",
             "outcomes run --json",
@@ -455,22 +455,21 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         ),
     ),
     Experiment(
-        "quant", "compress",
+        "quantize", "compress",
         "Round weights and inputs to few bits: what it costs, where the error lies, and what keeping outliers gives back.",
-        home="experiments.quantization", python="quantize", options="QuantizeOptions",
-        takes=("subject", "reading", "options", "rows", "output", "loading"), shared={"limit": groups.LIMIT},
-        result="Quantized", picture="quantization",
+        home="analyses.quantize", python="quantize", options="QuantizeOptions", shared={"limit": groups.LIMIT},
+        result="Quantized",
         examples=(
-            "quant mini-planted --data reviews --limit 4 --schemes int8-tensor/none --random 1 --smooth none "
+            "quantize mini-planted --data reviews --limit 4 --schemes int8-tensor/none --random 1 --smooth none "
             "--calibrate 0",
-            "quant mini-planted --data reviews --limit 4 --schemes int4-group64-asym/none --dims 8,24 --random 1 "
+            "quantize mini-planted --data reviews --limit 4 --schemes int4-group64-asym/none --dims 8,24 --random 1 "
             "--smooth none --calibrate 0",
         ),
     ),
     Experiment(
         "plan", "compress",
         "Find what must stay in high precision when a model is rounded, and how surely, against random choices.",
-        home="experiments.plan", python="plan", needs=("quantization", "range", "sweep"), options="PlanCall",
+        home="experiments.plan", python="plan", needs=("range", "sweep"), options="PlanCall",
         takes=("subject", "reading", "options", "rows", "output", "loading"), shared={"limit": Other(64)},
         result="PrecisionPlan", picture="precision_plan",
         examples=(
@@ -483,7 +482,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "range", "compress",
         "Find the largest |x| of every tensor, layer by layer, and the number formats that hold it.",
-        home="experiments.range", needs=("quantization",), python="range_of", options="RangeOptions", takes=groups.EXAMPLES,
+        home="experiments.range", python="range_of", options="RangeOptions", takes=groups.EXAMPLES,
         shared=groups.UNLABELLED | {"limit": Other(64), "verbose": Other(help="Show every layer of every kind too.")},
         result="Ranges", picture="ranges",
         examples=(
@@ -494,7 +493,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "repair", "compress",
         "Write a copy of a model that fits fp16, bf16, fp8 or int8, or has no outlier dimension, and gives the same outputs.",
-        home="experiments.repair", needs=("quantization", "range"), folders=("folder",), python="repair", options="RepairCall",
+        home="experiments.repair", needs=("range",), folders=("folder",), python="repair", options="RepairCall",
         takes=groups.EXAMPLES,
         shared=groups.UNLABELLED | {"limit": Other(16), "chart": None, "output": None}, result="Repaired",
         examples=(

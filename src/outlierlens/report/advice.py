@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from outlierlens.analyses.quantize import Quantized
+from outlierlens.analyses.quantize_settings import MIXED, ROUNDED
 from outlierlens.architectures import ARCHITECTURES
 from outlierlens.detection.observe.result import ActivationOutlier, StackObservation
 from outlierlens.errors import command, operand, option
 from outlierlens.experiments.plan.result import PrecisionPlan
 from outlierlens.experiments.plan.view import most_per_byte
 from outlierlens.experiments.plan.view import verdict as plan_verdict
-from outlierlens.experiments.quantization.result import Quantized
 from outlierlens.experiments.range.result import Ranges
 from outlierlens.experiments.repair.options import RepairOptions
 from outlierlens.experiments.sweep.result import Effect, Sweep
@@ -136,17 +137,17 @@ def _quantize(data: ReportData) -> Iterator[Advice]:
     for plan in sorted(plans, key=lambda one: -one.regained.value if one.steps else 0.0):
         yield _planned(data, plan)
     for found in data.joined.of(Quantized):  # measured, which no rule about sizes can be
-        says = {one.says for one in found.roundings}
+        says = {*found.says.values()}
         commands = []
         if not plans and says & {"keep", "no use"}:  # what gives back most, in the stream or not, only a plan measures
-            commands.append(_command(data, "plan", "--scheme", found.worst.scheme))
+            commands.append(_command(data, "plan", "--scheme", found.worst))
         if not plans and "keep" in says:
             kept = ("prune protect", "--for", "llm-compressor")
-            commands.append(_command(data, *kept, stream=found.stack, dims=found.dims))
+            commands.append(_command(data, *kept, stream=found.about.stack, dims=found.dims))
         yield Advice(
             "quantize",
             f"{found.verdict[:1].upper()}{found.verdict[1:]}.",
-            f"measured on {found.n_texts:,} texts of {found.data} ({found.n_tokens:,} tokens)",
+            f"measured on {found.about.n_texts:,} texts of {found.about.data} ({found.about.n_tokens:,} tokens)",
             tuple(commands),
         )
         yield from _inside(data, found)
@@ -179,7 +180,7 @@ def _quantize(data: ReportData) -> Iterator[Advice]:
                 coarse if step >= median else fine,
                 f"one step of an 8-bit scale over {place(peak.layer)} is {number(step)}, the median |h| there {number(median)}",
                 # What lies inside the MLPs may be coarser than the stream: `range` says so.
-                (_command(data, "range"), _command(data, "quant", stream=stack.stack, dims=dims)),
+                (_command(data, "range"), _command(data, "quantize", stream=stack.stack, dims=dims)),
             )
 
 
@@ -196,8 +197,8 @@ def _planned(data: ReportData, found: PrecisionPlan) -> Advice:
 def _inside(data: ReportData, found: Quantized) -> Iterator[Advice]:
     """Where the costliest scheme errs most, if no dimension of the stream is a column there."""
     worst = found.worst
-    known = [one for one in worst.errors.linears if math.isfinite(one.inputs)]
-    if worst.says not in ("keep", "no use", "not tried") or not known:
+    known = [one for one in found.linears if one.scheme == worst and math.isfinite(one.inputs)]
+    if found.says[worst] not in ("keep", "no use", "not tried") or not known:
         return
     top = max(known, key=lambda one: one.inputs)
     read = max((one.inputs for one in known if one.reads), default=0.0)
@@ -205,17 +206,16 @@ def _inside(data: ReportData, found: Quantized) -> Iterator[Advice]:
         return
     parts = {one.part for one in known}
     paired = (
-        top.writes
-        and any((top.part, one) in NEURONS for one in parts)
-        and worst.scheme.partition("/")[2].startswith("int8")
+        top.writes and any((top.part, one) in NEURONS for one in parts) and worst.partition("/")[2].startswith("int8")
     )
-    because = f"{worst.scheme}: {worst.rounded.change:+.3g} {found.unit}"
-    if worst.mixed is not None:
-        because += f"; with every large input kept, wherever it is: {worst.mixed.change:+.3g}"
+    change = {one.setting: one.change.value for one in found.settings if one.scheme == worst}
+    because = f"{worst}: {change[ROUNDED]:+.3g} {found.about.unit}"
+    if MIXED in change:
+        because += f"; with every large input kept, wherever it is: {change[MIXED]:+.3g}"
     yield Advice(
         "quantize",
-        f"Look inside the blocks first: rounded by {worst.scheme}, the inputs of {top.part} in "
-        f"{place(found.layers[top.layer])} lose {percent(top.inputs)} of their square, more than all else; what "
+        f"Look inside the blocks first: rounded by {worst}, the inputs of {top.part} in "
+        f"{place(str(top.layer))} lose {percent(top.inputs)} of their square, more than all else; what "
         f"reads the stream loses {percent(read)} at most. No dimension of the stream lies there, so keeping "
         f"{these(found.dims)} does not mend it.",
         because,
@@ -237,7 +237,7 @@ def _coarse(data: ReportData, found: Ranges) -> Iterator[Advice]:
         f"Give 8-bit activations a scale for each token, or measure what one scale per tensor costs: it is coarsest for the "
         f"{top.kind} of layer {top.layer}{why}.",
         f"one step there is {number(top.int8_coarseness)} times the median |x|, over {found.n_texts:,} {found.inputs}",
-        (_command(data, "quant"), *fitted),
+        (_command(data, "quantize"), *fitted),
     )
 
 

@@ -7,7 +7,7 @@ from outlierlens.ablation.extent import limited
 from outlierlens.cli.common import resumable, say
 from outlierlens.errors import BadInput
 from outlierlens.options import FIND
-from outlierlens.report.card import card, refuse_others
+from outlierlens.report.card import refuse_others
 from outlierlens.report.files import CHARTS
 from outlierlens.report.options import DEFAULT, ReportOptions
 from outlierlens.results.row_store import alone_in
@@ -34,11 +34,6 @@ def run(session: Session, options: ReportOptions) -> None:
     options = replace(options, model=options.model or DEFAULT)
     measured_before = options.model.endswith(".json") and Path(options.model).is_file()
     page = (_redrawn if measured_before else _measured)(session, options)
-    if options.card:
-        from outlierlens.results.document import load
-        from outlierlens.results.safe_files import write_text
-
-        write_text(options.card, card(load(page.with_name("results.json"))))
     if not output.quiet:
         say(f"report: {page}")
         if options.card:
@@ -51,7 +46,7 @@ def _redrawn(session: Session, options: ReportOptions) -> Path:
 
     if options.dims != FIND or session.reading.data:
         raise BadInput(f"{options.model} holds measured results: --dims and --data need the model itself")
-    return redraw(Path(options.model), session.output.output, options.sweeps, options.results)
+    return redraw(Path(options.model), session.output.output, options)
 
 
 def _measured(session: Session, options: ReportOptions) -> Path:

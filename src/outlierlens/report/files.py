@@ -12,6 +12,7 @@ from typing import Any
 from outlierlens import __version__
 from outlierlens.errors import BadFile, BadInput, install, showing
 from outlierlens.report.advice import advice
+from outlierlens.report.card import card
 from outlierlens.report.figures import all_charts
 from outlierlens.report.page import render
 from outlierlens.report.pair import Pair, pair_advice, pair_sentences
@@ -46,12 +47,13 @@ def write(
     overwrite: bool = False,
     also: Iterable[Path] = (),
     more: Mapping[str, str] | None = None,
+    section: Path | None = None,
     progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> Written:
     """Write results.json, charts/*.svg, *.png and *.vl.json, report.html and, last of all, manifest.json.
 
     None takes its name before all are whole. `also` are files that already lie in the directory (rows of a sweep) and
-    belong in the manifest, `more` others by name that are written too.
+    belong in the manifest, `more` others by name that are written too. The file `section` gets the model card's section.
 
     Raises:
         BadInput: the directory holds a report already and `overwrite` is off, or is no directory, or its charts lie
@@ -75,7 +77,8 @@ def write(
         "finding": list(finding(data)),
         "advice": [vars(step) for step in advice(data)],
     }
-    return _stored(directory, contents, all_charts(data), about, also, progress)
+    beside = {section: card(data)} if section else None
+    return _stored(directory, contents, all_charts(data), about, also, progress, beside)
 
 
 def write_pair(pair: Pair, directory: Path | str, *, overwrite: bool = False, command: str = "") -> Written:
@@ -110,6 +113,7 @@ def _stored(
     about: dict[str, Any],
     also: Iterable[Path] = (),
     progress: Callable[[str, int, int], None] = lambda *_: None,
+    beside: Mapping[Path, str] | None = None,
 ) -> Written:
     drawn, notes = _pictures(charts, progress)
     contents = contents | drawn
@@ -118,7 +122,7 @@ def _stored(
         files[extra.relative_to(directory).as_posix()] = _entry(extra.read_bytes())
     stale = _stale(directory, files)
     contents["manifest.json"] = _manifest(about, files, notes)
-    write_together({directory / name: content for name, content in contents.items()})
+    write_together({**(beside or {}), **{directory / name: content for name, content in contents.items()}})
     for old in stale:
         old.unlink()
     paths = tuple(directory / name for name in ("manifest.json", *files))

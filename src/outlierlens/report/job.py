@@ -144,7 +144,8 @@ def run(
     )
     data = with_results(with_sweeps(data, sweeps), results)
     rows = sorted(job.directory.glob("rows*.jsonl"))
-    return write(data, job.directory, overwrite=True, also=rows, progress=progress).page
+    section = job.options.card
+    return write(data, job.directory, overwrite=True, also=rows, section=section, progress=progress).page
 
 
 def _tracked(job: Job) -> tuple[Track, ...]:
@@ -235,21 +236,21 @@ def is_finished(directory: Path) -> bool:
     return (directory / "report.html").exists() and ((directory / "manifest.json").exists() or not begun)
 
 
-def redraw(results: Path, directory: Path | None, sweeps: tuple[Path, ...] = (), more: tuple[Path, ...] = ()) -> Path:
+def redraw(results: Path, directory: Path | None, options: ReportOptions) -> Path:
     """Make the page again from a `results.json`, into its own folder or `directory`; needs no torch.
 
-    `sweeps` are result files of `sweep` that join it, `more` those of other commands.
+    The results that `options` names join it, and its card is written.
     """
     data = load(results)
     if not isinstance(data, ReportData):
         raise BadInput(f"{results} holds a {type(data).__name__}; a report is made from the results.json of a report")
-    data = with_sweeps(data, read_sweeps(sweeps))
-    data = with_results(data, read_results(more))
+    data = with_sweeps(data, read_sweeps(options.sweeps))
+    data = with_results(data, read_results(options.results))
     folder = directory or results.parent
     refuse_links(folder, "rows*.jsonl", "sweep.json")
     kept = sorted([*folder.glob("rows*.jsonl"), *folder.glob("sweep.json")])
     with showing(data):
-        return write(data, folder, overwrite=True, also=kept).page
+        return write(data, folder, overwrite=True, also=kept, section=options.card).page
 
 
 def read_results(paths: Sequence[Path]) -> dict[Path, Any]:

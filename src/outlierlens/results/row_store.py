@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -177,13 +178,33 @@ def remove_rows(path: Path) -> None:
     Raises:
         BadInput: it is a link, or no file of rows: nothing that somebody else wrote is removed.
     """
-    refuse_links(path.parent, path.name)
-    if not path.exists():
+    if _are_rows(path):
+        with alone(path):
+            path.unlink()
+
+
+@contextmanager
+def rows_aside(path: Path | None) -> Iterator[None]:
+    """Like `remove_rows` for what the block does, but the old rows come back where it begins no new ones."""
+    if path is None or not _are_rows(path):
+        yield
         return
-    if not path.is_file() or not _begins_as_rows(path, surely=True):
-        raise BadInput(f"{path}: not rows of outlierlens, so it is not replaced; name another file")
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")  # which goes where new ones are opened
     with alone(path):
-        path.unlink()
+        path.replace(aside)
+    try:
+        yield
+    finally:
+        if aside.exists() and not path.exists():
+            aside.replace(path)
+
+
+def _are_rows(path: Path) -> bool:
+    """Whether a file of rows is there; raises BadInput for a link, and for what somebody else wrote."""
+    refuse_links(path.parent, path.name)
+    if path.exists() and not (path.is_file() and _begins_as_rows(path, surely=True)):
+        raise BadInput(f"{path}: not rows of outlierlens, so it is not replaced; name another file")
+    return path.exists()
 
 
 def _begins_as_rows(path: Path, *, surely: bool = False) -> bool:

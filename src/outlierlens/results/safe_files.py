@@ -28,6 +28,7 @@ from outlierlens.errors import REMEDIES, BadInput, of_the_disk
 _NOT_SYNCED = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
 # What a killed process leaves of a name: a new file or folder, its lock, an old folder that was to be replaced.
 _LEFT = re.compile(r"\.(.+)\.(?:[0-9a-f]{16}\.part|lock)|(.+)\.before-[0-9a-f]{16}")
+_HELD: set[Path] = set()  # locks that this process holds
 
 
 def check_file(path: Path | None, *, replace: bool) -> None:
@@ -143,32 +144,35 @@ def rename(made: Path, target: Path) -> None:
 def new_folder(target: Path) -> Iterator[Path]:
     """A fresh folder beside `target`, which takes its place if the block ends well and vanishes if not.
 
-    What has the name until then keeps it until the new one is whole.
+    What has the name until then keeps it until the new one is whole. No other process may write `target` meanwhile.
 
     Raises:
-        BadInput: no folder can be made there.
+        BadInput: no folder can be made there, or another process writes it.
     """
     target, token = target.absolute(), secrets.token_hex(8)
     making, old = target.with_name(f".{target.name}.{token}.part"), target.with_name(f"{target.name}.before-{token}")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        making.mkdir(0o700)
-    except OSError as error:
-        raise BadInput(f"{target} cannot be written ({error.strerror}); name another folder") from None
-    try:
-        with naming(target, making):
-            yield making
-            for path in (making, *making.rglob("*")):  # what libraries write is born private; a cache may be shared
-                if not path.is_symlink():  # it would change the file that it leads to
-                    path.chmod(0o755 if path.is_dir() else 0o644)
-            if os.path.lexists(target):
-                target.replace(old)
-            rename(making, target)
-    finally:
-        if os.path.lexists(old) and not os.path.lexists(target):
-            old.replace(target)
-        for left in (making, old):
-            remove(left)
+    with ExitStack() as inside:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if target.with_name(f".{target.name}.lock").resolve() not in _HELD:
+                inside.enter_context(alone(target))
+            making.mkdir(0o700)
+        except OSError as error:
+            raise BadInput(f"{target} cannot be written ({error.strerror}); name another folder") from None
+        try:
+            with naming(target, making):
+                yield making
+                for path in (making, *making.rglob("*")):  # what libraries write is born private; a cache may be shared
+                    if not path.is_symlink():  # it would change the file that it leads to
+                        path.chmod(0o755 if path.is_dir() else 0o644)
+                if os.path.lexists(target):
+                    target.replace(old)
+                rename(making, target)
+        finally:
+            if os.path.lexists(old) and not os.path.lexists(target):
+                old.replace(target)
+            for left in (making, old):
+                remove(left)
 
 
 def sweep(folder: Path, name: str = "") -> None:
@@ -240,6 +244,8 @@ def alone(target: Path, lock: Path | None = None, *, what: str = "run", wait: bo
             with naming(target, place):
                 place.parent.mkdir(parents=True, exist_ok=True)
                 inside.enter_context(FileLock(place, timeout=-1 if wait else 0))
+                _HELD.add(place.resolve())
+                inside.callback(_HELD.discard, place.resolve())
                 if lock is None:
                     sweep(place.parent, target.name)
             if not wait:

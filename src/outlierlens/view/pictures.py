@@ -83,7 +83,7 @@ class Picture(ABC):
         return self.y
 
     def data(self, found: "Finding") -> tuple[list[Datum], list[Datum]]:
-        """(a datum for each row, one for each draw of the first group)."""
+        """(a datum for each row, one for each draw of the first group that has any)."""
         rows = self.chosen(found)
         data, grey = [], []
         for row in rows:
@@ -92,13 +92,17 @@ class Picture(ABC):
             value = getattr(row, self.value)
             datum |= bar(value.low, value.high) if hasattr(value, "settled") else {"low": None, "high": None}
             data.append(datum)
-            if self.draws and datum["group"] == self.group(rows[0]):
+            if self.draws and datum["group"] == self.greyed(rows):
                 grey += [
                     datum | {self.value: round_to(one), "spread": d.spread(i), "which": i}
                     for i, one in enumerate(getattr(row, self.draws))
                     if math.isfinite(one)
                 ]
         return data + self.extra(found), grey
+
+    def greyed(self, rows: "list[Row]") -> str:
+        """The group whose draws are shown: the first that has any."""
+        return next((self.group(row) for row in rows if getattr(row, self.draws)), "")
 
     def column(self, found: "Finding", name: str) -> "Column":
         """A column of its table."""
@@ -122,7 +126,7 @@ class Picture(ABC):
         rows = self.chosen(found)
         n = max((len(getattr(row, self.draws)) for row in rows), default=0) if self.draws else 0
         several = bool(self.by) and len(self.groups(rows)) > 1
-        of = f"as {self.group(rows[0])}" if several else "alike"
+        of = f"as {self.greyed(rows)}" if n and several else "alike"
         mine = self.group(rows[0]) or few(found.about.dims)
         said = (
             f"coloured: {mine}" if mine and not several else "",

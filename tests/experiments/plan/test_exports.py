@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from outlierlens.analyses.quantize_schemes import parse
 from outlierlens.checkpoints import onnx as onnx_files
 from outlierlens.errors import BadInput
 from outlierlens.experiments.plan.exports import TOOLS, Target, export, remarks, target_of
 from outlierlens.experiments.plan.kept import KeptLinear
-from outlierlens.experiments.quantization.schemes import parse
 from outlierlens.models.load import from_objects
 
 DOWN, PART, EIGHT = "model.layers.11.mlp.down_proj", "model.layers.1.mlp.down_proj", "model.layers.1.self_attn.q_proj"

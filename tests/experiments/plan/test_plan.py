@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from outlierlens.analyses.quantize_places import find_places
+from outlierlens.analyses.quantize_rounding import Keeping, rounded
+from outlierlens.analyses.quantize_schemes import parse
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.errors import BadInput
 from outlierlens.experiments.plan.entries import dimension
@@ -22,9 +25,6 @@ from outlierlens.experiments.plan.result import Entry, PrecisionPlan
 from outlierlens.experiments.plan.search import Chosen, Group, Search
 from outlierlens.experiments.plan.tools import TOOLS
 from outlierlens.experiments.plan.view import reason, sections
-from outlierlens.experiments.quantization.apply import Keeping, rounded
-from outlierlens.experiments.quantization.places import find_places
-from outlierlens.experiments.quantization.schemes import parse
 from outlierlens.experiments.range.keys import key_biases
 from outlierlens.experiments.sweep.prefix import Prefixes
 from outlierlens.models.load import LoadedModel
@@ -245,9 +245,7 @@ def test_the_largest_group_that_divides_every_linear_is_taken() -> None:
 
     def own(*widths: int) -> str:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                "outlierlens.experiments.quantization.places.find_places", lambda *_: [Place(w) for w in widths]
-            )
+            patch.setattr("outlierlens.analyses.quantize_places.find_places", lambda *_: [Place(w) for w in widths])
             return own_scheme("auto-round", None)  # type: ignore[arg-type]
 
     assert own(576, 1536) == "int4-group64/none"

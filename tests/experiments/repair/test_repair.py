@@ -322,7 +322,7 @@ def test_a_pair_that_lacks_room_is_scaled_and_nothing_else(
         ),
         (
             "int8",
-            r"No repair helps: .* bring .*llama's outputs in int8 nearer to float32\. `outlierlens quant .*llama` measures",
+            r"No repair helps: .* bring .*llama's outputs in int8 nearer to float32\. `outlierlens quantize .*llama` measures",
         ),
     ],
 )

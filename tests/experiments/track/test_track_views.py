@@ -235,6 +235,12 @@ def test_the_command_prints_writes_and_draws(
     with pytest.raises(SystemExit):
         main()
     assert "c.json exists" in capsys.readouterr().err
+    (tmp_path / ".out.lock").touch()  # of a process that was killed behind the folder's name
+    monkeypatch.setattr(sys, "argv", ["outlierlens", *words, "--overwrite"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert not stop.value.code
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "c.json"}
 
 
 def test_the_command_refuses_before_it_reads(tmp_path: Path) -> None:

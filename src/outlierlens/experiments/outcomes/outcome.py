@@ -10,12 +10,12 @@ import numpy as np
 
 from outlierlens.ablation.mode_names import Mode
 from outlierlens.analyses.ablate import AblateOptions, ablate
+from outlierlens.analyses.quantize_rounding import loss_change
+from outlierlens.analyses.quantize_schemes import parse
 from outlierlens.data.texts import Texts
 from outlierlens.detection.observe.measure import ObserveOptions, observe
 from outlierlens.detection.rules import Rule
 from outlierlens.detection.scan.measure import ScanOptions, scan_live
-from outlierlens.experiments.quantization.apply import loss_change
-from outlierlens.experiments.quantization.schemes import parse
 from outlierlens.experiments.sweep.measure import sweep
 from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.models.load import LoadedModel, from_objects

@@ -14,9 +14,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from outlierlens.analyses.quantize_places import Place, by_text, shaped_like
+from outlierlens.analyses.quantize_schemes import Recipe, fake_quantize, fake_quantize_inputs
 from outlierlens.experiments.plan.result import Entry
-from outlierlens.experiments.quantization.places import Place, by_text, shaped_like
-from outlierlens.experiments.quantization.schemes import Recipe, fake_quantize, fake_quantize_inputs
 from outlierlens.models.changes import frozen
 from outlierlens.models.forward import reader_of
 from outlierlens.models.hooks import EMBEDDINGS, edited, edited_calls, running_masks

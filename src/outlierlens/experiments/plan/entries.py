@@ -7,8 +7,8 @@ Beside whole linears (grain "linear", the most that most tools can be told) stan
 decomposition (Dettmers et al. 2022): a column that stays takes part in no range, so the step of all the rest shrinks.
 
 A *neuron* is an input of a block's last linear. A *dimension* is its column in all linears that read the stream and its row in
-all that write to it, as `quant` keeps it. "4 columns" of a part are the four inputs with the largest |x| in each such linear of
-all blocks; of "every linear", in all of them.
+all that write to it, as `quantize` keeps it. "4 columns" of a part are the four inputs with the largest |x| in each such linear
+of all blocks; of "every linear", in all of them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from outlierlens.analyses.quantize_places import Place
 from outlierlens.architectures import Neuron
 from outlierlens.experiments.plan.cheap import Cheap, standing
 from outlierlens.experiments.plan.kept import KeptLinear, merged, n_kept
 from outlierlens.experiments.plan.options import Grain
 from outlierlens.experiments.plan.result import Entry, What
-from outlierlens.experiments.quantization.places import Place
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from outlierlens.analyses.quantize_schemes import Recipe, parse
 from outlierlens.errors import BadInput, comment
 from outlierlens.experiments.plan.kept import KeptLinear
 from outlierlens.experiments.plan.tools import EIGHT, TOOLS, Target, Tool, Wish
-from outlierlens.experiments.quantization.schemes import Recipe, parse
 from outlierlens.results.safe_files import write_text
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def target_of(loaded: "LoadedModel", stack: str | None = None) -> Target:
     """The facts of a loaded model; raises BadInput where the blocks of the stream hold no linear."""
     from torch import nn
 
-    from outlierlens.experiments.quantization.places import find_places
+    from outlierlens.analyses.quantize_places import find_places
 
     inside = tuple(place.name for place in find_places(loaded, stack))
     names = (name for name, module in loaded.model.named_modules() if isinstance(module, nn.Linear))
@@ -73,7 +73,7 @@ def check_export(tool: str, *, scheme: Recipe, target: Target) -> None:
 
 def own_scheme(tool: str, loaded: "LoadedModel", stack: str | None = None) -> str:
     """What `tool` does by itself: of its schemes the first whose groups divide the inputs of every linear of the blocks."""
-    from outlierlens.experiments.quantization.places import find_places
+    from outlierlens.analyses.quantize_places import find_places
 
     widths = {int(place.weight().shape[1]) for place in find_places(loaded, stack)}
     own = _tool(tool).own

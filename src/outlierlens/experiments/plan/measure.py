@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 
 from outlierlens.ablation.bench import AblationBench, Progress, Steps, TextValues
+from outlierlens.analyses.quantize_places import Place, find_places
+from outlierlens.analyses.quantize_schemes import parse
 from outlierlens.checkpoints.live import LiveCheckpoint
 from outlierlens.data.texts import Data
 from outlierlens.errors import BadInput
@@ -28,11 +30,8 @@ from outlierlens.experiments.plan.exports import check_export, own_scheme, targe
 from outlierlens.experiments.plan.kept import KeptLinear, merged, n_kept
 from outlierlens.experiments.plan.mixed import FINE, Mixed, mixed
 from outlierlens.experiments.plan.options import PlanCall, PlanOptions
-from outlierlens.experiments.plan.result import Entry, Judged, Kind, PrecisionPlan, Sensitivity, Step, What
+from outlierlens.experiments.plan.result import Difference, Entry, Judged, Kind, PrecisionPlan, Sensitivity, Step, What
 from outlierlens.experiments.plan.search import WORTH, Chosen, Gain, Group, Search, Trial
-from outlierlens.experiments.quantization.places import Place, find_places
-from outlierlens.experiments.quantization.result import Difference
-from outlierlens.experiments.quantization.schemes import parse
 from outlierlens.experiments.range.keys import key_biases
 from outlierlens.experiments.sweep.prefix import Prefixes, resumed
 from outlierlens.models.inputs import row_limit

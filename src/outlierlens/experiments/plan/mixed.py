@@ -5,17 +5,17 @@
         task.per_text()
 
 What is kept in 16 bits stays as it is; in 8 bits it is rounded by `FINE` in place of the recipe. Everything else is as
-`quantization.apply.rounded` has it, columns and rows too, and every weight comes back bit for bit.
+`quantize_rounding.rounded` has it, columns and rows too, and every weight comes back bit for bit.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from outlierlens.analyses.quantize_places import Place, by_text, shaped_like
+from outlierlens.analyses.quantize_schemes import Recipe, fake_quantize, fake_quantize_inputs, parse
 from outlierlens.architectures import live_parameters
 from outlierlens.experiments.plan.kept import KeptLinear
-from outlierlens.experiments.quantization.places import Place, by_text, shaped_like
-from outlierlens.experiments.quantization.schemes import Recipe, fake_quantize, fake_quantize_inputs, parse
 from outlierlens.models.changes import Settable, temporary
 from outlierlens.models.forward import reader_of
 from outlierlens.models.hooks import edited_calls, running_masks

@@ -38,7 +38,7 @@ class PlanOptions:
     """What is rounded, and what may be kept."""
 
     scheme: str | None = None
-    """WEIGHTS/INPUTS as of `quant`: int4-group64/none, … Default: int8-tensor/int8-tensor; with --for the tool's own."""
+    """WEIGHTS/INPUTS as of `quantize`: int4-group64/none, … Default: int8-tensor/int8-tensor; with --for the tool's own."""
     keep: Annotated[float, Flag(read="experiments.plan.options:parse_share", words="4%"), Gt(0), Le(1)] = 0.04
     """Share of the linears' weights that may stay: 4% or 0.04."""
     bits: Annotated[int, Flag(read="experiments.plan.options:parse_bits", words="16")] = 16

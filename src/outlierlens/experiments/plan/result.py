@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from outlierlens.analyses.quantize import says_of
 from outlierlens.experiments.plan.kept import KeptLinear
 from outlierlens.experiments.plan.options import Grain
-from outlierlens.experiments.quantization.result import Difference, weighed
 from outlierlens.experiments.range.result import KeyBias
 from outlierlens.results.document import Provenance, Result
 
@@ -25,6 +25,16 @@ Entry = tuple[str, What]
 """A linear's path, and its weights or what it reads; a neuron (11:1229); a dimension; a part of the block, or every linear."""
 Says = Literal["free", "keep", "no use", "nothing", "unclear", "not tried"]
 Kind = Literal["dimension", "neuron", "input"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference of the task's value between two settings, with its 95 % interval over texts, and its noise."""
+
+    value: float
+    low: float
+    high: float
+    noise: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -178,7 +188,8 @@ class PrecisionPlan(Result):
         """
         if 0 < self.cost.low < math.inf and not self.steps:
             return "nothing"
-        return weighed(self.cost.low, self.regained, self.beyond_random)
+        beyond = self.beyond_random
+        return says_of(self.cost.low, self.regained.low, beyond.low if beyond else None)
 
     @property
     def random_change(self) -> float:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from outlierlens.analyses.quantize_schemes import Recipe, Scheme, parse
 from outlierlens.architectures import family_of
 from outlierlens.errors import BadInput, literal
-from outlierlens.experiments.quantization.schemes import Recipe, Scheme, parse
 
 EIGHT = parse("int8-channel/int8-token")  # what is kept in 8 bits
 MLX_GROUPS = (32, 64, 128)

@@ -10,7 +10,7 @@ A step is shared by all heads: one a text ("tensor"), one a token, or one a chan
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from outlierlens.experiments.quantization.schemes import Grain, Number, Scheme, fake_quantize_inputs
+from outlierlens.analyses.quantize_schemes import Grain, Number, Scheme, fake_quantize_inputs
 from outlierlens.experiments.range.result import CacheError
 
 if TYPE_CHECKING:

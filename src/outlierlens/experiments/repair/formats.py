@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from outlierlens.experiments.quantization.apply import rounded
-from outlierlens.experiments.quantization.schemes import parse
+from outlierlens.analyses.quantize_rounding import rounded
+from outlierlens.analyses.quantize_schemes import parse
 from outlierlens.models.changes import hang, temporary
 from outlierlens.models.load import LoadedModel
 

@@ -163,7 +163,7 @@ def plan_for(
     if fit == "int8" and not seen.inputs:
         raise BadInput(
             f"{loaded.name}: no block has a linear whose neurons multiply what its last linear reads (a gated MLP, or a "
-            f"ReLU), so no factor passes; smooth it with `outlierlens quant --smooth`"
+            f"ReLU), so no factor passes; smooth it with `outlierlens quantize --smooth`"
         )
     exponent = stream_exponent(seen, fit, margin)
     factors = _best_balance(loaded, seen, check) if fit == "int8" else pair_exponents(seen, fit, margin)

@@ -64,7 +64,7 @@ def _unchanged(found: Repaired) -> str:
     if found.fit == "int8":
         return (
             f"No repair helps: no factors of neurons bring {model}'s outputs in int8 nearer to float32. "
-            f"`{command('quant', operand(model))}` measures what int8 costs."
+            f"`{command('quantize', operand(model))}` measures what int8 costs."
         )
     largest = cell_text(found.before.largest)
     return (

@@ -30,7 +30,9 @@ def run(session: Session, options: TrackCall) -> None:
     )  # fmt: skip
     with ExitStack() as inside:
         if folder:
-            inside.enter_context(alone_in(folder, "track", "charts") if folder.is_dir() else alone(folder))
+            inside.enter_context(alone(folder, what="track"))
+            if folder.is_dir():
+                inside.enter_context(alone_in(folder, "track", "charts"))
         found, scan = track_and_scan(options.checkpoints, how, command=session.command)
         if output.chart:
             from outlierlens.experiments.track.charts import emergence

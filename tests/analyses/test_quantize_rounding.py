@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from outlierlens.errors import BadInput
-from outlierlens.experiments.quantization.schemes import (
+from outlierlens.analyses.quantize_schemes import (
     DEFAULTS,
     LARGEST,
     SMALLEST,
@@ -23,6 +22,7 @@ from outlierlens.experiments.quantization.schemes import (
     parse_all,
     steps,
 )
+from outlierlens.errors import BadInput
 
 INTEGERS = ("int8-{}", "int4-{}", "int8-{}-asym", "int4-{}-asym")
 FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}

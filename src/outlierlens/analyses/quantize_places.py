@@ -1,10 +1,8 @@
 """Where a model's linears are, and which of them read a residual stream or write to it.
 
     for place in find_places(loaded, "model"):
-        place.name, place.layer, place.reads, place.writes
-        place.weight()                            # [out, in], whatever the module's own order
+        place.name, place.layer, place.reads, place.writes, place.weight()     # [out, in]
     seen = calibrate(loaded, places, texts, stack=None, max_length=128, batch_size=16)
-    seen.largest["model.layers.0.mlp.gate_proj"]  # [in], the largest |x| of every input in the intact model
     smooth_factors(places, seen, alpha=0.5)       # SmoothQuant's scales: {name: [in]}
 
 A linear *writes* where the architecture's row names it as a write. It *reads* where it takes as many inputs as the stream has
@@ -12,14 +10,17 @@ dimensions and does not write; those that several blocks hand the very same tens
 not count.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.architectures import BoundStack, refuse_packed, refuse_sharded
 from outlierlens.data.texts import Data
 from outlierlens.errors import BadInput
-from outlierlens.models.hooks import edited_calls
+from outlierlens.models.changes import hang, temporary
+from outlierlens.models.hooks import refuse_compiled
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.models.passes import reading_of
 
@@ -53,6 +54,17 @@ class Place:
         """The live weight as [out, in], a view."""
         stored: Any = self.module.weight
         return stored.detach().T if self.transposed else stored.detach()
+
+    def part_of(self, dims: Sequence[int]) -> "Tensor | None":
+        """Which weights belong to these dimensions, bool [1, in] or [out, 1]; None where no weight belongs to any."""
+        import torch
+
+        weight = self.weight()
+        if not dims or not (self.reads or self.writes):
+            return None
+        found = torch.zeros(weight.shape[1 if self.reads else 0], dtype=torch.bool, device=weight.device)
+        found[list(dims)] = True
+        return found[None] if self.reads else found[:, None]
 
     def bias(self) -> "Tensor | None":
         """The live bias [out], or None."""
@@ -150,26 +162,40 @@ def shaped_like(other: "Tensor", states: "Tensor", bound: BoundStack) -> "Tensor
     return states.reshape(*other.shape[:-1], states.shape[-1])
 
 
+@temporary
+def looked_at(loaded: LoadedModel, places: Sequence[Place], look: Callable[[Place, "Tensor"], None]) -> Iterator[None]:
+    """Call `look(place, reads)` on what each linear reads, as the model hands it over."""
+    refuse_compiled(loaded.model)
+    with ExitStack() as hooks:
+        for place in places:
+            hang(hooks, place.module.register_forward_pre_hook, partial(_look, look, place))
+        yield
+
+
+def _look(look: Callable[[Place, "Tensor"], None], place: Place, _: "nn.Module", args: tuple[Any, ...]) -> None:
+    import torch
+
+    with torch._C.DisableTorchFunction():  # else `fast_products` asks at every function
+        look(place, args[0])
+
+
 def calibrate(
     loaded: LoadedModel, places: Sequence[Place], texts: Data, *, stack: str | None, max_length: int, batch_size: int
 ) -> Calibration:
     """Run the intact model on `texts` and look at what every linear reads."""
     import torch
 
-    bound = loaded.stack(stack)
-    reading = reading_of(loaded, texts, max_length)
+    bound, reading = loaded.stack(stack), reading_of(loaded, texts, max_length)
     largest: dict[str, Tensor] = {}
     valid: list[Tensor] = []
 
-    def look(name: str, reads: "Tensor") -> "Tensor":
+    def look(place: Place, reads: "Tensor") -> None:
         states, mask = by_text(reads, valid, bound)
         size = states.abs() if mask is None else states.abs().masked_fill(~mask[..., None], 0.0)
-        top = size.flatten(0, 1).amax(0).float()
-        largest[name] = torch.maximum(largest[name], top) if name in largest else top
-        return reads
+        top, before = size.flatten(0, 1).amax(0).float(), largest.get(place.name)
+        largest[place.name] = top if before is None else torch.maximum(before, top)
 
-    looks = {place.module: (lambda reads, name=place.name: look(name, reads)) for place in places}
-    with edited_calls(loaded.model, looks, {}):
+    with looked_at(loaded, places, look):
         for batch in reading.batches(texts, batch_size=batch_size):
             valid[:] = [batch.valid]
             reading(batch)
@@ -182,14 +208,12 @@ def _shared(loaded: LoadedModel, places: Sequence[Place], texts: Data) -> tuple[
     alive: list[Tensor] = []  # so that no two tensors of the pass have one address
     names: dict[tuple[int, int], list[str]] = {}
 
-    def look(name: str, reads: "Tensor") -> "Tensor":
+    def look(place: Place, reads: "Tensor") -> None:
         alive.append(reads)
-        names.setdefault((reads.data_ptr(), reads.numel()), []).append(name)
-        return reads
+        names.setdefault((reads.data_ptr(), reads.numel()), []).append(place.name)
 
-    looks = {place.module: (lambda reads, name=place.name: look(name, reads)) for place in places}
     (batch,) = reading.batches(texts.first(1), batch_size=1, max_length=FEW_TOKENS)
-    with edited_calls(loaded.model, looks, {}):
+    with looked_at(loaded, places, look):
         reading(batch)
     return tuple(dict.fromkeys(tuple(dict.fromkeys(group)) for group in names.values()))
 

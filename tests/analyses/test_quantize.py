@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.functional import linear
+from torch.overrides import TorchFunctionMode
 
+from outlierlens.analyses.quantize import Quantized, QuantizeOptions, quantize, says_of
+from outlierlens.analyses.quantize_errors import weight_error
+from outlierlens.analyses.quantize_places import calibrate, find_places, smooth_factors, without_foreign_readers
+from outlierlens.analyses.quantize_rounding import Keeping, loss_change, rounded
+from outlierlens.analyses.quantize_schemes import fake_quantize, fake_quantize_inputs, parse, parse_all
+from outlierlens.analyses.quantize_settings import KEPT, MIXED, ROUNDED, SMOOTHED
 from outlierlens.errors import BadInput
-from outlierlens.experiments.quantization.apply import Keeping, loss_change, rounded
-from outlierlens.experiments.quantization.measure import quantize
-from outlierlens.experiments.quantization.options import QuantizeOptions
-from outlierlens.experiments.quantization.places import calibrate, find_places, smooth_factors, without_foreign_readers
-from outlierlens.experiments.quantization.result import Difference, Quantized
-from outlierlens.experiments.quantization.rounding_error import weight_error
-from outlierlens.experiments.quantization.schemes import fake_quantize, fake_quantize_inputs, parse, parse_all
 from outlierlens.models.load import LoadedModel
 from outlierlens.results.document import to_json
 from outlierlens.tasks.base import TaskOptions
@@ -107,6 +107,22 @@ def test_a_linear_computes_with_rounded_weights_and_inputs(bert: LoadedModel) ->
         head = bert.model.get_output_embeddings()
         assert torch.equal(head.weight, bert.model.get_input_embeddings().weight)
     assert torch.equal(one.module(x), linear(x, weight, one.bias()))
+
+
+def test_no_function_of_a_hook_is_asked_about(bert: LoadedModel) -> None:
+    """What watches torch's functions (`models.products` does) sees the linear, and nothing of the rounding."""
+    seen: list[Any] = []
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    for part, width in (("intermediate.dense", 16), ("output.dense", 24)):
+        one, x = place(bert, part), reads(width)
+        with rounded(bert, PLAIN, Keeping((7,), 6.0)), Watch():
+            one.module(x)
+    assert seen == [linear, linear]
 
 
 def test_a_kept_dimension_is_a_column_where_it_is_read_and_a_row_where_it_is_written(bert: LoadedModel) -> None:
@@ -233,38 +249,40 @@ def test_an_error_that_one_column_makes_is_due_to_it(bert: LoadedModel) -> None:
 
 
 def test_a_planted_outlier_is_what_costs_and_keeping_it_gives_that_back(found: Quantized) -> None:
-    one = found.rounding("none/int8-tensor")
-    assert one.rounded.change > 0
-    assert one.share_regained > 0.9
-    assert one.says == "keep"
-    assert one.p == 0.25  # before all of three draws
-    assert np.all(one.errors.due > 0.9)
-    read = [part for part in one.errors.linears if part.reads]
+    scheme = "none/int8-tensor"
+    cost, kept = found.setting(scheme).change.value, found.setting(scheme, KEPT)
+    (gain,) = (one for one in found.gains if one.scheme == scheme)
+    assert cost > 0
+    assert kept.regained.value / cost > 0.9
+    assert found.says[scheme] == "keep"
+    assert gain.p == 0.25  # before all of three draws
+    errors = {(one.setting, one.layer): one.error for one in found.blocks if one.scheme == scheme}
+    assert all(errors[KEPT, layer] < 0.1 * errors[ROUNDED, layer] for layer in range(3))
+    read = [part for part in found.linears if part.scheme == scheme and part.reads]
     assert read
     assert all(part.inputs_kept < 0.1 * part.inputs for part in read)
     assert all(np.isnan(part.weight) for part in read)
     assert found.verdict.startswith("keep dimension 5 in 16 bit: none/int8-tensor +")
-    assert one.mixed is not None
-    assert one.mixed.change < 0.1 * one.rounded.change
+    assert found.setting(scheme, MIXED).change.value < 0.1 * cost
     # SmoothQuant gives the outlier the largest scale of all, in every tensor that is read.
-    assert {scale.ranks for scale in found.smoothing} == {(1,)}
+    assert {scale.rank for scale in found.smoothing} == {1}
     assert len(found.smoothing) == 6
 
 
-def test_shares_of_the_error_by_dimension_sum_to_the_whole(found: Quantized) -> None:
-    for one in found.roundings:
-        assert one.errors.by_dim.sum(1) == pytest.approx(one.errors.output)
-        assert one.errors.by_dim[:, PLANTED] / one.errors.output == pytest.approx(one.errors.share)
-        assert len(one.errors.linears) == one.n_linears == 18
-    weights_only = found.rounding("int8-channel/none")
-    assert weights_only.mixed is None
-    assert weights_only.smoothed is None
-    assert all(np.isnan(part.inputs) for part in weights_only.errors.linears)
+def test_what_a_scheme_does_not_round_has_no_error(found: Quantized) -> None:
+    assert {one.n_linears for one in found.gains} == {18}
+    weights_only = [part for part in found.linears if part.scheme == "int8-channel/none"]
+    assert len(weights_only) == 18
+    assert all(np.isnan(part.inputs) for part in weights_only)
+    with pytest.raises(
+        BadInput, match=r"no 'smoothed' of 'int8-channel/none' in this result; there are none/none / intact"
+    ):
+        found.setting("int8-channel/none", SMOOTHED)
 
 
 def test_block_errors_are_those_of_the_states(planted: LoadedModel, found: Quantized) -> None:
     recipe = parse("int8-channel/int8-token")
-    power, error = np.zeros(3), np.zeros(3)
+    power, error, mine = np.zeros(3), np.zeros(3), np.zeros(3)
     for text in TEXTS.texts[:8]:  # error_texts
         ids = planted.tokenizer(text, truncation=True, max_length=16, return_tensors="pt")  # type: ignore[misc]
         with torch.no_grad():
@@ -272,8 +290,13 @@ def test_block_errors_are_those_of_the_states(planted: LoadedModel, found: Quant
             with rounded(planted, recipe):
                 after = planted.model(**ids, output_hidden_states=True).hidden_states[1:]
         power += [float(states.square().sum()) for states in before]
-        error += [float((states - other).square().sum()) for states, other in zip(after, before, strict=True)]
-    assert found.rounding(recipe.name).errors.output == pytest.approx(error / power, rel=1e-3)
+        moved = [(states - other).square() for states, other in zip(after, before, strict=True)]
+        error += [float(states.sum()) for states in moved]
+        mine += [float(states[..., PLANTED].sum()) for states in moved]
+    rows = [one for one in found.blocks if (one.scheme, one.setting) == (recipe.name, ROUNDED)]
+    assert [one.layer for one in rows] == [0, 1, 2]
+    assert [one.error for one in rows] == pytest.approx(error / power, rel=1e-3)
+    assert [one.share for one in rows] == pytest.approx(mine / error, rel=1e-3)
 
 
 def test_the_change_is_paired_and_its_interval_holds_it(bert: LoadedModel) -> None:
@@ -289,16 +312,18 @@ def test_the_change_is_paired_and_its_interval_holds_it(bert: LoadedModel) -> No
 
 def test_changes_and_differences_are_of_the_values_by_text(found: Quantized) -> None:
     weights = np.ones(18)  # of sentence vectors texts weigh alike
-    assert found.task == "sentence change"
-    assert found.intact.value == pytest.approx(0, abs=1e-6)
-    for one in found.roundings:
-        plain, kept = (np.array(setting.per_text) for setting in (one.rounded, one.kept))
-        draws = np.array([setting.per_text for setting in one.random])
-        assert one.regained.value == pytest.approx(np.average(plain - kept, weights=weights))
-        assert one.beyond_random is not None
-        assert one.beyond_random.value == pytest.approx(np.average(draws.mean(0) - kept, weights=weights))
-        assert one.regained.low <= one.regained.value <= one.regained.high
-        assert all(len(setting.dims) == 1 and PLANTED not in setting.dims for setting in one.random)
+    assert found.about.task == "sentence change"
+    assert found.settings[0].value.value == pytest.approx(0, abs=1e-6)
+    for gain in found.gains:
+        plain, kept = (found.setting(gain.scheme, name) for name in (ROUNDED, KEPT))
+        mine = [one for one in found.draws if one.scheme == gain.scheme]
+        draws = np.array([one.per_text for one in mine])
+        texts = np.array(plain.per_text) - kept.per_text
+        assert kept.regained.value == pytest.approx(np.average(texts, weights=weights))
+        assert gain.beyond_random.value == pytest.approx(np.average(draws.mean(0) - kept.per_text, weights=weights))
+        assert kept.regained.low <= kept.regained.value <= kept.regained.high
+        assert gain.random == kept.random == tuple(one.change.value for one in mine)
+        assert all(len(one.dims) == 1 and PLANTED not in one.dims for one in mine)
 
 
 def test_activations_name_outliers_where_the_weights_name_none(planted: LoadedModel) -> None:
@@ -313,31 +338,35 @@ def test_activations_name_outliers_where_the_weights_name_none(planted: LoadedMo
         result = quantize(planted, TEXTS, options)
         for bias, old in zip(biases, before, strict=True):
             bias.copy_(old)
-    assert result.dims_source == "the activations, rule massive"
-    one = result.roundings[0]
-    assert (result.dims, one.beyond_random, one.p, one.mixed, one.smoothed) == ((PLANTED,), None, None, None, None)
-    assert one.errors.output_random.size == 0
+    assert result.about.named_by == "the activations, rule massive"
+    (gain,) = result.gains
+    assert (result.dims, gain.random, gain.p, result.draws) == ((PLANTED,), (), None, ())
+    assert math.isnan(gain.beyond_random.value)
+    assert [one.setting for one in result.settings] == ["intact", ROUNDED, KEPT]
+    assert {one.setting for one in result.blocks} == {ROUNDED, KEPT}
 
 
 def test_what_is_said_follows_from_the_intervals(found: Quantized) -> None:
-    one = found.rounding("none/int8-tensor")
-    cost, nothing = one.rounded, replace(one.rounded, change_low=-0.1)
-    assert replace(one, rounded=nothing).says == "free"
-    assert replace(one, beyond_random=None).says == "not tried"
-    assert replace(one, beyond_random=Difference(0.1, -0.1, 0.2)).says == "no use"
-    assert replace(one, regained=Difference(0.1, 0.0, 0.2)).says == "no use"
-    assert replace(one, rounded=replace(cost, change=math.inf, change_low=math.nan)).says == "unclear"
-    says = [replace(one, scheme="a"), replace(one, scheme="b", rounded=nothing)]
-    says += [replace(one, scheme="c", beyond_random=None), replace(one, scheme="d", regained=Difference(0.1, 0.0, 0.2))]
-    change = f"{cost.change:+.3g}"
-    assert replace(found, roundings=tuple(says)).verdict == (
-        f"keep dimension 5 in 16 bit: a {change} → {one.kept.change:+.3g} (random {one.random_change:+.3g}); keeping "
+    assert says_of(-0.1, 1.0, 1.0) == "free"
+    assert says_of(0.1, 1.0, None) == "not tried"
+    assert says_of(0.1, 1.0, -0.1) == "no use"
+    assert says_of(0.1, 0.0, 1.0) == "no use"
+    assert says_of(0.1, 0.1, 0.1) == "keep"
+    assert says_of(math.nan, 1.0, 1.0) == "unclear"
+    own = {one.setting: one for one in found.settings if one.scheme == "none/int8-tensor"}
+    gain = next(one for one in found.gains if one.scheme == "none/int8-tensor")
+    named: dict[str, Any] = {"a": "keep", "b": "free", "c": "not tried", "d": "no use"}
+    settings = tuple(replace(own[name], scheme=scheme) for scheme in named for name in (ROUNDED, KEPT))
+    gains = tuple(replace(gain, scheme=scheme, says=says) for scheme, says in named.items())
+    change, random = f"{own[ROUNDED].change.value:+.3g}", f"{np.mean(gain.random):+.3g}"
+    assert replace(found, settings=settings, gains=gains).verdict == (
+        f"keep dimension 5 in 16 bit: a {change} → {own[KEPT].change.value:+.3g} (random {random}); keeping "
         f"dimension 5 does not make up for d {change}; b: no cost that can be told, nothing to keep; c {change}: no verdict, "
         f"for nothing random was kept; ask for --random 19 (cosine distance)"
     )
-    few = replace(one, rounded=replace(cost, change_low=math.nan))
-    assert replace(found, roundings=(few,), n_texts=8).verdict == (
-        f"{one.scheme} {change}: no verdict, for 8 texts are too few for an interval; read 16 or more (cosine distance)"
+    few = replace(found, gains=(replace(gain, says="unclear"),), about=replace(found.about, n_texts=8))
+    assert few.verdict == (
+        f"{gain.scheme} {change}: no verdict, for 8 texts are too few for an interval; read 16 or more (cosine distance)"
     )
 
 
@@ -372,7 +401,7 @@ def test_a_half_precision_model_is_told_about() -> None:
     result = quantize(loaded, TEXTS.first(1), options)
     assert any("bfloat16" in note and "--dtype float32" in note for note in result.notes)
     assert any("no interval" in note for note in result.notes)
-    assert result.roundings[0].says == "unclear"
+    assert result.gains[0].says == "unclear"
 
 
 def test_rows_resume_and_refuse_other_work(
@@ -390,7 +419,8 @@ def test_rows_resume_and_refuse_other_work(
         entered.append(arguments)
         return inside(*arguments, **named)
 
-    monkeypatch.setattr("outlierlens.experiments.quantization.measure.rounded", counted)
+    for module in ("quantize", "quantize_settings"):
+        monkeypatch.setattr(f"outlierlens.analyses.{module}.rounded", counted)
     again = quantize(planted, TEXTS, options, calibration=TEXTS.first(3), rows=rows)
     assert to_json(replace(again, provenance=whole.provenance)) == to_json(whole)
     assert len(entered) == 4 + 1  # and one that says how long it takes

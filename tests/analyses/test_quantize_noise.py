@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from outlierlens.analyses.quantize import Quantized, QuantizeOptions, quantize
+from outlierlens.analyses.quantize_rounding import Keeping, NoiseDraws, rounded, token_places
+from outlierlens.analyses.quantize_schemes import parse, parse_all
+from outlierlens.analyses.quantize_settings import RANDOM, ROUNDED
 from outlierlens.data.texts import read_texts
-from outlierlens.experiments.quantization.apply import Keeping, rounded
-from outlierlens.experiments.quantization.measure import quantize
-from outlierlens.experiments.quantization.noise import NoiseDraws, token_places
-from outlierlens.experiments.quantization.options import QuantizeOptions
-from outlierlens.experiments.quantization.result import Quantized
-from outlierlens.experiments.quantization.schemes import parse, parse_all
 from outlierlens.models.hooks import tapped
 from outlierlens.models.load import LoadedModel, load_model
 from outlierlens.statistics.means import mean_noise
@@ -129,17 +127,18 @@ def measure(draws: int) -> Quantized:
 def test_what_has_steps_has_a_floor_and_what_has_none_has_none() -> None:
     found, again, without = measure(3), measure(3), measure(0)
     assert (found.noise_draws, found.n_noise_texts, without.noise_draws, without.n_noise_texts) == (3, 4, 0, 0)
-    assert again.roundings[0].regained == found.roundings[0].regained
-    assert math.isnan(found.intact.noise)
-    steps, smooth = found.roundings
-    assert all(setting.noise < 1e-6 for setting in smooth.settings), "weights alone: what is read meets no step"
-    assert all(setting.noise > 1e-5 for setting in steps.settings)
-    assert steps.beyond_random is not None
-    for better in (steps.regained, steps.beyond_random, steps.regained_mixed, steps.regained_smoothed):
-        assert better is not None
-        assert better.noise > 1e-5
-    for with_noise, plain in zip(steps.settings, without.roundings[0].settings, strict=True):
+    assert again.settings == found.settings
+    assert math.isnan(found.settings[0].noise)
+    for one in (*found.settings[1:], *found.draws):
+        if one.scheme == "int4-group32/none":
+            assert one.noise < 1e-6, "weights alone: what is read meets no step"
+        else:
+            assert one.noise > 1e-5
+            assert one.regained_noise > 1e-5 or one.setting in (ROUNDED, RANDOM)
+    assert found.gains[0].noise > 1e-5
+    for with_noise, plain in zip(found.settings[1:], without.settings[1:], strict=True):
         assert math.isnan(plain.noise)
         assert with_noise.per_text == plain.per_text
-        assert with_noise.change_low <= plain.change_low < plain.change_high <= with_noise.change_high
+        if with_noise.scheme != "int4-group32/none":
+            assert with_noise.change.low <= plain.change.low < plain.change.high <= with_noise.change.high
     assert replace(found, noise_draws=0).noise_note == without.noise_note != found.noise_note

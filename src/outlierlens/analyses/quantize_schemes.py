@@ -115,24 +115,14 @@ def parse_all(text: str) -> tuple[Recipe, ...]:
 def _scheme(part: str, whole: str) -> Scheme:
     read = _SPELLING.fullmatch(part)
     if read is None:
-        raise BadInput(
-            f"cannot read {part!r} in scheme {whole!r}; write NUMBER-GRAIN, such as int8-tensor, int4-group{GROUP}-asym, "
-            f"e4m3-token, or none"
-        )
-    number, grain, group = read["number"], read["grain"], read["group"]
-    return Scheme(number, grain, int(group) if group else None, read["asym"] is None)  # type: ignore[arg-type]
+        remedy = f"write NUMBER-GRAIN, such as int8-tensor, int4-group{GROUP}-asym, e4m3-token, or none"
+        raise BadInput(f"cannot read {part!r} in scheme {whole!r}; {remedy}")
+    group = int(read["group"]) if read["group"] else None
+    return Scheme(read["number"], read["grain"], group, read["asym"] is None)  # type: ignore[arg-type]
 
 
-DEFAULTS = tuple(
-    parse(name)
-    for name in (
-        "int8-tensor/int8-tensor",
-        "int8-channel/int8-token",
-        "int4-channel/none",
-        f"int4-group{GROUP}/none",
-        "e4m3-tensor/e4m3-tensor",
-    )
-)
+_COMMON = "int8-tensor/int8-tensor,int8-channel/int8-token,int4-channel/none,int4-group32/none,e4m3-tensor/e4m3-tensor"
+DEFAULTS = parse_all(_COMMON)
 
 
 def fake_quantize(values: "Tensor", scheme: Scheme, *, exempt: "Tensor | None" = None) -> "Tensor":
@@ -162,10 +152,9 @@ def fake_quantize_inputs(
     counted = wide if exempt is None else wide.masked_fill(exempt, 0.0)
     if valid is not None:
         counted = counted.masked_fill(~valid[..., None], 0.0)
+    blocks = wide
     if scheme.grain == "tensor":
         blocks, counted = wide.flatten(1), counted.flatten(1)
-    else:
-        blocks = wide
     rounded = _rounded(blocks, *steps(counted, scheme), scheme).reshape(wide.shape)
     return _back(values, rounded, exempt)
 
@@ -185,10 +174,8 @@ def steps(blocks: "Tensor", scheme: Scheme) -> tuple["Tensor", "Tensor"]:
         step = (high - low) / float(scheme.ends[1] - scheme.ends[0])
     # A NaN or an infinity among the values is one in the step.
     if not bool(step.isfinite().all()):
-        raise BadInput(
-            "a value to be rounded is infinite or not a number, or the range is beyond float32: no step covers it; "
-            + USE_FLOAT32
-        )
+        what = "a value to be rounded is infinite or not a number, or the range is beyond float32: no step covers it"
+        raise BadInput(f"{what}; {USE_FLOAT32}")
     step = step.clamp(min=SMALLEST)
     if scheme.symmetric:
         return step, torch.zeros_like(step)

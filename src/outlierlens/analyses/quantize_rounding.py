@@ -1,43 +1,53 @@
-"""Round the linears of a running model, as a context manager that restores every weight bit for bit.
+"""Round the linears of a running model, as a context manager that restores every weight bit for bit; noise of the last bit.
 
     with rounded(loaded, parse("int8-tensor/int8-tensor")):
         loaded.model(**batch)
     with rounded(loaded, recipe, Keeping(dims=(100, 247, 507))) as tally:
         ...
     change, low, high = loss_change(loaded, task, recipe)
+    NoiseDraws(loaded, stack, task, n=3, seed=0).runs(values)     # [1 + draws, text], for `statistics.means.mean_noise`
 
 Keeping dimension d of the stream in high precision is: in every linear that reads the stream, input d and column d of the
 weights stay, and take part in no range; in every linear that writes to it, row d of the weights stays, takes part in no range
 and is multiplied with the inputs as they were before rounding.
+
+Rounding is a step function: a value at the edge of a step falls to either side by its last bit, and another processor or
+another batch moves that. Noise is drawn by (seed, draw), token and dimension, the same in every text: another processor's
+arithmetic too is one and the same for all texts, and what texts share (a first token that sees no other) moves alike in all.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from outlierlens.ablation.switches import plan_dims
+from outlierlens.analyses.quantize_places import Place, by_text, find_places, shaped_like
+from outlierlens.analyses.quantize_schemes import Recipe, fake_quantize, fake_quantize_inputs
 from outlierlens.architectures import BoundStack
 from outlierlens.errors import BadInput
-from outlierlens.experiments.quantization.places import Place, by_text, find_places, shaped_like
-from outlierlens.experiments.quantization.schemes import Recipe, fake_quantize, fake_quantize_inputs
-from outlierlens.models.changes import Settable, temporary
+from outlierlens.models.changes import Settable, hang, temporary
 from outlierlens.models.forward import reader_of
-from outlierlens.models.hooks import edited_calls, running_masks
+from outlierlens.models.hooks import EMBEDDINGS, edited, refuse_compiled, running_masks
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.statistics.means import mean_interval
-from outlierlens.tasks.base import Task, weighted_mean
+from outlierlens.tasks.base import Task, values_of, weighted_mean
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
+
+SIZE = 1e-6  # of noise, relative: about what another order of summation moves in float32
+MOST_TEXTS = 16  # that are run again with noise
 
 
 @dataclass(frozen=True)
 class Keeping:
-    """What is spared.
+    """What stays in high precision.
 
     Attributes:
-        dims: dimensions of the stream that stay in high precision; see above.
+        dims: dimensions of the stream; see above.
         threshold: LLM.int8's decomposition (Dettmers et al. 2022, section 3.2): in each linear and text, inputs with any
             |x| of at least this stay, and are multiplied with weights that stay.
         factors: {name of a linear: [in]}: what it reads is divided by them and its columns are multiplied (SmoothQuant).
@@ -50,7 +60,7 @@ class Keeping:
 
 @dataclass
 class Tally:
-    """How many weights of the linears are rounded or spared, and how many of their inputs `threshold` spared so far."""
+    """How many weights of the linears are rounded or kept, and how many of their inputs `threshold` kept so far."""
 
     n_linears: int = 0
     n_weights: int = 0
@@ -87,6 +97,7 @@ def rounded(
     bound = loaded.stack(stack)
     if keeping.dims:
         plan_dims(bound, stream_width(loaded.model, bound), keeping.dims)
+    refuse_compiled(loaded.model)
     tally = Tally()
     with ExitStack() as undo:
         masks = undo.enter_context(running_masks(reader_of(loaded, [bound], "input_ids") or loaded.model))
@@ -96,9 +107,11 @@ def rounded(
             values = linear.rounded_weights()
             settable.set_values(f"{place.name}.weight", ..., values.T if place.transposed else values)
             linears.append(linear)
-        before = {one.place.module: one.enter for one in linears if one.edits_inputs}
-        after = {one.place.module: one.leave for one in linears if one.edits_outputs}
-        undo.enter_context(edited_calls(loaded.model, before, after))
+        for one in linears:
+            if one.edits_inputs:
+                hang(undo, one.place.module.register_forward_pre_hook, one.enter)
+            if one.edits_outputs:
+                hang(undo, one.place.module.register_forward_hook, one.leave)
         yield tally
 
 
@@ -114,7 +127,7 @@ def loss_change(
 
 
 class _Linear:
-    """One linear while it is rounded."""
+    """One linear while it is rounded. Its hooks hold all that they need: a pass calls nothing else of this package in them."""
 
     def __init__(
         self,
@@ -128,23 +141,14 @@ class _Linear:
 
         self.place, self.recipe, self.keeping, self.tally = place, recipe, keeping, tally
         self.bound, self.masks = running
+        self.as_is = torch._C.DisableTorchFunction  # else `fast_products` asks at every function
         weight = place.weight()
-        n_outputs, n_inputs = weight.shape
         self.factor = keeping.factors.get(place.name)
-        self.columns = keeping.dims if place.reads else ()
-        self.rows = keeping.dims if place.writes else ()
-        self.exempt_inputs: Tensor | None = None  # bool [in]
-        self.exempt_weights: Tensor | None = None  # bool [1, in] or [out, 1]
-        if self.columns:
-            self.exempt_inputs = torch.zeros(n_inputs, dtype=torch.bool, device=weight.device)
-            self.exempt_inputs[list(self.columns)] = True
-            self.exempt_weights = self.exempt_inputs[None]
-        elif self.rows:
-            self.exempt_weights = torch.zeros((n_outputs, 1), dtype=torch.bool, device=weight.device)
-            self.exempt_weights[list(self.rows)] = True
+        self.rows = list(keeping.dims) if place.writes else []
+        self.exempt = place.part_of(keeping.dims)
         tally.n_linears += 1
         tally.n_weights += weight.numel()
-        tally.weights_kept += len(self.columns) * n_outputs + len(self.rows) * n_inputs
+        tally.weights_kept += 0 if self.exempt is None else int(self.exempt.expand(weight.shape).sum())
         # Rows that stay are only rounded by what they are multiplied with.
         self.edits_inputs = recipe.inputs is not None or self.factor is not None
         self.edits_outputs = recipe.inputs is not None and (bool(self.rows) or keeping.threshold is not None)
@@ -158,19 +162,28 @@ class _Linear:
         live = self.place.weight()
         exact = live if self.factor is None else live * self.factor.to(live)
         if self.edits_outputs:
-            self.exact = exact.clone() if self.keeping.threshold is not None else exact[list(self.rows)]
+            self.exact = exact.clone() if self.keeping.threshold is not None else exact[self.rows]
         if self.recipe.weights is not None:
-            exact = fake_quantize(exact, self.recipe.weights, exempt=self.exempt_weights)
+            exact = fake_quantize(exact, self.recipe.weights, exempt=self.exempt)
         return exact
 
-    def enter(self, reads: "Tensor") -> "Tensor":
-        """What the linear is given in place of `reads`."""
+    def enter(self, _: "nn.Module", args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What the linear is given in place of `args`."""
+        with self.as_is():
+            return (self._given(args[0]), *args[1:])
+
+    def leave(self, _: "nn.Module", __: Any, output: "Tensor") -> "Tensor":
+        """The linear's output with what is kept put right."""
+        with self.as_is():
+            return self._mended(output)
+
+    def _given(self, reads: "Tensor") -> "Tensor":
         if self.factor is not None:
             reads = reads / self.factor.to(reads)
         if self.recipe.inputs is None:
             return reads
         states, valid = by_text(reads, self.masks, self.bound)
-        exempt = self.exempt_inputs
+        exempt = self.exempt[0] if self.exempt is not None and self.place.reads else None
         if self.keeping.threshold is not None:
             size = states.abs() if valid is None else states.abs().masked_fill(~valid[..., None], 0.0)
             self._large = (size >= self.keeping.threshold).any(1, keepdim=True)
@@ -181,22 +194,86 @@ class _Linear:
             self._seen = states
         return shaped_like(reads, fake_quantize_inputs(states, self.recipe.inputs, valid, exempt=exempt), self.bound)
 
-    def leave(self, output: "Tensor") -> "Tensor":
-        """The linear's output with what is spared put right."""
+    def _mended(self, output: "Tensor") -> "Tensor":
         from torch.nn import functional
 
         assert self._seen is not None
         assert self.exact is not None
         seen, large, self._seen, self._large = self._seen, self._large, None, None
-        exact, rows, bias = self.exact, list(self.rows), self.place.bias()
+        exact, rows, bias = self.exact, self.rows, self.place.bias()
         if large is not None:
             columns = large.any(0)[0].nonzero()[:, 0]  # that stay in any of the texts
             lost = exact[:, columns] - self.place.weight()[:, columns]
-            spared = seen[..., columns].masked_fill(~large[..., columns], 0.0)
-            output = output + shaped_like(output, functional.linear(spared, lost), self.bound)
+            kept = seen[..., columns].masked_fill(~large[..., columns], 0.0)
+            output = output + shaped_like(output, functional.linear(kept, lost), self.bound)
             exact = exact[rows]
         if rows:
             written = functional.linear(seen, exact, None if bias is None else bias[rows])
             output = output.clone()
             output[..., rows] = shaped_like(output, written, self.bound)
         return output
+
+
+class NoiseDraws:
+    """The first texts of a task, run again with noise.
+
+    Attributes:
+        n: draws. n_texts: that are run again, 0 without draws.
+    """
+
+    def __init__(self, loaded: LoadedModel, stack: BoundStack, task: Task, n: int, seed: int):
+        self.loaded, self.stack, self.task, self.n, self.seed = loaded, stack, task, n, seed
+        few = task.n_texts < 2 * MOST_TEXTS  # a first try spends a quarter of its texts on noise, four at least
+        self.n_texts = (min(task.n_texts, max(4, task.n_texts // 4)) if few else MOST_TEXTS) if n else 0
+        self._feeds = list(task.feeds(range(self.n_texts))) if n else []
+        self._drawn: dict[int, np.ndarray] = {}
+
+    def runs(self, values: np.ndarray) -> np.ndarray:
+        """Values [1 + draws, text] of the model as it is now: `values` of all texts, measured without noise, then each draw."""
+        return np.array([values[: self.n_texts], *self.repeats()])
+
+    def repeats(self) -> list[np.ndarray]:
+        """The values [text] of each draw, of the model as it is now."""
+        return [self._run(draw) for draw in range(self.n)]
+
+    def _run(self, draw: int) -> np.ndarray:
+        with self.noisy(draw):
+            return values_of(self.task, self._feeds, self.task.weights[: self.n_texts])
+
+    @temporary
+    def noisy(self, draw: int) -> Iterator[None]:
+        """Multiply what the first block reads by 1 + size · ε in every forward pass; size is 1e-6 or the dtype's last bit."""
+        import torch
+
+        reader = reader_of(self.loaded, [self.stack], "input_ids") or self.loaded.model
+        with running_masks(reader) as masks:
+
+            def edit(_: int, states: "Tensor") -> "Tensor":
+                size = max(SIZE, torch.finfo(states.dtype).eps)
+                place = token_places(states, masks)
+                noise = torch.from_numpy(self._noise(draw, int(place.max()) + 1, states.shape[-1]))
+                wide = torch.promote_types(states.dtype, torch.float32)
+                return (states.to(wide) * (1 + size * noise.to(states.device)[place].to(wide))).to(states.dtype)
+
+            with edited(self.loaded.model, self.stack, edit, [EMBEDDINGS]):
+                yield
+
+    def _noise(self, draw: int, n_tokens: int, width: int) -> np.ndarray:
+        """ε, standard normal, float32 [token, dim]; more tokens add rows and change none."""
+        known = self._drawn.get(draw)
+        if known is None or len(known) < n_tokens:
+            random = np.random.default_rng([self.seed, draw])
+            known = self._drawn[draw] = random.standard_normal((n_tokens, width)).astype(np.float32)
+        return known[:n_tokens]
+
+
+def token_places(states: "Tensor", masks: Sequence["Tensor"]) -> "Tensor":
+    """The place of each token in its text, from 0, int [batch, token] or as `states` has its tokens; padding has any place."""
+    import torch
+
+    tokens = states.shape[:-1]
+    for mask in masks:
+        if mask.shape == tokens or (len(tokens) == 1 and mask.numel() == tokens[0]):
+            return (mask.long().cumsum(1) - 1).clamp(min=0).reshape(tokens)
+    of_text = tokens[1:] if len(tokens) > 1 else tokens
+    return torch.arange(of_text.numel(), device=states.device).reshape(of_text).expand(tokens)

@@ -1,0 +1,544 @@
+"""What rounding to few bits costs, where its error lies, and whether keeping the outlier dimensions gives it back: `quantize`.
+
+    found = quantize(load_model("smollm2-135m"), read_texts("test.parquet", limit=32))
+    found.verdict                                                       # "keep dimensions 100, 247 and 507 in 16 bit: …"
+    found.setting("int8-tensor/int8-tensor", "outliers kept").regained  # loss that keeping them gives back, with its interval
+    found.to_pandas("blocks")                                           # relative squared error of each block's output
+
+Every scheme is measured on the whole model, then with the outliers and with random dimensions kept in high precision, with
+large inputs kept (LLM.int8), and smoothed (SmoothQuant); every setting reads the same tokens and masks.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+import numpy as np
+from annotated_types import Ge, Gt, Le, Lt
+
+from outlierlens.ablation.extent import limited
+from outlierlens.ablation.study import Outcome, Progress, Study, dims_of
+from outlierlens.analyses.quantize_rounding import rounded
+from outlierlens.analyses.quantize_schemes import DEFAULTS, Recipe
+from outlierlens.analyses.quantize_settings import KEPT, RANDOM, ROUNDED, RoundingSettings
+from outlierlens.data.texts import Data
+from outlierlens.detection.running_statistics import LARGE
+from outlierlens.errors import BadInput, pick
+from outlierlens.models.load import LoadedModel
+from outlierlens.options import FIND, DimsOrFind, Flag, Flat, check
+from outlierlens.results.finding import Finding
+from outlierlens.results.row_store import Keep
+from outlierlens.results.rows import UNKNOWN, Draws, Estimate, More, Quiet, Row
+from outlierlens.session import Session
+from outlierlens.statistics.means import mean_interval, mean_noise
+from outlierlens.statistics.p_values import rank_p
+from outlierlens.statistics.words import no_interval
+from outlierlens.tasks.base import TaskOptions, weighted_mean
+from outlierlens.view.pictures import Lines, Picture, Strips
+from outlierlens.view.section import Change, Count, P, Rows, Share, percent
+from outlierlens.view.words import these
+
+if TYPE_CHECKING:
+    pass
+
+INTACT = "intact"
+Says = Literal["free", "keep", "no use", "unclear", "not tried"]
+ERRORS = ("weight", "weight_kept", "weight_share", "inputs", "inputs_kept", "inputs_share")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeOptions:
+    """What is rounded, and what is kept in high precision."""
+
+    recipes: Annotated[tuple[Recipe, ...] | None, Flag("--schemes", read="analyses.quantize_schemes:parse_all")] = None
+    """WEIGHTS/INPUTS by commas: int8, int4, e4m3, e5m2 or none, each per -tensor, -channel (weights), -token (inputs),
+    -group32 (weights), integers also -asym. Default: int8 per tensor, and per channel and token; --thorough: five common
+    ones."""
+    dims: DimsOrFind = FIND
+    """Keep these: 308,381; find: what weights or activations name."""
+    stack: str | None = None
+    """Which stream, where there are several."""
+    thorough: bool = False
+    """64 texts, 19 random sets and five schemes instead of 16, 5 and two; what is given stands."""
+    n_random: Annotated[int | None, Flag("--random"), Ge(0)] = None
+    """Random sets of the same size, kept. Default: 5; --thorough: 19."""
+    threshold: Annotated[
+        float | None, Flag(read="options.read:number_or_none", words="6.0"), Gt(0), Lt(float("inf"))
+    ] = LARGE
+    """LLM.int8: keep inputs with |x| of at least this; none leaves it out."""
+    alpha: Annotated[float | None, Flag("--smooth", read="options.read:number_or_none", words="0.5"), Ge(0), Le(1)] = (
+        0.5
+    )
+    """SmoothQuant's alpha in [0, 1]; none leaves it out."""
+    n_calibrate: Annotated[int, Flag("--calibrate"), Ge(0)] = 16
+    """SmoothQuant rests on the N texts after the measured ones."""
+    n_error_texts: Annotated[int, Flag("--error-texts"), Ge(1)] = 8
+    """Compare hidden states, block by block, on the first N texts."""
+    noise_draws: Annotated[int, Ge(0)] = 3
+    """Runs with noise of the last bit, on 16 texts, of fewer than 32 on a quarter (four at least); 0 leaves it out."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Seed of everything random."""
+    task: Annotated[TaskOptions, Flat("max_length", "batch_size")] = TaskOptions()
+    """How texts become numbers; its seed is this one."""
+
+    @property
+    def n_sets(self) -> int:
+        """Random sets."""
+        return (19 if self.thorough else 5) if self.n_random is None else self.n_random
+
+    @property
+    def schemes(self) -> tuple[Recipe, ...]:
+        """What is rounded to what."""
+        return (DEFAULTS if self.thorough else DEFAULTS[:2]) if self.recipes is None else self.recipes
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.recipes is not None and not self.recipes:
+            raise BadInput("no scheme to round by; name one, such as int8-channel/int8-token")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting(Row):
+    """A scheme on the whole model, and with something kept or smoothed."""
+
+    scheme: str
+    """weights / inputs"""
+    setting: str
+    change: Annotated[Estimate, Change]
+    """change ({unit}): the {task} minus the intact model's, paired by text"""
+    noise: float = math.nan
+    """noise: standard deviation between runs whose first block reads noise of 1e-6; the interval holds it"""
+    regained: Annotated[Estimate, Change] = UNKNOWN
+    """given back: the value all rounded minus this one"""
+    regained_noise: Annotated[float, More] = math.nan
+    """noise of that"""
+    kept: Annotated[float, Share]
+    """kept: share of the linears' weights in high precision; with large inputs kept, of their inputs"""
+    value: Annotated[Estimate, More]
+    """{task}: mean over texts, weighted by tokens"""
+    dims: Annotated[tuple[int, ...], Quiet] = ()
+    """dimensions kept"""
+    random: Annotated[tuple[float, ...], Draws, Change, Quiet] = ()
+    """change with each set of random dimensions kept, where the outliers are"""
+    per_text: Annotated[tuple[float, ...], "text", Quiet]
+    """value of each text, in the order of the data"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutlierGain(Row):
+    """What keeping the outliers gives back, against random dimensions."""
+
+    note = (
+        "free: the interval of the cost holds 0. keep: keeping the outliers gives something back, and more than random "
+        "dimensions do. no use: rounding costs, and that cannot be said."
+    )
+    scheme: str
+    """weights / inputs"""
+    says: Says
+    beyond_random: Annotated[Estimate, Change] = UNKNOWN
+    """more than random: the mean value with random dimensions kept minus that with the outliers kept"""
+    noise: float = math.nan
+    p: Annotated[float | None, P] = None
+    """rank p: (1 + number of random sets whose value is as small) / (1 + sets)"""
+    random: Annotated[tuple[float, ...], Draws, Change] = ()
+    """change with each set of random dimensions kept"""
+    n_linears: Annotated[int, Count, More]
+    """linears"""
+    n_weights: Annotated[int, Count, More]
+    """weights in them"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockError(Row):
+    """The error of one block's output in a setting, Σ (h' − h)² / Σ h² over tokens and dimensions."""
+
+    scheme: str
+    """weights / inputs"""
+    setting: str
+    layer: int
+    error: float
+    """relative squared error"""
+    others: float
+    """relative squared error without the outliers: over the other dimensions"""
+    share: Annotated[float, Share]
+    """in the outliers: share of the error"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearError(Row):
+    """The error at one linear by itself, Σ (rounded − x)² / Σ x²; NaN for what the scheme does not round."""
+
+    scheme: str
+    """weights / inputs"""
+    layer: int
+    part: str
+    reads: bool
+    """reads the stream"""
+    writes: bool
+    """writes to it"""
+    weight: float
+    """weights"""
+    weight_kept: float
+    """outliers kept"""
+    weight_share: Annotated[float, Share]
+    """in the outliers: share of the error in their columns, or rows of a linear that writes"""
+    inputs: float
+    inputs_kept: float
+    """inputs, outliers kept"""
+    inputs_share: Annotated[float, Share]
+    """inputs, in the outliers"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmoothScale(Row):
+    """SmoothQuant's scale of an outlier in one tensor that linears read (Xiao et al. 2023, eq. 4)."""
+
+    layer: int
+    parts: tuple[str, ...]
+    """linears"""
+    dim: int
+    """dimension"""
+    scale: float
+    rank: Annotated[int, Count]
+    """rank: 1 for the largest of all dimensions"""
+    median: float
+    """median of all"""
+    largest: float
+    """largest of all"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantized(Finding):
+    """A model rounded by several schemes.
+
+    Attributes:
+        alpha: of "smoothed", None where no scheme rounds inputs or it was not asked for. threshold: of "large inputs kept".
+        calibration: which texts SmoothQuant's largest values are of. n_error_texts: texts whose hidden states are compared.
+        noise_draws: runs of each setting with noise, on n_noise_texts texts.
+    """
+
+    title: ClassVar[str] = "Rounded to few bits"
+
+    settings: tuple[Setting, ...]
+    """Cost by scheme: Dimensions are kept in high precision where they are read and written."""
+    gains: tuple[OutlierGain, ...]
+    """Outliers kept, against random dimensions"""
+    draws: tuple[Setting, ...]
+    """(Random dimensions kept)"""
+    blocks: tuple[BlockError, ...]
+    """(Error of every block's output)"""
+    linears: tuple[LinearError, ...]
+    """Relative squared error: Σ (rounded − x)² / Σ x². Of linears the median; --verbose lists each."""
+    smoothing: tuple[SmoothScale, ...]
+    """(Scales of SmoothQuant)"""
+    alpha: float | None
+    threshold: float | None
+    calibration: str
+    n_calibration: int
+    n_error_texts: int
+    noise_draws: int
+    n_noise_texts: int
+
+    def setting(self, scheme: str, setting: str = ROUNDED) -> Setting:
+        """A scheme in one setting; raises BadInput with those there are."""
+        return pick(self.settings, f"no {setting!r} of {scheme!r} in this result", scheme=scheme, setting=setting)
+
+    @property
+    def says(self) -> dict[str, Says]:
+        """{scheme: what its intervals say}, see `says_of`."""
+        return {one.scheme: one.says for one in self.gains}
+
+    @property
+    def worst(self) -> str:
+        """The scheme that costs most."""
+        return max(self.says, key=lambda one: np.nan_to_num(self.setting(one).change.value, nan=np.inf))
+
+    @property
+    def verdict(self) -> str:
+        """What to do, in one line."""
+        by: dict[str, list[str]] = {}
+        for scheme, says in self.says.items():
+            by.setdefault(says, []).append(scheme)
+        cost = {one: signed(self.setting(one).change.value) for one in self.says}
+        parts, dims = [], these(self.dims)
+        if "keep" in by:
+            told = []
+            for one in by["keep"]:
+                kept = self.setting(one, KEPT)
+                told.append(
+                    f"{one} {cost[one]} → {signed(kept.change.value)} (random {signed(float(np.mean(kept.random)))})"
+                )
+            parts.append(f"keep {dims} in 16 bit: {'; '.join(told)}")
+        if "no use" in by:
+            parts.append(
+                f"keeping {dims} does not make up for {', '.join(f'{one} {cost[one]}' for one in by['no use'])}"
+            )
+        if "free" in by:
+            parts.append(f"{', '.join(by['free'])}: no cost that can be told, nothing to keep")
+        why = {"unclear": no_interval(self.about.n_texts), "not tried": "nothing random was kept; ask for --random 19"}
+        for said, reason in why.items():
+            if rest := ", ".join(f"{one} {cost[one]}" for one in by.get(said, ())):
+                parts.append(f"{rest}: no verdict, for {reason}")
+        return f"{'; '.join(parts)} ({self.about.unit})"
+
+    def sentences(self) -> Iterator[str]:
+        """What to do, what keeping the outliers gives back, which treatment leaves least."""
+        yield f"{self.verdict[:1].upper()}{self.verdict[1:]}."
+        for scheme, says in self.says.items():
+            tried = [one for one in self.settings if one.scheme == scheme]
+            cost, kept = tried[0].change.value, tried[1]
+            if says == "keep":
+                yield (
+                    f"{scheme}: keeping {these(self.dims)} ({percent(kept.kept)} of the weights) gives back "
+                    f"{percent(kept.regained.value / cost)} of the cost: {kept.regained.written()}."
+                )
+            if says in ("keep", "no use") and len(tried) > 2:
+                best = min(tried[1:], key=lambda one: np.nan_to_num(one.change.value, nan=np.inf))
+                yield f"{scheme}: {best.setting} leaves least: {signed(best.change.value)}."
+        if {"keep", "no use"} & {*self.says.values()}:
+            yield "`plan` measures what helps most per byte: neurons, columns and whole linears too."
+        if self.smoothing and self.alpha is not None:
+            top = max(self.smoothing, key=lambda one: one.scale / one.median)
+            yield (
+                f"SmoothQuant (alpha {self.alpha:g}) divides dimension {top.dim} by {top.scale:.3g} in layer {top.layer} "
+                f"({', '.join(top.parts)}), the median dimension by {top.median:.3g}."
+            )
+        intact = f"Intact {self.settings[0].value.value:z.4f} {self.about.unit}."
+        yield f"{intact} {self.noise_note}"
+
+    @property
+    def noise_note(self) -> str:
+        """What noise and intervals rest on, in a sentence."""
+        if not self.noise_draws:
+            return "The noise of the last bit was not measured, and the intervals may lack some of it."
+        return (
+            f"Noise: standard deviation between runs whose first block reads noise of 1e-6 ({self.noise_draws} more runs of "
+            f"{self.n_noise_texts:,} texts); the intervals hold it."
+        )
+
+    def laid_out(self, name: str, rows: tuple[Row, ...], head: str, note: str, *, verbose: bool) -> Rows:
+        """Errors of linears and of the last block in short: a line for each scheme."""
+        if name != "linears" or verbose:
+            return super().laid_out(name, rows, head, note, verbose=verbose)
+        of = ("weight", "weight_kept", "inputs", "inputs_kept")
+        lines = []
+        for scheme in self.says:
+            mine = [one for one in self.linears if one.scheme == scheme]
+            last = {one.setting: one for one in self.blocks if one.scheme == scheme}  # the last block in each setting
+            error = [last[one].error if one in last else math.nan for one in (ROUNDED, KEPT, RANDOM)]
+            due = Share(1 - error[1] / error[0]) if error[0] else None
+            lines.append((scheme, *(_median(mine, one) for one in of), *error, Share(last[ROUNDED].share), due))
+        heads = (
+            *("weights / inputs", "weights", "outliers kept", "inputs", "outliers kept"),
+            *("last block", "outliers kept", "random kept", "in the outliers", "due to them"),
+        )
+        return Rows(head, heads, tuple(lines), note)
+
+    def drawn(self) -> tuple[Picture, ...]:
+        """The cost by scheme, and the error of each block's output by the costliest scheme."""
+        worst = self.worst
+        error = partial(Lines, rows="blocks", x="layer", by="setting", where=lambda row: row.scheme == worst)
+        return (
+            Strips(
+                rows="settings", x="change", y="scheme", by="setting", draws="random", title="Cost by scheme",
+                greys="{n} sets of random dimensions kept", where=lambda row: row.setting != INTACT,
+            ),
+            error(y="error", title=f"Error of every block's output, {worst}"),
+            error(y="others", title="The same without the outliers"),
+        )  # fmt: skip
+
+
+def says_of(cost_low: float, regained_low: float, beyond_low: float | None) -> Says:
+    """What the lower ends of three intervals say: of the cost, of what is given back, and of that beyond random choices.
+
+    "free": the cost's interval holds 0 or lies below. "keep": something is given back, and more than by random choices, both
+    intervals above 0. "no use": rounding costs, and that cannot be said. "unclear": the interval is not settled (few texts, or
+    an infinite value). "not tried": rounding costs, and nothing random was kept.
+    """
+    if not math.isfinite(cost_low):
+        return "unclear"
+    if cost_low <= 0:
+        return "free"
+    if beyond_low is None:
+        return "not tried"
+    return "keep" if regained_low > 0 and beyond_low > 0 else "no use"
+
+
+def _median(rows: Sequence[Row], name: str) -> float | None:
+    known = [value for one in rows if math.isfinite(value := getattr(one, name))]
+    return float(np.median(known)) if known else None
+
+
+def signed(change: float) -> str:
+    """A change for reading, with its sign and three significant digits."""
+    return f"{change:+z.3g}"
+
+
+def quantize(
+    loaded: LoadedModel,
+    texts: Data,
+    options: QuantizeOptions | None = None,
+    *,
+    calibration: Data | None = None,
+    progress: Progress | None = None,
+    rows: Path | Keep | None = None,
+) -> Quantized:
+    """Measure `loaded` intact and rounded by every scheme, with what helps beside a control; the model is left as it was.
+
+    `calibration` are the texts that SmoothQuant's scales rest on; the measured texts themselves where none are given. With
+    `rows`, every finished setting is appended to that file, and settings found there are not measured again.
+
+    Raises:
+        BadInput: a dimension that does not exist, a scheme that does not fit the weights, or no usable text.
+    """
+    options = options or QuantizeOptions()
+    model = RoundingSettings(loaded, texts, options, calibration or texts)
+    with Study(loaded, model.task, texts, model.identity, rows=rows, progress=progress) as study:
+        recipe = next((one for one in options.schemes if one.inputs is not None), options.schemes[0])
+        study.announce(
+            [one.name for recipe in options.schemes for one in model.conditions(recipe)],
+            share=1 + model.noise.n * model.noise.n_texts / model.task.n_texts,
+            inside=partial(rounded, loaded, recipe, stack=model.stack.name, places=model.places),
+        )
+        linears = tuple(_linears(model))
+        done = {recipe.name: study.measure(model.conditions(recipe)) for recipe in options.schemes}
+    schemes = [_settings(study, model.noise.n_texts, scheme, one) for scheme, one in done.items()]
+    intact = _setting(study, model.noise.n_texts, study.intact, "none/none")
+    blocks = tuple(row for scheme, one in done.items() for row in _blocks(model, scheme, one))
+    if calibration is None and model.factors:
+        model.notes.append("SmoothQuant's scales rest on the very texts that are measured: no others were given")
+    plan = dict.fromkeys(range(model.stack.n_layers), model.dims)
+    return Quantized(
+        provenance=loaded.provenance(seed=options.seed, digest=study.fingerprint),
+        about=study.about(plan, named_by=model.named_by, max_length=model.max_length),
+        settings=(intact, *(one for rows, _, _ in schemes for one in rows)),
+        gains=tuple(gain for _, gain, _ in schemes),
+        draws=tuple(one for _, _, random in schemes for one in random),
+        blocks=blocks,
+        linears=linears,
+        smoothing=tuple(_smoothing(model)),
+        alpha=options.alpha if model.factors else None,
+        threshold=options.threshold,
+        calibration=(calibration or texts).source,
+        n_calibration=len(calibration or texts),
+        n_error_texts=min(options.n_error_texts, len(texts)),
+        noise_draws=model.noise.n,
+        n_noise_texts=model.noise.n_texts,
+        notes=tuple(dict.fromkeys((*loaded.notes, *model.notes))),
+    )
+
+
+def run(session: Session, options: QuantizeOptions) -> Quantized:
+    """The analysis, as the command runs it."""
+    session.reading = limited(session.reading, thorough=options.thorough)
+    texts, others = session.texts(spare=options.n_calibrate)
+    return quantize(session.loaded, texts, options, calibration=others, progress=session.progress, rows=session.kept)
+
+
+def _linears(model: RoundingSettings) -> Iterator[LinearError]:
+    """The error at every linear by itmodel."""
+    found = model.states.at_linears(model.options.schemes, model.dims, model.places)
+    for recipe, of_scheme in zip(model.options.schemes, found, strict=True):
+        for place, values in zip(model.places, of_scheme, strict=True):
+            of_place = {name: getattr(place, name) for name in ("layer", "part", "reads", "writes")}
+            yield LinearError(scheme=recipe.name, **of_place, **dict(zip(ERRORS, values.tolist(), strict=True)))
+
+
+def _blocks(model: RoundingSettings, scheme: str, done: Sequence[Outcome]) -> Iterator[BlockError]:
+    """The error of every block's output in the settings in which it was measured."""
+    power, theirs = model.states.power, list(model.dims)  # [layer, dim]
+    others = np.delete(power, theirs, 1).sum(1)
+    for one in done:
+        if one.more["errors"]:
+            errors = np.array(one.more["errors"])
+            total, rest = errors.sum(1), np.delete(errors, theirs, 1).sum(1)
+            share = np.divide(errors[:, theirs].sum(1), total, out=np.zeros_like(total), where=total > 0)
+            for layer, values in enumerate(zip(total / power.sum(1), rest / others, share, strict=True)):
+                error, other, part = map(float, values)
+                yield BlockError(
+                    scheme=scheme, setting=one.condition.family, layer=layer, error=error, others=other, share=part
+                )
+
+
+def _smoothing(model: RoundingSettings) -> Iterator[SmoothScale]:
+    """The scale of every outlier, for each tensor that linears read."""
+    places = {place.name: place for place in model.places}
+    for group in model.seen.shared:
+        mine = [places[name] for name in group if name in model.factors]
+        if mine:
+            scale = model.factors[mine[0].name].double().cpu().numpy()
+            for dim in model.dims:
+                yield SmoothScale(
+                    layer=mine[0].layer, parts=tuple(place.part for place in mine), dim=dim, scale=float(scale[dim]),
+                    rank=int((scale > scale[dim]).sum()) + 1, median=float(np.median(scale)), largest=float(scale.max()),
+                )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """The value of every text [text], and of the first in every run [run, text], that without noise first."""
+
+    values: np.ndarray
+    runs: np.ndarray
+
+    def __sub__(self, other: "_Runs") -> "_Runs":
+        return _Runs(self.values - other.values, self.runs - other.runs)
+
+    def mean(self, weights: np.ndarray) -> tuple[Estimate, float]:
+        """(the mean over texts with its interval, its noise); of a difference of settings, texts and noise are paired."""
+        noise = mean_noise(self.runs, weights[: self.runs.shape[1]], len(self.values))
+        ends = mean_interval(self.values, weights, noise=noise)
+        return Estimate(weighted_mean(self.values, weights), *ends), noise.floor if noise else math.nan
+
+
+def _runs(one: Outcome, n_texts: int) -> _Runs:
+    return _Runs(one.values, np.array([one.values[:n_texts], *one.more.get("noisy", ())]))
+
+
+def _setting(study: Study, n_texts: int, one: Outcome, scheme: str) -> Setting:
+    own, intact = _runs(one, n_texts), study.intact.values
+    value, _ = own.mean(study.weights)
+    change, noise = (own - _Runs(intact, intact[None, :n_texts])).mean(study.weights)
+    return Setting(
+        scheme=scheme, setting=one.condition.family, change=change, noise=noise, kept=one.more.get("kept", 1.0),
+        value=value, dims=dims_of(one.condition.plan), per_text=tuple(one.values.tolist()),
+    )  # fmt: skip
+
+
+def _settings(
+    study: Study, n_texts: int, scheme: str, done: Sequence[Outcome]
+) -> tuple[list[Setting], OutlierGain, list[Setting]]:
+    """(a scheme in every setting, outliers against random dimensions, every random set), from what was measured of it."""
+    rows: list[Setting] = []
+    draws: list[Setting] = []
+    read: list[_Runs] = []
+    random: list[_Runs] = []
+    for one in done:
+        row, own = _setting(study, n_texts, one, scheme), _runs(one, n_texts)
+        if row.setting == RANDOM:
+            draws.append(row)
+            random.append(own)
+            continue
+        if read:
+            regained, noise = (read[0] - own).mean(study.weights)
+            row = replace(row, regained=regained, regained_noise=noise)
+        rows.append(row)
+        read.append(own)
+    counted = {name: done[0].more[name] for name in ("n_linears", "n_weights")}
+    if not draws:
+        says = says_of(rows[0].change.low, rows[1].regained.low, None)
+        return rows, OutlierGain(scheme=scheme, says=says, **counted), draws
+    middle = _Runs(*(np.mean([getattr(own, name) for own in random], axis=0) for name in ("values", "runs")))
+    beyond, noise = (middle - read[1]).mean(study.weights)
+    # A loss that is no number any more is as bad as one that is infinite.
+    value, changes = rows[1].value.value, tuple(row.change.value for row in draws)
+    back = -np.nan_to_num([value, *(row.value.value for row in draws)], nan=np.inf, posinf=np.inf)
+    gain = OutlierGain(
+        scheme=scheme, says=says_of(rows[0].change.low, rows[1].regained.low, beyond.low), beyond_random=beyond,
+        noise=noise, p=None if math.isnan(value) else rank_p(back[0], back[1:]), random=changes, **counted,
+    )  # fmt: skip
+    rows[1] = replace(rows[1], random=changes)
+    return rows, gain, draws
