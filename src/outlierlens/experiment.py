@@ -54,7 +54,7 @@ class Experiment:
             packaged models, and on small files of the reader's or of other examples.
         needs: folders of other experiments that its own builds on.
         odd: whether `home/command.py` calls it.
-        writes: what -o names: a file, or a folder. folders: options that name folders which are made whole.
+        writes: what -o names: a file, or a folder. places: options that name files or folders which are made whole.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Experiment:
     needs: tuple[str, ...] = ()
     odd: bool = False
     writes: Literal["file", "folder"] = "file"
-    folders: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
 
     def asks(self) -> dict[str, tuple[Any, tuple[Option, ...]]]:
         """{group: (its dataclass, or an instance with other defaults; its options)}; imports where they are declared."""

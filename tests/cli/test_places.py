@@ -14,9 +14,9 @@ from outlierlens.results.safe_files import alone
 
 # What -o names, by command: a file, a folder that is made whole, a run directory.
 KINDS = {
-    name: "folder" if "folder" in BY_NAME[name].folders else "run" if BY_NAME[name].writes == "folder" else "file"
+    name: "folder" if "folder" in BY_NAME[name].places else "run" if BY_NAME[name].writes == "folder" else "file"
     for name in RUNS
-    if "output" in {option.name for _, asked in BY_NAME[name].asks().values() for option in asked} or BY_NAME[name].folders
+    if "output" in {option.name for _, asked in BY_NAME[name].asks().values() for option in asked} or BY_NAME[name].places
 } | {"atlas page": "folder"}  # fmt: skip
 
 

@@ -295,7 +295,7 @@ def test_commands_of_a_report_are_about_that_model(name: str) -> None:
     held = without_surrogates(name.replace("\0", ""))[:5000] or "model"
     data = synthetic_report.report_data()
     (stack,) = data.scan.stacks
-    damage = replace(data.damages[0], stack=held)
+    damage = replace(data.damages[0], about=replace(data.damages[0].about, stack=held))
     data = replace(data, scan=replace(data.scan, stacks=(stack, replace(stack, stack=held))), damages=(damage,))
     for model in (held, "-x", "--overwrite", "--"):
         found = replace(data, provenance=replace(data.provenance, model=model))

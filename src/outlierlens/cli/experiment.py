@@ -38,7 +38,7 @@ def _run(experiment: Experiment, *, options: Any = None, **groups: Any) -> None:
     session.notice = (lambda _: None) if session.output.quiet else common.warn
     wanted, label = session.output.tells_progress, f"{experiment.name}: reading"
     file = session.output.output if experiment.writes == "file" else None
-    asked = [getattr(options, name, None) for name in (*experiment.folders, *experiment.pictures)]
+    asked = [getattr(options, name, None) for name in (*experiment.places, *experiment.pictures)]
     with ExitStack() as inside:
         inside.enter_context(common.unusable_is_2() if experiment.gate else nullcontext())
         session.progress = inside.enter_context(Progress(wanted, label))

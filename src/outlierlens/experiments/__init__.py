@@ -105,7 +105,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Switch dimensions off and measure what breaks, against random and matched controls.\n\n"
         "Several modes (--modes all) tell a fixed bias from information: zero, means, shuffled, scaled, beside random "
         "dimensions. What is measured is kept in runs/MODEL-ablate: the same command goes on.",
-        home="analyses.ablate", folders=("save",), python="ablate", options="Command", takes=groups.CONDITIONS,
+        home="analyses.ablate", places=("save",), python="ablate", options="Command", takes=groups.CONDITIONS,
         shared={
             "limit": Other(
                 help="Use the first N texts. Default: 16 (several modes: 32; --thorough: 64); of a labelled task all.",
@@ -469,7 +469,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "plan", "compress",
         "Find what must stay in high precision when a model is rounded, and how surely, against random choices.",
-        home="experiments.plan", python="plan", needs=("range", "sweep"), options="PlanCall",
+        home="experiments.plan", places=("to",), python="plan", needs=("range", "sweep"), options="PlanCall",
         takes=("subject", "reading", "options", "rows", "output", "loading"), shared={"limit": Other(64)},
         result="PrecisionPlan", picture="precision_plan",
         examples=(
@@ -493,7 +493,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "repair", "compress",
         "Write a copy of a model that fits fp16, bf16, fp8 or int8, or has no outlier dimension, and gives the same outputs.",
-        home="experiments.repair", needs=("range",), folders=("folder",), python="repair", options="RepairCall",
+        home="experiments.repair", needs=("range",), places=("folder",), python="repair", options="RepairCall",
         takes=groups.EXAMPLES,
         shared=groups.UNLABELLED | {"limit": Other(16), "chart": None, "output": None}, result="Repaired",
         examples=(
@@ -504,7 +504,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "mask", "explain",
         "Find tokens and dimensions to leave out of hidden states before an autoencoder or a steering vector is made of them.",
-        home="experiments.mask", python="mask", options="MaskCall",
+        home="experiments.mask", places=("to",), python="mask", options="MaskCall",
         shared={"limit": Other(64, least=4), "verbose": Other(help="Show every block too.")},
         result="Mask", picture="masks",
         examples=(
@@ -566,7 +566,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "export-embedder", "embed",
         "Write a sentence-transformers model of one layer with a fix in it, loadable without this package, and check it.",
         home="experiments.embedder", python="export_embedder", needs=("similarity",), options="EmbedderCall",
-        takes=("subject", "options", "fitting", "output", "loading"), folders=("folder",),
+        takes=("subject", "options", "fitting", "output", "loading"), places=("folder",),
         shared=dict.fromkeys(("fixes", "chart", "output", "verbose")), result="Exported",
         examples=(
             "export-embedder mini-planted --fix centre -o embedder",
@@ -588,7 +588,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "attack", "guard",
         "Measure how much damage few edits of sensitive values do, and how many of them verify finds; all in memory.",
-        home="experiments.attack", folders=("save",), needs=("integrity",), python="attack", options="AttackAndSave",
+        home="experiments.attack", places=("save",), needs=("integrity",), python="attack", options="AttackAndSave",
         shared={"data": Other(REQUIRED, help="Text to measure damage on: a file or a hub id."), "limit": Other(28)},
         result="Attack", picture="attack",
         examples=(
@@ -634,7 +634,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "model": Other("mini-planted", help="Sample, directory or hub id; mini-* need no download."),
             "chart": None, "verbose": None, "no_progress": None,
         },
-        result="Explored", folders=("space",),
+        result="Explored", places=("space",),
         examples=(
             "explore mini-planted --show loss --text 'A film worth seeing.'  # no page: one comparison, printed",
             "explore mini-planted --show attention --dims 8 --text 'A film worth seeing.' -o seen.json",

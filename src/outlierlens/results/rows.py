@@ -62,6 +62,11 @@ class Estimate:
     low: float = math.nan
     high: float = math.nan
 
+    def __post_init__(self) -> None:
+        for name in ("value", "low", "high"):  # one NaN, which is equal to itself where estimates are compared
+            if math.isnan(getattr(self, name)):
+                object.__setattr__(self, name, math.nan)
+
     @property
     def settled(self) -> bool:
         """Whether it has an interval."""
