@@ -41,8 +41,24 @@ myst_dmath_double_inline = False
 myst_heading_anchors = 4  # `page.md#a-heading`, as code hosts make them
 
 nitpicky = True
-# Aliases of types, written out where they are used.
-ALIASES = ("Reading", "ItemReading", "ItemRows", "TextRows", "Target", "Work", "T", "P", "Listed", "Measured")
+# Aliases of types, written out where they are used,
+# and parts of the engine of findings, which architecture.md tells of.
+ALIASES = (
+    "Picture",
+    "Rows",
+    "RowStore",
+    "Treatment",
+    "Reading",
+    "ItemReading",
+    "ItemRows",
+    "TextRows",
+    "Target",
+    "Work",
+    "T",
+    "P",
+    "Listed",
+    "Measured",
+)
 nitpick_ignore_regex = [
     # Other projects' names: their inventories would have to be fetched.
     (

@@ -122,7 +122,9 @@ def spoken_of(name: str) -> set[str]:
     homes |= {node.name: f"{module.__name__}.{node.name}" for node in tree.body if isinstance(node, ast.ClassDef)}
     annotations = getattr(look_up(name), "__annotations__", {}).values()
     words = {word for one in annotations for word in re.findall(r"\w+", inspect.formatannotation(one))}
-    return {homes[word] for word in words if word in homes}
+    bases = [f"{base.__module__}.{base.__qualname__}" for base in getattr(look_up(name), "__bases__", ())]
+    inherited = [spoken_of(base) for base in bases if base.startswith("outlierlens.")]
+    return {homes[word] for word in words if word in homes}.union(*inherited)
 
 
 def page(title: str, says: str, parts: list[tuple[str, list[str]]]) -> str:

@@ -142,7 +142,7 @@ def test_bash_completes_commands_and_values(tmp_path: Path) -> None:
     program.chmod(0o755)
     script = """
     eval "$(outlierlens --show-completion bash)"
-    for words in "fin" "scan mini-p" "fetch smollm" "ablate mini-planted --mode z" "ablate x --task masked" \
+    for words in "fin" "scan mini-p" "fetch smollm" "ablate mini-planted --modes z" "ablate x --task masked" \
             "scan x --rule pu" "finetune x --task rt" "quantize x --dtype flo" "scan x --family gpt2"; do
         COMP_WORDS=(outlierlens $words)
         COMP_CWORD=$((${#COMP_WORDS[@]} - 1))

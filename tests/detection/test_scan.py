@@ -234,7 +234,8 @@ def test_every_kind_of_result_is_read_in_a_fresh_process_and_shown_as_a_table(tm
     from outlierlens.results.document import _KINDS, HOMES
 
     made = made_in(tmp_path)
-    assert set(made) == set(HOMES) == set(_KINDS)
+    assert set(made) == set(HOMES) <= set(_KINDS)  # tests may have kinds of their own
+    assert "Finding" not in _KINDS
     paths = [str(value.save(tmp_path / f"{kind}.json")) for kind, value in made.items()]
     done = subprocess.run([sys.executable, "-c", READ, *paths], capture_output=True, text=True, check=True)
     assert done.stdout.split() == list(made)

@@ -61,7 +61,8 @@ class Result(ABC):
     """What every kind of result can do; a kind is a frozen dataclass that says its `records`."""
 
     def __init_subclass__(cls) -> None:
-        _KINDS[cls.__name__] = cls
+        if cls.__name__ != "Finding":  # which its kinds are made of
+            _KINDS[cls.__name__] = cls
         cls.__repr__ = Result.__repr__  # type: ignore[method-assign]  # before the dataclass writes one of all its numbers
 
     @abstractmethod

@@ -393,7 +393,7 @@ def test_ablate_in_every_mode_against_a_plain_loop(made: Any, mode: Any) -> None
     )
     chosen = damage.chosen
     assert chosen.change.value == pytest.approx(chosen.value.value - damage.intact.value.value, abs=1e-12)
-    assert chosen.change_low <= chosen.change <= chosen.change_high
+    assert chosen.change.low <= chosen.change.value <= chosen.change.high
     if mode == "weights":
         with zeroed_weights(loaded, [PLANTED]):
             after = oracle("mcc", examples.labels, predictions(loaded, examples.texts))
