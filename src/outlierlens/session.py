@@ -193,8 +193,12 @@ class Session:
 
         Of a hub id or path the name alone, so that the directory lies in runs/.
         """
+        return self.output.output or Path("runs") / self._run(suffix, of)
+
+    def _run(self, suffix: str, of: str = "") -> str:
+        """The name of a run directory."""
         name = of or Path(self.subject.model).name or "model"
-        return self.output.output or Path("runs") / (f"{name}-{suffix}" if suffix else name)
+        return f"{name}-{suffix}" if suffix else name
 
     @property
     def kept(self) -> "Keep":
@@ -202,8 +206,7 @@ class Session:
         from outlierlens.results.row_store import Keep
 
         runs = Path(os.environ.get("OUTLIERLENS_RUNS") or "runs")
-        name = f"{Path(self.subject.model).name or 'model'}-{self.name.replace(' ', '-')}"
-        return Keep(runs / name, fresh=self.output.overwrite)
+        return Keep(runs / self._run(self.name.replace(" ", "-")), fresh=self.output.overwrite)
 
     def texts(self, spare: int = 0) -> "tuple[Texts, Texts | None]":
         """(the first `limit` texts, the `spare` texts that follow them, or None where there are no others)."""

@@ -216,7 +216,7 @@ def test_finished_conditions_are_read_back(tmp_path: Path, monkeypatch: pytest.M
     model, rows = planted("information"), tmp_path / "rows.jsonl"
     first = ablate(model, texts(4), [DIM], OPTIONS, rows=rows)
     kept = rows.read_text()
-    monkeypatch.setattr("outlierlens.ablation.treatments.edited_hidden", None)  # nothing is measured again
+    monkeypatch.setattr("outlierlens.ablation.modes.edited_hidden", None)  # nothing is measured again
     again = ablate(model, texts(4), [DIM], OPTIONS, rows=rows)
     assert again.conditions == first.conditions
     assert rows.read_text() == kept
@@ -283,6 +283,19 @@ def test_some_modes_have_no_verdict_and_say_what_gives_one() -> None:
     assert "for a verdict measure --modes all" in next(found.sentences())
     with pytest.raises(BadInput, match="position-mean of 5 was not measured; there are 5 / zero, 5 / mean"):
         found.verdict("5")
+
+
+def test_embeddings_belong_to_writes_among_several_modes_too() -> None:
+    model, data, both = (
+        tiny("gpt2", "CausalLM", "causal"),
+        texts(8),
+        replace(OPTIONS, modes=("zero", "writes"), n_random=0),
+    )
+    plain, more = (
+        ablate(model, data, [DIM], replace(both, embeddings=embeddings)).of("5", "writes").value.value
+        for embeddings in (False, True)
+    )
+    assert abs(plain - more) > 1e-6
 
 
 def test_tokens_choose_where_a_mode_acts() -> None:

@@ -8,6 +8,8 @@ from outlierlens.errors import BadInput, near
 Mode = Literal["weights", "norms", "zero", "mean", "scale", "resample", "writes"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 ON_WEIGHTS: tuple[Mode, ...] = ("weights", "norms", "writes")
+SCALES = ("scale", "scale-once")  # which take a factor
+NAMES = (*ON_WEIGHTS, "zero", "mean", "position-mean", "resample", *SCALES)  # of `ablate --modes`
 
 
 def named_mode(name: str) -> Mode:

@@ -160,17 +160,15 @@ class Study:
         check_intact(loaded, task, values)
         self.intact = Outcome(Condition("intact", "intact", {}), values, task.also())
         self.known: dict[str, Outcome] = {}
+        self._changes: dict[str, Estimate] = {}
         self.rows: RowStore | None = None
         self.total = 0
 
     def __enter__(self) -> "Study":
-        if self.place:
-            kept = (
-                self.place.open(self.identity)
-                if isinstance(self.place, Keep)
-                else RowStore.open(self.place, self.identity)
-            )
-            self.rows = self.files.enter_context(kept)
+        if isinstance(self.place, Keep):
+            self.rows = self.files.enter_context(self.place.open(self.identity))
+        elif self.place:
+            self.rows = self.files.enter_context(RowStore.open(self.place, self.identity))
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -187,9 +185,8 @@ class Study:
         if self.rows and not left:
             self.loaded.notice(f"{self.rows.path}: all {self.total:,} measurements are taken from there")
         elif left:
-            said = forecast(
-                self.task, left, inputs=self.texts.plural, rows=self.rows.path if self.rows else None, **how
-            )
+            rows = self.rows.path if self.rows else None
+            said = forecast(self.task, left, inputs=self.texts.plural, rows=rows, **how)
             self.loaded.notice(f"{self.loaded.name}: {said}")
 
     def measure(self, conditions: Sequence[Condition]) -> list[Outcome]:
@@ -231,7 +228,13 @@ class Study:
 
     def change(self, one: Outcome, base: Outcome | None = None) -> Estimate:
         """Its score minus the intact model's, or another outcome's, paired by text."""
-        before, statistic = (base or self.intact).values, self.task.statistic
+        if (
+            base is None
+        ):  # asked for by rows, families and what orders them; an interval of a metric draws the texts anew
+            if one.condition.name not in self._changes:
+                self._changes[one.condition.name] = self.change(one, self.intact)
+            return self._changes[one.condition.name]
+        before, statistic = base.values, self.task.statistic
         if statistic is None and self.task.smallest:
             ends = paired_interval(before, one.values, seed=self.seed, weights=self.weights)
             return Estimate(weighted_mean(one.values - before, self.weights), *ends)

@@ -1,7 +1,7 @@
 """What is done to dimensions, by name, and texts in parts of which each gets the means of the others.
 
 for one in treatments(("zero", "position-mean", "scale:2")): one.name, one.mode, one.factor, one.tokens
-parts = Folds(loaded, texts, stack, tasks, columns)          # a task: its values are those of all parts
+parts = Folds(Switch(loaded, stack), tasks, columns)         # a task: its values are those of all parts
 with parts.treated(plan, one): parts.per_text()
 """
 
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from outlierlens.ablation.controls import Plan
-from outlierlens.ablation.mode_names import ON_WEIGHTS
+from outlierlens.ablation.mode_names import NAMES, ON_WEIGHTS, SCALES, Mode
 from outlierlens.ablation.modes import Switch
 from outlierlens.ablation.position_means import PositionSums, collected
-from outlierlens.ablation.switches import EditMode, EditSettings, EditTokens, edited_hidden
+from outlierlens.ablation.switches import EditSettings, EditTokens
 from outlierlens.data.texts import Data, Texts
 from outlierlens.errors import BadInput, near
 from outlierlens.models.load import LoadedModel, stream_width
@@ -29,12 +29,9 @@ from outlierlens.tasks.choice import make_task
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from outlierlens.architectures import BoundStack
 
 ZERO, MEAN, POSITION_MEAN = "zero", "mean", "position-mean"
 KEPT, FIRST = "zero, first token kept", "zero, first token only"
-SCALES = ("scale", "scale-once")
-NAMES = (*ON_WEIGHTS, ZERO, MEAN, POSITION_MEAN, "resample", *SCALES)
 ALL = (
     ZERO,
     MEAN,
@@ -80,9 +77,10 @@ class Treatment:
         """Whether it is measured in parts of the texts even when it is alone."""
         return self.mode in (POSITION_MEAN, "scale-once")
 
-    def settings(self, base: EditSettings) -> EditSettings:
-        """`base`, which has the means and the seed, for this."""
-        return replace(base, tokens=self.tokens, factor=self.factor)
+    def of(self, switch: Switch) -> Switch:
+        """`switch`, whose settings have the means and the seed, for this."""
+        settings = replace(switch.settings, tokens=self.tokens, factor=self.factor)
+        return replace(switch, mode=cast(Mode, self.mode.replace("-", " ")), settings=settings)
 
 
 def treatments(modes: Sequence[str], tokens: EditTokens = "all") -> tuple[Treatment, ...]:
@@ -130,10 +128,8 @@ class Folds:
         no_mean: share of tokens at positions that no text of the other parts reaches, in [0, 1].
     """
 
-    def __init__(
-        self, loaded: LoadedModel, stack: "BoundStack", tasks: Sequence[Task], columns: Sequence[int], seed: int
-    ):
-        self.loaded, self.stack, self.tasks = loaded, stack, tasks
+    def __init__(self, switch: Switch, tasks: Sequence[Task], columns: Sequence[int]):
+        self.switch, self.tasks = switch, tasks
         first = tasks[0]
         self.name, self.unit, self.text, self.metric = first.name, first.unit, first.text, first.metric
         self.is_loss, self.statistic, self.smallest = first.is_loss, first.statistic, first.smallest
@@ -143,12 +139,12 @@ class Folds:
         sums: list[PositionSums] = []
         found = []
         for task in tasks:
-            with collected(loaded, stack, columns) as collecting:
+            with collected(switch.loaded, switch.stack, columns) as collecting:
                 found.append((*task.per_text(), task.also()))
             sums.append(collecting.finish())
         self._intact = found
         self.weights = np.concatenate([weights for _, weights, _ in found])
-        self.settings = self._means(sums, seed)
+        self.settings = self._means(sums)
         few = (
             f"{self.no_mean:.0%} of the tokens stand where no text of the other parts has a token, and get the mean over "
             f"all positions: give more texts, or cut them shorter"
@@ -157,9 +153,10 @@ class Folds:
             self.no_mean > FEW_MEANS
         )
 
-    def _means(self, sums: Sequence[PositionSums], seed: int) -> list[EditSettings]:
+    def _means(self, sums: Sequence[PositionSums]) -> list[EditSettings]:
         """Of each part the means of the others."""
-        whole, width, unmatched = sums[0], stream_width(self.loaded.model, self.stack), 0
+        width = stream_width(self.switch.loaded.model, self.switch.stack)
+        whole, unmatched = sums[0], 0
         for part in sums[1:]:
             whole = whole.plus(part)
         found = []
@@ -167,7 +164,7 @@ class Folds:
             others = whole.plus(own, -1)
             unmatched += int(own.counts[others.counts[: len(own.counts)] == 0].sum())
             means, by_position = others.means(width), others.position_means()
-            found.append(EditSettings(means=means, position_means=by_position, seed=seed))
+            found.append(replace(self.switch.settings, means=means, position_means=by_position))
         self.no_mean = unmatched / whole.n_tokens
         return found
 
@@ -180,22 +177,14 @@ class Folds:
         finally:
             self._now = None
 
-    def _inside(self, settings: EditSettings) -> AbstractContextManager[int]:
-        assert self._now
-        plan, one = self._now
-        if one.on_weights:
-            return Switch(self.loaded, self.stack, cast(Any, one.mode)).off(plan)
-        mode = cast(EditMode, one.mode.replace("-", " "))
-        return edited_hidden(self.loaded, plan, mode, stack=self.stack.name, settings=one.settings(settings))
-
     def per_text(self) -> tuple[np.ndarray, np.ndarray]:
         """(values [text], weights [text]) of all parts."""
         if self._now is None:
             self._last = self._intact
         else:
-            self._last = []
+            (plan, treatment), self._last = self._now, []
             for task, settings in zip(self.tasks, self.settings, strict=True):
-                with self._inside(settings):
+                with treatment.of(replace(self.switch, settings=settings)).off(plan):
                     self._last.append((*task.per_text(), task.also()))
         return np.concatenate([values for values, *_ in self._last]), self.weights
 

@@ -474,13 +474,10 @@ class _Work:
     options: AblateOptions
     named: Named
 
-    @property
-    def width(self) -> int:
-        return stream_width(self.loaded.model, self.stack)
-
     def study(self, task: Task, progress: Progress | None, rows: Path | Keep | None, **more: Any) -> Study:
         options = self.options
-        identity = {"task": asdict(options.task), "stack": self.stack.name, "seed": options.seed, **more}
+        shared = {"task": asdict(options.task), "stack": self.stack.name, "seed": options.seed}
+        identity = shared | {"embeddings": options.embeddings} | more
         return Study(self.loaded, task, self.texts, identity, rows=rows, progress=progress)
 
     def finding(self, study: Study, notes: Sequence[str], **found: Any) -> Ablation:
@@ -499,7 +496,7 @@ def _single(work: _Work, progress: Progress | None, rows: Path | Keep | None) ->
     mode: Any = treatment.mode
     task = make_task(loaded, texts, task_for(mode, options.task))
     notes = [*task.notes, unseen_note(task.n_texts, texts.plural)]
-    settings = treatment.settings(EditSettings(seed=options.seed))
+    settings = EditSettings(seed=options.seed)
     if mode == MEAN:
         length = row_limit(loaded, texts, options.task.max_length)
         means = means_over(loaded, stack, texts, length=length, batch_size=options.task.batch_size)
@@ -507,7 +504,7 @@ def _single(work: _Work, progress: Progress | None, rows: Path | Keep | None) ->
         notes.append(
             f"the mean that replaces a value is taken over {tokens_read(length)} of each of these {texts.plural}"
         )
-    switch = Switch(loaded, stack, mode, options.embeddings, settings)
+    switch = treatment.of(Switch(loaded, stack, embeddings=options.embeddings, settings=settings))
     switch.check(plan)
     controls, closeness = control_sets(loaded, stack, plan, options)
     wanted = [("chosen", "chosen", plan)]
@@ -538,11 +535,14 @@ def _several(work: _Work, progress: Progress | None, rows: Path | Keep | None) -
             f"--stack {work.stack.name}: neurons are switched off in one mode; name one of weights, zero, mean"
         )
     modes = sorted(options.treatments, key=lambda one: one.name != ZERO)
-    controls = [random_plans(one, work.width, options) for one in work.plans]
+    controls = [random_plans(loaded, work.stack, one, options) for one in work.plans]
     everything = [*work.plans, *(one for some in controls for one in some)]
     columns = sorted({dim for one in everything for dim in dims_of(one)})
     tasks, numbers = tasks_of_parts(loaded, work.texts, options.task, options.n_folds)
-    parts = Folds(loaded, work.stack, tasks, columns, options.seed)
+    switch = Switch(loaded, work.stack, embeddings=options.embeddings, settings=EditSettings(seed=options.seed))
+    for mode in modes:
+        mode.of(switch).check(work.plans[0])
+    parts = Folds(switch, tasks, columns)
 
     def condition(mode: Treatment, family: str, plan: Plan) -> Condition:
         return Condition(family, mode.name, plan, partial(parts.treated, plan, mode), f"{mode.name} {plan_key(plan)}")

@@ -26,7 +26,7 @@ OFFERED: dict[str, tuple[str, ...]] = {
     "--device": ("auto", "cpu", "cuda", "mps"),
     "--family": ("architectures.rows:ARCHITECTURES",),
     "--mode": ("ablation.mode_names:MODES",),
-    "--modes": ("ablation.treatments:NAMES",),
+    "--modes": ("ablation.mode_names:NAMES",),
     "RECIPE": ("training.pretrain.recipe:shipped",),
     "--fix": ("vectors.fixes:KINDS",),
     "--fixes": ("vectors.fixes:KINDS",),

@@ -213,7 +213,7 @@ def _notes(found: Any) -> Iterator[str]:
     yield from getattr(found, "notes", ())
     for name in PARTS:
         parts = getattr(found, name, ())
-        for part in parts if isinstance(parts, tuple) else ():  # a finding has a method of that name
+        for part in parts:
             said = f"{_name(part)}: " if len(parts) > 1 and name in NAMED else ""
             yield from (said + note for note in _notes(part))
 
