@@ -82,6 +82,12 @@ def test_a_condition_is_measured_once(study: Study, task: Counted) -> None:
     assert first.values.tolist() == again.values.tolist()
 
 
+def test_what_touches_no_position_is_not_the_intact_model(study: Study, task: Counted) -> None:
+    (done,) = study.measure([Condition("magnitude", "magnitude", {}, partial(task.off, {0: (1,)}))])
+    assert study.change(done).value == pytest.approx((1 * 0.5 + 2 * 1.0) / 6)
+    assert study.change(study.intact).value == 0
+
+
 def test_the_chosen_condition_beside_each_family(study: Study, task: Counted) -> None:
     changes = {"random": (1.0, 2.0, 3.0, 5.0), "matched": (4.0, 0.5)}
     wanted = [condition(task, kind, {0: (1,)}, add) for kind, adds in changes.items() for add in adds]

@@ -67,14 +67,14 @@ def test_what_is_one_shorter_than_the_rest_is_refused(made: dict[str, Any]) -> N
                 if cut in seen:
                     continue
                 seen.add(cut)
-                at = _at(document, place)
-                intact, at[name] = at[name], _shorter(at[name], axis)
+                at, key = _at(document, (*place, name))
+                intact, at[key] = at[key], _shorter(at[key], axis)
                 try:
                     results.decode_document(document, "found.json")
                     read.add(cut)
                 except BadFile as error:
                     said[cut] = str(error)
-                at[name] = intact
+                at[key] = intact
     assert len(seen) > 200
     for cut, line in said.items():
         assert re.fullmatch(
@@ -98,7 +98,8 @@ def _shorter(rows: Any, axis: int) -> Any:
 
 def _axes(one: Any, name: str) -> str:
     hint = typing.get_type_hints(type(one), include_extras=True)[name]
-    return hint.__metadata__[0] if typing.get_origin(hint) is Annotated else ""
+    said = hint.__metadata__[0] if typing.get_origin(hint) is Annotated else ""
+    return said if isinstance(said, str) else ""
 
 
 def _parts(value: Any, place: tuple[Any, ...]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
@@ -115,7 +116,11 @@ def _parts(value: Any, place: tuple[Any, ...]) -> Iterator[tuple[Any, tuple[Any,
             yield from _parts(item, (*place, i))
 
 
-def _at(document: Any, place: tuple[Any, ...]) -> Any:
-    for key in place:
+def _at(document: Any, place: tuple[Any, ...]) -> tuple[Any, Any]:
+    """What holds a value, and the key in it; rows are written column by column."""
+    *way, last = place
+    for i, key in enumerate(way):
+        if isinstance(key, int) and isinstance(document, dict):
+            return _at(document[place[i + 1]], (key, *place[i + 2 :]))
         document = document[key]
-    return document
+    return document, last

@@ -158,7 +158,7 @@ class Study:
         self.progress("intact", 0, 1)
         values, self.weights = task.per_text()
         check_intact(loaded, task, values)
-        self.intact = Outcome(Condition("intact", "intact", {}), values, task.also())
+        self.intact = Outcome(Condition("intact", "intact", {}, key="intact"), values, task.also())
         self.known: dict[str, Outcome] = {}
         self._changes: dict[str, Estimate] = {}
         self.rows: RowStore | None = None
@@ -228,9 +228,7 @@ class Study:
 
     def change(self, one: Outcome, base: Outcome | None = None) -> Estimate:
         """Its score minus the intact model's, or another outcome's, paired by text."""
-        if (
-            base is None
-        ):  # asked for by rows, families and what orders them; an interval of a metric draws the texts anew
+        if base is None:  # asked for by rows, families and what orders them
             if one.condition.name not in self._changes:
                 self._changes[one.condition.name] = self.change(one, self.intact)
             return self._changes[one.condition.name]
