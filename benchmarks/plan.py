@@ -64,7 +64,7 @@ def columns(asked: argparse.Namespace) -> None:
 
     loaded, texts = load_model(asked.model), read_texts(asked.data, limit=asked.limit)
     options = PlanOptions(scheme=asked.scheme, task=TaskOptions(max_length=asked.max_length))
-    study = PlanStudy(loaded, texts, options)
+    study = PlanStudy(loaded, texts, options, None, None)
     weights, intact = study.weights[study.judging], study.intact[study.judging]
     with mixed(loaded, study.places, study.recipe, stack=study.stack.name) as study.model:
         plain = study.judged([])

@@ -149,7 +149,7 @@ def test_a_plan_is_shown_and_read_back(found: PrecisionPlan) -> None:
     assert to_json(from_json(text)) == text
     (section,) = found.sections()
     assert section.sentences[0].startswith("Keep 1 entry (")
-    assert section.tables[0].rows[0][0] == f"1:{NEURON}"
+    assert section.tables[1].rows[0][0] == f"1:{NEURON}"
     assert [len(found.of(family)) for family in ("rounded", "plan", "random", "rule")] == [1, 1, 5, 3]
     assert found.plan.random == tuple(one.change.value for one in found.of("random"))
 

@@ -225,10 +225,10 @@ class PrecisionPlan(Finding):
         ),
     )  # fmt: skip
 
-    steps: tuple[PlanStep, ...]
-    """What stays: Each gives this back with those above it kept."""
     settings: tuple[PlanSetting, ...]
     """Loss on texts that judge: Intervals of changes are paired by text."""
+    steps: tuple[PlanStep, ...]
+    """What stays: Each gives this back with those above it kept."""
     sensitivities: tuple[Sensitivity, ...]
     """Sensitivity: In the order of the cheap estimates, which decides what is measured."""
     kept: tuple[KeptLinear, ...]
@@ -357,7 +357,7 @@ def plan(
         BadInput: fewer than four texts, a scheme that does not fit the weights, a budget that holds nothing.
     """
     options = options or PlanOptions()
-    study = PlanStudy(loaded, texts, options, progress, rows)
+    study = PlanStudy(loaded, texts, options, rows, progress)
     with study.study, mixed(loaded, study.places, study.recipe, stack=study.stack.name) as study.model:
         study.announce()
         study.report("all rounded")
@@ -407,8 +407,8 @@ class PlanStudy:
         loaded: LoadedModel,
         texts: Data,
         options: PlanOptions,
-        progress: Progress | None = None,
-        rows: Path | Keep | None = None,
+        rows: Path | Keep | None,
+        progress: Progress | None,
     ):
         self.loaded, self.options = loaded, options
         self._progress, self._told = progress or (lambda *_: None), 0

@@ -93,11 +93,8 @@ def export(tool: str, kept: Sequence[KeptLinear], *, scheme: Recipe, target: Tar
     recipes = {one.path: one.recipe(scheme) for one in kept}
     called = {path: None if recipe is None else row.called(recipe, scheme) for path, recipe in recipes.items()}
     whole = ", ".join(path for path, said in called.items() if said is None and recipes[path] is not None)
-    remarks = (
-        (f"{row.title} cannot keep a part of a linear as the plan does, so all of it stays as it is: {whole}",)
-        if whole
-        else ()
-    )
+    remark = f"{row.title} cannot keep a part of a linear as the plan does, so all of it stays as it is: {whole}"
+    remarks = (remark,) * bool(whole)
     n = f"{len(kept):,} linear{'s' if len(kept) != 1 else ''}"
     head = [f"{target.model}: {scheme.name}, {n} kept in higher precision. {row.use}", *remarks] if row.use else []
     return "\n".join([*map(comment, head), *row.lines(base, called, target)]) + "\n", remarks
