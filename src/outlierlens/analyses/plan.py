@@ -316,15 +316,16 @@ class PrecisionPlan(Finding):
         gains = [step.gain.value / max(1, size) for step, size in zip(self.steps, sizes, strict=True)]
         best = int(np.argmax(gains))
         step = self.steps[best]
-        return f"most per byte gives {_written(step, self.about.unit)} for {sizes[best]:,} bytes"
+        gain = f"{step.gain.value:+.3g} {self.about.unit}"
+        return f"most per byte gives {step.path} ({step.what}): {gain} for {sizes[best]:,} bytes"
 
     def sentences(self) -> Iterator[str]:
         """What to do, how much of the cost that gives back, and which texts say so."""
         yield f"{self.verdict}."
         if self.steps:
             yield f"The plan gives back {self.share_regained.percent()} of the cost; of its entries {self.most_per_byte}."
-        if self.refused:
-            yield f"Next was {_written(self.refused, self.about.unit)}, which was not confirmed."
+        if one := self.refused:
+            yield f"Next was {one.path} ({one.what}), which was not confirmed: {one.gain.written()} {self.about.unit}."
         yield (
             f"Intact {self.intact.value:z.4f} {self.about.unit}; {self.n_nominating:,} texts nominate, "
             f"{self.n_confirming:,} confirm, {self.n_judging:,} judge; {self.evaluations:,} forward passes of a text."
@@ -335,10 +336,6 @@ class PrecisionPlan(Finding):
         if name == "sensitivities" and not verbose and len(rows) > FEW:
             rows, note = rows[:FEW], f"{note} The first {FEW} of {len(rows):,}: --verbose shows more."
         return super().laid_out(name, rows, head, note, verbose=verbose)
-
-
-def _written(step: PlanStep, unit: str) -> str:
-    return f"{step.path} ({step.what}): {step.gain.written()} {unit}"
 
 
 def plan(
