@@ -367,7 +367,9 @@ def plan(
         )  # fmt: skip
         if cost.low > 0:
             search.run(study.entries.order)
-        return study.finding(cost, search)
+        found = study.finding(cost, search)
+        study.study.kept(study.finished, dict)
+        return found
 
 
 def run(session: Session, options: PlanCall) -> PrecisionPlan:
@@ -423,6 +425,8 @@ class PlanStudy:
             "task": asdict(task), "scheme": self.recipe.name, "bits": options.bits, "grain": options.unit,
             "stack": self.stack.name, "seed": options.seed,
         }  # fmt: skip
+        more = (options.keep, options.tolerance, options.n_candidates, options.exact, options.n_random)
+        self.finished = f"finished {more}"  # in kept rows, which plans of other budgets share
         self.report("intact")
         self.study = Study(loaded, self.task, texts, identity, rows=rows)
         self.intact, self.weights = self.study.intact.values, self.study.weights
@@ -457,6 +461,10 @@ class PlanStudy:
 
     def announce(self) -> None:
         """Say how long it takes at most: choosing the first entry, judging, and each further entry."""
+        done = self.study.rows.done if self.study.rows else {}
+        if self.finished in done:
+            self.study.announce(list(done))
+            return
         options, n_texts, n_judging = self.options, self.task.n_texts, len(self.judging)
         candidates = len(self.entries.order) if options.exact else min(options.n_candidates, len(self.entries.order))
         choosing = ((1 + candidates) * len(self.split["nominating"]) + 2 * len(self.split["confirming"])) / n_texts
