@@ -18,9 +18,8 @@ from pathlib import Path
 
 def greedy(asked: argparse.Namespace) -> None:
     """Print evaluations, seconds, what stays and what it costs, of both."""
+    from outlierlens.analyses.plan import PlanOptions, plan
     from outlierlens.data.texts import read_texts
-    from outlierlens.experiments.plan.measure import plan
-    from outlierlens.experiments.plan.options import PlanOptions
     from outlierlens.models.load import load_model
     from outlierlens.tasks.base import TaskOptions
 
@@ -35,12 +34,12 @@ def greedy(asked: argparse.Namespace) -> None:
         begin = time.perf_counter()
         made = plan(loaded, texts, one, rows=Path(asked.rows) / f"{name}.jsonl")
         found.append(made)
-        searching = sum(row.n_texts for row in made.sensitivities)
+        searching = sum(row.n_texts or 0 for row in made.sensitivities)
         print(
             f"{name:10} {made.evaluations:7,} evaluations ({searching:,} at the first step), "
             f"{time.perf_counter() - begin:,.0f} s; "
-            f"{made.rounded.change:+.4f} -> {made.plan.change:+.4f} with {made.plan.share:.3%} kept: "
-            f"{', '.join(f'{step.entry.path} {step.entry.what}' for step in made.steps) or 'nothing'}",
+            f"{made.rounded.change.value:+.4f} -> {made.plan.change.value:+.4f} with {made.plan.share:.3%} kept: "
+            f"{', '.join(f'{step.path} {step.what}' for step in made.steps) or 'nothing'}",
             flush=True,
         )
     ours, exhaustive = found
@@ -56,28 +55,26 @@ def greedy(asked: argparse.Namespace) -> None:
 
 def columns(asked: argparse.Namespace) -> None:
     """Print what is left of the cost of rounding with few columns of every linear kept, on the texts that judge."""
+    from outlierlens.analyses.plan import PlanOptions, PlanStudy
+    from outlierlens.analyses.plan_rounding import mixed
     from outlierlens.data.texts import read_texts
-    from outlierlens.experiments.plan.measure import _Study
-    from outlierlens.experiments.plan.mixed import mixed
-    from outlierlens.experiments.plan.options import PlanOptions
     from outlierlens.models.load import load_model
     from outlierlens.statistics.means import ratio_interval
     from outlierlens.tasks.base import TaskOptions
 
     loaded, texts = load_model(asked.model), read_texts(asked.data, limit=asked.limit)
     options = PlanOptions(scheme=asked.scheme, task=TaskOptions(max_length=asked.max_length))
-    study = _Study(loaded, texts, options)
-    judging = list(study.split.judging)
-    weights, intact = study.weights[judging], study.intact[judging]
-    with mixed(loaded, study.places, study.recipe, bits=options.bits, stack=study.stack.name) as study.model:
-        plain = study.judging([])
-        for entries in ([], *([(name, what)] for name, what in study.entries if name == "every linear")):
-            one, back = study.judged(str(entries), entries), (plain - study.judging(entries)) * weights
+    study = PlanStudy(loaded, texts, options, None, None)
+    weights, intact = study.weights[study.judging], study.intact[study.judging]
+    with mixed(loaded, study.places, study.recipe, stack=study.stack.name) as study.model:
+        plain = study.judged([])
+        for entries in ([], *([(name, what)] for name, what in study.entries.candidates if name == "every linear")):
+            one, back = study.setting("rule", str(entries), entries), (plain - study.judged(entries)) * weights
             cost = (plain - intact) * weights
             low, high = ratio_interval(back, cost)
             print(
                 f"{entries[0][1] if entries else 'nothing'} of every linear: {one.share:.3%} of the weights; "
-                f"{one.change:+.4f} ({one.change_low:+.4f} to {one.change_high:+.4f}); "
+                f"{one.change.value:+.4f} ({one.change.low:+.4f} to {one.change.high:+.4f}); "
                 f"gives back {back.sum() / cost.sum():.1%} ({low:.1%} to {high:.1%})",
                 flush=True,
             )
@@ -88,9 +85,8 @@ def nulls(asked: argparse.Namespace) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from outlierlens.analyses.plan import PlanOptions, plan
     from outlierlens.data.texts import Texts
-    from outlierlens.experiments.plan.measure import plan
-    from outlierlens.experiments.plan.options import PlanOptions
     from outlierlens.models.load import from_objects, load_model
     from outlierlens.tasks.base import TaskOptions
 

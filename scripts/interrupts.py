@@ -43,7 +43,7 @@ from outlierlens.architectures import live_parameters
 from outlierlens.experiments.attack.edits import ValueChange, edited_values
 from outlierlens.experiments.detectors.linears import last_linears, scaled
 from outlierlens.experiments.predictions.words import Switches
-from outlierlens.experiments.sweep.prefix import Kept, resumed
+from outlierlens.ablation.prefix import Kept, resumed
 from outlierlens.experiments.sweep.summary import _as_float32
 from outlierlens.models.attention_maps import tapped_attention
 from outlierlens.models.changes import frozen

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import outlierlens as ol
 from outlierlens import charts
+from outlierlens.analyses.plan_exports import export, target_of
 from outlierlens.analyses.quantize_schemes import parse
-from outlierlens.experiments.plan.exports import export, target_of
-from outlierlens.experiments.plan.view import sections
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -31,12 +30,10 @@ def main(arguments: list[str] | None = None) -> None:
     args.output.mkdir(parents=True, exist_ok=True)
     for grain in ("column", "linear"):
         found = ol.plan(loaded, texts, grain=grain, **how)
-        (section,) = sections(found)
-        print(f"{grain}: {' '.join(section.sentences)}")
-        chart = charts.precision_plan(found)
-        (args.output / f"{grain}.png").write_bytes(charts.picture(chart, "png"))
+        print(f"{grain}: {' '.join(found.sentences())}")
+        (args.output / f"{grain}.png").write_bytes(charts.picture(found.chart(), "png"))
     if found.kept:  # of the plan in whole linears
-        text = export("torchao", found.kept, scheme=parse(args.scheme), target=target_of(loaded))
+        text, _ = export("torchao", found.kept, scheme=parse(args.scheme), target=target_of(loaded))
         (args.output / "torchao.py").write_text(text)
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from outlierlens.ablation.switches import clip, edited_hidden, removed_writes, zeroed_weights
     from outlierlens.analyses.ablate import AblateOptions
+    from outlierlens.analyses.plan import PlanOptions
     from outlierlens.analyses.prune_guard import same_position_guard
     from outlierlens.analyses.quantize import QuantizeOptions
     from outlierlens.checkpoints.samples import fetch
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from outlierlens.errors import OutlierlensError
     from outlierlens.experiments.mask.apply import activation_mask
     from outlierlens.experiments.mask.options import MaskOptions
-    from outlierlens.experiments.plan.options import PlanOptions
     from outlierlens.experiments.range.options import RangeOptions
     from outlierlens.experiments.sweep.options import SweepOptions
     from outlierlens.experiments.trace.options import TraceOptions
@@ -74,7 +74,7 @@ _HOME = {
     "OutlierCallback": "training.callback",
     "TrackOptions": "experiments.track.measure",
     "QuantizeOptions": "analyses.quantize",
-    "PlanOptions": "experiments.plan.options",
+    "PlanOptions": "analyses.plan",
     "RangeOptions": "experiments.range.options",
     "MaskOptions": "experiments.mask.options",
     "TraceOptions": "experiments.trace.options",

@@ -187,7 +187,7 @@ def test_a_list_begins_with_what_was_measured(folder: Any, tmp_path: Path) -> No
             plan_results.found(),
             "# measured: Keep 1 entry (5.0 % of the weights) in 16 bits: +0.8 nats per token → +0.3",
         ),
-        (replace(plan_results.found(), steps=(), curve=()), "no single entry surely gives back 0.01 or more.\n"),
+        (replace(plan_results.found(), steps=()), "no single entry surely gives back 0.01 or more.\n"),
         (quantized_results.quantized(), "# measured: Keep dimension"),
     ):
         path.write_text(to_json(every_result.of_model(found, folder("llama"))))

@@ -167,8 +167,8 @@ def test_a_weight_that_is_normed_inside_is_an_error() -> None:
 
 
 def test_no_linear_stays_rounded_where_one_was_replaced() -> None:
+    from outlierlens.analyses.plan_rounding import mixed
     from outlierlens.analyses.quantize_places import find_places
-    from outlierlens.experiments.plan.mixed import mixed
 
     model = build(FAMILIES["bert"], "MaskedLM")
     before = {name: value.clone() for name, value in model.state_dict().items()}

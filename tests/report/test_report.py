@@ -22,7 +22,6 @@ from browser import CHROMIUM, HOSTILE, Page, browse
 from outlierlens.ablation.controls import random_families
 from outlierlens.detection.rules import Rule
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.experiments.plan.result import Difference
 from outlierlens.report import advice, bundle, files, finding, paired, render, rerender, write
 from outlierlens.report.figures import all_charts, streams
 from outlierlens.report.pair_page import render_pair
@@ -109,7 +108,7 @@ def test_a_plan_is_the_advice_about_bits_where_there_is_one_and_says_where_nothi
     assert first.text == said
     assert "most per byte gives layers.1.mlp.down_proj (inputs): +0.48 nats per token for 60 bytes" in first.because
     assert second.commands == ()  # the plan has it
-    none = replace(planned, steps=(), curve=(), kept=(), regained=Difference(0.0, 0.0, 0.0))
+    none = replace(planned, steps=(), kept=(), regained=Estimate(0.0, 0.0, 0.0))
     (only,) = (one for one in advice(replace(data, joined=Joined((none,)))) if one.topic == "quantize")
     assert "no single entry surely gives back 0.01 or more" in only.text
     assert only.commands == ()

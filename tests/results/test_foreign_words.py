@@ -28,6 +28,8 @@ import outlierlens
 import repair_results
 import synthetic_report
 from browser import Page
+from outlierlens.analyses.plan_exports import TOOLS, Target, export
+from outlierlens.analyses.plan_rounding import KeptLinear
 from outlierlens.analyses.prune_lists import ProtectOptions, protect
 from outlierlens.analyses.prune_lists import Tool as ProtectTool
 from outlierlens.analyses.quantize_schemes import parse
@@ -39,8 +41,6 @@ from outlierlens.experiments.attack import saving
 from outlierlens.experiments.embedder import view as embedder
 from outlierlens.experiments.mask.exports import WRITERS
 from outlierlens.experiments.mask.exports import export as export_mask
-from outlierlens.experiments.plan.exports import TOOLS, Target, export
-from outlierlens.experiments.plan.kept import KeptLinear
 from outlierlens.experiments.repair import measure as repair
 from outlierlens.explore import snippets
 from outlierlens.explore.result import VIEWS
@@ -150,10 +150,11 @@ def test_plans(tool: str, name: str) -> None:
         kept = (KeptLinear(path=linears[2], weights=True, inputs=True),)
         scheme = parse(SCHEMES.get(tool, "int8-tensor/int8-tensor"))
         with suppress(BadInput):  # GGUF has no name for such a linear
-            return export(tool, kept, scheme=scheme, target=target)
-        return export(tool, (), scheme=scheme, target=target)
+            return export(tool, kept, scheme=scheme, target=target)[0]
+        return export(tool, (), scheme=scheme, target=target)[0]
 
-    kind = {".py": "python", ".yaml": "yaml", ".json": "json"}.get(TOOLS[tool].suffix, "text")
+    kinds = {"llm-compressor": "yaml", "bitsandbytes": "json", "onnxruntime": "json", "gguf": "text"}
+    kind = kinds.get(tool, "python")
     assert_alike(kind, made(name), made("mini"))
 
 

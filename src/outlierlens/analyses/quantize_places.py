@@ -10,7 +10,7 @@ dimensions and does not write; those that several blocks hand the very same tens
 not count.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -108,6 +108,13 @@ def find_places(loaded: LoadedModel, stack: str | None = None) -> tuple[Place, .
             f"parameters)"
         )
     return tuple(found)
+
+
+def cast_notes(places: Iterable[Place]) -> tuple[str, ...]:
+    """A remark where linears are of a type that rounds once more what a scheme has rounded."""
+    kinds = {str(place.weight().dtype).removeprefix("torch.") for place in places}
+    said = f"weights and inputs are {', '.join(sorted(kinds))}: what is rounded is rounded to that once more; "
+    return (f"{said}--dtype float32 avoids it",) if kinds - {"float32", "float64"} else ()
 
 
 def without_foreign_readers(places: Sequence[Place], shared: Sequence[Sequence[str]]) -> tuple[Place, ...]:

@@ -51,11 +51,14 @@ class Keeping:
         threshold: LLM.int8's decomposition (Dettmers et al. 2022, section 3.2): in each linear and text, inputs with any
             |x| of at least this stay, and are multiplied with weights that stay.
         factors: {name of a linear: [in]}: what it reads is divided by them and its columns are multiplied (SmoothQuant).
+        columns, rows: {name of a linear: its inputs, its outputs} that stay as those of a dimension do.
     """
 
     dims: tuple[int, ...] = ()
     threshold: float | None = None
     factors: Mapping[str, "Tensor"] = field(default_factory=dict)
+    columns: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass
@@ -103,10 +106,8 @@ def rounded(
         masks = undo.enter_context(running_masks(reader_of(loaded, [bound], "input_ids") or loaded.model))
         linears, settable = [], Settable(undo, loaded.model)
         for place in find_places(loaded, bound.name) if places is None else places:
-            linear = _Linear(place, recipe, keeping, (bound, masks), tally)
-            values = linear.rounded_weights()
-            settable.set_values(f"{place.name}.weight", ..., values.T if place.transposed else values)
-            linears.append(linear)
+            linears.append(RoundedLinear(place, recipe, keeping, (bound, masks), tally))
+            linears[-1].set_weights(settable)
         for one in linears:
             if one.edits_inputs:
                 hang(undo, one.place.module.register_forward_pre_hook, one.enter)
@@ -126,7 +127,7 @@ def loss_change(
     return weighted_mean(after - intact, weights), low, high
 
 
-class _Linear:
+class RoundedLinear:
     """One linear while it is rounded. Its hooks hold all that they need: a pass calls nothing else of this package in them."""
 
     def __init__(
@@ -144,11 +145,20 @@ class _Linear:
         self.as_is = torch._C.DisableTorchFunction  # else `fast_products` asks at every function
         weight = place.weight()
         self.factor = keeping.factors.get(place.name)
-        self.rows = list(keeping.dims) if place.writes else []
-        self.exempt = place.part_of(keeping.dims)
+        columns = [*keeping.columns.get(place.name, ()), *(keeping.dims if place.reads else ())]
+        self.rows = [*keeping.rows.get(place.name, ()), *(keeping.dims if place.writes else ())]
+        self.exempt_inputs: Tensor | None = None  # bool [in]
+        self.exempt: Tensor | None = None  # bool [out, in], weights
+        if columns or self.rows:
+            self.exempt = torch.zeros(weight.shape, dtype=torch.bool, device=weight.device)
+            self.exempt[:, columns] = True
+            self.exempt[self.rows] = True
+            tally.weights_kept += int(self.exempt.sum())
+        if columns:
+            self.exempt_inputs = torch.zeros(weight.shape[1], dtype=torch.bool, device=weight.device)
+            self.exempt_inputs[columns] = True
         tally.n_linears += 1
         tally.n_weights += weight.numel()
-        tally.weights_kept += 0 if self.exempt is None else int(self.exempt.expand(weight.shape).sum())
         # Rows that stay are only rounded by what they are multiplied with.
         self.edits_inputs = recipe.inputs is not None or self.factor is not None
         self.edits_outputs = recipe.inputs is not None and (bool(self.rows) or keeping.threshold is not None)
@@ -157,33 +167,35 @@ class _Linear:
         self._seen: Tensor | None = None  # [text, token, in], the inputs before rounding
         self._large: Tensor | None = None  # bool [text, 1, in], inputs over the threshold
 
-    def rounded_weights(self) -> "Tensor":
-        """[out, in], in place of the linear's own."""
+    def set_weights(self, settable: Settable) -> None:
+        """Put rounded weights in place of the linear's own."""
         live = self.place.weight()
         exact = live if self.factor is None else live * self.factor.to(live)
         if self.edits_outputs:
             self.exact = exact.clone() if self.keeping.threshold is not None else exact[self.rows]
         if self.recipe.weights is not None:
             exact = fake_quantize(exact, self.recipe.weights, exempt=self.exempt)
-        return exact
+        if exact is not live:
+            settable.set_values(f"{self.place.name}.weight", ..., exact.T if self.place.transposed else exact)
 
     def enter(self, _: "nn.Module", args: tuple[Any, ...]) -> tuple[Any, ...]:
         """What the linear is given in place of `args`."""
         with self.as_is():
-            return (self._given(args[0]), *args[1:])
+            return (self.read(args[0]), *args[1:])
 
     def leave(self, _: "nn.Module", __: Any, output: "Tensor") -> "Tensor":
         """The linear's output with what is kept put right."""
         with self.as_is():
-            return self._mended(output)
+            return self.mended(output)
 
-    def _given(self, reads: "Tensor") -> "Tensor":
+    def read(self, reads: "Tensor") -> "Tensor":
+        """What the linear reads in place of `reads`."""
         if self.factor is not None:
             reads = reads / self.factor.to(reads)
         if self.recipe.inputs is None:
             return reads
         states, valid = by_text(reads, self.masks, self.bound)
-        exempt = self.exempt[0] if self.exempt is not None and self.place.reads else None
+        exempt = self.exempt_inputs
         if self.keeping.threshold is not None:
             size = states.abs() if valid is None else states.abs().masked_fill(~valid[..., None], 0.0)
             self._large = (size >= self.keeping.threshold).any(1, keepdim=True)
@@ -194,7 +206,8 @@ class _Linear:
             self._seen = states
         return shaped_like(reads, fake_quantize_inputs(states, self.recipe.inputs, valid, exempt=exempt), self.bound)
 
-    def _mended(self, output: "Tensor") -> "Tensor":
+    def mended(self, output: "Tensor") -> "Tensor":
+        """`output` with what is kept put right."""
         from torch.nn import functional
 
         assert self._seen is not None

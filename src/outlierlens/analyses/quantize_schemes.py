@@ -68,6 +68,11 @@ class Scheme:
         return f"{self.number}-{self.grain}{self.group or ''}{'' if self.symmetric else '-asym'}"
 
     @property
+    def bits(self) -> int:
+        """Of one number."""
+        return 4 if self.number == "int4" else 8
+
+    @property
     def ends(self) -> tuple[int, int]:
         """Smallest and largest integer: −127 and 127 of symmetric int8, −128 and 127 of asymmetric."""
         levels = LEVELS[self.number]

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 from outlierlens.ablation.controls import random_sets
 from outlierlens.ablation.study import Condition
 from outlierlens.analyses.quantize_errors import StateErrors
-from outlierlens.analyses.quantize_places import calibrate, find_places, smooth_factors, without_foreign_readers
+from outlierlens.analyses.quantize_places import (
+    calibrate,
+    cast_notes,
+    find_places,
+    smooth_factors,
+    without_foreign_readers,
+)
 from outlierlens.analyses.quantize_rounding import Keeping, NoiseDraws, Tally, rounded
 from outlierlens.analyses.quantize_schemes import Recipe
 from outlierlens.data.texts import Data
@@ -98,12 +104,7 @@ class RoundingSettings:
             yield "one text: there is no interval, for nothing can be resampled"
         if any(module.endswith("()") for module in self.stack.stack.last_linear):
             yield "packed experts are bare parameters, not linears: they stay as they are"
-        kinds = {str(place.weight().dtype).removeprefix("torch.") for place in self.places}
-        if kinds - {"float32", "float64"}:
-            yield (
-                f"weights and inputs are {', '.join(sorted(kinds))}: what is rounded is rounded to that once more; "
-                f"--dtype float32 avoids it"
-            )
+        yield from cast_notes(self.places)
 
 
 def _outliers(

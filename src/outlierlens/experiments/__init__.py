@@ -469,9 +469,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "plan", "compress",
         "Find what must stay in high precision when a model is rounded, and how surely, against random choices.",
-        home="experiments.plan", places=("to",), python="plan", needs=("range", "sweep"), options="PlanCall",
-        takes=("subject", "reading", "options", "rows", "output", "loading"), shared={"limit": Other(64)},
-        result="PrecisionPlan", picture="precision_plan",
+        home="analyses.plan", places=("to",), python="plan", options="PlanCall", shared={"limit": Other(64)},
+        result="PrecisionPlan",
         examples=(
             "plan mini-planted --data texts.txt --limit 4 --max-length 16 --scheme int4-tensor/none --keep 20% "
             "--candidates 1 --random 1",

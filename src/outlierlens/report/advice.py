@@ -6,14 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from outlierlens.analyses.plan import PrecisionPlan
 from outlierlens.analyses.quantize import Quantized
 from outlierlens.analyses.quantize_settings import MIXED, ROUNDED
 from outlierlens.architectures import ARCHITECTURES
 from outlierlens.detection.observe.result import ActivationOutlier, StackObservation
 from outlierlens.errors import command, operand, option
-from outlierlens.experiments.plan.result import PrecisionPlan
-from outlierlens.experiments.plan.view import most_per_byte
-from outlierlens.experiments.plan.view import verdict as plan_verdict
 from outlierlens.experiments.range.result import Ranges
 from outlierlens.experiments.repair.options import RepairOptions
 from outlierlens.experiments.sweep.result import Effect, Sweep
@@ -186,11 +184,11 @@ def _quantize(data: ReportData) -> Iterator[Advice]:
 
 def _planned(data: ReportData, found: PrecisionPlan) -> Advice:
     """What was measured to give back most, or that nothing does."""
-    said = f"{plan_verdict(found)}."
-    because = f"measured on {found.n_judging:,} texts of {found.data} that chose nothing"
+    said = f"{found.verdict}."
+    because = f"measured on {found.n_judging:,} texts of {found.about.data} that chose nothing"
     if not found.steps:
         return Advice("quantize", said, because)
-    because += f"; {percent(found.share_regained.value)} of the cost comes back, {most_per_byte(found)}"
+    because += f"; {percent(found.share_regained.value)} of the cost comes back, {found.most_per_byte}"
     return Advice("quantize", said, because, (_fitted(data, "int8"),) if found.scheme.endswith("/int8-tensor") else ())
 
 

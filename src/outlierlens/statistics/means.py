@@ -90,7 +90,16 @@ def ratio_interval(
         return 0.0, 0.0
     if not settled(above):
         return math.nan, math.nan
+    return unsettled_interval(above, below, level, noise)
+
+
+def unsettled_interval(
+    above: np.ndarray, below: np.ndarray, level: float = 0.95, noise: Noise | None = None
+) -> tuple[float, float]:
+    """`ratio_interval` of however few texts, to choose by and not to report: (-inf, inf) of one text."""
     n, centre = len(above), float(np.sum(above) / np.sum(below))
+    if n < 2:
+        return -math.inf, math.inf
     away = (above - centre * below) / np.mean(below)
     variance, degrees = float(away @ away / (n - 1) / n), float(n - 1)
     if noise and noise.shared:

@@ -21,13 +21,20 @@ from outlierlens.experiments.sweep.estimate import (
     use_gradients,
 )
 from outlierlens.experiments.sweep.levels import Widening, look_level, look_sizes, stop_widening, widened
-from outlierlens.statistics.means import reach
+from outlierlens.statistics.means import reach, unsettled_interval
 
 T1, T3 = 12.706204736, 3.182446305  # 97.5 % points of t with 1 and 3 degrees of freedom, from a table
 
 
 def near(value: float) -> object:
     return pytest.approx(value, rel=1e-6)
+
+
+@given(st.lists(st.tuples(st.floats(-10, 10), st.floats(0.1, 9)), min_size=1, max_size=12))
+def test_an_interval_of_few_texts_is_that_of_an_estimate(pairs: list[tuple[float, float]]) -> None:
+    values, weights = np.array(pairs).T
+    found = estimate(values, weights, 0.95)
+    assert unsettled_interval(values * weights, weights) == pytest.approx((found.low, found.high), rel=1e-6, abs=1e-6)
 
 
 class TestLooks:

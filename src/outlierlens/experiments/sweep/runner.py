@@ -16,12 +16,12 @@ import numpy as np
 
 from outlierlens.ablation.controls import Plan
 from outlierlens.ablation.modes import Switch, means_over, task_for, tokens_read
+from outlierlens.ablation.prefix import MAX_KEPT_BYTES, Kept, can_resume, captured, resumed
 from outlierlens.ablation.switches import EditSettings
 from outlierlens.data.texts import Data
 from outlierlens.errors import BadInput
 from outlierlens.experiments.sweep.estimate import Functional
 from outlierlens.experiments.sweep.options import SweepOptions
-from outlierlens.experiments.sweep.prefix import MAX_KEPT_BYTES, Kept, can_resume, captured, resumed
 from outlierlens.models.changes import temporary
 from outlierlens.models.devices import out_of_memory, tokens_at_once
 from outlierlens.models.hooks import edited, last_operations, written

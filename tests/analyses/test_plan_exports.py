@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from outlierlens.analyses.plan_exports import TOOLS, Target, export, target_of
+from outlierlens.analyses.plan_rounding import KeptLinear
 from outlierlens.analyses.quantize_schemes import parse
 from outlierlens.checkpoints import onnx as onnx_files
 from outlierlens.errors import BadInput
-from outlierlens.experiments.plan.exports import TOOLS, Target, export, remarks, target_of
-from outlierlens.experiments.plan.kept import KeptLinear
 from outlierlens.models.load import from_objects
 
 DOWN, PART, EIGHT = "model.layers.11.mlp.down_proj", "model.layers.1.mlp.down_proj", "model.layers.1.self_attn.q_proj"
@@ -38,7 +38,7 @@ def target() -> Target:
 
 
 def said(tool: str, scheme: str, target: Target, kept: tuple[KeptLinear, ...] = KEPT) -> str:
-    return export(tool, kept, scheme=parse(scheme), target=target)
+    return export(tool, kept, scheme=parse(scheme), target=target)[0]
 
 
 def names_of(text: str) -> dict[str, Any]:
@@ -84,13 +84,12 @@ def test_an_unknown_tool_is_refused_with_those_there_are(target: Target) -> None
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_what_a_tool_cannot_keep_apart_stays_whole_and_is_remarked(tool: str, target: Target) -> None:
-    found = remarks(tool, KEPT, scheme=parse(SCHEMES[tool]), target=target)
+    _, found = export(tool, KEPT, scheme=parse(SCHEMES[tool]), target=target)
     assert bool(found) == (tool in WHOLE)
     kept = (KeptLinear(path=DOWN, weights=True, inputs=False),)
     if tool == "torchao":  # it has inputs alone nowhere
-        (line,) = remarks(tool, kept, scheme=parse(SCHEMES[tool]), target=target)
+        text, (line,) = export(tool, kept, scheme=parse(SCHEMES[tool]), target=target)
         assert line.endswith(f"all of it stays as it is: {DOWN}")
-        text = said(tool, SCHEMES[tool], target, kept)
         assert f"# {line}\n" in text
         assert f"{DOWN!r}: None" in text
 

@@ -10,23 +10,15 @@ import numpy as np
 import pytest
 import torch
 
+from outlierlens.ablation.prefix import Prefixes
+from outlierlens.analyses.plan import PlanCall, PlanOptions, PrecisionPlan, Reader, parse_share, plan
+from outlierlens.analyses.plan_exports import TOOLS, own_scheme
+from outlierlens.analyses.plan_rounding import KeptLinear, merged, mixed, n_kept
+from outlierlens.analyses.plan_search import Entry, Group, Search, dimension
 from outlierlens.analyses.quantize_places import find_places
 from outlierlens.analyses.quantize_rounding import Keeping, rounded
 from outlierlens.analyses.quantize_schemes import parse
-from outlierlens.checkpoints import open_checkpoint
 from outlierlens.errors import BadInput
-from outlierlens.experiments.plan.entries import dimension
-from outlierlens.experiments.plan.exports import own_scheme
-from outlierlens.experiments.plan.kept import KeptLinear, merged, n_kept
-from outlierlens.experiments.plan.measure import plan
-from outlierlens.experiments.plan.mixed import mixed
-from outlierlens.experiments.plan.options import PlanCall, PlanOptions, Reader, parse_share
-from outlierlens.experiments.plan.result import Entry, PrecisionPlan
-from outlierlens.experiments.plan.search import Chosen, Group, Search
-from outlierlens.experiments.plan.tools import TOOLS
-from outlierlens.experiments.plan.view import reason, sections
-from outlierlens.experiments.range.keys import key_biases
-from outlierlens.experiments.sweep.prefix import Prefixes
 from outlierlens.models.load import LoadedModel
 from outlierlens.results.document import from_json, load, to_json
 from outlierlens.tasks.base import TaskOptions
@@ -47,7 +39,7 @@ def searched(
     room: int = 30,
     prices: dict[str, int] | None = None,
     floor: float = 0.0,
-) -> Chosen:
+) -> Search:
     """A search over linears of ten weights, each of which gives back `gains` with noise of its own in each text."""
 
     def score(kept: frozenset[Entry], more: Entry | None, group: Group, begin: int, end: int) -> np.ndarray:
@@ -64,7 +56,9 @@ def searched(
     def price(kept: frozenset[Entry]) -> int:
         return sum(prices.get(name, 10) for name in {name for name, _ in kept})
 
-    return Search(score, {"nominating": ones, "confirming": ones}, price, room, floor, exact=exact).run(list(gains))
+    found = Search(score, {"nominating": ones, "confirming": ones}, price, room, floor, exact=exact)
+    found.run(list(gains))
+    return found
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -72,7 +66,7 @@ def test_the_search_takes_the_best_first_and_ends_where_nothing_is_given_back(ex
     found = searched({C: 0.0, A: 1.0, B: 2.0}, exact=exact)
     assert [step.entry for step in found.steps] == [B, A]
     assert [step.n_weights for step in found.steps] == [10, 20]
-    assert found.steps[0].low < 2.0 < found.steps[0].high
+    assert found.steps[0].confirmed.low < 2.0 < found.steps[0].confirmed.high
     assert found.refused is None or found.refused.entry == C
 
 
@@ -142,8 +136,8 @@ def found(planted: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Pre
 
 def test_a_planted_neuron_is_named_with_its_reason(found: PrecisionPlan) -> None:
     assert found.kept == (KeptLinear(path="encoder.layer.1.output.dense", columns=(NEURON,)),)
-    assert [(step.entry.path, step.entry.what) for step in found.steps] == [(f"1:{NEURON}", "neuron")]
-    assert reason(found.steps[0].entry).startswith(f"neuron {NEURON} of output.dense in block 1: ")
+    assert [(step.path, step.what) for step in found.steps] == [(f"1:{NEURON}", "neuron")]
+    assert found.steps[0].reason.startswith(f"neuron {NEURON} of output.dense in block 1: ")
     assert found.share_regained.low > 0.5
     assert (found.n_nominating, found.n_confirming, found.n_judging) == (16, 16, 32)
     assert found.plan.n_weights == 16
@@ -153,10 +147,11 @@ def test_a_planted_neuron_is_named_with_its_reason(found: PrecisionPlan) -> None
 def test_a_plan_is_shown_and_read_back(found: PrecisionPlan) -> None:
     text = to_json(found)
     assert to_json(from_json(text)) == text
-    (section,) = sections(found)
+    (section,) = found.sections()
     assert section.sentences[0].startswith("Keep 1 entry (")
-    assert section.tables[0].rows[0][0] == f"1:{NEURON}"
-    assert len(section.charts[0].rows) == 1 + 1 + 5 + 3
+    assert section.tables[1].rows[0][0] == f"1:{NEURON}"
+    assert [len(found.of(family)) for family in ("rounded", "plan", "random", "rule")] == [1, 1, 5, 3]
+    assert found.plan.random == tuple(one.change.value for one in found.of("random"))
 
 
 def test_a_pass_starts_behind_the_first_block_that_an_entry_touches(
@@ -172,7 +167,7 @@ def test_a_pass_starts_behind_the_first_block_that_an_entry_touches(
         passes.append(len(calls))
         monkeypatch.setattr(Prefixes, "behind", lambda *_: None)
     assert passes[0] < passes[1]
-    gains = [np.array([one.gain for one in each.sensitivities if one.n_texts]) for each in found]
+    gains = [np.array([one.gain.value for one in each.sensitivities if one.n_texts]) for each in found]
     assert np.allclose(*gains, atol=1e-5)
     assert found[0].kept == found[1].kept
 
@@ -230,7 +225,7 @@ def test_a_tool_and_its_file_go_together() -> None:
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_tool_s_own_scheme_is_one_that_it_knows(tool: Any, planted: LoadedModel) -> None:
-    assert all(TOOLS[tool].say(parse(name), parse(name)) is not None for name in TOOLS[tool].own)
+    assert all(TOOLS[tool].called(parse(name), parse(name)) is not None for name in TOOLS[tool].own)
     scheme = own_scheme(tool, planted)  # of 16 and 32 inputs
     assert scheme == TOOLS[tool].own[-1]
 
@@ -245,7 +240,7 @@ def test_the_largest_group_that_divides_every_linear_is_taken() -> None:
 
     def own(*widths: int) -> str:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("outlierlens.analyses.quantize_places.find_places", lambda *_: [Place(w) for w in widths])
+            patch.setattr("outlierlens.analyses.plan_exports.find_places", lambda *_: [Place(w) for w in widths])
             return own_scheme("auto-round", None)  # type: ignore[arg-type]
 
     assert own(576, 1536) == "int4-group64/none"
@@ -271,7 +266,7 @@ def test_what_a_tool_cannot_be_told_is_refused_before_the_work(
     def measured(*_: Any, **__: Any) -> None:
         raise AssertionError("measured")
 
-    monkeypatch.setattr("outlierlens.experiments.plan.measure.plan", measured)
+    monkeypatch.setattr("outlierlens.analyses.plan.plan", measured)
     words = [
         "plan",
         folder,
@@ -304,7 +299,7 @@ def test_an_export_that_fails_leaves_what_was_measured(folder: str, run: Any, tm
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("outlierlens.experiments.plan.exports.write_text", full)
+    monkeypatch.setattr("outlierlens.analyses.plan.write_text", full)
     out = tmp_path / "plan.json"
     words = ["plan", folder, "--data", str(tmp_path / "texts.txt"), *SHORT]
     code, stdout, err = run(*words, "--for", "bitsandbytes", "--to", str(tmp_path / "skip.json"), "-o", str(out))
@@ -318,9 +313,9 @@ LOUD = 3
 
 @pytest.fixture(scope="module")
 def loud() -> LoadedModel:
-    """A Qwen2 in which dimension 3 of the stream is large wherever it is read, read by nobody, and one key bias too."""
+    """A Qwen2 in which dimension 3 of the stream is large wherever it is read, and read by nobody."""
     loaded = tiny("qwen2", kind="causal")
-    model, generator = loaded.model, torch.Generator().manual_seed(0)
+    model = loaded.model
     with torch.no_grad():
         model.embed_tokens.weight[:, LOUD] = 1.0
         model.norm.weight[LOUD] = 0.0
@@ -333,20 +328,9 @@ def loud() -> LoadedModel:
             for linear in (layer.self_attn.o_proj, layer.mlp.down_proj):
                 linear.weight[LOUD] = 0.0
                 linear.weight *= 20.0
-        for layer in model.layers:
-            layer.self_attn.k_proj.bias.normal_(0.0, 0.01, generator=generator)
-        model.layers[1].self_attn.k_proj.bias[2] = 5.0
     return loaded
 
 
-def test_a_planted_dimension_and_a_planted_key_bias_are_named_and_nothing_else(loud: LoadedModel) -> None:
+def test_a_planted_dimension_is_named_and_nothing_else(loud: LoadedModel) -> None:
     found = plan(loud, TEXTS, replace(options(0.2), n_candidates=16))
-    assert [(step.entry.path, step.entry.what) for step in found.steps] == [(str(LOUD), "dimension")]
-    assert [one.layer for one in found.keys] == [1]
-    assert any(sentence.startswith("The key bias of layer 1 is") for sentence in next(sections(found)).sentences)
-
-
-@pytest.mark.real
-def test_no_key_bias_of_smollm2_raises_an_alarm() -> None:
-    with open_checkpoint("smollm2-135m") as checkpoint:
-        assert not [one for one in key_biases(checkpoint) if one.alarm]
+    assert [(step.path, step.what) for step in found.steps] == [(str(LOUD), "dimension")]

@@ -1,0 +1,376 @@
+"""A plan in the words of the tool that will quantize: which linears it must leave alone, and what it does to the others.
+
+    target = target_of(loaded)
+    text, remarks = export("llm-compressor", found.kept, scheme=parse("int8-tensor/int8-tensor"), target=target)
+
+Each exporter says what its tool calls a scheme, and writes the file in the form that the documentation linked above it gives.
+Where a tool cannot keep the inputs of a linear apart from its weights, the whole linear stays as it is, and a remark says so;
+files that have comments carry it.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from outlierlens.analyses.plan_rounding import FINE, KeptLinear
+from outlierlens.analyses.quantize_places import find_places
+from outlierlens.analyses.quantize_schemes import Recipe, Scheme, parse
+from outlierlens.architectures import family_of
+from outlierlens.errors import BadInput, comment, literal
+
+if TYPE_CHECKING:
+    from outlierlens.models.load import LoadedModel
+
+MLX_GROUPS = (32, 64, 128)
+BITSANDBYTES_BLOCK = 64  # values that share a scale in its 4-bit format
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """The model that will be quantized.
+
+    Attributes:
+        model: as it is loaded: a path or hub id.
+        config: its config.json; says the family, and so the names in GGUF.
+        linears: module path of every linear of the blocks, which the scheme rounds.
+        outside: of every other one, which it leaves alone.
+    """
+
+    model: str
+    config: Mapping[str, Any]
+    linears: tuple[str, ...]
+    outside: tuple[str, ...] = ()
+
+
+Kept = Mapping[str, Any]  # what is said of a linear by its path, None of one that stays as it is
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """A tool that quantizes.
+
+    Attributes:
+        title: its name as its makers write it. own: schemes that it uses by itself, larger groups first.
+        called: (recipe of one linear, scheme of the plan) -> what it calls that; None where it has no such thing.
+        lines: (what is said of every linear of the blocks, of those kept, target) -> the file.
+        use: how the file is handed over, in its first comment; "" where the format has no comments.
+    """
+
+    title: str
+    own: tuple[str, ...]
+    called: Callable[[Recipe, Recipe], Any]
+    lines: Callable[[Any, Kept, Target], list[str]]
+    use: str = ""
+
+
+def target_of(loaded: "LoadedModel", stack: str | None = None) -> Target:
+    """The facts of a loaded model; raises BadInput where the blocks of the stream hold no linear."""
+    from torch import nn
+
+    inside = tuple(place.name for place in find_places(loaded, stack))
+    names = (name for name, module in loaded.model.named_modules() if isinstance(module, nn.Linear))
+    outside = tuple(name for name in names if name not in set(inside))
+    return Target(model=loaded.name, config=loaded.config, linears=inside, outside=outside)
+
+
+def export(tool: str, kept: Sequence[KeptLinear], *, scheme: Recipe, target: Target) -> tuple[str, tuple[str, ...]]:
+    """(the text of the file that `tool` reads, what it does otherwise than the plan says: a sentence each).
+
+    Raises:
+        BadInput: an unknown tool, a scheme that it does not know, or a path that is no linear of the blocks.
+    """
+    row = _exporter(tool)
+    if unknown := [one.path for one in kept if one.path not in set(target.linears)]:
+        raise BadInput(f"{target.model}: {unknown[0]} is no linear of its blocks; make the plan of this model")
+    if parts := [one.path for one in kept if one.columns or one.rows]:
+        raise BadInput(
+            f"{row.title} keeps whole linears, and the plan keeps columns of {parts[0]}; make it with --grain linear"
+        )
+    base = row.called(scheme, scheme)
+    if base is None:
+        raise BadInput(f"{row.title} has no scheme {scheme.name}; its own is {row.own[-1]}")
+    recipes = {one.path: one.recipe(scheme) for one in kept}
+    called = {path: None if recipe is None else row.called(recipe, scheme) for path, recipe in recipes.items()}
+    whole = ", ".join(path for path, said in called.items() if said is None and recipes[path] is not None)
+    remark = f"{row.title} cannot keep a part of a linear as the plan does, so all of it stays as it is: {whole}"
+    remarks = (remark,) * bool(whole)
+    n = f"{len(kept):,} linear{'s' if len(kept) != 1 else ''}"
+    head = [f"{target.model}: {scheme.name}, {n} kept in higher precision. {row.use}", *remarks] if row.use else []
+    return "\n".join([*map(comment, head), *row.lines(base, called, target)]) + "\n", remarks
+
+
+def own_scheme(tool: str, loaded: "LoadedModel", stack: str | None = None) -> str:
+    """What `tool` does by itself: of its schemes the first whose groups divide the inputs of every linear of the blocks."""
+    own, widths = _exporter(tool).own, {int(place.weight().shape[1]) for place in find_places(loaded, stack)}
+    groups = {name: getattr(parse(name).weights, "group", None) or 1 for name in own}
+    return next((name for name, group in groups.items() if all(width % group == 0 for width in widths)), own[-1])
+
+
+def _exporter(name: str) -> Exporter:
+    if name not in TOOLS:
+        raise BadInput(f"unknown tool {name!r}; tools are {', '.join(TOOLS)}")
+    return TOOLS[name]
+
+
+def _patterns(paths: Sequence[str], number: str = r"\d+") -> list[str]:
+    """Regular expressions that fit these paths with any number of a block in them, each once; globs where `number` is "*"."""
+    escape = re.escape if number == r"\d+" else str
+    shapes = dict.fromkeys(re.sub(r"\.\d+(?=\.)", ".{}", path) for path in paths)
+    return [number.join(map(escape, one.split("{}"))) for one in shapes]
+
+
+def _json(value: Any) -> list[str]:
+    return literal(value, indent=2).split("\n")
+
+
+def _python(name: str, value: Any) -> list[str]:
+    """`name = value` with an entry of a list or dictionary a line."""
+    if isinstance(value, dict):
+        return [f"{name} = {{", *(f"    {key!r}: {one!r}," for key, one in value.items()), "}"]
+    return [f"{name} = [", *(f"    {one!r}," for one in value), "]"]
+
+
+# llm-compressor: https://docs.vllm.ai/projects/llm-compressor (QuantizationModifier; schemes of compressed-tensors)
+
+
+def _llm_compressor(recipe: Recipe, _: Recipe) -> dict[str, Any] | None:
+    found = {}
+    for name, part in (("weights", recipe.weights), ("input_activations", recipe.inputs)):
+        if part is None:
+            continue
+        if part.number == "e5m2":
+            return None
+        said: dict[str, Any] = {"num_bits": part.bits, "symmetric": part.symmetric}
+        said |= {"type": "float" if part.number == "e4m3" else "int", "strategy": part.grain}
+        if part.group:
+            said["group_size"] = part.group
+        found[name] = said | ({"dynamic": part.grain == "token"} if part is recipe.inputs else {})
+    return found
+
+
+def _llm_compressor_file(base: Any, kept: Kept, target: Target) -> list[str]:
+    groups = {"all": {"targets": [f"re:^{pattern}$" for pattern in _patterns(target.linears)], **base}}
+    for path, said in kept.items():
+        if said is not None:
+            alike = (name for name, one in groups.items() if {**one, "targets": 0} == {"targets": 0, **said})
+            group = groups.setdefault(next(alike, f"kept_{len(groups)}"), {"targets": [], **said})
+            group["targets"].append(path)
+    ignore = [*(path for path, said in kept.items() if said is None), *target.outside]
+    modifier = {"ignore": ignore, "config_groups": groups}
+    # JSON is YAML; an object a stage, as a recipe has it.
+    return _json({"quantization_stage": {"quantization_modifiers": {"QuantizationModifier": modifier}}})
+
+
+# AutoRound: https://github.com/intel/auto-round, docs/step_by_step.md, "Mixed bits Usage"
+
+
+def _auto_round(recipe: Recipe, _: Recipe) -> dict[str, Any] | None:
+    said: dict[str, Any] = {"bits": 16, "act_bits": 16}
+    for part, start in ((recipe.weights, ""), (recipe.inputs, "act_")):
+        if part is None:
+            continue
+        if part.number not in ("int8", "int4"):
+            return None
+        size = {"tensor": 0, "channel": -1, "token": -1}.get(part.grain, part.group)
+        said |= {f"{start}bits": part.bits, f"{start}group_size": size, f"{start}sym": part.symmetric}
+        said[f"{start}data_type"] = "int"
+    return said | ({"act_dynamic": recipe.inputs.grain == "token"} if recipe.inputs else {})
+
+
+def _auto_round_file(base: Any, kept: Kept, _: Target) -> list[str]:
+    config = {path: said or {"bits": 16, "act_bits": 16} for path, said in kept.items()}
+    return [*_python("scheme", base), *_python("layer_config", config)]
+
+
+# torchao: https://docs.pytorch.org/ao/stable (FqnToConfig: a full name comes before "re:" patterns, None leaves it)
+
+_ROW = "PerRow()"
+
+
+def _torchao(recipe: Recipe, _: Recipe) -> str | None:
+    weights, inputs = recipe.weights, recipe.inputs
+    if weights is None or weights.number == "e5m2":
+        return None
+    grain = {"tensor": "PerTensor()", "channel": _ROW}.get(weights.grain, f"PerGroup({weights.group})")
+    if inputs is None:
+        return _torchao_weights(weights, grain)
+    plain = inputs.number == weights.number and inputs.symmetric and weights.symmetric and not weights.group
+    if plain and weights.number == "int8":
+        read = "PerTensor()" if inputs.grain == "tensor" else _ROW
+        return f"Int8DynamicActivationInt8WeightConfig(granularity=[{read}, {grain}])"
+    if plain and weights.number == "e4m3" and (inputs.grain == "tensor") == (weights.grain == "tensor"):
+        return f"Float8DynamicActivationFloat8WeightConfig(granularity={grain})"
+    return None
+
+
+def _torchao_weights(weights: Scheme, grain: str) -> str | None:
+    if weights.number == "e4m3":
+        return f"Float8WeightOnlyConfig(granularity={grain})"
+    if weights.number == "int8" and weights.symmetric and not weights.group:
+        return f"Int8WeightOnlyConfig(granularity={grain})"
+    grain = "PerAxis(0)" if weights.grain == "channel" else grain
+    number, kind = f"weight_dtype=torch.{weights.number}", "SYMMETRIC" if weights.symmetric else "ASYMMETRIC"
+    found = f"IntxWeightOnlyConfig({number}, granularity={grain}, mapping_type=MappingType.{kind})"
+    return None if weights.grain == "tensor" else found
+
+
+def _torchao_file(base: Any, kept: Kept, target: Target) -> list[str]:
+    said = [base, *(one for one in kept.values() if one is not None)]
+    names = sorted({name for one in said for name in re.findall(r"\w+Config|Per\w+|MappingType", one)})
+    lines = [(path, one or "None") for path, one in kept.items()]
+    lines += [(f"re:{pattern}", base) for pattern in _patterns(target.linears)]
+    return [
+        *(["import torch"] if any("torch." in one for one in said) else []),
+        f"from torchao.quantization import FqnToConfig, {', '.join(names)}",
+        "",
+        "config = FqnToConfig({",
+        *(f"    {name!r}: {one}," for name, one in lines),
+        "})",
+    ]
+
+
+# bitsandbytes: https://huggingface.co/docs/transformers/quantization/bitsandbytes (BitsAndBytesConfig)
+
+
+def _bitsandbytes(recipe: Recipe, _: Recipe) -> dict[str, Any] | None:
+    if recipe == FINE:
+        return {"load_in_8bit": True, "llm_int8_threshold": 0.0}
+    four = Recipe(Scheme("int4", "group", BITSANDBYTES_BLOCK), None)
+    return {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"} if recipe == four else None
+
+
+def _bitsandbytes_file(base: Any, kept: Kept, target: Target) -> list[str]:
+    return _json({**base, "llm_int8_skip_modules": [*kept, *target.outside]})
+
+
+# llama.cpp: `llama-quantize --help`, --tensor-type-file: TENSOR=TYPE a line, no comments; TENSOR is a regular expression that
+# is searched for in the tensor's name.
+
+
+def _gguf(recipe: Recipe, scheme: Recipe) -> str | None:
+    weights = recipe.weights
+    if recipe.inputs is not None:
+        return None
+    if weights is None:
+        return "f16"
+    # Eight bits by channel are what a plan keeps; here they come in blocks of 32.
+    group = weights.group or (32 if recipe != scheme and weights.number == "int8" else None)
+    known = {("int8", True): "q8_0", ("int4", True): "q4_0", ("int4", False): "q4_1"}
+    return known.get((weights.number, weights.symmetric)) if group == 32 else None
+
+
+def _gguf_file(_: Any, kept: Kept, target: Target) -> list[str]:
+    return [f"{re.escape(_gguf_name(path, target))}={said or 'f16'}" for path, said in kept.items()]
+
+
+def _gguf_name(path: str, target: Target) -> str:
+    """GGUF's name of a linear's weight, by the family's row; raises BadInput where the row has none."""
+    for row in family_of(target.config).gguf:
+        start = re.escape(row.blocks).replace(re.escape("{layer}"), r"(\d+)")
+        # A bare encoder's paths lack the first part that the row's have.
+        for blocks in (start, start.partition(r"\.")[2]):
+            match = re.fullmatch(blocks + r"\.(.+)", path)
+            module = next((name for name, inner in row.inner.items() if match and inner == match[2]), None)
+            if match and module:
+                return f"blk.{match[1]}.{module}.weight"
+    raise BadInput(
+        f"{target.model}: {path} has no name in GGUF that is known here (family {target.config.get('model_type')}); "
+        f"export for another tool: {', '.join(TOOLS)}"
+    )
+
+
+# NVIDIA ModelOpt: https://nvidia.github.io/Model-Optimizer/guides/_quant_cfg.html (later entries come over earlier ones)
+
+
+def _modelopt(recipe: Recipe, _: Recipe) -> dict[str, Any] | None:
+    bits: dict[str, Any] = {"int8": 8, "int4": 4, "e4m3": (4, 3), "e5m2": (5, 2)}
+    found: dict[str, Any] = {"weight_quantizer": None, "input_quantizer": None}
+    for name, part in zip(found, (recipe.weights, recipe.inputs), strict=True):
+        if part is None:
+            continue
+        if not part.symmetric:
+            return None
+        size: dict[str, Any] = {"axis": 0 if part.grain == "channel" else None}
+        if part.grain == "group":
+            size = {"block_sizes": {-1: part.group}}
+        elif part.grain == "token":
+            size = {"type": "dynamic", "block_sizes": {-1: None}}
+        found[name] = {"num_bits": bits[part.number], **size}
+    return found
+
+
+def _modelopt_file(base: Any, kept: Kept, target: Target) -> list[str]:
+    entries: list[dict[str, Any]] = [{"quantizer_name": "*", "enable": False}]
+    everything = [(pattern, base) for pattern in _patterns(target.linears, "*")]
+    nothing = dict.fromkeys(base)
+    for path, said in (*everything, *((path, said or nothing) for path, said in kept.items())):
+        for name, one in said.items():
+            how = {"enable": False} if one is None else {"cfg": one}
+            entries.append({"quantizer_name": f"{path}.{name}", **how})
+    return [*_python("quant_cfg", entries), 'config = {"quant_cfg": quant_cfg, "algorithm": "max"}']
+
+
+# MLX: https://ml-explore.github.io/mlx, mlx.nn.quantize (class_predicate) and mlx_lm.convert (quant_predicate)
+
+
+def _mlx(recipe: Recipe, scheme: Recipe) -> dict[str, int] | None:
+    weights = recipe.weights
+    if recipe.inputs is not None or weights is None or weights.number not in ("int8", "int4"):
+        return None
+    group = weights.group or (scheme.weights.group if scheme.weights else None)
+    return {"group_size": group, "bits": weights.bits} if group in MLX_GROUPS else None
+
+
+def _mlx_file(base: Any, kept: Kept, target: Target) -> list[str]:
+    return [
+        "import re",
+        "",
+        *_python("LINEARS", _patterns(target.linears)),
+        *_python("KEPT", {path: said or False for path, said in kept.items()}),
+        "",
+        "",
+        "def quant_predicate(path, module, *_):",
+        "    if not any(re.fullmatch(pattern, path) for pattern in LINEARS):",
+        "        return False",
+        f"    return KEPT.get(path, {base!r})",
+    ]
+
+
+# ONNX Runtime: https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html (nodes_to_exclude)
+
+
+def _onnx(recipe: Recipe, _: Recipe) -> bool | None:
+    weights, inputs = recipe.weights, recipe.inputs
+    fits = weights and inputs and weights.number == "int8" == inputs.number and not weights.group
+    return True if fits and inputs and inputs.grain == "tensor" else None
+
+
+def _onnx_file(_: Any, kept: Kept, target: Target) -> list[str]:
+    """Names that torch's exporter gives the product of a linear: parts by slashes, numbers of a list behind a dot."""
+    paths = ["/" + re.sub(r"\.(?!\d+(?:\.|$))", "/", path) for path in (*kept, *target.outside)]
+    return _json([f"{path}/{node}" for path in paths for node in ("MatMul", "Gemm")])
+
+
+_FINE = (FINE.name,)
+TOOLS: dict[str, Exporter] = {
+    "llm-compressor": Exporter(
+        "llm-compressor", _FINE, _llm_compressor, _llm_compressor_file, "oneshot(model=…, recipe=this file)"
+    ),
+    "auto-round": Exporter(
+        "AutoRound", ("int4-group128/none", "int4-group64/none", "int4-group32/none"), _auto_round, _auto_round_file,
+        "AutoRound(model, scheme=scheme, layer_config=layer_config)",
+    ),
+    "torchao": Exporter("torchao", _FINE, _torchao, _torchao_file, "quantize_(model, config, filter_fn=None)"),
+    "bitsandbytes": Exporter("bitsandbytes", _FINE, _bitsandbytes, _bitsandbytes_file),
+    "gguf": Exporter("llama-quantize", ("int4-group32/none",), _gguf, _gguf_file),
+    "modelopt": Exporter(
+        "ModelOpt", ("int8-channel/int8-tensor",), _modelopt, _modelopt_file,
+        "mtq.quantize(model, config, forward_loop)",
+    ),
+    "mlx": Exporter(
+        "MLX", ("int4-group64-asym/none", "int4-group32-asym/none"), _mlx, _mlx_file,
+        "mlx_lm.convert(…, quantize=True, quant_predicate=quant_predicate)",
+    ),
+    "onnxruntime": Exporter("ONNX Runtime", ("int8-tensor/int8-tensor",), _onnx, _onnx_file),
+}  # fmt: skip
