@@ -587,23 +587,24 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "attack", "guard",
-        "Measure how much damage few edits of sensitive values do, and how many of them verify finds; all in memory.",
-        home="experiments.attack", places=("save",), needs=("integrity",), python="attack", options="AttackAndSave",
+        "Measure how much damage few edits of sensitive values do, and how many of them verify finds; all in memory.\n\n"
+        "What is measured is kept in runs/MODEL-attack: the same command goes on.",
+        home="analyses.attack", needs=("integrity",), python="attack", options="AttackOptions",
         shared={"data": Other(REQUIRED, help="Text to measure damage on: a file or a hub id."), "limit": Other(28)},
-        result="Attack", picture="attack",
+        result="Attack",
         examples=(
             "attack mini-planted --data reviews --limit 6 --budget 1 --kinds zero --tries 2 --sets 1 --random 1 "
             "--search-texts 2",
-            "attack mini-planted --dims 8 --data reviews --limit 6 --budget 1 --kinds \"sign flip\" --tries 2 --sets 1 "
+            "attack mini-planted --dims 8 --data reviews --limit 6 --budget 1 --kinds sign-flip --tries 2 --sets 1 "
             "--random 1 --search-texts 2",
         ),
     ),
     Experiment(
         "update-check", "guard",
         "Flag updates of a federated round that fall on outlier entries beyond their share; exit code 3 if any does.",
-        home="experiments.attack", measure=".updates", python=".updates:update_check", options="Updates",
+        home="analyses.update_check", needs=("integrity",), python="update_check", options="Updates",
         takes=groups.MODELS, shared=dict.fromkeys(("chart", "verbose", "no_progress", "revision", "subfolder")),
-        result=".result_updates:UpdateCheck", gate="flagged",
+        result="UpdateCheck", gate="flagged",
         examples=(
             "update-check mini-planted mini-planted --draws 19",
             "update-check mini-planted tuned/seed-42/model --dims 8,24 --draws 99",

@@ -12,7 +12,6 @@ average_vectors  mean of each layer
 largest_values   largest |h| by layer, with its token
 gammas           mean against spread of the states, by layer
 extreme_shares   share of tokens whose smallest / largest entry a dimension is
-attack           damage against the number of edited values, by kind of edit, beside random ones
 sweep_effects    every dimension switched off in turn: change by dimension, with intervals
 sweep_ranked     the same from the largest down; sweep_first_order beside the gradient's estimate
 sweep_map        layers × dimensions damage map; sweep_windows its named dimensions and sets as lines
