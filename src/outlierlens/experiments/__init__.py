@@ -216,7 +216,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "finetune", "train",
-        "Fine-tune a model on a labelled task, the best epoch of each seed kept; stopped runs continue.",
+        "Fine-tune a model on a labelled task, the best epoch of each seed kept; stopped runs continue.\n\n"
+        "With --recover dimensions of a fine-tuned model go off, and it is fine-tuned again, free and held at zero, against "
+        "random ones.",
         home="training.finetune", python=".loop:finetune", odd=True, writes="folder", options="Finetuning", takes=groups.SPLITS,
         shared=groups.WHOLE | {
             "task": Other(REQUIRED, help="sst2, cola, rte, hans, superglue:wic, …; or classify, regress, tokens."),
@@ -226,11 +228,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "output": Other(help="Run directory. Default: runs/MODEL-TASK."), "chart": None, "dtype": None,
             "overwrite": Other(help="Remove runs with other settings from the directory."),
         },
-        result="FineTuned",
+        result="FineTuned", also=("analyses.recover:Recovery",),
         examples=(
             "finetune mini-planted --task classify --data labelled --epochs 1 --batch-size 8 --max-length 16 -o tuned",
             "finetune mini-planted --task classify --data labelled --epochs 1 --batch-size 8 --max-length 16 --off "
             "8,24 --hold -o tuned-off  # two dimensions off, and held at zero",
+            "finetune tuned/seed-42/model --task classify --data labelled --recover --off 8 --epochs 1 --batch-size 8 "
+            "--max-length 16 --random 0 -o recovered  # does it recover from losing dimension 8?",
         ),
     ),
     Experiment(
@@ -301,24 +305,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         examples=(
             "survival mini-bert mini-planted",
             "survival mini-planted tuned/seed-42/model --dims 8,24 --norms-only",
-        ),
-    ),
-    Experiment(
-        "recover", "train",
-        "Switch dimensions off and fine-tune again, free and held at zero, against random ones; stopped runs "
-        "continue.",
-        home="experiments.recover", python="recover", odd=True, writes="folder", options="RecoverOptions", takes=groups.SPLITS,
-        shared=groups.WHOLE | {
-            "model": Other(help="Fine-tuned: directory or hub id."), "task": Other(REQUIRED), "dtype": None,
-            "output": Other(help="Run directory. Default: runs/MODEL-recovery."),
-            "overwrite": Other(help="Remove runs with other settings from it, and replace the chart."),
-        },
-        result="Recovery", picture="recovery",
-        examples=(
-            "recover tuned/seed-42/model --task classify --data labelled --dims 8 --epochs 1 --batch-size 8 "
-            "--max-length 16 --random 0 -o recovered",
-            "recover tuned/seed-42/model --task classify --data labelled --dims 8 --epochs 1 --batch-size 8 "
-            "--max-length 16 --random 0 -o recovered --json  # the same run again: nothing is trained twice",
         ),
     ),
     Experiment(

@@ -29,7 +29,6 @@ attention        attention received and outliers: attention_correlation, attenti
 probe            a token's position: its panels probe_accuracy, probe_contributions and probe_heat in one picture
 predictions      what a model says with dimensions off: prediction_shifts and prediction_curves in one picture
 precision_plan   what a plan of kept linears gives back, beside random linears and rules
-recovery         a model with dimensions off, and fine-tuned again
 vector_panels    mean of each layer over all dimensions, a panel per layer
 origin           where dimensions come from: origin_rows, origin_histograms and origin_ranks in one picture
 sts_layers       sentence similarity by layer, a panel per task, a line a fix; wic_layers words in context
