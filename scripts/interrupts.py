@@ -35,12 +35,12 @@ from outlierlens.ablation.switches import (
     zeroed_norms,
     zeroed_weights,
 )
+from outlierlens.analyses.attack_edits import ValueChange, edited_values
 from outlierlens.analyses.prune_budget import Pruner
 from outlierlens.analyses.prune_cells import Cells, Removal
 from outlierlens.analyses.quantize_rounding import Keeping, rounded
 from outlierlens.analyses.quantize_schemes import parse
 from outlierlens.architectures import live_parameters
-from outlierlens.experiments.attack.edits import ValueChange, edited_values
 from outlierlens.experiments.detectors.linears import last_linears, scaled
 from outlierlens.experiments.predictions.words import Switches
 from outlierlens.ablation.prefix import Kept, resumed

@@ -80,8 +80,11 @@ def imports(text: str) -> set[str]:
 
 
 def wrong_imports(module: str, text: str) -> list[str]:
-    """What this text may not import as `module`: what stands higher, and experiments that its own row does not `need`."""
-    home = home_of(module)
+    """What this text may not import as `module`: what stands higher, and experiments that its own row does not `need`.
+
+    What an analysis needs may be an experiment still: a file of its own, such as `analyses.attack_edits`, needs the same.
+    """
+    home = home_of(module) or next((one for one in HOMES if module.startswith(f"{one}_")), "")
     rows = [row for row in EXPERIMENTS if f"outlierlens.{row.home}" == home]
     needs = {f"outlierlens.experiments.{name}" for row in rows for name in row.needs}
     wrong = []
@@ -90,6 +93,8 @@ def wrong_imports(module: str, text: str) -> list[str]:
         beside = home.startswith("outlierlens.experiments.") and other.startswith("outlierlens.experiments.")
         if other == home != "":
             continue  # a folder's files know one another; that FILES import no torch is tried by itself
+        if home.startswith("outlierlens.analyses.") and other in needs:
+            continue
         if rank(name) > rank(module) or (beside and other not in needs and not module.endswith(".command")):
             wrong.append(name)
     return wrong

@@ -2,57 +2,54 @@
 
 from dataclasses import replace
 
-from outlierlens.experiments.attack.result import Attack, Attacked, Control, Edit, Point
-from outlierlens.experiments.attack.result_updates import ClientUpdate, UpdateCheck
+from outlierlens.analyses.attack import Attack, Edit, EditDamage
+from outlierlens.analyses.update_check import ClientUpdate, UpdateCheck
 from outlierlens.results.document import Provenance
+from outlierlens.results.finding import About
+from outlierlens.results.rows import Estimate
 
 BY = Provenance("m", "f", command="outlierlens attack m --data d.txt --budget 2", seed=0)
 
 
-def edits(caught: bool, deep: bool | None = None) -> tuple[Edit, ...]:
-    """Two sign flips."""
-    return tuple(Edit("norm.weight", (dim,), dim, 1.0, -1.0, None, dim, caught, deep) for dim in (0, 1))
-
-
-def attacked(among: str = "sensitive", *, caught: bool = True, deep: bool | None = None) -> Attacked:
-    """Damage 0.5 with one edit, 3 with two; random edits change 0.01."""
-    points = (
-        Point(1, 1, 2.5, 0.5, 0.4, 0.6, 1.25, 2.6, edits(caught)[:1]),
-        Point(2, 2, 5.0, 3.0, 2.5, 3.5, 2.5, 5.2, edits(caught, deep)),
-    )
-    controls = (Control("sensitive", (0.01, 0.02, 0.0), 2, 0.25), Control("anywhere", (0.0, 0.0, 0.001), 2, 0.25))
-    return Attacked("sign flip", among, points, points[1], controls if among == "sensitive" else (), 9)
-
-
 def attack() -> Attack:
-    """Both families."""
+    """Damage 0.5 with one edit, 3 with two; random edits change 0.01."""
+    one = EditDamage(
+        kind="sign-flip", budget=1, n_edits=1, value=Estimate(2.5, 2.4, 2.6), change=Estimate(0.5, 0.4, 0.6), times=1.25,
+        searched=2.6, per_text=(2.5,) * 8,
+    )  # fmt: skip
+    two = replace(
+        one, budget=2, n_edits=2, value=Estimate(5.0, 4.5, 5.5), change=Estimate(3.0, 2.5, 3.5), times=2.5, searched=5.2,
+        enough=2, random=(0.01, 0.02, 0.0), p=0.25, caught=2,
+    )  # fmt: skip
+    edit = Edit(
+        kind="sign-flip", budget=1, move=0, tensor="norm.weight", index=(0,), dim=0, before=1.0, after=-1.0, bit=None,
+        caught=None,
+    )  # fmt: skip
+    edits = (edit, *(replace(edit, budget=2, move=i, index=(i,), dim=i, caught=True) for i in (0, 1)))
     return Attack(
-        provenance=BY, data="d.txt", data_digest="0", task="causal loss", unit="nats per token", n_texts=8, n_tokens=90,
-        n_search=4, max_length=32, intact=2.0, budget=2, budgets=(1, 2), factor=2.0, dtype="float32", bound=10.0,
-        n_sensitive=60, n_values=1000, dims=(0,), kinds=(attacked(),),
-        anywhere=(attacked("anywhere", caught=False, deep=True),), notes=("a note",),
+        provenance=BY, points=(one, two), edits=edits, budget=2, factor=2.0, intact=2.0, n_search=4, n_sensitive=60,
+        n_values=1000, notes=("a note",),
+        about=About(
+            data="d.txt", task="causal loss", unit="nats per token", stack="model", layers=(0, 1), dims=("0",),
+            named_by="as given", n_texts=8, n_tokens=90, max_length=32,
+        ),
     )  # fmt: skip
 
 
 def update_check() -> UpdateCheck:
     """The first of three clients is flagged."""
-    good = ClientUpdate("b", "2", 1.0, 900, 0.011, 1.1, 0.4, 0.8, 48, 1, 0.48, 0.4, 0.0, 0.0)
+    good = ClientUpdate(
+        model="b", fingerprint="2", norm=1.0, n_changed=900, share=0.011, ratio=1.1, p=0.4, peak=0.8, n_top=48,
+        n_top_outlier=1, expected_top=0.48, top_p=0.4, z=0.0, top_z=0.0,
+    )  # fmt: skip
     bad = replace(
-        good,
-        model="a",
-        share=0.6,
-        ratio=60.0,
-        p=0.0005,
-        peak=9.0,
-        n_top_outlier=40,
-        top_p=1e-9,
-        z=41.0,
-        why=("too much",),
-    )
-    clients = (bad, good, replace(good, model="c"))
+        good, model="a", share=0.6, ratio=60.0, p=0.0005, peak=9.0, n_top_outlier=40, top_p=1e-9, z=41.0, why=("too much",),
+        flagged=True,
+    )  # fmt: skip
     return UpdateCheck(
-        BY, False, {"model": (0,)}, "model: as given", 1000, 10, clients, 0.01, 10.0, 3.0, 3.5, 1999, 4000, 90_000
-    )
+        provenance=BY, about=About(stack="model", dims=("0",), named_by="as given"), deep=False, n_entries=1000,
+        n_outlier_entries=10, clients=(bad, good, replace(good, model="c")), bytes_read=4000,
+    )  # fmt: skip
 
 
 def made() -> dict[str, object]:

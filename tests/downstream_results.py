@@ -5,11 +5,13 @@ from typing import Any
 import numpy as np
 
 import synthetic_report
+from outlierlens.analyses.recover import Arm, Recovery
 from outlierlens.experiments.frozen.result import Chosen, FixScores, FrozenScores
 from outlierlens.experiments.one_dimension.result import LayerOneDim, OneDim, OneDimension, ShiftedMeanProbe
-from outlierlens.experiments.recover.result import Arm, Recovery, Regrowth
 from outlierlens.experiments.survival.result import Agreement, DimSurvival, Movement, Shift, Survival, TunedSurvival
 from outlierlens.results.document import Provenance
+from outlierlens.results.finding import About
+from outlierlens.results.rows import Estimate
 
 PROVENANCE = Provenance("m", "f", command="outlierlens one-dimension m --task rte")
 
@@ -32,20 +34,23 @@ def recovery() -> Recovery:
 
     def arm(what: Any, state: Any, value: float, **more: Any) -> Arm:
         lost = 0.8 - value
-        regrowth = (Regrowth(3, 0.5, None, 0.5, None, -2.0, None, 0.25),)
-        dims = () if what == "none" else (3,)
-        scores = {"accuracy": value}
         return Arm(
-            what, state, dims, more.pop("seed", None), value, value - 0.05, value + 0.05, 0.6, lost, lost - 0.05,
-            lost + 0.05, scores, regrowth, **more,
+            what=what, state=state, dims=() if what == "none" else (3,), value=Estimate(value, value - 0.05, value + 0.05),
+            lost=Estimate(lost, lost - 0.05, lost + 0.05), regrown=0.25, each_regrown=(0.25,), loss=0.6,
+            scores={"accuracy": value}, **more,
         )  # fmt: skip
 
     arms = (
         arm("none", "intact", 0.8), arm("chosen", "off", 0.5), arm("chosen", "again", 0.75, seed=1, recovered=5 / 6),
         arm("chosen", "again", 0.77, seed=2, recovered=0.9), arm("chosen", "held", 0.7, seed=1, best_epoch=2.0, folder="x"),
     )  # fmt: skip
-    settings = {"epochs": 2}
-    return Recovery(PROVENANCE, "glue:rte", "accuracy", "model", (3,), "t", "d", 40, 20, settings, 1e-3, arms)
+    return Recovery(
+        provenance=PROVENANCE, arms=arms, train="t", n_train=40, settings={"epochs": 2}, reach=1e-3,
+        about=About(
+            data="d", inputs="examples", task="glue:rte", metric="accuracy", stack="model", dims=("3",), named_by="given",
+            n_texts=20,
+        ),
+    )  # fmt: skip
 
 
 def one_dimension() -> OneDimension:

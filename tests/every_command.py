@@ -40,7 +40,6 @@ RUNS: dict[str, tuple[str, ...]] = {
     "outcomes": ("run",),
     "finetune": (M, *LABELLED, "--epochs", "1", "--batch-size", "8", "-o", "tuned", "--precision", "float32"),
     "survival": (M, "tuned/seed-42/model", "--chart", "survival.html"),
-    "recover": ("tuned/seed-42/model", *LABELLED, "--epochs", "1", "--batch-size", "8", "--random", "0", "-o", "recovered"),
     "one-dimension": ("tuned/seed-42/model", *LABELLED, "--dims", "8", "--limit", "8", *QUIET[2:]),
     "replicate kovaleva-glue": (M, "--tasks", "sst2", "--tuned", "sst2=tuned/seed-42/model", "--data", "paper/glue",
                                 "--labels", "negative,positive", "--random", "1", "--matched", "0", "--windows-task", "none",

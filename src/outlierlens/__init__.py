@@ -68,6 +68,7 @@ _HOME = {
     "removed_writes": "ablation.switches",
     "clip": "ablation.switches",
     "AblateOptions": "analyses.ablate",
+    "recover": "analyses.recover",
     "SweepOptions": "experiments.sweep.options",
     "watch": "training.watch",
     "WatchOptions": "training.watch",

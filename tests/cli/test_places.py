@@ -49,9 +49,7 @@ def words(name: str, place: Path) -> list[str]:
 def test_every_kind_is_among_them() -> None:
     assert len(KINDS) > 40
     assert {name for name, kind in KINDS.items() if kind == "folder"} == {"repair", "export-embedder", "atlas page"}
-    assert {"report", "track", "atlas build", "finetune", "pretrain", "recover"} < {
-        n for n, k in KINDS.items() if k == "run"
-    }
+    assert {"report", "track", "atlas build", "finetune", "pretrain"} < {n for n, k in KINDS.items() if k == "run"}
 
 
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if name != "pretrain"])

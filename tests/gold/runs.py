@@ -10,7 +10,7 @@ from gold.files import brief
 # When, how long, where and with what it was measured: not what was found.
 ASIDE = frozenset(("created", "libraries", "version", "command", "path", "folder", "platform"))
 # Commands that see a model trained here: on another processor its weights have other last bits.
-TRAINED = frozenset(("pretrain", "track", "outcomes", "finetune", "survival", "recover", "one-dimension",
+TRAINED = frozenset(("pretrain", "track", "outcomes", "finetune", "survival", "one-dimension",
                      "replicate kovaleva-glue", "replicate puccetti-glue"))  # fmt: skip
 # Nothing but the rounding of two ways to compute the same, which every processor does otherwise; the command bounds it.
 ROUNDING = {"export-embedder": frozenset(("difference",))}

@@ -11,7 +11,6 @@ from outlierlens.architectures.stack import load_toml
 from outlierlens.data.tables import _json_rows
 from outlierlens.data.token_counts import _pairs
 from outlierlens.errors import BadFile, BadInput, OutlierlensError
-from outlierlens.experiments.attack import saving
 from outlierlens.experiments.embedder import folder
 from outlierlens.models import folder as model_folder
 from outlierlens.replicate.kept import KeptParts
@@ -34,7 +33,6 @@ JSON: dict[str, Callable[[Path], Any]] = {
     "clip.json": lambda path: clipping._file(path, 4),
     "settings.json": finetune_folder.read_json,
     "epochs.jsonl": lambda path: finetune_folder.Kept(path.parent, "accuracy"),
-    "config.json": lambda path: saving._mark_config(path, "", ()),
     "rope.json": folder._rotary_base,
     "module.json": folder._read,
     "parts/a.key": lambda path: KeptParts(path.parents[1], overwrite=False)("a", "", lambda: None),

@@ -18,7 +18,6 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 
-import attack_results
 import explore_models
 import exported_results
 import finetune_runs
@@ -37,7 +36,6 @@ from outlierlens.architectures.stack import Stack, load_toml, to_toml
 from outlierlens.checkpoints.samples import directory
 from outlierlens.cli.app import read
 from outlierlens.errors import BadInput, command, comment, literal, markdown, shell
-from outlierlens.experiments.attack import saving
 from outlierlens.experiments.embedder import view as embedder
 from outlierlens.experiments.mask.exports import WRITERS
 from outlierlens.experiments.mask.exports import export as export_mask
@@ -181,14 +179,6 @@ def test_rows_of_architectures(name: str, tmp_path: Path) -> None:
     assert tomllib.loads(to_toml((stack,)))
 
 
-def attacked(name: str) -> str:
-    found = attack_results.attack()
-    one = found.kinds[0]
-    point = replace(one.points[1], edits=tuple(replace(edit, tensor=name) for edit in one.points[1].edits))
-    hostile: Any = type("Loaded", (), {"name": name})
-    return saving._card(hostile, found, replace(one, strongest=point) if hasattr(one, "strongest") else one)
-
-
 def tuned(name: str) -> str:
     made = finetune_runs.tuned(task=f"classify {name}", base=name)
     made = replace(
@@ -212,7 +202,7 @@ def repaired(name: str) -> str:
     return repair._card(repair_results.repaired(), name)
 
 
-CARDS: tuple[Callable[[str], str], ...] = (attacked, tuned, exported, reported, repaired)
+CARDS: tuple[Callable[[str], str], ...] = (tuned, exported, reported, repaired)
 
 
 def blocks(text: str) -> list[str]:
@@ -252,7 +242,7 @@ def test_every_comment_and_heading_with_a_name_in_it_is_made_in_one_place() -> N
                 found.append(path.relative_to(SOURCE).as_posix())
     # A number of dimensions; headings whose names were escaped before.
     allowed = {"experiments/mask/exports.py", "experiments/embedder/view.py", "training/finetune/folder.py"}
-    assert set(found) <= allowed | {"experiments/attack/saving.py", "report/card.py", "explore/space.py"}
+    assert set(found) <= allowed | {"report/card.py", "explore/space.py"}
 
 
 def test_a_comment_is_one_line_and_names_no_encoding() -> None:

@@ -3,25 +3,12 @@
 import math
 from dataclasses import replace
 
-import attack_results
 import frequency_results
 import similar_results
-from outlierlens.experiments.attack.view import sections as attack_sections
 from outlierlens.experiments.frequency.view import sections as frequency_sections
 from outlierlens.experiments.similarity.view import sections as similarity_sections
 
 NAN = math.nan
-
-
-def test_an_attack_says_how_many_texts_settle_it() -> None:
-    found = attack_results.attack()
-    (kind,) = found.kinds
-    points = tuple(replace(one, low=NAN, high=NAN) for one in kind.points)
-    few = replace(found, kinds=(replace(kind, points=points),))
-    first = next(iter(attack_sections(few))).sentences[0]
-    # 8 texts judge and 4 search: 1.5 texts are read for each that judges.
-    assert "not settled: 8 texts that judge are too few for an interval; read 32 or more." in first
-    assert "95 % interval: +2.5 to +3.5." in next(iter(attack_sections(found))).sentences[0]
 
 
 def test_frequency_without_an_interval_has_no_verdict() -> None:

@@ -216,7 +216,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "finetune", "train",
-        "Fine-tune a model on a labelled task, the best epoch of each seed kept; stopped runs continue.",
+        "Fine-tune a model on a labelled task, the best epoch of each seed kept; stopped runs continue.\n\n"
+        "With --recover dimensions of a fine-tuned model go off, and it is fine-tuned again, free and held at zero, against "
+        "random ones.",
         home="training.finetune", python=".loop:finetune", odd=True, writes="folder", options="Finetuning", takes=groups.SPLITS,
         shared=groups.WHOLE | {
             "task": Other(REQUIRED, help="sst2, cola, rte, hans, superglue:wic, …; or classify, regress, tokens."),
@@ -226,11 +228,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "output": Other(help="Run directory. Default: runs/MODEL-TASK."), "chart": None, "dtype": None,
             "overwrite": Other(help="Remove runs with other settings from the directory."),
         },
-        result="FineTuned",
+        result="FineTuned", also=("analyses.recover:Recovery",),
         examples=(
             "finetune mini-planted --task classify --data labelled --epochs 1 --batch-size 8 --max-length 16 -o tuned",
             "finetune mini-planted --task classify --data labelled --epochs 1 --batch-size 8 --max-length 16 --off "
             "8,24 --hold -o tuned-off  # two dimensions off, and held at zero",
+            "finetune tuned/seed-42/model --task classify --data labelled --recover --off 8 --epochs 1 --batch-size 8 "
+            "--max-length 16 --random 0 -o recovered  # does it recover from losing dimension 8?",
         ),
     ),
     Experiment(
@@ -301,24 +305,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         examples=(
             "survival mini-bert mini-planted",
             "survival mini-planted tuned/seed-42/model --dims 8,24 --norms-only",
-        ),
-    ),
-    Experiment(
-        "recover", "train",
-        "Switch dimensions off and fine-tune again, free and held at zero, against random ones; stopped runs "
-        "continue.",
-        home="experiments.recover", python="recover", odd=True, writes="folder", options="RecoverOptions", takes=groups.SPLITS,
-        shared=groups.WHOLE | {
-            "model": Other(help="Fine-tuned: directory or hub id."), "task": Other(REQUIRED), "dtype": None,
-            "output": Other(help="Run directory. Default: runs/MODEL-recovery."),
-            "overwrite": Other(help="Remove runs with other settings from it, and replace the chart."),
-        },
-        result="Recovery", picture="recovery",
-        examples=(
-            "recover tuned/seed-42/model --task classify --data labelled --dims 8 --epochs 1 --batch-size 8 "
-            "--max-length 16 --random 0 -o recovered",
-            "recover tuned/seed-42/model --task classify --data labelled --dims 8 --epochs 1 --batch-size 8 "
-            "--max-length 16 --random 0 -o recovered --json  # the same run again: nothing is trained twice",
         ),
     ),
     Experiment(
@@ -586,23 +572,24 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "attack", "guard",
-        "Measure how much damage few edits of sensitive values do, and how many of them verify finds; all in memory.",
-        home="experiments.attack", places=("save",), needs=("integrity",), python="attack", options="AttackAndSave",
+        "Measure how much damage few edits of sensitive values do, and how many of them verify finds; all in memory.\n\n"
+        "What is measured is kept in runs/MODEL-attack: the same command goes on.",
+        home="analyses.attack", needs=("integrity",), python="attack", options="AttackOptions",
         shared={"data": Other(REQUIRED, help="Text to measure damage on: a file or a hub id."), "limit": Other(28)},
-        result="Attack", picture="attack",
+        result="Attack",
         examples=(
             "attack mini-planted --data reviews --limit 6 --budget 1 --kinds zero --tries 2 --sets 1 --random 1 "
             "--search-texts 2",
-            "attack mini-planted --dims 8 --data reviews --limit 6 --budget 1 --kinds \"sign flip\" --tries 2 --sets 1 "
+            "attack mini-planted --dims 8 --data reviews --limit 6 --budget 1 --kinds sign-flip --tries 2 --sets 1 "
             "--random 1 --search-texts 2",
         ),
     ),
     Experiment(
         "update-check", "guard",
         "Flag updates of a federated round that fall on outlier entries beyond their share; exit code 3 if any does.",
-        home="experiments.attack", measure=".updates", python=".updates:update_check", options="Updates",
+        home="analyses.update_check", needs=("integrity",), python="update_check", options="Updates",
         takes=groups.MODELS, shared=dict.fromkeys(("chart", "verbose", "no_progress", "revision", "subfolder")),
-        result=".result_updates:UpdateCheck", gate="flagged",
+        result="UpdateCheck", gate="flagged",
         examples=(
             "update-check mini-planted mini-planted --draws 19",
             "update-check mini-planted tuned/seed-42/model --dims 8,24 --draws 99",

@@ -548,7 +548,7 @@ def test_examples_have_as_many_tokens_as_finetune_gives_them() -> None:
     assert TaskReading(task="rte").options(max_length=64).max_length == 64
 
 
-@pytest.mark.parametrize("command", [("recover", "--dims", "1"), ("one-dimension",)])
+@pytest.mark.parametrize("command", [("finetune", "--recover", "--off", "1"), ("one-dimension",)])
 def test_words_are_refused_where_texts_are_scored(run: Any, command: tuple[str, ...]) -> None:
     code, _, err = run(command[0], "no-such-model", *command[1:], "--task", "tokens", "--data", "x.jsonl")
     assert code == 1

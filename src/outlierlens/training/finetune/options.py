@@ -93,3 +93,8 @@ class Finetuning:
     """Of every run; its `seed` is one of `seeds`."""
     report_to: Annotated[tuple[str, ...], Flag(read="options.read:parse_names")] = ()
     """Where the Trainer logs too: tensorboard, wandb, mlflow, trackio; comma-separated."""
+    recover: bool = False
+    """Ask whether a fine-tuned model recovers: --off (default: what scan finds) off, then fine-tuned again, free and held at
+    zero, beside random dimensions and nothing off."""
+    n_random: Annotated[int, Flag("--random"), Ge(0)] = 1
+    """With --recover: random sets of the same size, treated alike."""

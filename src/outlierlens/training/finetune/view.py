@@ -2,12 +2,16 @@
 
 from collections.abc import Iterator
 
+from outlierlens.results.finding import Finding
 from outlierlens.training.finetune.result import EpochScore, FineTuned, SeedRun
 from outlierlens.view.section import Cell, Rows, Section, Span
 
 
-def sections(found: FineTuned, *, verbose: bool = False) -> Iterator[Section]:
-    """The best epoch of each seed; with `verbose` every epoch, and where the models lie."""
+def sections(found: FineTuned | Finding, *, verbose: bool = False) -> Iterator[Section]:
+    """The best epoch of each seed; with `verbose` every epoch, and where the models lie. A finding says itself what it says."""
+    if isinstance(found, Finding):
+        yield from found.sections(verbose=verbose)
+        return
     names = tuple(found.seeds[0].best.scores)
     heads = ("seed", "epoch", "of", "dev loss", *names, f"{found.metric}, 95 %")
     tables = [Rows("The best epoch of each seed", heads, tuple(_best(run, names) for run in found.seeds))]

@@ -12,7 +12,6 @@ average_vectors  mean of each layer
 largest_values   largest |h| by layer, with its token
 gammas           mean against spread of the states, by layer
 extreme_shares   share of tokens whose smallest / largest entry a dimension is
-attack           damage against the number of edited values, by kind of edit, beside random ones
 sweep_effects    every dimension switched off in turn: change by dimension, with intervals
 sweep_ranked     the same from the largest down; sweep_first_order beside the gradient's estimate
 sweep_map        layers × dimensions damage map; sweep_windows its named dimensions and sets as lines
@@ -29,7 +28,6 @@ frequency_geometry   norms and cosines of frequent and rare tokens, raw, clipped
 attention        attention received and outliers: attention_correlation, attention_sinks, heads and an example's maps
 probe            a token's position: its panels probe_accuracy, probe_contributions and probe_heat in one picture
 predictions      what a model says with dimensions off: prediction_shifts and prediction_curves in one picture
-recovery         a model with dimensions off, and fine-tuned again
 vector_panels    mean of each layer over all dimensions, a panel per layer
 origin           where dimensions come from: origin_rows, origin_histograms and origin_ranks in one picture
 sts_layers       sentence similarity by layer, a panel per task, a line a fix; wic_layers words in context

@@ -10,15 +10,14 @@ import torch
 
 import downstream_results
 import finetune_runs
-from outlierlens import charts
+from outlierlens.analyses import recover as analysis
+from outlierlens.analyses.recover import RecoverOptions, Recovery, recover, regrown
 from outlierlens.detection.rules import Measured
 from outlierlens.errors import BadInput
-from outlierlens.experiments.recover.measure import _recovered, _regrowth, recover
-from outlierlens.experiments.recover.options import RecoverOptions
-from outlierlens.experiments.recover.result import Recovery
 from outlierlens.models.load import LoadOptions, load_model
 from outlierlens.options import Find
 from outlierlens.results.document import from_json, load, to_json
+from outlierlens.results.rows import Estimate
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
 from outlierlens.tasks.metrics import interval
@@ -76,7 +75,7 @@ def test_the_arms(tuned: Any, found: Any) -> None:
     assert not set(control) & set(DIMS)
     assert all(arm.dims == control for arm in result.arms if arm.what == "random")
     assert result.reach == pytest.approx(1e-3 * 6 / 2)  # 48 examples, 8 a step
-    assert (result.n_train, result.n_dev, result.metric) == (48, 40, "accuracy")
+    assert (result.n_train, result.about.n_texts, result.about.metric) == (48, 40, "accuracy")
     assert "off" not in result.settings
 
 
@@ -88,23 +87,19 @@ def test_each_arm_s_score_is_that_of_its_model(tuned: Any, found: Any) -> None:
         loaded = load_model(path, LoadOptions(dtype="float32", device="cpu"))
         scores[name] = LabelledScore(loaded, dev, TaskOptions(max_length=16)).outputs()
     intact, held = result.arm("none", "intact"), result.arm("chosen", "held")
-    assert (intact.value, intact.lost, intact.lost_low, intact.lost_high) == (
-        scores["intact"].scores["accuracy"],
-        0,
-        0,
-        0,
-    )
-    assert held.value == scores["held"].scores["accuracy"]
-    assert held.lost == pytest.approx(intact.value - held.value)
-    assert (held.low, held.high) == interval("accuracy", scores["held"].truth, scores["held"].predicted, seed=0)
-    assert held.lost_low <= held.lost <= held.lost_high
+    assert (intact.value.value, intact.lost) == (scores["intact"].scores["accuracy"], Estimate(0.0, 0.0, 0.0))
+    assert held.value.value == scores["held"].scores["accuracy"]
+    assert held.lost.value == pytest.approx(intact.value.value - held.value.value)
+    ends = interval("accuracy", scores["held"].truth, scores["held"].predicted, seed=0)
+    assert (held.value.low, held.value.high) == ends
+    assert held.lost.low <= held.lost.value <= held.lost.high
     loaded = load_model(model, LoadOptions(dtype="float32", device="cpu"))
     with torch.no_grad():
         for block in loaded.model.base_model.encoder.layer:
             for values in (block.output.LayerNorm.weight, block.output.LayerNorm.bias):
                 values[list(DIMS)] = 0
     off = LabelledScore(loaded, dev, TaskOptions(max_length=16)).outputs()
-    assert result.arm("chosen", "off").value == off.scores["accuracy"]
+    assert result.arm("chosen", "off").value.value == off.scores["accuracy"]
     assert result.arm("chosen", "off").loss == pytest.approx(off.losses.mean(), rel=1e-5)
 
 
@@ -118,24 +113,17 @@ def test_what_is_held_stays_zero_and_what_is_free_grows(tuned: Any, found: Any) 
         for scale, bias in norms(held.folder):
             assert not scale[dims].any()
             assert not bias[dims].any()
-        assert all(one.regrown == one.scale == one.bias == 0 for one in (*held.regrowth, *off.regrowth))
-        assert [one.dim for one in free.regrowth] == dims
+        assert held.each_regrown == off.each_regrown == (0, 0)
         now = norms(free.folder)
-        for one in free.regrowth:
-            assert one.scale == pytest.approx(np.mean([abs(scale[one.dim]) for scale, _ in now]), rel=1e-5)
-            assert one.scale > 0
-            assert one.scale_share == pytest.approx(
-                np.mean([abs(s[one.dim]) for s, _ in now]) / np.mean([abs(s[one.dim]) for s, _ in before]), rel=1e-5
-            )
+        for dim, share in zip(dims, free.each_regrown, strict=True):
             values, olds = (
-                np.array([part[one.dim] for layer in side for part in layer], dtype=float) for side in (now, before)
+                np.array([part[dim] for layer in side for part in layer], dtype=float) for side in (now, before)
             )
-            assert one.regrown == pytest.approx(1 - np.linalg.norm(values - olds) / np.linalg.norm(olds), rel=1e-4)
+            assert share == pytest.approx(1 - np.linalg.norm(values - olds) / np.linalg.norm(olds), rel=1e-4)
             # Steps of AdamW are about the learning rate long: it cannot have come far.
-            assert np.abs(values).max() < 3 * result.reach
-    intact = result.arm("none", "intact")
-    assert [one.dim for one in intact.regrowth] == list(DIMS)
-    assert all(one.regrown == 1 and one.scale_share == one.bias_share == 1 for one in intact.regrowth)
+            assert 0 < np.abs(values).max() < 3 * result.reach
+        assert free.regrown == pytest.approx(np.mean(free.each_regrown))
+    assert result.arm("none", "intact").each_regrown == (1, 1)
 
 
 def test_finished_arms_are_read_and_not_trained_again(tuned: Any, found: Any) -> None:
@@ -154,25 +142,28 @@ def test_finished_arms_are_read_and_not_trained_again(tuned: Any, found: Any) ->
 def test_regrowth_by_hand() -> None:
     intact = Measured(np.array([[3.0, 1], [0, 1]]), np.array([[4.0, 1], [0, 1]]))
     now = Measured(np.array([[3.0, 1], [0, 1]]), np.array([[0.0, 1], [0, 1]]))
-    one = _regrowth(0, intact, now)
-    assert (one.scale, one.bias, one.scale_share, one.bias_share) == (1.5, 0, 1, 0)
-    assert one.regrown == pytest.approx(1 - 4 / 5)
-    assert one.z_scale == pytest.approx((1 - 1) / 2)  # above in one layer, below in the other
-    alone = _regrowth(1, Measured(intact.scale), Measured(now.scale))
-    assert (alone.bias, alone.bias_share, alone.z_bias, alone.regrown) == (None, None, None, 1)
-    nothing = _regrowth(0, Measured(np.array([[0.0, 1]])), Measured(np.array([[0.5, 1]])))
-    assert (nothing.scale_share, nothing.regrown) == (None, 0)
+    assert regrown(intact, now, 0) == pytest.approx(1 - 4 / 5)
+    assert regrown(Measured(intact.scale), Measured(now.scale), 1) == 1
+    assert regrown(Measured(np.array([[0.0, 1]])), Measured(np.array([[0.5, 1]])), 0) == 0
 
 
-def test_recovered_is_said_only_of_a_loss_beyond_chance(found: Any) -> None:
-    result, _ = found
-    off, again = result.arm("chosen", "off"), result.arm("chosen", "again")
-    off = replace(off, lost=0.4, lost_low=0.2, lost_high=0.5)
-    again = replace(again, lost=0.1, recovered=None)
-    assert _recovered(again, [off, again]).recovered == pytest.approx(0.75)
-    assert _recovered(again, [replace(off, lost_low=-0.01), again]).recovered is None
-    assert _recovered(off, [off, again]).recovered is None
-    assert _recovered(replace(again, dims=(1, 2)), [off, again]).recovered is None
+def test_recovered_is_said_only_of_a_loss_beyond_chance(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (_, dev) = tuned
+    loaded = load_model(model, LoadOptions(dtype="float32", device="cpu"))
+    scorer = analysis._Scorer(loaded, dev, options())
+
+    def added(what: Any, state: Any, dims: tuple[int, ...], right: float, ends: tuple[float, float]) -> float | None:
+        outputs = replace(scorer.intact, scores={"accuracy": scorer.intact.scores["accuracy"] - right})
+        monkeypatch.setattr(analysis, "LabelledScore", lambda *_: type("S", (), {"outputs": lambda _: outputs})())
+        monkeypatch.setattr(analysis.Statistic, "interval", lambda *_, **__: ends)
+        scorer.add(loaded, what=what, state=state, dims=dims, shown=(3,))
+        return scorer.arms[-1].recovered
+
+    assert added("chosen", "off", (3,), 0.4, (0.2, 0.5)) is None
+    assert added("chosen", "again", (3,), 0.1, (0.0, 0.2)) == pytest.approx(0.75)
+    assert added("random", "again", (1,), 0.1, (0.0, 0.2)) is None  # never off alone
+    assert added("random", "off", (2,), 0.4, (-0.01, 0.5)) is None
+    assert added("random", "held", (2,), 0.1, (0.0, 0.2)) is None  # what was lost may be chance
 
 
 def test_several_seeds_and_what_the_rule_finds(tuned: Any, tmp_path: Path) -> None:
@@ -190,14 +181,14 @@ def test_several_seeds_and_what_the_rule_finds(tuned: Any, tmp_path: Path) -> No
     kinds = [(arm.what, arm.state, arm.seed) for arm in result.arms]
     assert kinds[2:] == [("none", "again", 1), ("none", "again", 2), ("chosen", "again", 1), ("chosen", "again", 2),
                          ("chosen", "held", 1), ("chosen", "held", 2)]  # fmt: skip
-    assert result.arm("chosen", "held", 2).folder.endswith("chosen-held/seed-2/model")
-    with pytest.raises(BadInput, match="no arm 'random', 'off'"):
+    assert result.arms[-1].folder.endswith("chosen-held/seed-2/model")
+    with pytest.raises(BadInput, match="no arm 'random', 'off'; there are none / intact, chosen / off"):
         result.arm("random", "off")
 
 
 def test_what_cannot_be_done(tuned: Any, tmp_path: Path) -> None:
     model, (train, dev) = tuned
-    with pytest.raises(BadInput, match=r"the rule finds no dimension in its weights; name some with --dims"):
+    with pytest.raises(BadInput, match=r"the rule finds no dimension in its weights; name some with --off"):
         recover(model, train, dev, tmp_path / "a", options("find"), how())
     with pytest.raises(BadInput, match="dimension 32 does not exist"):
         recover(model, train, dev, tmp_path / "a", options((32,)), how())
@@ -223,37 +214,42 @@ def test_result_and_chart(found: Any) -> None:
     assert rows[0]["state"] == "intact"
     assert rows[5]["regrown"] == 0
     assert len(rows) == 8
-    drawn = charts.recovery(result)
-    points = drawn.spec["layer"][2]["data"]["values"]
-    assert [point["value"] for point in points] == pytest.approx([arm.value for arm in result.arms], abs=1e-4)
-    assert points[3]["arm"] == "fine-tuned further"
-    assert points[5]["arm"] == "3, 7: fine-tuned again, held at zero"
-    assert "With 3, 7 off it loses" in drawn.reading
-    assert drawn.total == 8
+    assert result.chart().total == 8
 
 
 def test_the_command(tuned: Any, tmp_path: Path, run: Any) -> None:
     model, (train, _) = tuned
-    words = ["--task", "classify", "--data", str(Path(train.source).parent), "--dims", "3,7", "--random", "0"]
+    words = [
+        "--recover",
+        "--task",
+        "classify",
+        "--data",
+        str(Path(train.source).parent),
+        "--off",
+        "3,7",
+        "--random",
+        "0",
+    ]
     words += ["--epochs", "1", "--batch-size", "8", "--max-length", "16", "--device", "cpu"]
     folder = tmp_path / "run"
-    code, out, err = run("recover", model, *words, "-o", str(folder), "--chart", str(tmp_path / "c.svg"))
+    code, out, err = run("finetune", model, *words, "-o", str(folder))
     assert code == 0, err
-    assert "lost with dimensions 3, 7 of model off" in out
-    assert "off, not retrained" in out
-    assert "fine-tuned again, held at zero" in out
+    assert "Accuracy lost with dimensions 3 and 7 of model off: off " in out
     assert f"result: {folder / 'recovery.json'}" in out
-    assert load(folder / "recovery.json").provenance.command.startswith("outlierlens recover ")
-    assert (tmp_path / "c.svg").read_bytes().startswith(b"<svg")
+    assert load(folder / "recovery.json").provenance.command.startswith("outlierlens finetune ")
     words[words.index("--epochs") + 1] = "2"
-    code, _, err = run("recover", model, *words, "-o", str(folder))
+    code, _, err = run("finetune", model, *words, "-o", str(folder))
     assert (code, "holds" in err) == (1, True), err
 
 
-def test_seeds_of_one_kind_share_a_line() -> None:
-    drawn = charts.recovery(downstream_results.recovery())
-    points = drawn.spec["layer"][2]["data"]["values"]
-    assert [point["turn"] for point in points] == [0.5, 0.5, 0.25, 0.75, 0.5]
-    assert [row[9] for row in drawn.rows] == [None, None, 0.8333, 0.9, None]
-    assert "loses +0.300 (95 % interval +0.250 to +0.350)" in drawn.reading
-    assert b"<svg" in charts.picture(drawn, "svg")
+def test_what_is_said() -> None:
+    (section,) = downstream_results.recovery().sections()
+    assert section.sentences[0] == (
+        "Accuracy lost with dimension 3 of model off: off +0.300; trained again, free to regrow +0.040; trained again without "
+        "them +0.100."
+    )
+    (table,) = section.tables
+    assert table.columns == (
+        "off", "model", "dimensions", "seed", "accuracy", "95 %", "accuracy lost", "95 %", "recovered", "grown back", "epoch",
+    )  # fmt: skip
+    assert [row[-3] for row in table.rows] == [None, None, 5 / 6, 0.9, None]

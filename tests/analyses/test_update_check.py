@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import attack_results
 from architectures import FAMILIES, build
+from outlierlens.analyses.update_check import UpdateOptions, robust_z, update_check
 from outlierlens.errors import BadInput
-from outlierlens.experiments.attack.options import UpdateOptions
-from outlierlens.experiments.attack.updates import robust_z, update_check
 
 OUTLIER = 5
 WIDTH = 64
@@ -72,7 +72,7 @@ def test_honest_noise_passes_and_a_planted_delta_does_not(base: Path, tmp_path: 
     assert (code, "No update touches outlier entries beyond its share" in out) == (0, True)
     # One dimension of 64 is ranked among the 63 others, however many draws: that alone does not reach 0.01.
     code, out, _ = run("update-check", str(base), bad, "--dims", str(OUTLIER), "--alpha", "0.02", "--json")
-    (one,) = json.loads(out)["clients"]
+    one = {name: value for name, (value,) in json.loads(out)["clients"].items()}
     assert code == 3
     assert one["share"] > 0.9
     assert one["p"] == 1 / WIDTH
@@ -134,7 +134,7 @@ def test_one_large_edit_in_a_noisy_update_is_flagged_by_its_peak(base: Path, tmp
 def test_no_change_and_no_number(base: Path, tmp_path: Path) -> None:
     same = update_check(str(base), [str(base)], UpdateOptions(dims=(OUTLIER,), n_draws=9))
     assert (same.flagged, same.clients[0].share) == ((), 0.0)
-    assert same.verdict.startswith("nothing changed in what was read")
+    assert next(same.sentences()).startswith("Nothing changed in what was read")
     tensors = load_file(base / "model.safetensors")
     tensors["embeddings.LayerNorm.bias"][0] = float("nan")
     (tmp_path / "c").mkdir()
@@ -159,3 +159,14 @@ def test_robust_z_by_hand() -> None:
     # Median 2, deviations 1, 0, 0, 1, 8: their median is 1.
     assert robust_z(np.array([1.0, 2.0, 2.0, 3.0, 10.0]))[-1] == pytest.approx(8 / 1.4826)
     assert robust_z(np.array([0.0, 0.0, 0.0, 0.05]))[-1] == pytest.approx(0.5)  # the least spread
+
+
+def test_the_table_says_what_is_wrong_first() -> None:
+    (section,) = attack_results.update_check().sections()
+    assert section.sentences[:2] == (
+        "1 of 3 updates flagged: a puts 60.0% of its squared norm on them (60 times their share), 40 of its 48 largest "
+        "entries; 1.00% of the entries are outlier entries.",
+        "a: too much.",
+    )
+    (table,) = section.tables
+    assert [row[:2] for row in table.rows] == [("a", True), ("b", False), ("c", False)]

@@ -1,1 +1,0 @@
-"""Whether a fine-tuned model recovers from losing dimensions: what is asked, and what is said of it."""

@@ -1,0 +1,310 @@
+"""Attacks on tiny models: planted values found first, bits by hand, restored bit for bit, budgets kept, every edit caught."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import attack_results
+from outlierlens.analyses.attack import Attack, AttackOptions, Watch, attack, cut_texts
+from outlierlens.analyses.attack_edits import (
+    KINDS,
+    Search,
+    ValueChange,
+    Values,
+    edited_values,
+    gather,
+    moves_of,
+    random_changes,
+)
+from outlierlens.architectures import live_parameters
+from outlierlens.data.texts import Texts
+from outlierlens.errors import BadInput
+from outlierlens.models.load import LoadedModel
+from outlierlens.results.document import from_json, to_json
+from outlierlens.results.rows import UNKNOWN
+from outlierlens.tasks.base import TaskOptions
+from outlierlens.tasks.choice import make_task
+from planted import tiny
+
+PLANTED = 5
+TEXTS = Texts("test", tuple(" ".join(f"w{(7 * i + j * j) % 35}" for j in range(9)) for i in range(8)))
+QUICK: dict[str, Any] = {"n_single": 4, "n_sets": 4}
+
+
+@pytest.fixture(scope="module")
+def llama() -> LoadedModel:
+    """A small Llama."""
+    return tiny("llama", "CausalLM", "causal")
+
+
+@pytest.fixture(scope="module")
+def found(llama: LoadedModel) -> Attack:
+    options = AttackOptions(budget=3, n_search=3, n_random=2, dims=(1, PLANTED), **QUICK)
+    return attack(llama, TEXTS, options)
+
+
+def bits(model: Any) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def same_bits(model: Any, before: dict[str, torch.Tensor]) -> bool:
+    return all(
+        torch.equal(value.view(torch.int32), before[name].view(torch.int32)) for name, value in model.named_parameters()
+    )
+
+
+def values_of(before: list[float], dtype: str = "float32") -> Values:
+    return gather(
+        {"w": torch.tensor(before, dtype=getattr(torch, dtype))}, {"w": dict.fromkeys(range(len(before)), -1)}, {}
+    )
+
+
+def edits_of(found: Attack, kind: str, budget: int) -> list[Any]:
+    return [edit for edit in found.edits if (edit.kind, edit.budget) == (kind, budget)]
+
+
+def test_planted_value_of_a_headless_model_is_found_first() -> None:
+    """The last norm adds 30 to one dimension, so that all sentence vectors point there: its sign turns them around."""
+    loaded = tiny("bert")
+    name = "encoder.layer.2.output.LayerNorm.bias"
+    with torch.no_grad():
+        loaded.model.get_parameter(name)[PLANTED] = 30.0
+    before = bits(loaded.model)
+    options = AttackOptions(budget=1, kinds=("zero", "sign-flip"), n_search=2, n_random=1, **QUICK)
+    one = attack(loaded, TEXTS, options)
+    for kind, after, distance in (("zero", 0.0, 0.5), ("sign-flip", -30.0, 1.8)):
+        (edit,) = edits_of(one, kind, 1)
+        assert (edit.tensor, edit.index, edit.before, edit.after) == (name, (PLANTED,), 30.0, after)
+        assert one.kind(kind).change.value > distance
+        assert one.kind(kind).random[0] < 0.1
+    assert (one.about.task, one.intact) == ("sentence change", pytest.approx(0.0, abs=1e-6))
+    assert (one.kind("zero").enough, one.kind("zero").times) == (None, None)
+    assert "move the sentence change by" in next(one.sentences())
+    assert same_bits(loaded.model, before)
+
+
+def test_a_run_leaves_every_bit_as_it_was(llama: LoadedModel) -> None:
+    before = bits(llama.model)
+    flags = [parameter.requires_grad for parameter in llama.model.parameters()]
+    attack(llama, TEXTS, AttackOptions(budget=1, kinds=("zero",), n_search=2, n_random=0, **QUICK))
+    assert same_bits(llama.model, before)
+    assert [parameter.requires_grad for parameter in llama.model.parameters()] == flags
+
+
+def test_budgets_are_kept_and_spent(found: Attack) -> None:
+    assert [one.budget for one in found.points] == [1, 2, 3] * len(KINDS)
+    for point in found.points:
+        edits = edits_of(found, point.kind, point.budget)
+        places = {(edit.tensor, edit.index) for edit in edits}
+        assert len(places) == len(edits) == point.n_edits <= point.budget, point.kind
+    assert found.points[3].n_edits == 0  # one value alone cannot trade places
+    assert found.points[3].change.value == 0
+    assert found.kind("sign-flip").n_edits == 3
+
+
+def test_the_search_never_gets_weaker_on_its_own_texts(found: Attack) -> None:
+    for kind in KINDS:
+        searched = [point.searched for point in found.points if point.kind == kind]
+        assert searched == sorted(searched)
+
+
+def test_every_edit_is_caught(found: Attack) -> None:
+    assert all(one.caught == one.n_edits > 0 for one in found.kinds)
+    assert {edit.caught for edit in found.edits} == {True, None}
+
+
+def test_a_verify_of_the_intact_model_finds_nothing(llama: LoadedModel) -> None:
+    watch = Watch(llama, AttackOptions(dims=(1, PLANTED)))
+    outside = [ValueChange("model.layers.0.mlp.up_proj.weight", 3, 9.0)]
+    assert not watch.caught([])
+    assert not watch.caught(outside)
+
+
+def test_swaps_trade_places(found: Attack) -> None:
+    edits = edits_of(found, "swap", 3)
+    assert len(edits) == 2
+    assert (edits[0].before, edits[0].after) == (edits[1].after, edits[1].before)
+    assert edits[0].tensor == edits[1].tensor
+    assert edits[0].move == edits[1].move
+
+
+def test_the_fewest_edits_are_of_the_first_budget_that_is_enough(llama: LoadedModel, found: Attack) -> None:
+    one = found.kind("exponent-flip")
+    assert one.times is not None
+    assert one.enough is None  # of the factor 2
+    factor = (1 + one.times) / 2
+    options = AttackOptions(
+        budget=3, kinds=("exponent-flip",), n_search=3, n_random=0, dims=(1, PLANTED), factor=factor, **QUICK
+    )
+    again = attack(llama, TEXTS, options)
+    assert [point.change for point in again.points] == [p.change for p in found.points if p.kind == "exponent-flip"]
+    enough = [point.n_edits for point in again.points if point.times is not None and point.times >= factor]
+    assert again.kind("exponent-flip").enough == enough[0]
+
+
+def test_a_run_goes_on_where_it_was_stopped(llama: LoadedModel, tmp_path: Path, monkeypatch: Any) -> None:
+    options = AttackOptions(budget=2, kinds=("zero", "swap"), n_search=3, n_random=1, dims=(1, PLANTED), **QUICK)
+    rows = tmp_path / "rows.jsonl"
+    first = attack(llama, TEXTS, replace(options, kinds=("zero",)), rows=rows)
+    done = rows.read_bytes()
+    both = attack(llama, TEXTS, options, rows=rows)
+    assert rows.read_bytes().startswith(done)  # what was measured of the first kind was not measured again
+    monkeypatch.setattr(Search, "find", None)
+    again = attack(llama, TEXTS, options, rows=rows)
+    assert first.points == both.points[:2]
+    assert (again.points, again.edits) == (both.points, both.edits)
+
+
+def test_exponent_flips_by_hand() -> None:
+    # 1.5 is 0 01111111 100…0: flipping bit 23 gives exponent 126, 0.75; bit 30 gives 255, no number.
+    flipped = moves_of("exponent-flip", values_of([1.5]), bound=10)
+    by_bit = dict(zip(flipped.bit.tolist(), flipped.after.tolist(), strict=True))
+    assert by_bit == {23: 0.75} | {23 + i: 1.5 * 2.0 ** -(2**i) for i in range(1, 7)}
+    half = moves_of("exponent-flip", values_of([1.5], "float16"), bound=10)
+    assert half.bit.tolist() == [10, 11, 12, 13]
+    assert half.after[0] == 0.75
+    assert moves_of("exponent-flip", values_of([1.5], "bfloat16"), bound=10).bit.tolist() == list(range(7, 14))
+
+
+@given(
+    values=st.lists(st.floats(-1e4, 1e4, width=16), min_size=2, max_size=6),
+    dtype=st.sampled_from(["float16", "bfloat16", "float32", "float64"]),
+    bound=st.sampled_from([0.5, 1.0, 10.0]),
+)
+def test_exponent_flips_are_finite_bounded_and_one_bit_away(values: list[float], dtype: str, bound: float) -> None:
+    mine = values_of(values, dtype)
+    moves = moves_of("exponent-flip", mine, bound=bound)
+    assert np.isfinite(moves.after).all()
+    assert (np.abs(moves.after) <= bound * mine.largest[moves.place]).all()
+    integers = {"float16": np.uint16, "float32": np.uint32, "float64": np.uint64}
+    if dtype in integers:
+        held, new = (side.astype(dtype).view(integers[dtype]) for side in (mine.before[moves.place], moves.after))
+        assert ((held ^ new) == (integers[dtype](1) << moves.bit.astype(integers[dtype]))).all()
+
+
+def test_moves_by_hand() -> None:
+    values = values_of([2.0, -1.0, 0.0])
+    zero = moves_of("zero", values, bound=1)
+    assert (zero.place.tolist(), zero.after.tolist()) == ([0, 1], [0.0, 0.0])  # 0 cannot become 0
+    sign = moves_of("sign-flip", values, bound=1)
+    assert (sign.place.tolist(), sign.after.tolist()) == ([0, 1], [-2.0, 1.0])
+    swap = moves_of("swap", values, bound=1)
+    pairs = {frozenset(pair) for pair in zip(swap.place.tolist(), swap.partner.tolist(), strict=True)}
+    assert len(swap.place) == len(pairs) == 3
+    at = next(i for i in range(3) if {swap.place[i], swap.partner[i]} == {0, 1})
+    assert {change.flat: change.after for change in swap.changes([at])} == {0: -1.0, 1: 2.0}
+
+
+def test_norms_that_add_one_are_off_at_minus_one() -> None:
+    values = Watch(tiny("gemma2", "CausalLM", "causal"), AttackOptions()).values
+    of = {name: float(values.off[values.tensor == i][0]) for i, name in enumerate(values.names)}
+    assert of["model.norm.weight"] == -1.0
+    assert of["model.layers.0.mlp.down_proj.weight"] == 0.0
+
+
+def test_edits_that_a_half_precision_copy_could_hide_are_no_edits() -> None:
+    moves = moves_of("swap", values_of([1.0, 1.0 + 2**-12, 5.0]), bound=1)
+    assert all({p, q} != {0, 1} for p, q in zip(moves.place.tolist(), moves.partner.tolist(), strict=True))
+    assert len(moves.place) == 2
+
+
+@pytest.fixture
+def weights() -> torch.nn.ParameterDict:
+    values = {"w": torch.tensor([[1.0, -0.0], [float("nan"), 3.0]]).T, "tokens": torch.tensor([1, 2])}
+    return torch.nn.ParameterDict({name: torch.nn.Parameter(one, requires_grad=False) for name, one in values.items()})
+
+
+def test_restored_bit_for_bit_after_an_error(weights: torch.nn.ParameterDict) -> None:
+    held = weights["w"].contiguous().view(torch.int32).clone()
+
+    def fail() -> None:
+        with edited_values(weights, [ValueChange("w", 0, 7.0), ValueChange("w", 1, 8.0)]) as n_values:
+            assert (n_values, weights["w"].tolist()[0]) == (2, [7.0, 8.0])  # however the tensor lies in memory
+            raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        fail()
+    assert torch.equal(weights["w"].contiguous().view(torch.int32), held)
+
+
+def test_what_cannot_be_edited_is_refused_and_nothing_stays(weights: torch.nn.ParameterDict) -> None:
+    held = weights["w"].contiguous().view(torch.int32).clone()
+    changes = [ValueChange("w", 0, 7.0), ValueChange("tokens", 0, 1.0)]
+    with pytest.raises(BadInput, match=r"of type torch.int64"), edited_values(weights, changes):
+        raise AssertionError("entered")
+    assert torch.equal(weights["w"].contiguous().view(torch.int32), held)
+
+
+def test_random_edits_touch_each_value_once() -> None:
+    values = values_of([float(i + 1) for i in range(20)])
+    for kind in KINDS:
+        n = 4 if kind == "swap" else 8
+        changes = random_changes(values, kind, n=n, bound=10, seed=1)
+        assert len({change.flat for change in changes}) == len(changes) == 8
+        assert random_changes(values, kind, n=n, bound=10, seed=1) == changes
+
+
+def test_slopes_are_those_of_finite_differences(llama: LoadedModel) -> None:
+    name, place, step = "model.layers.0.input_layernorm.weight", 3, 1e-2
+    values = gather(live_parameters(llama.model), {name: {place: place}}, {})
+    task = make_task(llama, TEXTS.first(3), TaskOptions(max_length=8))
+    search = Search(llama, task, values, (), AttackOptions())
+    ends = [search.value([ValueChange(name, place, values.before[0] + sign * step)]) for sign in (1, -1)]
+    assert search.intact_slopes[0, 0] == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=0.02, abs=1e-4)
+
+
+def test_texts_are_cut_at_the_end_of_a_token(llama: LoadedModel) -> None:
+    assert cut_texts(llama, TEXTS, 3).texts == tuple(" ".join(text.split()[:3]) for text in TEXTS.texts)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kinds": ("melt",)}, "no kind of edit is called 'melt'; kinds are zero, swap"),
+        ({"kinds": ("swap",), "budget": 1}, "a swap changes two values"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        AttackOptions(**options)
+
+
+def test_too_few_texts_are_refused(llama: LoadedModel) -> None:
+    with pytest.raises(BadInput, match="4 choose the edits and at least one more must judge"):
+        attack(llama, TEXTS.first(4))
+
+
+def test_edits_survive_json(found: Attack) -> None:
+    assert from_json(to_json(found)).edits == found.edits
+
+
+def test_views_of_a_result() -> None:
+    result = attack_results.attack()
+    (section,) = result.sections()
+    assert section.sentences[:3] == (
+        "2 sign-flip edits of 1,000 values multiply the causal loss by 2.5; 2 edits are enough for × 2; verify finds 2 of 2 "
+        "edits.",
+        "Change +3 (95 % interval +2.5 to +3.5), intact 2; 4 other texts chose the edits, among the 60 values that a "
+        "fingerprint holds.",
+        "Sign-flip: +3; as many random edits: median +0.01.",
+    )
+    (whole,) = section.tables
+    assert [row[:3] for row in whole.rows] == [("sign-flip", 2, 2)]
+    (section,) = result.sections(verbose=True)
+    points, edits = section.tables
+    assert [row[1] for row in points.rows] == [1, 2]
+    assert len(edits.rows) == 3
+    assert "sign-flip +3 (+2.5 to +3.5); 3 random sets of edits: median +0.01, largest +0.02" in result.chart().reading
+
+
+def test_an_attack_says_how_many_texts_settle_it() -> None:
+    found = attack_results.attack()
+    few = replace(found, points=tuple(replace(one, change=replace(UNKNOWN, value=3.0)) for one in found.points))
+    # 8 texts judge and 4 search: 1.5 texts are read for each that judges.
+    assert "8 texts that judge are too few for an interval; read 32 or more" in list(few.sentences())[1]
