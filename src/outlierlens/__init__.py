@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from outlierlens.analyses.ablate import AblateOptions
     from outlierlens.analyses.prune_guard import same_position_guard
     from outlierlens.analyses.quantize import QuantizeOptions
+    from outlierlens.analyses.range import RangeOptions
     from outlierlens.checkpoints.samples import fetch
     from outlierlens.data.texts import read_texts
     from outlierlens.detection.observe.options import ObserveOptions
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from outlierlens.experiments.mask.apply import activation_mask
     from outlierlens.experiments.mask.options import MaskOptions
     from outlierlens.experiments.plan.options import PlanOptions
-    from outlierlens.experiments.range.options import RangeOptions
     from outlierlens.experiments.sweep.options import SweepOptions
     from outlierlens.experiments.trace.options import TraceOptions
     from outlierlens.experiments.track.measure import TrackOptions
@@ -75,7 +75,7 @@ _HOME = {
     "TrackOptions": "experiments.track.measure",
     "QuantizeOptions": "analyses.quantize",
     "PlanOptions": "experiments.plan.options",
-    "RangeOptions": "experiments.range.options",
+    "RangeOptions": "analyses.range",
     "MaskOptions": "experiments.mask.options",
     "TraceOptions": "experiments.trace.options",
     "activation_mask": "experiments.mask.apply",

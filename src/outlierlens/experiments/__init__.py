@@ -469,7 +469,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "plan", "compress",
         "Find what must stay in high precision when a model is rounded, and how surely, against random choices.",
-        home="experiments.plan", places=("to",), python="plan", needs=("range", "sweep"), options="PlanCall",
+        home="experiments.plan", places=("to",), python="plan", needs=("sweep",), options="PlanCall",
         takes=("subject", "reading", "options", "rows", "output", "loading"), shared={"limit": Other(64)},
         result="PrecisionPlan", picture="precision_plan",
         examples=(
@@ -482,9 +482,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "range", "compress",
         "Find the largest |x| of every tensor, layer by layer, and the number formats that hold it.",
-        home="experiments.range", python="range_of", options="RangeOptions", takes=groups.EXAMPLES,
+        home="analyses.range", python="range_of", options="RangeOptions", takes=groups.EXAMPLES,
         shared=groups.UNLABELLED | {"limit": Other(64), "verbose": Other(help="Show every layer of every kind too.")},
-        result="Ranges", picture="ranges",
+        result="Ranges",
         examples=(
             "range mini-planted --data reviews --limit 4",
             "range mini-planted --weights  # the checkpoint alone, without torch",
@@ -493,7 +493,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "repair", "compress",
         "Write a copy of a model that fits fp16, bf16, fp8 or int8, or has no outlier dimension, and gives the same outputs.",
-        home="experiments.repair", needs=("range",), places=("folder",), python="repair", options="RepairCall",
+        home="experiments.repair", places=("folder",), python="repair", options="RepairCall",
         takes=groups.EXAMPLES,
         shared=groups.UNLABELLED | {"limit": Other(16), "chart": None, "output": None}, result="Repaired",
         examples=(

@@ -13,6 +13,7 @@ import torch
 from outlierlens.analyses.quantize_places import find_places
 from outlierlens.analyses.quantize_rounding import Keeping, rounded
 from outlierlens.analyses.quantize_schemes import parse
+from outlierlens.analyses.range import key_biases
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.errors import BadInput
 from outlierlens.experiments.plan.entries import dimension
@@ -25,7 +26,6 @@ from outlierlens.experiments.plan.result import Entry, PrecisionPlan
 from outlierlens.experiments.plan.search import Chosen, Group, Search
 from outlierlens.experiments.plan.tools import TOOLS
 from outlierlens.experiments.plan.view import reason, sections
-from outlierlens.experiments.range.keys import key_biases
 from outlierlens.experiments.sweep.prefix import Prefixes
 from outlierlens.models.load import LoadedModel
 from outlierlens.results.document import from_json, load, to_json

@@ -21,6 +21,7 @@ import numpy as np
 from outlierlens.ablation.study import Progress, Study
 from outlierlens.analyses.quantize_places import Place, find_places
 from outlierlens.analyses.quantize_schemes import parse
+from outlierlens.analyses.range import key_biases
 from outlierlens.checkpoints.live import LiveCheckpoint
 from outlierlens.data.texts import Data
 from outlierlens.errors import BadInput
@@ -32,7 +33,6 @@ from outlierlens.experiments.plan.mixed import FINE, Mixed, mixed
 from outlierlens.experiments.plan.options import PlanCall, PlanOptions
 from outlierlens.experiments.plan.result import Difference, Entry, Judged, Kind, PrecisionPlan, Sensitivity, Step, What
 from outlierlens.experiments.plan.search import WORTH, Chosen, Gain, Group, Search, Trial
-from outlierlens.experiments.range.keys import key_biases
 from outlierlens.experiments.sweep.prefix import Prefixes, resumed
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel

@@ -15,9 +15,9 @@ from typing import Any, Literal
 import numpy as np
 
 from outlierlens.analyses.quantize import says_of
+from outlierlens.analyses.range import KeyBias
 from outlierlens.experiments.plan.kept import KeptLinear
 from outlierlens.experiments.plan.options import Grain
-from outlierlens.experiments.range.result import KeyBias
 from outlierlens.results.document import Provenance, Result
 
 What = Literal["weights", "inputs", "neuron", "dimension", "1 column", "4 columns", "16 columns"]
