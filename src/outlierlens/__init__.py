@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from outlierlens.ablation.switches import clip, edited_hidden, removed_writes, zeroed_weights
     from outlierlens.analyses.ablate import AblateOptions
+    from outlierlens.analyses.mask import MaskOptions, activation_mask
     from outlierlens.analyses.prune_guard import same_position_guard
     from outlierlens.analyses.quantize import QuantizeOptions
     from outlierlens.analyses.range import RangeOptions
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from outlierlens.detection.rules import Rule
     from outlierlens.detection.scan.measure import ScanOptions
     from outlierlens.errors import OutlierlensError
-    from outlierlens.experiments.mask.apply import activation_mask
-    from outlierlens.experiments.mask.options import MaskOptions
     from outlierlens.experiments.plan.options import PlanOptions
     from outlierlens.experiments.sweep.options import SweepOptions
     from outlierlens.experiments.trace.options import TraceOptions
@@ -76,9 +75,9 @@ _HOME = {
     "QuantizeOptions": "analyses.quantize",
     "PlanOptions": "experiments.plan.options",
     "RangeOptions": "analyses.range",
-    "MaskOptions": "experiments.mask.options",
+    "MaskOptions": "analyses.mask",
     "TraceOptions": "experiments.trace.options",
-    "activation_mask": "experiments.mask.apply",
+    "activation_mask": "analyses.mask",
     "same_position_guard": "analyses.prune_guard",
     "load": "results.document",
     "save": "results.document",

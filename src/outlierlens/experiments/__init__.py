@@ -504,9 +504,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "mask", "explain",
         "Find tokens and dimensions to leave out of hidden states before an autoencoder or a steering vector is made of them.",
-        home="experiments.mask", places=("to",), python="mask", options="MaskCall",
+        home="analyses.mask", places=("to",), python="mask", options="MaskCall",
         shared={"limit": Other(64, least=4), "verbose": Other(help="Show every block too.")},
-        result="Mask", picture="masks",
+        result="Mask",
         examples=(
             "mask mini-planted --data texts.txt --limit 4",
             "mask mini-planted --layer 3 --data texts.txt --limit 4 --for steering --to steering.py",
