@@ -50,7 +50,7 @@ LONGEST = (
 APART = frozenset((
     "test_explore_browser", "test_report_browser", "test_site", "test_printed", "test_examples", "test_release",
     "test_newcomer", "test_sweep_ray", "test_sweep_kill", "test_finetune_kill", "test_pretrain_kill", "test_gold",
-    "test_closed_network", "test_machines", "test_package_sample", "test_samples", "test_toy_experiment", "test_claims",
+    "test_closed_network", "test_machines", "test_package_sample", "test_samples", "test_toy_analysis", "test_claims",
     "test_callback", "test_pretrain", "test_report_pair", "test_recovery", "test_hostile_files", "test_damaged_files",
     "test_gates", "test_counting", "test_charts", "test_charts_tasks", "test_doctor", "test_docs", "test_writing",
     "test_survival", "test_pace", "test_main", "test_prune_check", "test_report", "test_gguf", "test_variants", "test_embedder",

@@ -1,4 +1,4 @@
-"""A folder with five files and one row is a whole experiment: nothing else is written for it."""
+"""One file and one row are a whole analysis: nothing else is written for it."""
 
 import json
 import os
@@ -11,17 +11,23 @@ import pytest
 
 import outlierlens
 
-FILES = {
-    "__init__.py": '"""A toy."""\n',
-    "options.py": '''
-"""What `toy` is asked."""
+TOY = '''
+"""Count texts, several times each."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge
 
+from outlierlens.data.texts import Texts
 from outlierlens.options import check
+from outlierlens.results.document import Provenance
+from outlierlens.results.finding import About, Finding
+from outlierlens.results.rows import Row
+from outlierlens.session import Session
+from outlierlens.view.pictures import Strips
+from outlierlens.view.section import Count, Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,82 +39,47 @@ class ToyOptions:
 
     def __post_init__(self) -> None:
         check(self)
-''',
-    "result.py": '''
-"""What `toy` finds."""
-
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
-
-from outlierlens.results.document import Provenance, Result
 
 
-@dataclass(frozen=True)
-class Toy(Result):
-    """Texts, counted.
+@dataclass(frozen=True, kw_only=True)
+class Heap(Row):
+    """A heap of texts."""
 
-    Attributes:
-        n_texts: how many, each `times` times.
-    """
-
-    provenance: Provenance
-    n_texts: int
-    notes: tuple[str, ...] = ()
-
-    def records(self) -> Iterator[dict[str, Any]]:
-        yield {"n_texts": self.n_texts}
-''',
-    "charts.py": '''
-"""A picture of it."""
-
-from outlierlens.view.charts.base import Chart
+    what: str
+    n: Annotated[int, Count]
+    """texts"""
+    share: Annotated[float, Share]
+    """share: of all"""
 
 
-def toy(found) -> Chart:
-    """One bar."""
-    spec = {"data": {"values": [{"n": found.n_texts}]}, "mark": "bar", "encoding": {"x": {"field": "n"}}}
-    return Chart("toy", "A bar", f"There are {found.n_texts} texts.", spec, ("texts",), ((found.n_texts,),), 1)
-''',
-    "view.py": '''
-"""What is said of it."""
+@dataclass(frozen=True, kw_only=True)
+class Toy(Finding):
+    """Texts, counted."""
 
-from collections.abc import Iterator
+    title = "Toys were counted"
+    pictures = (Strips(rows="heaps", x="n", y="what"),)
 
-from outlierlens.experiments.toy.charts import toy
-from outlierlens.experiments.toy.result import Toy
-from outlierlens.view.section import Rows, Section, Share
+    heaps: tuple[Heap, ...]
+    """Heaps"""
 
-
-def sections(found: Toy, *, verbose: bool = False) -> Iterator[Section]:
-    """How many texts there are."""
-    table = Rows("Toys", ("what", "share"), (("texts", Share(0.25)),))
-    yield Section("toy", "Toys were counted", (f"There are {found.n_texts} texts.",), (toy(found),), (table,))
-''',
-    "measure.py": '''
-"""How it is found out."""
-
-from outlierlens.data.texts import Texts
-from outlierlens.experiments.toy.options import ToyOptions
-from outlierlens.experiments.toy.result import Toy
-from outlierlens.results.document import Provenance
-from outlierlens.session import Session
+    def sentences(self) -> Iterator[str]:
+        yield f"There are {self.heaps[0].n} texts."
 
 
 def toy(texts: Texts, options: ToyOptions | None = None) -> Toy:
     """Count `texts`, as often as is asked."""
     options = options or ToyOptions()
-    return Toy(Provenance.now("no model", "", seed=0), len(texts) * options.times)
+    heap = Heap(what="texts", n=len(texts) * options.times, share=0.25)
+    return Toy(provenance=Provenance.now("no model", "", seed=0), about=About(n_texts=len(texts)), heaps=(heap,))
 
 
 def run(session: Session, options: ToyOptions) -> Toy:
     """Read the texts, and count them."""
     texts, _ = session.texts()
     return toy(texts, options)
-''',
-}
+'''
 ROW = """    Experiment(
-        "toy", "explain", "Count texts, several times each.", home="experiments.toy", options="ToyOptions",
+        "toy", "explain", "Count texts, several times each.", home="analyses.toy", options="ToyOptions",
         result="Toy", picture="toy", python="toy",
     ),
 """
@@ -120,11 +91,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("toy")
     source = Path(outlierlens.__file__).parent
     shutil.copytree(source, folder / "outlierlens", ignore=shutil.ignore_patterns("__pycache__"))
-    home = folder / "outlierlens" / "experiments" / "toy"
-    home.mkdir()
-    for name, text in FILES.items():
-        (home / name).write_text(text.lstrip(), "utf-8")
-    table = home.parent / "__init__.py"
+    package = folder / "outlierlens"
+    (package / "analyses" / "toy.py").write_text(TOY.lstrip(), "utf-8")
+    table = package / "experiments" / "__init__.py"
     text = table.read_text("utf-8")
     first = text.index("    Experiment(\n")
     table.write_text(text[:first] + ROW + text[first:], "utf-8")
@@ -159,7 +128,7 @@ def test_it_runs_and_is_shown_written_drawn_and_joined(place: Path) -> None:
     assert "There are 6 texts." in told
     assert "25 %" in told
     found = json.loads((place / "toy.json").read_text("utf-8"))
-    assert (found["kind"], found["n_texts"]) == ("Toy", 6)
+    assert (found["kind"], found["heaps"]["n"]) == ("Toy", [6])
     assert found["provenance"]["command"].startswith("outlierlens toy x --data texts.txt")
     assert (place / "toy.json.html").stat().st_size > 1000
 
@@ -173,18 +142,18 @@ from outlierlens.report.result import Joined, joined_sections, with_result
 found = ol.load("toy.json")
 (section,) = joined_sections(with_result(Joined(), found))
 seen = "Toys were counted" in found._repr_html_()
-print(json.dumps([ol.toy.__module__, found.n_texts, section.title, seen, "toy" in dir(ol), "toy" in runs_models()]))
+print(json.dumps([ol.toy.__module__, found.heaps[0].n, section.title, seen, "toy" in dir(ol), "toy" in runs_models()]))
 """
 
 
 def test_python_and_the_report_have_it(place: Path) -> None:
     assert json.loads(python(place, "-c", WITHIN)) == [
-        "outlierlens.experiments.toy.measure", 6, "Toys were counted", True, True, True,
+        "outlierlens.analyses.toy", 6, "Toys were counted", True, True, True,
     ]  # fmt: skip
 
 
 DEFAULT = """
-import outlierlens.experiments.toy.options as o
+import outlierlens.analyses.toy as o
 from outlierlens.cli.app import program, run
 from outlierlens.experiments import BY_NAME
 
@@ -196,7 +165,7 @@ run(["toy", "x", "--data", "texts.txt", "--no-progress"])
 
 
 def test_a_default_that_is_changed_in_one_place_is_changed_everywhere(place: Path) -> None:
-    options = place / "outlierlens" / "experiments" / "toy" / "options.py"
+    options = place / "outlierlens" / "analyses" / "toy.py"
     before = options.read_text("utf-8")
     options.write_text(before.replace("= 3", "= 7"), "utf-8")
     try:
