@@ -36,9 +36,8 @@ def main() -> None:
     """Print the times of both and their ratio."""
     import torch
 
+    from outlierlens.analyses.range_pass import Pass
     from outlierlens.data.texts import Texts
-    from outlierlens.experiments.range.measure import Pass
-    from outlierlens.experiments.range.options import RangeOptions
     from outlierlens.models.passes import TextReading
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -50,9 +49,8 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     loaded = loaded_model(asked.model, asked.layers)
-    options = RangeOptions(max_length=asked.max_length, batch_size=asked.batch_size)
     reading = TextReading(loaded, asked.max_length)
-    measured = Pass(loaded, reading, options)
+    measured = Pass(loaded, reading)
     read = Texts("benchmark", texts(asked.batch_size * (asked.repeats + 1), asked.max_length))
     warm, *fresh = reading.batches(read, batch_size=asked.batch_size)
 

@@ -27,6 +27,7 @@ from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausa
 
 from outlierlens.ablation.modes import Switch
 from outlierlens.ablation.position_means import collected
+from outlierlens.ablation.prefix import Kept, resumed
 from outlierlens.ablation.switches import (
     EditSettings,
     edited_hidden,
@@ -43,7 +44,6 @@ from outlierlens.analyses.quantize_schemes import parse
 from outlierlens.architectures import live_parameters
 from outlierlens.experiments.detectors.linears import last_linears, scaled
 from outlierlens.experiments.predictions.words import Switches
-from outlierlens.ablation.prefix import Kept, resumed
 from outlierlens.experiments.sweep.summary import _as_float32
 from outlierlens.models.attention_maps import tapped_attention
 from outlierlens.models.changes import frozen

@@ -2,32 +2,46 @@
 
 import numpy as np
 
-from outlierlens.experiments.mask.result import Judged, LayerSinks, Mask, StandsOut
+from outlierlens.analyses.mask import Judged, LayerSinks, Mask, StandsOut
 from outlierlens.results.document import Provenance
+from outlierlens.results.finding import About
+
+
+def sinks(layer: int, n_sinks: int, *norms: float) -> LayerSinks:
+    """The sinks of a block: median and largest norm, threshold, both γ."""
+    median, largest, threshold, gamma, kept = norms
+    return LayerSinks(
+        layer=layer,
+        n_sinks=n_sinks,
+        median_norm=median,
+        largest_norm=largest,
+        threshold=threshold,
+        gamma=gamma,
+        gamma_kept=kept,
+    )
 
 
 def found() -> Mask:
     """Block 1 of two: the first token and one type are sinks, dimension 2 stands out on the others."""
-    return Mask(
-        provenance=Provenance("mini", "0" * 64),
+    about = About(
         data="made",
         data_digest="1" * 64,
         stack="model",
-        layer="1",
+        layers=(1,),
+        dims=("2",),
+        n_texts=20,
+        n_tokens=320,
         max_length=16,
-        factor=10.0,
-        dim_factor=5.0,
-        share=0.5,
-        n_fit=20,
-        n_fit_tokens=320,
-        threshold=40.0,
-        positions=(0, 3),
-        token_ids=(7,),
-        words=("w2",),
-        judged=Judged(20, 320, 40, 0.975, 0.004, 20, 1, 0.2),
-        dims=(StandsOut(3, 300.0, 1.5, 0.999, False), StandsOut(2, 9.0, 8.0, 0.2, True)),
-        centre=np.array([0.0, 0.5, 30.0, -1.0], dtype=np.float32),
-        scale=np.array([1.0, 2.0, 4.0, 0.5], dtype=np.float32),
-        layers=(LayerSinks("0", 0, 3.5, 6.0, 35.0, 0.5, 0.5), LayerSinks("1", 41, 4.0, 900.0, 40.0, 0.1, 1.2)),
-        notes=("a note",),
     )
+    return Mask(
+        provenance=Provenance("mini", "0" * 64), about=about,
+        dimensions=(
+            StandsOut(dim=3, times=300.0, times_kept=1.5, sink_share=0.999, every_token=False),
+            StandsOut(dim=2, times=9.0, times_kept=8.0, sink_share=0.2, every_token=True),
+        ),
+        blocks=(sinks(0, 0, 3.5, 6.0, 35.0, 0.5, 0.5), sinks(1, 41, 4.0, 900.0, 40.0, 0.1, 1.2)),
+        layer=1, factor=10.0, dim_factor=5.0, share=0.5, threshold=40.0, positions=(0, 3), token_ids=(7,), words=("w2",),
+        judged=Judged(20, 320, 40, 0.975, 0.004, 20, 1, 0.2),
+        centre=np.array([0.0, 0.5, 30.0, -1.0], dtype=np.float32), scale=np.array([1.0, 2.0, 4.0, 0.5], dtype=np.float32),
+        notes=("a note",),
+    )  # fmt: skip

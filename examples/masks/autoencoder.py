@@ -121,7 +121,7 @@ def measured(loaded: Any, name: str, layers: list[int], parts: list[Texts], how:
     judges = held.first(how.judged)
     for layer, mask in masks.items():
         (states, kept), (other, other_kept) = training[layer], judging[layer]
-        other, dims = other[other_kept], list(mask.masked_dims)
+        other, dims = other[other_kept], list(mask.dims)
         rest = np.setdiff1d(np.arange(states.shape[1]), dims)
         mean = states[kept].mean(0)
         intact, empty = (outcome(loaded, judges, layer, mask, one) for one in (lambda x: x, mean.expand_as))

@@ -24,18 +24,17 @@ if TYPE_CHECKING:
 
     from outlierlens.ablation.switches import clip, edited_hidden, removed_writes, zeroed_weights
     from outlierlens.analyses.ablate import AblateOptions
+    from outlierlens.analyses.mask import MaskOptions, activation_mask
     from outlierlens.analyses.plan import PlanOptions
     from outlierlens.analyses.prune_guard import same_position_guard
     from outlierlens.analyses.quantize import QuantizeOptions
+    from outlierlens.analyses.range import RangeOptions
     from outlierlens.checkpoints.samples import fetch
     from outlierlens.data.texts import read_texts
     from outlierlens.detection.observe.options import ObserveOptions
     from outlierlens.detection.rules import Rule
     from outlierlens.detection.scan.measure import ScanOptions
     from outlierlens.errors import OutlierlensError
-    from outlierlens.experiments.mask.apply import activation_mask
-    from outlierlens.experiments.mask.options import MaskOptions
-    from outlierlens.experiments.range.options import RangeOptions
     from outlierlens.experiments.sweep.options import SweepOptions
     from outlierlens.experiments.trace.options import TraceOptions
     from outlierlens.experiments.track.measure import TrackOptions
@@ -76,10 +75,10 @@ _HOME = {
     "TrackOptions": "experiments.track.measure",
     "QuantizeOptions": "analyses.quantize",
     "PlanOptions": "analyses.plan",
-    "RangeOptions": "experiments.range.options",
-    "MaskOptions": "experiments.mask.options",
+    "RangeOptions": "analyses.range",
+    "MaskOptions": "analyses.mask",
     "TraceOptions": "experiments.trace.options",
-    "activation_mask": "experiments.mask.apply",
+    "activation_mask": "analyses.mask",
     "same_position_guard": "analyses.prune_guard",
     "load": "results.document",
     "save": "results.document",

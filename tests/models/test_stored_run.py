@@ -10,12 +10,11 @@ import torch
 from safetensors.torch import save_file
 
 from architectures import FAMILIES, build
+from outlierlens.analyses.range import weights_range
 from outlierlens.architectures import bind, stacks_of
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.detection.scan.measure import scan
 from outlierlens.errors import BadFile
-from outlierlens.experiments.range.view import sections
-from outlierlens.experiments.range.weights import weights_range
 from outlierlens.models.load import from_objects, load_model
 
 MODEL = build(FAMILIES["llama"], "CausalLM")
@@ -94,7 +93,7 @@ def test_range_says_first_what_it_did_not_look_at(tmp_path: Path) -> None:
         found = weights_range(checkpoint)
     assert found.skipped == dict.fromkeys(DOWN, "GPTQ")
     assert len(found.weights) == len(STATE) - len(DOWN)
-    first = next(iter(next(iter(sections(found))).sentences))
+    first = next(found.sentences())
     assert first.startswith(f"Not looked at: 3 of {len(STATE)} tensors, packed by GPTQ ({DOWN[0]}, ")
 
 

@@ -136,9 +136,8 @@ def test_advice_names_where_int8_errs_most_when_that_is_inside_the_mlp(data):
 
 
 def ranges_of(sizes, module=""):
-    rows = [replace(range_results.row(kind, "1", size), median=0.5) for kind, size in sizes.items()]
-    rows = [replace(row, module=module) if row.kind == "gate/up" else row for row in rows]
-    return replace(range_results.found(), rows=tuple(rows), templated=())
+    rows = (range_results.row(kind, "1", size, coarseness=size / 127 / 0.5) for kind, size in sizes.items())
+    return range_results.found(*(replace(row, module=module) if row.kind == "gate/up" else row for row in rows))
 
 
 @pytest.mark.parametrize(

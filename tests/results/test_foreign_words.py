@@ -27,8 +27,13 @@ import outlierlens
 import repair_results
 import synthetic_report
 from browser import Page
+<<<<<<< HEAD
 from outlierlens.analyses.plan_exports import TOOLS, Target, export
 from outlierlens.analyses.plan_rounding import KeptLinear
+=======
+from outlierlens.analyses.mask import Tool
+from outlierlens.analyses.mask import export as export_mask
+>>>>>>> range-move
 from outlierlens.analyses.prune_lists import ProtectOptions, protect
 from outlierlens.analyses.prune_lists import Tool as ProtectTool
 from outlierlens.analyses.quantize_schemes import parse
@@ -37,8 +42,13 @@ from outlierlens.checkpoints.samples import directory
 from outlierlens.cli.app import read
 from outlierlens.errors import BadInput, command, comment, literal, markdown, shell
 from outlierlens.experiments.embedder import view as embedder
+<<<<<<< HEAD
 from outlierlens.experiments.mask.exports import WRITERS
 from outlierlens.experiments.mask.exports import export as export_mask
+=======
+from outlierlens.experiments.plan.exports import TOOLS, Target, export
+from outlierlens.experiments.plan.kept import KeptLinear
+>>>>>>> range-move
 from outlierlens.experiments.repair import measure as repair
 from outlierlens.explore import snippets
 from outlierlens.explore.result import VIEWS
@@ -119,13 +129,12 @@ def assert_alike(kind: str, hostile: str, tame: str) -> None:
 
 
 @NAMED
-@pytest.mark.parametrize("tool", WRITERS)
+@pytest.mark.parametrize("tool", get_args(Tool))
 def test_masks(tool: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def made(name: str) -> str:
         found = mask_results.found()
-        return export_mask(
-            tool, replace(found, provenance=replace(found.provenance, model=name), data=name, layer=name, words=(name,))
-        )
+        origin, about = replace(found.provenance, model=name), replace(found.about, data=name)
+        return export_mask(tool, replace(found, provenance=origin, about=about, words=(name,)))
 
     assert_alike("toml" if tool == "heretic" else "python", made(name), made("mini"))
     if tool != "heretic":
@@ -241,8 +250,13 @@ def test_every_comment_and_heading_with_a_name_in_it_is_made_in_one_place() -> N
             if any(line.startswith("# ") and "\0" in line for line in said.split("\n")):
                 found.append(path.relative_to(SOURCE).as_posix())
     # A number of dimensions; headings whose names were escaped before.
+<<<<<<< HEAD
     allowed = {"experiments/mask/exports.py", "experiments/embedder/view.py", "training/finetune/folder.py"}
     assert set(found) <= allowed | {"report/card.py", "explore/space.py"}
+=======
+    allowed = {"analyses/mask.py", "experiments/embedder/view.py", "training/finetune/folder.py"}
+    assert set(found) <= allowed | {"experiments/attack/saving.py", "report/card.py", "explore/space.py"}
+>>>>>>> range-move
 
 
 def test_a_comment_is_one_line_and_names_no_encoding() -> None:

@@ -467,9 +467,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "range", "compress",
         "Find the largest |x| of every tensor, layer by layer, and the number formats that hold it.",
-        home="experiments.range", python="range_of", options="RangeOptions", takes=groups.EXAMPLES,
+        home="analyses.range", python="range_of", options="RangeOptions", takes=groups.EXAMPLES,
         shared=groups.UNLABELLED | {"limit": Other(64), "verbose": Other(help="Show every layer of every kind too.")},
-        result="Ranges", picture="ranges",
+        result="Ranges",
         examples=(
             "range mini-planted --data reviews --limit 4",
             "range mini-planted --weights  # the checkpoint alone, without torch",
@@ -478,7 +478,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "repair", "compress",
         "Write a copy of a model that fits fp16, bf16, fp8 or int8, or has no outlier dimension, and gives the same outputs.",
-        home="experiments.repair", needs=("range",), places=("folder",), python="repair", options="RepairCall",
+        home="experiments.repair", places=("folder",), python="repair", options="RepairCall",
         takes=groups.EXAMPLES,
         shared=groups.UNLABELLED | {"limit": Other(16), "chart": None, "output": None}, result="Repaired",
         examples=(
@@ -489,9 +489,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "mask", "explain",
         "Find tokens and dimensions to leave out of hidden states before an autoencoder or a steering vector is made of them.",
-        home="experiments.mask", places=("to",), python="mask", options="MaskCall",
+        home="analyses.mask", places=("to",), python="mask", options="MaskCall",
         shared={"limit": Other(64, least=4), "verbose": Other(help="Show every block too.")},
-        result="Mask", picture="masks",
+        result="Mask",
         examples=(
             "mask mini-planted --data texts.txt --limit 4",
             "mask mini-planted --layer 3 --data texts.txt --limit 4 --for steering --to steering.py",

@@ -9,10 +9,10 @@ import numpy as np
 from outlierlens.analyses.plan import PrecisionPlan
 from outlierlens.analyses.quantize import Quantized
 from outlierlens.analyses.quantize_settings import MIXED, ROUNDED
+from outlierlens.analyses.range import Ranges
 from outlierlens.architectures import ARCHITECTURES
 from outlierlens.detection.observe.result import ActivationOutlier, StackObservation
 from outlierlens.errors import command, operand, option
-from outlierlens.experiments.range.result import Ranges
 from outlierlens.experiments.repair.options import RepairOptions
 from outlierlens.experiments.sweep.result import Effect, Sweep
 from outlierlens.experiments.trace.result import Trace
@@ -151,7 +151,7 @@ def _quantize(data: ReportData) -> Iterator[Advice]:
         yield from _inside(data, found)
     if data.joined.of(Quantized) or plans:
         return
-    ranges = [found for found in data.joined.of(Ranges) if found.rows]
+    ranges = [found for found in data.joined.of(Ranges) if found.tensors]
     for seen in ranges:
         yield from _coarse(data, seen)
     if ranges:
@@ -223,9 +223,9 @@ def _inside(data: ReportData, found: Quantized) -> Iterator[Advice]:
 
 def _coarse(data: ReportData, found: Ranges) -> Iterator[Advice]:
     """Of which tensor one int8 scale rounds more than half of the values to 0, if of any."""
-    known = [row for row in found.stored if math.isfinite(row.int8_coarseness)]
-    top = max(known, key=lambda row: row.int8_coarseness, default=None)
-    if top is None or top.int8_coarseness <= 2:
+    known = [row for row in found.stored if math.isfinite(row.coarseness)]
+    top = max(known, key=lambda row: row.coarseness, default=None)
+    if top is None or top.coarseness <= 2:
         return
     inner = top.kind in ("gate/up", "MLP inner")
     why = ", where no dimension of the stream lies: keeping dimensions in 16 bits does not help there" if inner else ""
@@ -234,7 +234,7 @@ def _coarse(data: ReportData, found: Ranges) -> Iterator[Advice]:
         "quantize",
         f"Give 8-bit activations a scale for each token, or measure what one scale per tensor costs: it is coarsest for the "
         f"{top.kind} of layer {top.layer}{why}.",
-        f"one step there is {number(top.int8_coarseness)} times the median |x|, over {found.n_texts:,} {found.inputs}",
+        f"one step there is {number(top.coarseness)} times the median |x|, over {found.about.n_texts:,} {found.about.inputs}",
         (_command(data, "quantize"), *fitted),
     )
 
@@ -242,17 +242,17 @@ def _coarse(data: ReportData, found: Ranges) -> Iterator[Advice]:
 def _range(data: ReportData) -> Iterator[Advice]:
     """Whether fp16 holds the model, where that was measured."""
     for found in data.joined.of(Ranges):
-        if not found.rows:
+        if not found.tensors:
             continue
         top = max(found.stored, key=lambda row: row.largest)
-        room, margin = top.headroom("fp16"), RepairOptions(fit="fp16").margin
+        room, margin = top.fp16, RepairOptions(fit="fp16").margin
         said = (
             f"overflows by {number(1 / room) if room else '∞'} times"
             if room < 1
             else f"has {number(room)} times headroom"
         )
         size = f"{number(top.largest)}, {top.kind} of layer {top.layer}"
-        because = f"the largest |x| is {size}, over {found.n_texts:,} {found.inputs}"
+        because = f"the largest |x| is {size}, over {found.about.n_texts:,} {found.about.inputs}"
         if room >= margin:
             yield Advice("range", f"Run it in fp16 as it is: fp16 {said}.", because)
             continue
@@ -270,7 +270,7 @@ def _range(data: ReportData) -> Iterator[Advice]:
 
 def _has_pairs(found: Ranges) -> bool:
     """Whether a linear was seen whose neurons multiply what the last linear reads: factors pass from one to the other."""
-    modules = [row.module for row in found.rows if row.kind == "gate/up"]
+    modules = [row.module for row in found.tensors if row.kind == "gate/up"]
     return any(module.endswith(f".{first}") for module in modules for _, first in NEURONS)
 
 

@@ -18,11 +18,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+import range_results
 from architectures import FAMILIES, build
 from media_models import pictures, save_speech, save_vit, sounds, write_wav
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.experiments.range.result import TensorRange
 from outlierlens.experiments.repair import measure, shards
 from outlierlens.experiments.repair.check import Seen, check_of, outputs, seen_of
 from outlierlens.experiments.repair.factors import balanced_exponents, pair_exponents, stream_exponent
@@ -254,7 +254,7 @@ def test_exponents_by_hand() -> None:
     pair = Pair("neurons", "down", (Side("up", at[:, None]),), (Side("down", at[None]),), (sight,), at)
     peaks = {("down", "reads"): torch.tensor([1.0, 2.0, 2.0, 9.0, 70000.0])}
     rows = [
-        TensorRange("model", kind, layer, "", size, 0, 0, "", 0)
+        range_results.row(kind, layer, size)
         for kind, layer, size in (("stream", "0", 100.0), ("stream", "1", 20000.0), ("MLP output", "0", 7.0))
     ]
     seen = Seen(tuple(rows), peaks, (pair,))

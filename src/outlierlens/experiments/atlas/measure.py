@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from outlierlens import architectures as arch
+from outlierlens.analyses.range import key_biases
 from outlierlens.checkpoints import Checkpoint
 from outlierlens.detection.rules import Measured, Outlier, find
 from outlierlens.detection.scan.measure import ScanOptions, Site, check_size, measure, sites_of
 from outlierlens.detection.scan.result import strongest
 from outlierlens.experiments.atlas.rows import AtlasRow, Outlying
-from outlierlens.experiments.range.keys import key_biases
 
 
 def rows_of(checkpoint: Checkpoint, options: ScanOptions | None = None) -> tuple[AtlasRow, ...]:

@@ -10,12 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from outlierlens.analyses.range import TensorRange, tensor_rows
+from outlierlens.analyses.range_pass import Pass
 from outlierlens.data.media.items import Items
 from outlierlens.data.texts import Batch, Data
 from outlierlens.errors import USE_FLOAT32, BadInput
-from outlierlens.experiments.range.measure import Pass
-from outlierlens.experiments.range.options import RangeOptions
-from outlierlens.experiments.range.result import TensorRange
 from outlierlens.experiments.repair.pairs import Pair, Peaks, pairs_of
 from outlierlens.models.inputs import check_known, token_limit
 from outlierlens.models.load import LoadedModel
@@ -161,7 +160,7 @@ def seen_by(loaded: LoadedModel, reading: Reading, batches: Iterable[Batch]) -> 
     """How large the tensors of a model get while it reads these batches."""
     pairs = tuple(pairs_of(loaded))
     watched = {(sight.path, sight.side) for pair in pairs for sight in (*pair.seen, *pair.inverse)}
-    one = Pass(loaded, reading, RangeOptions(), watched)
+    one = Pass(loaded, reading, watched=watched)
     for batch in batches:
         one.consume(batch)
-    return Seen(one.rows(), one.peaks, pairs)
+    return Seen(tensor_rows(one), one.peaks, pairs)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outlierlens.analyses.range_pass import packed_kinds
 from outlierlens.architectures import BoundStack
 from outlierlens.errors import BadInput
-from outlierlens.experiments.range.places import packed_kinds
 from outlierlens.experiments.repair.rewriting import untie
 from outlierlens.models.calls import readers_of
 from outlierlens.models.changes import Settable, temporary

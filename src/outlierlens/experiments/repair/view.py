@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from math import inf
 from pathlib import Path
 
+from outlierlens.analyses.range import INSIDE
 from outlierlens.errors import command, operand
-from outlierlens.experiments.range.result import INSIDE
 from outlierlens.experiments.repair.options import LIMITS
 from outlierlens.experiments.repair.result import Repaired
 from outlierlens.view.section import Rows, Section, cell_text, rows_of

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -16,11 +16,9 @@ import torch
 import mask_results
 from architectures import FAMILIES, build
 from outlierlens import activation_mask, mask
+from outlierlens.analyses.mask import MaskCall, MaskOptions, Tool, export
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
-from outlierlens.experiments.mask.exports import WRITERS, export
-from outlierlens.experiments.mask.options import MaskCall, MaskOptions
-from outlierlens.experiments.mask.view import sections
 from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.results.document import save
 from planted import Oracle, some_texts
@@ -50,21 +48,20 @@ def test_planted_sinks_are_masked_and_nothing_else(words: Callable[..., Any], po
     assert found.judged.recall == 1
     # At most the planted word itself: nothing else may go.
     assert found.judged.false_share == 0
-    assert [(one.dim, one.every_token) for one in found.dims] == [(3, False)]
-    assert found.dims[0].sink_share > 0.99
-    assert found.masked_dims == ()
+    assert [(one.dim, one.every_token) for one in found.dimensions] == [(3, False)]
+    assert found.dimensions[0].sink_share > 0.99
+    assert found.dims == ()
     assert found.here.gamma < found.here.gamma_kept
 
 
 def test_a_model_without_sinks_has_no_mask(words: Callable[..., Any]) -> None:
     found = mask(planted(words), TEXTS, MaskOptions(layer=0))
-    assert (found.positions, found.token_ids, found.dims) == ((), (), ())
+    assert (found.positions, found.token_ids, found.dimensions) == ((), (), ())
     assert found.judged.n_sinks == 0
     assert math.isnan(found.judged.recall)
     assert found.here.n_sinks == 0
     assert found.here.gamma == found.here.gamma_kept
-    said = " ".join(next(sections(found)).sentences)
-    assert "No token has to be left out." in said
+    assert "No token has to be left out." in list(found.sentences())
 
 
 def test_every_number_by_hand(words: Callable[..., Any]) -> None:
@@ -79,7 +76,7 @@ def test_every_number_by_hand(words: Callable[..., Any]) -> None:
     threshold = 10 * np.median(norms)
     kept = states[norms <= threshold].astype(np.float64)
     assert found.threshold == pytest.approx(threshold, rel=1e-5)
-    assert found.n_fit_tokens == len(states)
+    assert found.about.n_tokens == len(states)
     assert found.here.n_sinks == len(states) - len(kept) == 20
     assert found.here.largest_norm == pytest.approx(norms.max(), rel=1e-5)
     np.testing.assert_allclose(found.centre, kept.mean(0), atol=1e-5)
@@ -182,14 +179,14 @@ def test_exports_are_what_the_tools_take() -> None:
         "max_activation_norm_multiple": found.factor,
         "remove_bos": True,
     }
-    none = replace(found, positions=(), token_ids=(), words=(), dims=())
+    none = replace(found, positions=(), token_ids=(), words=())
     assert run(export("saelens", none))["SINKS"] == {"exclude_special_tokens": False, "seqpos_slice": (0, None)}
     assert run(export("dictionary-learning", none))["SINKS"]["remove_bos"] is False
     steering = run(export("steering", found))
     assert steering["without_outliers"](torch.ones(2, 4)).tolist() == [[1, 1, 0, 1], [1, 1, 0, 1]]
     with pytest.raises(BadInput, match="unknown tool 'x'"):
         export("x", found)  # type: ignore[arg-type]
-    assert all(text.startswith("# Sinks of mini, block 1") for text in (export(tool, found) for tool in WRITERS))
+    assert all(text.startswith("# Sinks of mini, block 1") for text in (export(tool, found) for tool in get_args(Tool)))
 
 
 def test_heretic_clips_exactly_the_dimensions_that_stand_out() -> None:
@@ -200,13 +197,14 @@ def test_heretic_clips_exactly_the_dimensions_that_stand_out() -> None:
     state = torch.tensor([1.0, 2.0, 30.0, 3.0])
     limit = torch.quantile(state.abs(), quantile)
     assert float(limit) == pytest.approx(3.0, abs=1e-4)
-    assert tomllib.loads(export("heretic", replace(found, dims=())))["winsorization_quantile"] == 1.0
+    none = replace(found, about=replace(found.about, dims=()))
+    assert tomllib.loads(export("heretic", none))["winsorization_quantile"] == 1.0
 
 
 def test_the_example_trains_an_autoencoder_per_condition_and_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = Path(__file__).parents[3] / "examples" / "masks" / "autoencoder.py"
+    script = Path(__file__).parents[2] / "examples" / "masks" / "autoencoder.py"
     small = {"limit": 16, "masking": 8, "judged": 2, "latents": 1, "steps": 2, "batch": 16, "seeds": 1}
     cheapest = [word for name, value in small.items() for word in (f"--{name}", str(value))]
     rows = tmp_path / "rows.jsonl"

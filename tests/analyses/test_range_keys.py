@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,10 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from hub_models import MODEL
 from hub_server import FakeHub
 from memory_checkpoint import Memory
+from outlierlens.analyses.range import CacheError, RangeOptions, Ranges, key_biases, range_of, weights_range
+from outlierlens.analyses.range_pass import CacheErrors
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.errors import BadInput
-from outlierlens.experiments.range.cache import CacheErrors
-from outlierlens.experiments.range.keys import key_biases
-from outlierlens.experiments.range.measure import range_of
-from outlierlens.experiments.range.options import RangeOptions
-from outlierlens.experiments.range.result import Ranges
-from outlierlens.experiments.range.view import sections
-from outlierlens.experiments.range.weights import weights_range
 from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.results.document import from_json, to_json
 from outlierlens.statistics.ranks import spearman
@@ -79,18 +73,17 @@ def test_rounding_by_hand() -> None:
     # int8, one step per token: 127 and 0.25 share a step of 1, so 0.25 is lost; padding counts nowhere.
     keys = torch.tensor([[[127.0, 0.25], [127.0, -0.25], [900.0, 900.0]]])
     errors = CacheErrors()
-    errors.add("4", "k", keys, torch.tensor([[True, True, False]]))
-    rows = {(one.number, one.grain): one for one in errors.rows()}
-    assert {(one.layer, one.tensor) for one in rows.values()} == {(4, "k")}
-    token = rows["int8", "token"]
-    assert token.whole == pytest.approx(0.25 / math.hypot(127, 0.25))
-    assert token.middle == 0.0  # the lower of two channels: 0 and 1
+    errors.add(4, "k", keys, torch.tensor([[True, True, False]]))
+    (row,) = (CacheError(**one) for one in errors.relative())
+    assert (row.layer, row.tensor) == (4, "k")
+    assert row.whole["int8_token"] == pytest.approx(0.25 / math.hypot(127, 0.25))
+    assert row.int8_token == 0.0  # the lower of two channels: 0 and 1
     wide = torch.tensor([[[127.0, 0.25, 0.125]]])
     errors = CacheErrors()
-    errors.add("0", "v", wide, torch.tensor([[True]]))
-    rows = {(one.number, one.grain): one for one in errors.rows()}
-    assert rows["int8", "token"].middle == rows["int8", "tensor"].middle == 1.0
-    assert rows["int8", "channel"].middle == pytest.approx(0.0, abs=1e-6)
+    errors.add(0, "v", wide, torch.tensor([[True]]))
+    (row,) = (CacheError(**one) for one in errors.relative())
+    assert row.int8_token == row.int8_tensor == 1.0
+    assert row.int8_channel == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -100,16 +93,11 @@ def test_planted_biases_predict_what_rounding_keys_loses(seed: int, words: Calla
     predicted = np.array([one.ratio for one in found.keys])
     assert len(predicted) == LAYERS
     for number in ("int8", "int4"):
-        measured = {
-            one.layer: one.middle
-            for one in found.cache
-            if (one.tensor, one.number, one.grain) == ("k", number, "token")
-        }
+        measured = {one.layer: getattr(one, f"{number}_token") for one in found.cache if one.tensor == "k"}
         rho = float(spearman(predicted, np.array([measured[one.layer] for one in found.keys])))
         assert rho >= 0.9, (number, rho)
     assert [one.layer for one in found.keys if one.alarm] == [int(at) for at in np.flatnonzero(predicted >= 10)]
-    values = [one.middle for one in found.cache if (one.tensor, one.number, one.grain) == ("v", "int8", "token")]
-    assert max(values) < 0.05  # their biases are none
+    assert max(one.int8_token for one in found.cache if one.tensor == "v") < 0.05  # their biases are none
 
 
 def test_what_is_found_does_not_depend_on_batches(words: Callable[..., Any]) -> None:
@@ -118,12 +106,15 @@ def test_what_is_found_does_not_depend_on_batches(words: Callable[..., Any]) -> 
         range_of(loaded, some_texts(5, seed=1), RangeOptions(cache=True, batch_size=size)) for size in (1, 5)
     )
     for a, b in zip(one.cache, several.cache, strict=True):
-        assert replace(a, whole=0.0, middle=0.0) == replace(b, whole=0.0, middle=0.0)
-        assert (a.whole, a.middle) == pytest.approx((b.whole, b.middle), rel=1e-3)
+        assert (a.layer, a.tensor) == (b.layer, b.tensor)
+        assert list(a.whole) == list(b.whole)
+        for setting in a.whole:
+            assert getattr(a, setting) == pytest.approx(getattr(b, setting), rel=1e-3)
+            assert a.whole[setting] == pytest.approx(b.whole[setting], rel=1e-3)
 
 
 def said(found: Ranges) -> str:
-    return " ".join(sentence for section in sections(found) for sentence in section.sentences)
+    return " ".join(found.sentences())
 
 
 def test_the_alarm_stands_beside_what_was_measured(words: Callable[..., Any]) -> None:
@@ -131,11 +122,9 @@ def test_the_alarm_stands_beside_what_was_measured(words: Callable[..., Any]) ->
     sizes[[0, 7]] = 300.0
     found = range_of(qwen(words, 3, sizes), some_texts(4, seed=1), RangeOptions(cache=True))
     assert "lose most in layers 0, 7." in said(found)
-    (section,) = sections(found)
-    titles = {table.title: table for table in section.tables}
-    assert {"Key biases", "Rounded keys", "Rounded values"} <= set(titles)
-    worst = sorted(int(row[0]) for row in titles["Rounded keys"].rows[:2])
-    assert worst == [0, 7]
+    assert {"Key biases", "Rounded keys and values"} <= {table.title for table in found.shown()}
+    worst = sorted((one for one in found.cache if one.tensor == "k"), key=lambda one: -one.int8_token)
+    assert {one.layer for one in worst[:2]} == {0, 7}
     assert to_json(from_json(to_json(found))) == to_json(found)
 
 

@@ -1,0 +1,522 @@
+"""Which tokens and dimensions to leave out of hidden states before an autoencoder or a steering vector is made of them.
+
+found = mask(load_model("smollm2-135m"), read_texts("excerpt"), MaskOptions(layer=15))
+found.positions, found.token_ids             # the tokens to leave out
+found.dims                                   # dimensions that stand out on the other tokens
+found.judged.recall                          # of the rule, on texts that did not make it
+activation_mask(found, dims="clip")(states, tokens)                  # in a training loop
+export("saelens", found)                     # the text of a file for a tool
+
+A sink is a token whose hidden state is far longer than the median token's. What repeats (a position, a type of token) is the
+mask; what is left of the sinks is for the threshold on the norm. Moments and dimensions that stand out are those of the tokens
+that are no sinks.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, get_args
+
+import numpy as np
+from annotated_types import Ge, Gt, Le
+
+from outlierlens.data.texts import Texts
+from outlierlens.errors import USE_FLOAT32, BadInput, comment, literal, need
+from outlierlens.models.inputs import tokenizer_of
+from outlierlens.models.load import LoadedModel
+from outlierlens.options import Flag, check
+from outlierlens.results.document import load
+from outlierlens.results.finding import About, Finding
+from outlierlens.results.rows import Row
+from outlierlens.results.safe_files import check_file, write_text
+from outlierlens.session import Session
+from outlierlens.statistics.means import share_at_most
+from outlierlens.vectors.read import ReadOptions, Tokens, text_stack, token_batches, tokenise
+from outlierlens.view.pictures import Lines
+from outlierlens.view.section import Count, FineShare, Rows, Share, percent
+from outlierlens.view.words import number
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SINK_FACTOR = 10.0  # a token is a sink where its hidden state is longer than this times the median token's
+FEWEST_TEXTS, FEWEST_TOKENS = 4, 2  # of a split; of a position or type before it is masked
+SHOWN = 12  # dimensions that stand out, and token types in a sentence, at most
+CLIP = 4.0  # standard deviations
+Tool = Literal["saelens", "dictionary-learning", "heretic", "steering"]
+Treatment = Literal["keep", "clip", "standardise", "mean"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskOptions:
+    """What counts as a sink, and in which block."""
+
+    layer: Annotated[int | None, Ge(0)] = None
+    """The block whose output is masked. Default: the middle one."""
+    factor: Annotated[float, Gt(1)] = SINK_FACTOR
+    """A token is a sink where its hidden state is longer than this many times that of the median token."""
+    dim_factor: Annotated[float, Gt(1)] = 5.0
+    """A dimension stands out where its root mean square is more than this many times that of the median dimension."""
+    share: Annotated[float, Gt(0), Le(1)] = 0.5
+    """Mask a position or a token type where at least this share of its tokens are sinks."""
+    stack: str | None = None
+    """Which stream, where there are several: encoder, decoder."""
+    max_length: Annotated[int, Ge(2)] = 128
+    """Tokens of a text at most, or fewer where the model has no more positions."""
+    batch_size: Annotated[int, Ge(1)] = 32
+    """Texts of a forward pass."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Seed of the split into texts that make the mask and texts that judge it."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskCall(MaskOptions):
+    """What counts as a sink, and for whom the mask is written."""
+
+    tool: Annotated[Tool | None, Flag("--for")] = None
+    """Write the mask for this tool too, to the file of --to."""
+    to: Path | None = None
+    """With --for: the file to write."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.tool is None) != (self.to is None):
+            raise BadInput("--for TOOL and --to FILE go together; give both, or neither")
+
+
+# --- what is found -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSinks(Row):
+    """The sinks of one block's output, over the texts that made the mask."""
+
+    note = (
+        "γ: length of the mean hidden state over the length of the standard deviations. A sparse autoencoder of states with a "
+        "large γ spends latents on the mean."
+    )
+    layer: int
+    n_sinks: Annotated[int, Count]
+    """sinks: tokens whose norm is above the threshold"""
+    median_norm: float
+    largest_norm: float
+    threshold: float
+    gamma: float
+    """γ: of all tokens"""
+    gamma_kept: float
+    """γ without sinks"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandsOut(Row):
+    """A dimension that stands out in the masked block."""
+
+    dim: int
+    """dimension"""
+    times: float
+    """times the median: its root mean square over that of the median dimension, over all tokens"""
+    times_kept: float
+    """without sinks"""
+    sink_share: Annotated[float, Share]
+    """held by sinks: the share of its sum of squares"""
+    every_token: bool
+    """on other tokens too: whether it stands out on tokens that are no sinks; else it does through sinks alone"""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the rule does on texts that did not make it.
+
+    Attributes:
+        n_texts, n_tokens, n_sinks: of those texts.
+        recall: share of their sinks that positions and types leave out, nan without any. false_share: of their other tokens.
+        n_sink_texts, n_missed_texts: texts with a sink, and those of them in which one is missed.
+        missed_at_most: of texts with a sink, at most this share has one that is missed (95 % bound, Clopper and Pearson 1934).
+    """
+
+    n_texts: int
+    n_tokens: int
+    n_sinks: int
+    recall: float
+    false_share: float
+    n_sink_texts: int
+    n_missed_texts: int
+    missed_at_most: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mask(Finding):
+    """Which tokens and dimensions of one block's output to leave out; `about` is of the texts that made it.
+
+    Attributes:
+        dimensions: that stand out; `dims` are those that do on tokens that are no sinks. blocks: the sinks of every block.
+        layer: the block. threshold: a token is a sink where the norm of its hidden state is larger.
+        positions: places in a text, from 0, whose tokens are left out. token_ids, words: types of tokens that are.
+        judged: what positions and types do on other texts.
+        centre, scale: mean and standard deviation [dim] of tokens that are no sinks.
+    """
+
+    title = "Tokens and dimensions to leave out"
+    pictures = (
+        Lines(rows="blocks", x="layer", y="gamma", title="All tokens"),
+        Lines(rows="blocks", x="layer", y="gamma_kept", title="Without sinks"),
+    )
+
+    dimensions: tuple[StandsOut, ...]
+    """Dimensions that stand out"""
+    blocks: tuple[LayerSinks, ...]
+    """Sinks by block"""
+    layer: int
+    factor: float
+    dim_factor: float
+    share: float
+    threshold: float
+    positions: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    words: tuple[str, ...]
+    judged: Judged
+    centre: Annotated[np.ndarray, "dim"]
+    scale: Annotated[np.ndarray, "dim"]
+
+    @property
+    def here(self) -> LayerSinks:
+        """The sinks of the masked block."""
+        return self.blocks[self.layer]
+
+    def laid_out(self, name: str, rows: tuple[Row, ...], head: str, note: str, *, verbose: bool) -> Rows:
+        """In short the masked block alone."""
+        rows = (self.here,) if name == "blocks" and not verbose else rows
+        return super().laid_out(name, rows, head, note, verbose=verbose)
+
+    def sentences(self) -> Iterator[str]:
+        """The tokens and dimensions to leave out, and how surely."""
+        here, held = self.here, self.judged
+        yield (
+            f"In the output of block {self.layer} {here.n_sinks:,} of {self.about.n_tokens:,} tokens are sinks, longer than "
+            f"{number(self.threshold)} ({number(self.factor)} times the median token)."
+        )
+        if self.positions or self.token_ids:
+            parts = [f"position {', '.join(map(str, self.positions))}"] * bool(self.positions)
+            more = f" and {len(self.words) - SHOWN:,} more" if len(self.words) > SHOWN else ""
+            parts += [f"tokens {', '.join(map(repr, self.words[:SHOWN]))}{more}"] * bool(self.words)
+            yield f"The mask leaves out {' and '.join(parts)}."
+        elif here.n_sinks:
+            yield "They share no position and no token type: only the threshold on the norm finds them."
+        else:
+            yield "No token has to be left out."
+        if held.n_sinks:
+            yield (
+                f"On {held.n_texts:,} texts that did not make it, the mask leaves out {percent(held.recall)} of "
+                f"{held.n_sinks:,} sinks and {FineShare(held.false_share).written()} of the other tokens; it misses one in "
+                f"{held.n_missed_texts:,} of {held.n_sink_texts:,} texts with one, so in at most "
+                f"{percent(held.missed_at_most)} of such texts (95 % bound)."
+            )
+        else:
+            yield f"The {held.n_texts:,} texts that did not make it hold no sink."
+        if self.dims:
+            stand = "stand" if self.dims[1:] else "stands"
+            yield f"{', '.join(self.about.dims)} {stand} out on the other tokens too: clip, standardise or leave out."
+
+
+# --- how it is measured ------------------------------------------------------------------------------------------
+
+
+class _Seen(NamedTuple):
+    """Tokens in a row: norms [token, layer], and the type, position and text of each [token]."""
+
+    norms: np.ndarray
+    ids: np.ndarray
+    position: np.ndarray
+    text: np.ndarray
+
+
+def mask(
+    loaded: LoadedModel, texts: Texts, options: MaskOptions | None = None, *,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Mask:  # fmt: skip
+    """Tokens and dimensions to leave out of one block's output, from half of `texts`, judged on the other half.
+
+    Raises:
+        BadInput: fewer than four texts with tokens, no such block, a model that reads no text, or a state that is not finite.
+    """
+    options = options or MaskOptions()
+    stack = text_stack(loaded, options.stack)
+    layer = stack.n_layers // 2 if options.layer is None else options.layer
+    if layer >= stack.n_layers:
+        raise BadInput(f"{loaded.name}: there is no block {layer}; its blocks are 0 to {stack.n_layers - 1}")
+    tokens = tokenise(loaded, texts, max_length=options.max_length)
+    order = np.random.default_rng(options.seed).permutation(np.flatnonzero(tokens.lengths > 0)).tolist()
+    if len(order) < FEWEST_TEXTS:
+        raise BadInput(
+            f"{texts.source}: {len(order)} texts have tokens, and half of them judge what the others say; use at least "
+            f"{FEWEST_TEXTS}"
+        )
+    n_fit = (len(order) + 1) // 2
+    fit, held = (tokens.some(sorted(some)) for some in (order[:n_fit], order[n_fit:]))
+    every, size = tuple(range(stack.n_layers)), options.batch_size
+    read = ReadOptions(batch_size=size, stack=stack.name, layers=every, progress=progress)
+    seen = _seen(loaded, fit, read.told("finding sinks"))
+    thresholds = options.factor * np.median(seen.norms, axis=0)  # [layer]
+    sums = _sums(loaded, fit, read.told("reading other tokens"), thresholds)
+    sinks, threshold = seen.norms[:, layer] > thresholds[layer], float(thresholds[layer])
+    positions = _mostly(seen.position, sinks, options.share)
+    rest = ~np.isin(seen.position, positions)  # types are counted outside these positions
+    ids = _mostly(seen.ids[rest], sinks[rest], options.share)
+    others = _seen(loaded, held, ReadOptions(batch_size=size, stack=stack.name, layers=(layer,)))
+    centre, scale = (one[layer].astype(np.float32) for one in _moments(sums[1]))
+    dimensions, tokenizer = _standing_out(sums[:, :, layer], options.dim_factor), tokenizer_of(loaded)
+    return Mask(
+        provenance=loaded.provenance(seed=options.seed),
+        about=About(
+            data=texts.source, data_digest=texts.digest, stack=stack.name, layers=(layer,), n_texts=n_fit,
+            n_tokens=len(seen.ids), max_length=tokens.max_length,
+            dims=tuple(str(dim) for dim in sorted(one.dim for one in dimensions if one.every_token)),
+        ),
+        dimensions=dimensions, blocks=tuple(_blocks(seen, sums, thresholds)),
+        layer=layer, factor=options.factor, dim_factor=options.dim_factor, share=options.share, threshold=threshold,
+        positions=positions, token_ids=ids, words=tuple(str(tokenizer.convert_ids_to_tokens(one)) for one in ids),
+        judged=_judged(others, len(held.texts), threshold, np.isin(others.position, positions) | np.isin(others.ids, ids)),
+        centre=centre, scale=scale, notes=loaded.notes,
+    )  # fmt: skip
+
+
+def _states(loaded: LoadedModel, tokens: Tokens, read: ReadOptions) -> "Iterator[tuple[Tensor, ...]]":
+    """(states [layer, token, dim], ids, positions, texts [token]) of each batch, padding left out."""
+    import torch
+
+    for batch in token_batches(loaded, tokens, read):
+        valid = batch.valid
+        states = torch.stack([one[valid].float() for one in batch.states])
+        if not bool(states.isfinite().all()):
+            raise BadInput(f"{loaded.name}: a state is NaN or infinite; {USE_FLOAT32}")
+        text = torch.tensor(batch.texts, device=valid.device)[:, None].expand_as(valid)
+        yield states, batch.ids[valid], (valid.long().cumsum(1) - 1)[valid], text[valid]
+
+
+def _seen(loaded: LoadedModel, tokens: Tokens, read: ReadOptions) -> _Seen:
+    parts = [
+        (states.norm(dim=-1).T.cpu(), *(one.cpu() for one in rest)) for states, *rest in _states(loaded, tokens, read)
+    ]
+    return _Seen(*(np.concatenate([np.asarray(one) for one in column]) for column in zip(*parts, strict=True)))
+
+
+def _sums(loaded: LoadedModel, tokens: Tokens, read: ReadOptions, thresholds: np.ndarray) -> np.ndarray:
+    """Σ1, Σh and Σh² over all tokens, and over those that are no sinks, in float64 [2, 3, layer, dim]."""
+    import torch
+
+    sums: np.ndarray = np.zeros(())
+    for states, *_ in _states(loaded, tokens, read):
+        limit = torch.as_tensor(thresholds, device=states.device)[:, None]
+        below, wide = states.norm(dim=-1) <= limit, states.double()  # [layer, token]
+        for_each = (torch.ones_like(below).double()[..., None], below.double()[..., None])
+        new = [[(wide**power * weight).sum(1) for power in range(3)] for weight in for_each]
+        sums = sums + torch.stack([torch.stack(one) for one in new]).cpu().numpy()
+    return sums
+
+
+def _moments(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of Σ1, Σh and Σh²."""
+    count, first, second = sums
+    mean = first / np.maximum(count, 1.0)
+    return mean, np.sqrt(np.maximum(second / np.maximum(count, 1.0) - mean**2, 0.0))
+
+
+def _mostly(names: np.ndarray, sinks: np.ndarray, share: float) -> tuple[int, ...]:
+    """Those of which at least `share` are sinks."""
+    n, n_sinks = Counter(names.tolist()), Counter(names[sinks].tolist())
+    return tuple(sorted(one for one, k in n_sinks.items() if k >= max(FEWEST_TOKENS, share * n[one])))
+
+
+def _judged(seen: _Seen, n_texts: int, threshold: float, out: np.ndarray) -> Judged:
+    """What is left `out` [token] of texts that did not make the mask, against the threshold."""
+    sinks = seen.norms[:, 0] > threshold
+    with_sinks, missed = set(seen.text[sinks].tolist()), set(seen.text[sinks & ~out].tolist())
+    return Judged(
+        n_texts=n_texts, n_tokens=len(sinks), n_sinks=int(sinks.sum()),
+        recall=float(out[sinks].mean()) if sinks.any() else math.nan,
+        false_share=float(out[~sinks].mean()) if not sinks.all() else math.nan,
+        n_sink_texts=len(with_sinks), n_missed_texts=len(missed),
+        missed_at_most=share_at_most(len(missed), len(with_sinks)) if with_sinks else math.nan,
+    )  # fmt: skip
+
+
+def _standing_out(sums: np.ndarray, factor: float) -> tuple[StandsOut, ...]:
+    """Of sums [2, 3, dim]: the largest first."""
+    sizes = np.sqrt(sums[:, 2] / np.maximum(sums[:, 0], 1.0))
+    times, kept = (one / max(float(np.median(one)), 1e-30) for one in sizes)
+    held = np.maximum(0.0, 1 - sums[1, 2] / np.maximum(sums[0, 2], 1e-300))
+    order = np.argsort(-np.maximum(times, kept), kind="stable").tolist()
+    return tuple(
+        StandsOut(
+            dim=dim, times=float(times[dim]), times_kept=float(kept[dim]), sink_share=float(held[dim]),
+            every_token=bool(kept[dim] > factor),
+        )
+        for dim in [dim for dim in order if max(times[dim], kept[dim]) > factor][:SHOWN]
+    )  # fmt: skip
+
+
+def _blocks(seen: _Seen, sums: np.ndarray, thresholds: np.ndarray) -> Iterator[LayerSinks]:
+    lengths = [[np.linalg.norm(one, axis=-1) for one in _moments(some)] for some in sums]  # of mean and spread [layer]
+    for layer, threshold in enumerate(thresholds.tolist()):
+        norms = seen.norms[:, layer]
+        gamma, kept = (float(mean[layer] / spread[layer]) if spread[layer] else math.inf for mean, spread in lengths)
+        yield LayerSinks(
+            layer=layer, n_sinks=int((norms > threshold).sum()), median_norm=float(np.median(norms)),
+            largest_norm=float(norms.max()), threshold=threshold, gamma=gamma, gamma_kept=kept,
+        )  # fmt: skip
+
+
+def run(session: Session, options: MaskCall) -> Mask:
+    """The analysis, as the command runs it; with --for it is written for that tool too."""
+    check_file(options.to, replace=session.output.overwrite)
+    texts, _ = session.texts()
+    found = mask(session.loaded, texts, options, progress=session.progress)
+    if options.tool is not None and options.to is not None:
+        write_text(options.to, export(options.tool, found))
+    return found
+
+
+# --- in a training loop ------------------------------------------------------------------------------------------
+
+
+class Masked(NamedTuple):
+    """`states` [..., dim] with their dimensions treated, and `kept` bool [...]: which of them are no sinks."""
+
+    states: "Tensor"
+    kept: "Tensor"
+
+
+@dataclass(frozen=True)
+class ActivationMask:
+    """Leaves sinks out of hidden states, and treats dimensions; makes no copy of the model and keeps no state.
+
+    Attributes:
+        found: the mask. dims: what is done to dimensions: "keep" nothing; "clip" every one to its mean ± 4 standard deviations;
+            "standardise" every one to mean 0 and standard deviation 1; "mean" those that stand out to their mean.
+        norms: also leave out what is longer than the threshold.
+    """
+
+    found: Mask
+    dims: Treatment = "keep"
+    norms: bool = True
+
+    def __call__(self, states: "Tensor", tokens: "Tensor | None" = None, positions: "Tensor | None" = None) -> Masked:
+        """Mask `states` [..., token, dim] of `tokens`, ids [..., token].
+
+        `positions` [..., token] are places in the text from 0; by default the place along the token axis, which is right where
+        nothing is padded on the left. Without `tokens` the norm alone decides.
+
+        Raises:
+            BadInput: states of another width, tokens of another shape, or neither tokens nor norms to go by.
+        """
+        import torch
+
+        width = len(self.found.centre)
+        if states.shape[-1] != width:
+            raise BadInput(
+                f"states have {states.shape[-1]} dimensions, and the mask is of {width}; use that of the same model"
+            )
+        if tokens is None and not self.norms:
+            raise BadInput("norms=False leaves only tokens to go by; pass their ids")
+        kept = states.float().norm(dim=-1) <= (self.found.threshold if self.norms else math.inf)
+        if tokens is not None:
+            if tokens.shape != kept.shape:
+                raise BadInput(
+                    f"tokens are {tuple(tokens.shape)}, and states {tuple(states.shape)}; ids go one per state"
+                )
+            place = torch.arange(tokens.shape[-1], device=tokens.device) if positions is None else positions
+            for values, wanted in ((place.expand(tokens.shape), self.found.positions), (tokens, self.found.token_ids)):
+                out = torch.isin(values, torch.tensor(wanted, dtype=values.dtype, device=values.device))
+                kept &= ~out.to(kept.device)
+        return Masked(self._treated(states), kept)
+
+    def _treated(self, states: "Tensor") -> "Tensor":
+        import torch
+
+        centre, scale = (torch.from_numpy(one).to(states) for one in (self.found.centre, self.found.scale))
+        if self.dims == "clip":
+            return torch.maximum(torch.minimum(states, centre + CLIP * scale), centre - CLIP * scale)
+        if self.dims == "standardise":
+            return (states - centre) / scale.clamp(min=torch.finfo(states.dtype).tiny)
+        if self.dims == "mean" and self.found.dims:
+            states = states.clone()
+            states[..., list(self.found.dims)] = centre[list(self.found.dims)]
+        return states
+
+
+def activation_mask(found: Mask | str | Path, *, dims: Treatment = "keep", norms: bool = True) -> ActivationMask:
+    """A mask to call in a training loop, from what `mask` found or from the file that it wrote.
+
+    Raises:
+        BadInput: a file of another kind of result, or an unknown treatment. MissingExtra: torch is not installed.
+    """
+    need("torch", "models", "masking hidden states")
+    if dims not in get_args(Treatment):
+        raise BadInput(f"unknown treatment {dims!r}; dimensions take {', '.join(get_args(Treatment))}")
+    made = found if isinstance(found, Mask) else load(Path(found))
+    if not isinstance(made, Mask):
+        raise BadInput(
+            f"{found} holds a {type(made).__name__}, not a Mask; make one with `outlierlens mask MODEL -o mask.json`"
+        )
+    return ActivationMask(made, dims, norms)
+
+
+# --- for other tools ---------------------------------------------------------------------------------------------
+
+
+def export(tool: Tool, found: Mask) -> str:
+    """The text of a file for `tool`; raises BadInput for an unknown one.
+
+    saelens (6) reads `exclude_special_tokens` and `seqpos_slice` of LanguageModelSAERunnerConfig; dictionary-learning (0.1)
+    `max_activation_norm_multiple` and `remove_bos` of ActivationBuffer; heretic (1.4) `winsorization_quantile` of its
+    config.toml; for steering a function takes the dimensions that stand out from a direction.
+    """
+    if tool not in get_args(Tool):
+        raise BadInput(f"unknown tool {tool!r}; masks are written for {', '.join(get_args(Tool))}")
+    held, width, n = found.judged, len(found.centre), len(found.dims)
+    does = f"this leaves out {held.recall:.1%} of the sinks and {held.false_share:.2%} of the other tokens"
+    first = next(place for place in range(len(found.positions) + 1) if place not in found.positions)  # not masked
+    left = ", ".join(str(one) for one in found.positions if one >= first)
+    lines = [
+        comment(f"Sinks of {found.provenance.model}, block {found.layer}, found in {found.about.n_texts} texts of "
+                f"{found.about.data}."),
+        comment(f"On {held.n_texts} other texts {does if held.n_sinks else 'there is no sink'}."),
+    ]  # fmt: skip
+    if tool == "saelens":
+        words = f"  {comment(literal(list(found.words))[1:-1])}" * bool(found.words)
+        lines += [
+            "# LanguageModelSAERunnerConfig(..., **SINKS)",
+            *[f"# Positions that it cannot leave out: {left}."] * bool(left),
+            "SINKS = {",
+            f'    "exclude_special_tokens": {list(found.token_ids) or False},{words}',
+            f'    "seqpos_slice": ({first}, None),',
+            "}",
+        ]
+    elif tool == "dictionary-learning":
+        lines += [
+            "# dictionary_learning.pytorch_buffer.ActivationBuffer(..., **SINKS), in the repository since August 2025.",
+            "# Release 0.1.0 knows `remove_bos` alone, which leaves out the first token, whatever it is.",
+            "# Longer states than this multiple of the median are left out, whatever their token and position.",
+            f'SINKS = {{"max_activation_norm_multiple": {found.factor:g}, "remove_bos": {0 in found.positions}}}',
+        ]
+    elif tool == "heretic":
+        clipped = (
+            f"The {n} largest of {width} entries of a hidden state are clipped to the next one: dimensions "
+            f"{', '.join(found.about.dims)} stand out."
+        )
+        none = "No dimension stands out on tokens that are no sinks: nothing to clip."
+        lines += [f"# {clipped if n else none}", f"winsorization_quantile = {(width - 1 - n) / (width - 1):.6f}"]
+    else:
+        lines += [
+            f"DIMS = {list(found.dims)}",
+            f"NORM = {found.threshold:.6g}  # longer hidden states are sinks: leave them out of means\n\n",
+            "def without_outliers(direction):",
+            '    """`direction` [..., dim] with 0 in the dimensions that stand out; its length may be set anew."""',
+            "    direction = direction.clone()\n    direction[..., DIMS] = 0\n    return direction",
+        ]
+    return "\n".join(lines) + "\n"

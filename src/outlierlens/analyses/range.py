@@ -1,0 +1,539 @@
+"""The number range of a running model: the largest |x| of every tensor, where it is, and which formats hold it.
+
+found = range_of(load_model("smollm2-135m"), read_texts("excerpt", limit=64))
+found.top("MLP inner").fp16                 # of its layer with the largest value; below 1 it overflows
+found.verdict("e4m3")                        # "e4m3: overflows, 56.1 times its largest number"
+weights_range(checkpoint)                    # of stored weights, without running them and without torch
+"""
+
+import hashlib
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from annotated_types import Ge
+
+from outlierlens.analyses.range_pass import BINS, CacheErrors, Pass, below, median_of
+from outlierlens.checkpoints import Checkpoint, open_checkpoint
+from outlierlens.checkpoints.live import LiveCheckpoint
+from outlierlens.data.texts import Data
+from outlierlens.errors import BadInput
+from outlierlens.models.passes import in_windows, reading_of
+from outlierlens.options import check
+from outlierlens.results.document import Provenance
+from outlierlens.results.finding import About, Finding
+from outlierlens.results.rows import More, Quiet, Row
+from outlierlens.view.pictures import Lines, Picture, Strips
+from outlierlens.view.section import Count, FineShare, Rows
+from outlierlens.view.words import listed, number
+
+if TYPE_CHECKING:
+    from outlierlens.models.load import LoadedModel
+    from outlierlens.session import Session
+
+Progress = Callable[[str, int, int], None] | None
+
+
+# {number format: (largest finite value, smallest positive value of full precision)}: IEEE 754 binary16; bfloat16; the OCP 8-bit
+# floating point specification (2023), table 1.
+FORMATS = {
+    "fp16": (65504.0, 2.0**-14),
+    "bf16": ((2 - 2.0**-7) * 2.0**127, 2.0**-126),
+    "e4m3": (448.0, 2.0**-6),
+    "e5m2": (57344.0, 2.0**-14),
+}
+NARROW = ("fp16", "e4m3")  # the columns: bf16 holds whatever float32 holds, and e5m2 nearly what fp16 does
+INSIDE = ("q·k", "norm sum of squares")  # within one operation: many kernels hold them in float32
+# Every kind of tensor; docs/range.md says what each is.
+KINDS = (
+    "stream", "stream after attention", "attention input", "attention linears", "q", "k", "v", "q·k", "attention logits",
+    "attention mix", "attention output", "MLP input", "gate/up", "MLP inner", "MLP output", "norm output",
+    "norm sum of squares", "logits",
+)  # fmt: skip
+# The kinds of each panel, at most as many as there are colours; the table has all.
+PANELS = {
+    "stream and norms": ("stream", "stream after attention", "norm output", "norm sum of squares", "logits"),
+    "attention": ("attention input", "q", "k", "v", "attention logits", "attention output"),
+    "MLP": ("MLP input", "gate/up", "MLP inner", "MLP output"),
+}
+ENDS = {"embeddings": -1, "final": 10**6, "head": 10**6}  # before all layers, and after them
+UNITS = dict.fromkeys(("gate/up", "MLP inner"), "neuron") | dict.fromkeys("qkv", "row")
+KEY_ALARM = 10.0  # key bias over the median layer's
+AMPLE = 1000.0  # times headroom, from which nobody asks how much more
+SHOWN = 12  # stored tensors without --verbose
+BLOCK = 2**22  # stored values that are held at once, where the file allows it
+# Keys alone, and queries, keys and values one behind the other (GPT-2). What mixes them by head is not taken apart.
+_ALONE = re.compile(r"(?:^|.*\.)(\d+)\.(?:.*\.)?(?:k_proj|k_lin|key)\.bias")
+_JOINED = re.compile(r"(?:^|.*\.)h\.(\d+)\.attn\.c_attn\.bias")
+_CROSS = ("cross", "encoder_attn")  # keys of another stream
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangeOptions:
+    """What is measured, and how."""
+
+    max_length: Annotated[int, Ge(2)] = 128
+    """Tokens of a text at most."""
+    batch_size: Annotated[int, Ge(1)] = 16
+    """Texts in one forward pass."""
+    every: Annotated[int, Ge(1)] = 16
+    """Medians and shares rest on every n-th token vector; 1 takes all. Maxima always rest on all."""
+    cache: bool = False
+    """Round keys and values to int8 and int4 too, and measure what that loses."""
+    weights: bool = False
+    """Run nothing: compare the weights alone with each format, without torch."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.weights and self.cache:
+            raise BadInput("--cache runs the model and --weights does not; give one of them")
+
+
+# --- what is found -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorRange(Row):
+    """The values of one kind of tensor in one layer, over all tokens of all texts, padding left out."""
+
+    note = (
+        "×: largest finite value of the format / largest |x|; below 1 it overflows. int8: one step with one scale for the "
+        "whole tensor / the median |x|; above 2, more than half of the values round to 0. Below: share of values that are not "
+        "0 and below the format's smallest normal number."
+    )
+    kind: str
+    """tensor"""
+    stack: Annotated[str, More]
+    """stream"""
+    layer: str
+    """layer: "embeddings", "0", …, "final", "head\""""
+    largest: float
+    """largest: |x|; inf where a value was infinite or NaN"""
+    word: str
+    """token: that holds it"""
+    dim: int | None
+    """dim: dimension, neuron or token of the vocabulary; of q, k and v head × width + channel, the row of the projection that
+    gives it, where a head that several queries share counts once, as in the cache; none of sums and products"""
+    fp16: float
+    """fp16 ×: headroom"""
+    e4m3: float
+    """e4m3 ×: headroom"""
+    coarseness: float = math.nan
+    """int8 step / median: of one scale for the whole tensor"""
+    below_fp16: Annotated[float, FineShare] = math.nan
+    """below fp16"""
+    below_e4m3: Annotated[float, FineShare] = math.nan
+    """below e4m3"""
+    median: Annotated[float, More] = math.nan
+    """median: |x|, interpolated within an eighth of the range of one exponent or less"""
+    module: Annotated[str, More]
+    """module: that with the largest value; "" where the tensor is no module's own"""
+    text: Annotated[int, Quiet]
+    """number of the text; −1 where rows cannot be told (experts)"""
+    token: Annotated[int, Quiet]
+    """place in it"""
+    n_values: Annotated[int, Quiet] = 0
+    """values that the median and shares rest on"""
+    nan: Annotated[bool, Quiet] = False
+    """whether any value was NaN"""
+
+    @property
+    def name(self) -> str:
+        """ "MLP inner of layer 3"."""
+        where = {"embeddings": "after the embeddings", "final": "after the last layer", "head": ""}
+        name = f"{self.kind} {where.get(self.layer, f'of layer {self.layer}')}".strip()
+        return name if self.stack == "model" else f"{name} of the {self.stack}"
+
+    @property
+    def place(self) -> str:
+        """ "MLP inner of layer 3, neuron 12, token 4 ('.') of text 5"."""
+        unit = "" if self.dim is None else f", {UNITS.get(self.kind, 'dimension')} {self.dim}"
+        word = f" ({self.word!r})" if self.word else ""
+        return f"{self.name}{unit}" + (f", token {self.token}{word} of text {self.text}" if self.text >= 0 else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightRange(Row):
+    """The values of one stored tensor."""
+
+    note = (
+        "×: largest finite value of the format / largest |w|; below 1 it overflows. Over: values that overflow. Below: values "
+        "that are not 0 and below the format's smallest normal number."
+    )
+    name: str
+    """weight"""
+    stored: str
+    """stored: its type in the checkpoint"""
+    largest: float
+    """largest |w|: of those that are a number"""
+    fp16: float
+    """fp16 ×: headroom"""
+    e4m3: float
+    """e4m3 ×: headroom"""
+    over_fp16: Annotated[int, Count]
+    over_e4m3: Annotated[int, Count]
+    below_fp16: Annotated[int, Count]
+    below_e4m3: Annotated[int, Count]
+    n_values: Annotated[int, Quiet]
+    nan: Annotated[int, Quiet]
+    """how many are NaN, which count nowhere else"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyBias(Row):
+    """The bias of one layer's keys."""
+
+    note = f"Alarm: at least {KEY_ALARM:g} times the median layer's norm."
+    layer: int
+    norm: float
+    """‖key bias‖"""
+    ratio: float
+    """× median layer: norm / the median layer's norm"""
+    largest: float
+    """largest: |entry|"""
+    head: int | None
+    """head: none where the config does not say how wide heads are"""
+    channel: int
+    """channel: of the head"""
+    alarm: bool
+    name: Annotated[str, More]
+    """tensor"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheError(Row):
+    """What rounding the keys or values of one layer loses."""
+
+    note = (
+        "‖rounded − x‖ / ‖x‖ of the median channel; 1: all of it is lost. Who shares a step: a token, a channel of a text, or "
+        "all of a text (tensor)."
+    )
+    tensor: str
+    """tensor: k, keys; v, values"""
+    layer: int
+    int8_token: float
+    int4_token: float
+    int8_channel: float
+    int4_channel: float
+    int8_tensor: float
+    int4_tensor: float
+    whole: Annotated[dict[str, float], Quiet]
+    """{"int8_token": ‖rounded − x‖₂ / ‖x‖₂ over all tokens and channels}"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranges(Finding):
+    """The number range of every tensor of a running model, or of its stored weights.
+
+    Attributes:
+        every: medians and shares rest on every so many-th token vector.
+        skipped: {stored tensor: what packed it} of those whose values are not read.
+        never_fed: modules that no token reached, and experts as "NAME, expert 3": nothing is known of their ranges.
+    """
+
+    title = "The range of numbers"
+
+    tensors: tuple[TensorRange, ...] = ()
+    """Tensors"""
+    weights: tuple[WeightRange, ...] = ()
+    """Stored weights"""
+    keys: tuple[KeyBias, ...] = ()
+    """Key biases"""
+    cache: tuple[CacheError, ...] = ()
+    """Rounded keys and values"""
+    every: int = 1
+    skipped: dict[str, str] = field(default_factory=dict)
+    never_fed: tuple[str, ...] = ()
+
+    def of(self, kind: str) -> tuple[TensorRange, ...]:
+        """The rows of one kind, in order of layers; raises BadInput with the kinds there are."""
+        found = tuple(row for row in self.tensors if row.kind == kind)
+        if not found:
+            seen = dict.fromkeys(row.kind for row in self.tensors)
+            raise BadInput(f"no tensor of kind {kind!r} was seen; kinds are {', '.join(seen)}")
+        return found
+
+    def top(self, kind: str) -> TensorRange:
+        """The layer of a kind with the largest value."""
+        return _top(self.of(kind))
+
+    @property
+    def stored(self) -> tuple[TensorRange, ...]:
+        """The rows of tensors that go from one operation to the next."""
+        return tuple(row for row in self.tensors if row.kind not in INSIDE)
+
+    def verdict(self, form: str) -> str:
+        """ "fp16: fits, 53.0 times headroom": of weights, or of what goes from one operation to the next."""
+        return f"{form}: {_fits(headroom(_top(self.weights or self.stored).largest, form))}"
+
+    def drawn(self) -> tuple[Picture, ...]:
+        """Largest |x| by layer, a line for each kind; of weights the largest tensors."""
+        if self.weights:
+            largest = {one.name for one in self.weights[:SHOWN]}
+            return (Strips(rows="weights", x="largest", y="name", where=lambda row: row.name in largest),)
+        return tuple(
+            Lines(rows="tensors", x="layer", y="largest", by="kind", title=f"{stack}: {title}",
+                  where=partial(_among, stack, kinds))
+            for stack in dict.fromkeys(row.stack for row in self.tensors)
+            for title, kinds in PANELS.items()
+        )  # fmt: skip
+
+    def laid_out(self, name: str, rows: tuple[Row, ...], head: str, note: str, *, verbose: bool) -> Rows:
+        """In short: of each kind the layer with the largest value, and the largest weights."""
+        kinds = dict.fromkeys((row.stack, row.kind) for row in self.tensors)
+        worst = (_top([row for row in self.tensors if (row.stack, row.kind) == one]) for one in kinds)
+        short: dict[str, tuple[Row, ...]] = {"tensors": tuple(worst), "weights": self.weights[:SHOWN]}
+        return super().laid_out(name, rows if verbose else short.get(name, rows), head, note, verbose=verbose)
+
+    def sentences(self) -> Iterator[str]:
+        """What is damaged or unknown, then the verdict by format."""
+        yield from self._unknown()
+        top, *forms = _top(self.weights or self.stored), *FORMATS
+        at = top.name if self.weights else top.place
+        yield f"{self.verdict('fp16')}; the largest |x| is {number(top.largest)}, at {at}."
+        if inside := [row for row in self.tensors if row.kind in INSIDE]:
+            most = _top(inside)
+            fits = _fits(most.fp16) if most.fp16 >= 1 else "overflows, unless the kernel holds it in float32"
+            yield f"Inside operations the largest number is {number(most.largest)}, at {most.place}: in fp16 it {fits}."
+        yield f"{'; '.join(map(self.verdict, forms[1:]))}: unscaled, of that same value."
+        for form in NARROW if self.weights else ():
+            over, under = (sum(getattr(one, f"{side}_{form}") for one in self.weights) for side in ("over", "below"))
+            yield f"{form}: {over:,} values overflow, {under:,} are below its smallest normal number."
+        if known := [row for row in self.stored if math.isfinite(row.coarseness)]:
+            coarse = max(known, key=lambda row: row.coarseness)
+            yield (
+                f"int8 with one scale per tensor is coarsest for the {coarse.kind} of layer {coarse.layer}: one step is "
+                f"{number(coarse.coarseness)} times the median |x|"
+                f"{', so more than half of the values round to 0' if coarse.coarseness > 2 else ''}."
+            )
+        if self.weights or self.cache:
+            yield self._keys_said()
+        inputs, n = self.about.inputs, self.about.n_texts + 1
+        yield (
+            f"Read without running: {sum(one.n_values for one in self.weights):,} values. What the model computes of them may "
+            "be far larger: leave --weights out to measure it."
+            if self.weights
+            else f"Maxima rest on all tokens; medians and shares on one token vector in {self.every}. One more "
+            f"{inputs.removesuffix('s')}, if it is exchangeable with these, holds a value larger than all of them with a "
+            f"chance of at most 1/{n:,} ({FineShare(1 / n).written()})."  # conformal prediction: Vovk et al. 2005
+        )
+
+    def _unknown(self) -> Iterator[str]:
+        if self.skipped:
+            yield (
+                f"Not looked at: {len(self.skipped):,} of {len(self.skipped) + len(self.weights):,} tensors, packed by "
+                f"{', '.join(sorted(set(self.skipped.values())))} ({listed(list(self.skipped))}); name the model that was "
+                "quantized, in full precision, to look at them."
+            )
+        broken: tuple[TensorRange | WeightRange, ...] = (*self.tensors, *self.weights)
+        if broken := tuple(row for row in broken if row.nan):
+            more = f" and {len(broken) - 1:,} more tensors" if len(broken) > 1 else ""
+            what = "the weights are damaged" if self.weights else "such values count as infinite here"
+            yield f"NaN in the {broken[0].name}{more}: {what}, and nothing after them is to be relied on."
+        if self.never_fed:
+            yield f"Never fed by these {self.about.inputs}: {listed(self.never_fed)}. Nothing is known of their range."
+
+    def _keys_said(self) -> str:
+        """Which layers' key biases predict that keys of few bits fail there."""
+        if not self.keys:
+            return "No key biases that are stored by themselves, so nothing is predicted of a cache of few bits."
+        top, alarms = max(self.keys, key=lambda one: one.ratio), [str(one.layer) for one in self.keys if one.alarm]
+        lost = f"keys rounded with one step per token lose most in layer{'s' * (len(alarms) > 1)} {', '.join(alarms)}"
+        return (
+            f"The largest key bias is {number(top.ratio)} times the median layer's, in layer {top.layer} (channel "
+            f"{top.channel} of head {top.head}); from {KEY_ALARM:g} times on, an alarm: {lost if alarms else 'none'}."
+        )
+
+
+def headroom(largest: float, form: str) -> float:
+    """Largest finite value of a format / largest |x|; inf of zeros; raises BadInput for an unknown format."""
+    if form not in FORMATS:
+        raise BadInput(f"no format {form!r}; formats are {', '.join(FORMATS)}")
+    return FORMATS[form][0] / largest if largest > 0 else math.inf
+
+
+def _top(rows: Any) -> Any:
+    return max(rows, key=lambda row: row.largest)
+
+
+def _among(stack: str, kinds: tuple[str, ...], row: Any) -> bool:
+    return row.stack == stack and row.kind in kinds
+
+
+def _fits(room: float) -> str:
+    if room >= 1:
+        return f"fits, {number(room) if room < AMPLE else f'over {AMPLE:,.0f}'} times headroom"
+    return f"overflows, {number(1 / room) if room > 0 else '∞'} times its largest number"
+
+
+# --- how it is measured --------------------------------------------------------------------------------------------
+
+
+def range_of(
+    loaded: "LoadedModel", texts: Data, options: RangeOptions | None = None, *, progress: Progress = None
+) -> Ranges:
+    """The largest |x| of every tensor over `texts`, with its place, and its values held against number formats.
+
+    `texts` may be pictures or recordings (`media.Items`); a token is then a patch, or a frame of sound. Maxima rest on every
+    token that is no padding, medians and shares on a fixed sample of them; one batch is held at a time.
+
+    Raises:
+        BadInput: the model reads no such data, or its tokenizer makes no token of it.
+    """
+    options = options or RangeOptions()
+    if options.weights:
+        raise BadInput(
+            "RangeOptions(weights=True) reads a checkpoint, not a loaded model; call weights_range(checkpoint)"
+        )
+    reading = reading_of(loaded, texts, options.max_length)
+    one = Pass(loaded, reading, options.every, CacheErrors() if options.cache else None)
+    for batch in in_windows(reading, texts, options.batch_size, progress, f"reading {reading.inputs}"):
+        one.consume(batch)
+    if not one.n_tokens:
+        raise BadInput("the tokenizer made no token of these texts, so there is no range to measure")
+    return Ranges(
+        provenance=loaded.provenance(),
+        about=About(
+            data=texts.source, data_digest=texts.digest, inputs=reading.inputs, n_texts=len(texts), n_tokens=one.n_tokens,
+            max_length=reading.max_length,
+        ),
+        tensors=tensor_rows(one),
+        keys=key_biases(LiveCheckpoint(loaded.model, name=loaded.name, config=loaded.config)) if one.cache else (),
+        cache=tuple(CacheError(**row) for row in one.cache.relative()) if one.cache else (),
+        every=options.every,
+        never_fed=one.never_fed(),
+        notes=(*loaded.notes, *reading.notes, *_unseen(one)),
+    )  # fmt: skip
+
+
+def tensor_rows(one: Pass) -> tuple[TensorRange, ...]:
+    """What a pass found, by stream, kind and layer in order; () of nothing."""
+    streams, found = [stack.name for stack in one.reading.stacks], []
+    for (stack, kind, layer), kept in one.tally.found.items():
+        counts = np.zeros(BINS, int) if kept.counts is None else kept.counts.cpu().numpy()
+        largest, median = max(kept.largest, 0.0), median_of(counts)
+        found.append(TensorRange(
+            stack=stack, kind=kind, layer=layer, module=kept.module, largest=largest, text=kept.text, token=kept.token,
+            word=one.reading.words([kept.word])[0], dim=kept.dim if kept.dim >= 0 else None, nan=kept.nan,
+            n_values=int(counts.sum()), median=median, coarseness=largest / 127 / median if median > 0 else math.nan,
+            **{form: headroom(largest, form) for form in NARROW},
+            **{f"below_{form}": below(counts, FORMATS[form][1]) for form in NARROW},
+        ))  # fmt: skip
+    found.sort(key=lambda row: (streams.index(row.stack), KINDS.index(row.kind), ENDS.get(row.layer) or int(row.layer)))
+    return tuple(found)
+
+
+def _unseen(one: Pass) -> tuple[str, ...]:
+    """Notes of kinds that the model has no module for."""
+    seen = {(stack, kind) for stack, kind, _ in one.tally.found}
+    return tuple(
+        f"stream {stack.name}: not seen, because the model has no such tensor or no module of its own that gives it: "
+        f"{', '.join(missing)}"
+        for stack in one.reading.stacks
+        if (missing := [kind for kind in KINDS[:-1] if (stack.name, kind) not in seen])
+    )
+
+
+def weights_range(checkpoint: Checkpoint, *, progress: Progress = None) -> Ranges:
+    """What can be said without running: every stored tensor of floating-point values against each format.
+
+    Codes with scales are multiplied out. NaN is counted apart: it is no size.
+
+    Raises:
+        BadInput: there is no such tensor.
+    """
+    packed = {name: by for name in checkpoint.tensors if (by := checkpoint.packed_by(name))}
+    names = [name for name in checkpoint.tensors if name not in packed and checkpoint.holds_floats(name)]
+    names, found = [name for name in names if checkpoint.tensors[name].size], []
+    if not names:
+        raise BadInput(f"{checkpoint.name}: holds no tensor of floating-point values")
+    for done, name in enumerate(names):
+        found.append(_weight_range(checkpoint, name))
+        if progress:
+            progress("reading weights", done + 1, len(names))
+    digest = hashlib.sha256(checkpoint.header_digest().encode())
+    digest.update("".join(f"{one.name}\0{one.largest!r}\n" for one in found).encode())
+    return Ranges(
+        provenance=Provenance.now(checkpoint.name, digest.hexdigest()),
+        about=About(inputs="stored tensors", n_texts=len(found)),
+        weights=tuple(sorted(found, key=lambda one: -one.largest)),
+        keys=key_biases(checkpoint),
+        skipped=packed,
+        notes=tuple(checkpoint.notes),
+    )
+
+
+def _weight_range(checkpoint: Checkpoint, name: str) -> WeightRange:
+    info = checkpoint.tensors[name]
+    largest, n_values, nan = 0.0, 0, 0
+    counts = {f"{side}_{form}": 0 for side in ("over", "below") for form in NARROW}
+    if info.shape:
+        blocks = checkpoint.read_rows(name, max(1, BLOCK // info.shape[-1]))
+    else:
+        blocks = (values for _, values in checkpoint.read([name]))
+    for values in blocks:
+        nan += int(np.isnan(values).sum())
+        size = np.nan_to_num(np.abs(values), nan=0.0, posinf=np.inf)
+        largest, n_values = max(largest, float(size.max(initial=0.0))), n_values + size.size
+        for form in NARROW:
+            counts[f"over_{form}"] += int((size > FORMATS[form][0]).sum())
+            counts[f"below_{form}"] += int(((size > 0) & (size < FORMATS[form][1])).sum())
+    room: dict[str, Any] = {form: headroom(largest, form) for form in NARROW}
+    return WeightRange(name=name, stored=info.dtype, largest=largest, n_values=n_values, nan=nan, **room, **counts)
+
+
+def key_biases(checkpoint: Checkpoint) -> tuple[KeyBias, ...]:
+    """Norm, largest entry and ratio to the median layer of each layer's key bias; only these tensors are read.
+
+    A bias adds the same vector to every token's key. Where one entry of it is large, it sets the step by which the whole key is
+    rounded, and the other channels, which tell tokens apart, are lost. () where the family's keys have none.
+    """
+    names = {}
+    for name in checkpoint.tensors:
+        match = _ALONE.fullmatch(name) or _JOINED.fullmatch(name)
+        if match and not any(word in name.lower() for word in _CROSS):
+            names[name] = int(match[1])
+    found = []
+    for name, values in checkpoint.read(names):
+        keys = values.ravel()
+        if _JOINED.fullmatch(name):
+            keys = np.split(keys, 3)[1] if keys.size % 3 == 0 else keys[:0]
+        if keys.size:
+            found.append((names[name], name, np.nan_to_num(np.abs(keys.astype(np.float64)), nan=np.inf)))
+    norms = [float(np.linalg.norm(size)) for _, _, size in found]
+    middle = float(np.median(norms)) if norms else 0.0
+    biases = []
+    for (layer, name, size), norm in zip(found, norms, strict=True):
+        place, width = int(size.argmax()), _head_width(checkpoint.config, size.size)
+        head, channel = divmod(place, width) if width else (None, place)
+        ratio = float(norm / middle if middle else np.inf if norm else 1.0)
+        biases.append(KeyBias(
+            name=name, layer=layer, norm=norm, largest=float(size[place]), head=head, channel=channel, ratio=ratio,
+            alarm=ratio >= KEY_ALARM,
+        ))  # fmt: skip
+    return tuple(sorted(biases, key=lambda one: (one.layer, one.name)))
+
+
+def _head_width(config: dict[str, Any], n_entries: int) -> int:
+    """Channels of a head, by the config; 0 where it does not say, or does not fit."""
+    width, hidden = config.get("head_dim"), config.get("hidden_size", config.get("n_embd"))
+    heads = config.get("num_attention_heads", config.get("n_head"))
+    if not isinstance(width, int) and isinstance(hidden, int) and isinstance(heads, int) and heads:
+        width = hidden // heads
+    return width if isinstance(width, int) and width > 0 and n_entries % width == 0 else 0
+
+
+def run(session: "Session", options: RangeOptions) -> Ranges:
+    """The analysis, as the command runs it."""
+    if options.weights:
+        one = session.loading
+        with open_checkpoint(
+            session.subject.model, revision=one.revision, subfolder=one.subfolder, token=one.token, offline=one.offline
+        ) as checkpoint:
+            return weights_range(checkpoint, progress=session.progress)
+    data = session.task_reading.read(offline=session.loading.offline)
+    return range_of(session.loaded, data, options, progress=session.progress)

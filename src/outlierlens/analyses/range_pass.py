@@ -1,0 +1,448 @@
+"""The pass of `range`: which modules give which kind of tensor, maxima with their places, and counts by exponent.
+
+    one = Pass(loaded, reading)
+    one.consume(batch)                           # for each batch; one is held at a time, and memory does not grow with them
+    one.tally.found[("model", "stream", "0")].largest, one.never_fed()
+
+The architecture's row names the linears that write to the stream and the norms. The other linears of a block belong to its
+attention where their path says so ("self_attn", "attention"), else to its MLP.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outlierlens.analyses.quantize_schemes import Scheme, fake_quantize_inputs
+from outlierlens.architectures import BoundStack, live_parameters
+from outlierlens.data.texts import Batch
+from outlierlens.models.attention_logits import Looks, tapped_logits
+from outlierlens.models.calls import head_read, tapped_calls
+from outlierlens.models.expert_calls import tapped_experts
+from outlierlens.models.hooks import layer_name, tapped
+from outlierlens.models.load import LoadedModel
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from outlierlens.models.passes import Reading
+
+Key = tuple[str, str, str]  # stream, kind, layer
+FINE = 21  # bits of a float32 below the first two of its fraction: a bin is a quarter of an exponent's range
+BINS = 256 * (1 << (23 - FINE)) + 1  # bin 0 is of zeros alone
+ROWS = 4096  # sampled vectors whose exponents are counted at once
+HEAD_ROWS = 256  # tokens whose logits are held at once
+
+
+@dataclass
+class Kept:
+    """What is kept of one tensor: its largest |x| with its place, sampled values by bin [bin], and whether any is NaN."""
+
+    largest: float = -1.0
+    text: int = -1
+    token: int = -1
+    word: int = -1  # number of the token
+    dim: int = -1
+    module: str = ""
+    counts: Any = None
+    nan: bool = False
+
+    def take(self, value: float, place: tuple[int, int, int, int], module: str) -> None:
+        """Keep a value where it is larger, or as large and of an earlier text or token."""
+        earlier = value == self.largest and place[:2] < (self.text, self.token)
+        if value > self.largest or earlier:
+            self.largest, self.module = value, module
+            self.text, self.token, self.word, self.dim = place
+
+
+@dataclass
+class RangeTally:
+    """What all batches held so far, by stream, kind and layer; medians and shares of every `every`-th token vector."""
+
+    every: int
+    found: dict[Key, Kept] = field(default_factory=dict)
+    valid: Any = None  # of the batch that runs; `begin` says what they are
+    tokens: Any = None
+    texts: tuple[int, ...] = ()
+    _sample: Any = None
+    _last: Any = None  # the tensor that came last, and what it was taken for: several linears read one
+    _keys: set[Key] = field(default_factory=set)
+    _seen: list[tuple[Any, ...]] = field(default_factory=list)  # maxima of this batch, still on the device
+
+    def begin(self, valid: "Tensor", tokens: dict[str, "Tensor"], texts: tuple[int, ...]) -> None:
+        """A batch: bool `valid` [batch, token], numbers of `tokens` [batch, token] by stream, and its `texts`.
+
+        Which tokens are counted does not depend on how texts are batched.
+        """
+        import torch
+
+        number = torch.tensor(texts, device=valid.device)[:, None]
+        chosen = valid & ((number + torch.arange(valid.shape[1], device=valid.device)) % self.every == 0)
+        self.valid, self.tokens, self.texts = valid, tokens, texts
+        self._sample = chosen.flatten().nonzero().flatten()
+
+    def add(self, key: Key, module: str, states: "Tensor") -> None:
+        """Take a tensor [batch, token, dim]; of another shape all rows count, and nobody knows whose they are.
+
+        What several modules read is counted once.
+        """
+        if not states.numel():
+            return
+        if self._last is None or _place(self._last) != _place(states):
+            self._last, self._keys = states, set()
+        if key in self._keys:
+            return
+        self._keys.add(key)
+        flat = states.reshape(-1, states.shape[-1])
+        sizes = states.amax(-1).maximum(-states.amin(-1))  # much faster than one pass of `aminmax` over rows
+        kept = self.peak(key, module, sizes, flat)
+        known = sizes.shape == self.valid.shape
+        for part in (flat.index_select(0, self._sample) if known else flat[:: self.every]).split(ROWS):
+            counts = exponents(part)
+            kept.counts = counts if kept.counts is None else kept.counts + counts
+
+    def peak(
+        self, key: Key, module: str, sizes: "Tensor", flat: "Tensor | None" = None, rows: "Tensor | None" = None
+    ) -> Kept:
+        """Note the largest of `sizes` [batch, token], not below 0, and where in its row of `flat` [row, dim] it is.
+
+        `rows` [row] are their places in the flat batch, where only some of its tokens have one; without it, sizes of another
+        shape belong to no token.
+        """
+        import torch
+
+        known, sizes = rows is not None or sizes.shape == self.valid.shape, sizes.float().flatten()
+        if known and rows is None:
+            sizes = sizes.masked_fill(~self.valid.flatten(), -1.0)
+        value, row = sizes.nan_to_num(nan=math.inf, posinf=math.inf).max(0)
+        dim = row.new_tensor(-1)
+        if flat is not None:
+            vector = flat.index_select(0, row[None])[0].float().abs()
+            dim = vector.nan_to_num(nan=math.inf, posinf=math.inf).argmax()
+        place = torch.stack([row if rows is None else rows[row], dim, sizes.isnan().any().to(row)])
+        self._seen.append((key, module, known, value, place))
+        return self.found.setdefault(key, Kept())
+
+    def end(self) -> None:
+        """Fetch the maxima of the batch and keep what is larger than all before."""
+        import torch
+
+        seen, self._seen, self._last = self._seen, [], None
+        if not seen:
+            return
+        values, places = (torch.stack([one[column] for one in seen]).tolist() for column in (3, 4))
+        tokens = {name: numbers.cpu() for name, numbers in self.tokens.items()}
+        for (key, module, known, *_), value, (row, dim, nan) in zip(seen, values, places, strict=True):
+            kept = self.found[key]
+            kept.nan |= bool(nan)
+            if not known:
+                kept.take(value, (-1, -1, -1, dim), module)
+            elif value >= 0:
+                text, token = divmod(row, self.valid.shape[1])
+                kept.take(value, (self.texts[text], token, int(tokens[key[0]][text, token]), dim), module)
+
+
+def _place(states: "Tensor") -> tuple[Any, ...]:
+    """Where values lie; the same for no other tensor while this one lives."""
+    return states.data_ptr(), states.shape, states.stride()
+
+
+def exponents(values: "Tensor") -> "Tensor":
+    """How many values lie in each bin of |x| [bin], the float32's exponent and the first two bits of its fraction.
+
+    Bin 0 has zeros; bin 1 + n is of the bits n at the top of a float32 without its sign. The edges are exact, powers of two
+    among them, so shares below a power of two are those of the values counted.
+    """
+    import torch
+
+    bits = values.float().contiguous().view(torch.int32).flatten() & 0x7FFFFFFF
+    return torch.bincount((bits >> FINE) + (bits != 0), minlength=BINS)
+
+
+def median_of(counts: np.ndarray) -> float:
+    """The median of |x| of counts by bin, linear within its bin, whose ends are at most a quarter apart; NaN of none."""
+    total = int(counts.sum())
+    if not total:
+        return math.nan
+    reached = np.cumsum(counts)
+    place = int(np.searchsorted(reached, total / 2))
+    if place == 0:
+        return 0.0
+    low, high = np.array([place - 1 << FINE, place << FINE], dtype=np.uint32).view(np.float32).tolist()
+    before = int(reached[place - 1])
+    return float(low + (high - low) * (total / 2 - before) / int(counts[place])) if math.isfinite(high) else math.inf
+
+
+def below(counts: np.ndarray, smallest: float) -> float:
+    """Share of values that are not 0 and below a power of two; NaN of none."""
+    edge, total = int(np.float32(smallest).view(np.uint32)) >> FINE, int(counts.sum())
+    return float(counts[1 : 1 + edge].sum() / total) if total else math.nan
+
+
+@dataclass
+class CacheErrors:
+    """Σ (rounded − x)² of each channel, float64 on the CPU, by layer, tensor ("k", "v") and setting; Σ x² as setting ""."""
+
+    sums: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)
+
+    def add(self, layer: int, name: str, states: "Tensor", valid: "Tensor") -> None:
+        """Take keys or values [batch, token, channel], as attention multiplies them; padding is left out."""
+        kept = states.float().masked_fill(~valid[..., None], 0.0)
+        across = kept.transpose(1, 2)  # a channel of a text shares a step as a token does
+        rounded = {"": kept * 0}
+        for number in ("int8", "int4"):
+            whole, token = (Scheme(number, grain) for grain in ("tensor", "token"))
+            rounded[f"{number}_token"] = fake_quantize_inputs(kept, token, valid)
+            rounded[f"{number}_channel"] = fake_quantize_inputs(across, token).transpose(1, 2)
+            rounded[f"{number}_tensor"] = fake_quantize_inputs(kept, whole, valid)
+        sums = self.sums.setdefault((layer, name), dict.fromkeys(rounded, 0.0))
+        for setting, one in rounded.items():
+            sums[setting] += (one - kept).masked_fill(~valid[..., None], 0.0).double().square().sum((0, 1)).cpu()
+
+    def relative(self) -> Iterator[dict[str, Any]]:
+        """By layer in order: what each setting loses of the median channel, and of the `whole`; none where all values are 0."""
+        for (layer, name), sums in sorted(self.sums.items()):
+            used = (power := sums[""]) > 0
+            lost = {setting: one for setting, one in sums.items() if setting}
+            if bool(used.any()):
+                whole = {key: float((one.sum() / power.sum()).sqrt()) for key, one in lost.items()}
+                middle = {key: float((one[used] / power[used]).sqrt().median()) for key, one in lost.items()}
+                yield {"layer": layer, "tensor": name, "whole": whole, **middle}
+
+
+@dataclass(frozen=True)
+class TensorPlace:
+    """A module that is looked at: kinds of its input and output, and of norms whether they take the mean away."""
+
+    name: str
+    module: "nn.Module" = field(repr=False, compare=False)
+    reads: str = ""
+    gives: str = ""
+    layer: str = ""  # "embeddings" or "final"; "" where the running layer says it
+    squares: bool = False
+    centred: bool = False
+
+
+def find_places(loaded: LoadedModel, stack: BoundStack) -> tuple[TensorPlace, ...]:
+    """Linears and norms of a stream's blocks, and the norms before the first and after the last block, each once."""
+    modules = dict(loaded.model.named_modules())
+    blocks = dict.fromkeys(stack.blocks)
+    after = {f"{block}.{path}" for block in blocks for path in stack.stack.other_writes}
+    last = {f"{block}.{path}" for block in blocks for path in stack.stack.last_linear}
+    between, found = _between(stack), {}
+    for name, module in modules.items():
+        block = next((path for path in blocks if name.startswith(f"{path}.")), None)
+        if block is None:
+            continue
+        if "norm" in type(module).__name__.lower() and not any(True for _ in module.children()):
+            found[id(module)] = _norm(name, module, *between.get(name, ()))
+        elif _is_linear(module):
+            part = name.removeprefix(f"{block}.").lower()
+            if name in last:
+                kinds = ("MLP inner", "MLP output")
+            elif name in after:
+                kinds = ("attention mix", "attention output")
+            else:
+                of_attention = "attn" in part or "attention" in part
+                kinds = ("attention input", "attention linears") if of_attention else ("MLP input", "gate/up")
+            found[id(module)] = TensorPlace(name, module, *kinds)
+    for layer, params in (("embeddings", stack.embedding_norm), ("final", stack.final_norm)):
+        name = params[0].name.rpartition(".")[0] if params else ""
+        if params and name in modules:
+            found[id(modules[name])] = _norm(name, modules[name], layer=layer)
+    return tuple(found.values())
+
+
+def packed_kinds(loaded: LoadedModel, stack: BoundStack) -> dict[str, tuple[str, str]]:
+    """{parameter of packed experts: kinds of what it reads and gives}."""
+    live, declared = live_parameters(loaded.model), stack.stack
+    kinds = dict.fromkeys((name for names in declared.readers.values() for name in names), ("MLP input", "gate/up"))
+    kinds |= dict.fromkeys(declared.last_linear, ("MLP inner", "MLP output"))
+    return {
+        f"{block}.{name[:-2]}": both
+        for block in dict.fromkeys(stack.blocks)
+        for name, both in kinds.items()
+        if name.endswith("()") and f"{block}.{name[:-2]}" in live
+    }
+
+
+def _between(stack: BoundStack) -> dict[str, tuple[str, str]]:
+    """{norm that reads or gives the stream between attention and MLP: kinds of both}."""
+    kind = "stream after attention"
+    if stack.stack.norm_site == "stream":
+        return {f"{block}.{path}": ("", kind) for block in stack.blocks for path in stack.stack.other_norms}
+    return {norm.name.rpartition(".")[0]: (kind, "norm output") for norms in stack.reading for norm in norms[1:]}
+
+
+def _norm(name: str, module: "nn.Module", reads: str = "", gives: str = "norm output", layer: str = "") -> TensorPlace:
+    centred = "layernorm" in type(module).__name__.lower() and getattr(module, "bias", None) is not None
+    return TensorPlace(name, module, reads, gives, layer, squares=True, centred=centred)
+
+
+def _is_linear(module: "nn.Module") -> bool:
+    from torch import nn
+
+    # By name: importing transformers' class would cost a second where the model needs none of it.
+    return isinstance(module, nn.Linear) or (type(module).__name__ == "Conv1D" and hasattr(module, "nf"))
+
+
+class _Running:
+    """Where a stream is in a pass: the layer that runs, −1 outside, and the stream as the layer reads it."""
+
+    def __init__(self, loaded: LoadedModel, stack: BoundStack) -> None:
+        self.stack, self.layer, self.states = stack, -1, None
+        self.places, self.packed = find_places(loaded, stack), packed_kinds(loaded, stack)
+
+    def key(self, kind: str, layer: str = "") -> tuple[str, str, str]:
+        """Of a tensor of the layer that runs, or of the one next to it."""
+        return self.stack.name, kind, layer or str(min(max(self.layer, 0), self.stack.n_layers - 1))
+
+
+@dataclass
+class Pass:
+    """One reading of all texts.
+
+    Attributes:
+        every: medians and shares rest on every so many-th token vector. cache: what takes keys and values, if anything.
+        watched: (path of a module or of packed experts, "reads" or "gives") whose entries are kept apart.
+        peaks: largest |x| of each entry of these [expert, entry]; one row of what is no expert's.
+    """
+
+    loaded: LoadedModel
+    reading: "Reading"
+    every: int = 16
+    cache: CacheErrors | None = None
+    watched: Collection[tuple[str, str]] = ()
+    n_tokens: int = 0
+    peaks: dict[tuple[str, str], "Tensor"] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tally, self.fed = RangeTally(self.every), set[str]()
+        self.running = [_Running(self.loaded, stack) for stack in self.reading.stacks]
+        head: Any = getattr(self.loaded.model, "get_output_embeddings", lambda: None)()
+        self._has_head = head is not None and self.reading.inputs == "texts"
+
+    def consume(self, batch: Batch) -> None:
+        """Run the model on a batch and take all its tensors."""
+        import torch
+
+        tokens = {name: numbers for name, (numbers, _) in self.reading.sides(batch).items()}
+        self.tally.begin(batch.valid, tokens, batch.texts)
+        looks: dict[Any, Callable[..., None]] = {}
+        experts: dict[str, Callable[..., None]] = {}
+        for one in self.running:
+            one.layer, one.states = -1, None
+            looks |= {place.module: partial(self._look_at, one, place) for place in one.places}
+            experts |= {name: partial(self._look_at_expert, one, name) for name in one.packed}
+        attention = Looks(self._attended, partial(self._sizes, "q·k"), partial(self._sizes, "attention logits"))
+        model = self.loaded.model
+        with torch.inference_mode(), ExitStack() as open_:
+            open_.enter_context(tapped(model, self.reading.stacks, self._stream))
+            open_.enter_context(tapped_calls(model, looks))
+            open_.enter_context(tapped_experts(model, experts))
+            open_.enter_context(tapped_logits(attention))
+            if self._has_head:
+                open_.enter_context(head_read(model, self._logits))
+                model(**self.reading.arguments(batch))
+            else:
+                self.reading(batch)
+        self.tally.end()
+        self.n_tokens += int(batch.valid.sum())
+
+    def _stream(self, stack: BoundStack, layer: int, states: Any) -> None:
+        one = next(one for one in self.running if one.stack is stack)
+        one.layer, one.states = layer + 1, states
+        self.tally.add(one.key("stream", layer_name(layer)), "" if layer < 0 else stack.blocks[layer], states)
+
+    def _inside(self) -> _Running | None:
+        """The stream one of whose blocks runs."""
+        return next((one for one in self.running if 0 <= one.layer < one.stack.n_layers), None)
+
+    def _look_at(self, one: _Running, place: TensorPlace, given: "Tensor", made: "Tensor") -> None:
+        """Take the input and output of a module, in the layer that runs."""
+        if given.numel():
+            self.fed.add(place.name)
+        read, gave = (self._as_rows(one.stack, states) for states in (given, made))
+        for side, states in (("reads", read), ("gives", gave)):
+            if (place.name, side) in self.watched:
+                valid = self.tally.valid
+                tokens = states[valid] if states.shape[:2] == valid.shape else states.flatten(0, -2)
+                self._watch((place.name, side), tokens)
+        # Where attention and MLP run side by side, the second norm reads the block's input too.
+        beside = one.states is not None and given.data_ptr() == one.states.data_ptr()
+        if place.reads and not (place.squares and beside):
+            self.tally.add(one.key(place.reads, place.layer), place.name, read)
+        for kind in dict.fromkeys((place.gives, "norm output" if place.squares else place.gives)):
+            self.tally.add(one.key(kind, place.layer), place.name, gave)
+        if place.squares:
+            self.tally.peak(one.key("norm sum of squares", place.layer), place.name, self._squares(place, given, one))
+
+    def _look_at_expert(self, one: _Running, name: str, expert: int, given: "Tensor", made: "Tensor") -> None:
+        """Take the input and output of one expert's matrix; nobody knows whose tokens it has."""
+        if len(given):
+            self.fed.add(f"{name}, expert {expert}")
+        for side, kind, states in zip(("reads", "gives"), one.packed[name], (given, made), strict=True):
+            self.tally.add(one.key(kind), name, states)
+            if (name, side) in self.watched and len(states):
+                self._watch((name, side), states, expert, self.loaded.model.get_parameter(name).shape[0])
+
+    def _watch(self, key: tuple[str, str], rows: "Tensor", expert: int = 0, n_experts: int = 1) -> None:
+        """Keep the largest |x| of each entry of `rows` [row, entry]; infinite of what is no number."""
+        top = rows.float().abs().amax(0).cpu().nan_to_num(nan=math.inf, posinf=math.inf)
+        kept = self.peaks.setdefault(key, top.new_zeros(n_experts, len(top)))
+        kept[expert] = kept[expert].maximum(top)
+
+    def _squares(self, place: TensorPlace, given: "Tensor", one: _Running) -> "Tensor":
+        """Σx² of what a norm reads, or Σ(x − mean)² [batch, token]; of several heads the largest."""
+        given = given.float()
+        squares = given.norm(dim=-1).square()
+        if place.centred:
+            squares = (squares - given.sum(-1).square() / given.shape[-1]).clamp_min(0)
+        rows = self._as_rows(one.stack, squares[..., None])
+        return rows.amax(-1) if rows.ndim == 3 else squares
+
+    def _as_rows(self, stack: BoundStack, states: "Tensor") -> "Tensor":
+        """[batch, token, dim] of a tensor that has the batch's tokens in another order of axes; else as it is."""
+        shape = self.tally.valid.shape
+        if stack.stack.token_first and states.shape[:2] == shape[::-1] and states.ndim > 2:
+            states = states.transpose(0, 1)
+        if states.ndim == 4 and states.shape[:2] != shape and states.shape[::2][:2] == shape:
+            states = states.transpose(1, 2)  # [batch, head, token, dim]
+        if states.shape[:2] == shape and states.ndim > 3:
+            return states.flatten(2)
+        if states.ndim == 2 and len(states) == shape.numel() and shape.numel() > 0:
+            return states.reshape(*shape, -1)
+        return states
+
+    def _attended(self, name: str, states: "Tensor") -> None:
+        if one := self._inside():
+            self.tally.add(one.key(name), "", states)
+            valid = self.tally.valid
+            if self.cache is not None and name != "q" and states.shape[:2] == valid.shape:
+                self.cache.add(one.layer, name, states, valid)
+
+    def _sizes(self, kind: str, sizes: "Tensor") -> None:
+        if one := self._inside():
+            self.tally.peak(one.key(kind), "", sizes)
+
+    def _logits(self, states: "Tensor", head: Callable[["Tensor"], "Tensor"]) -> None:
+        """Logits of the tokens that are no padding, some at a time."""
+        valid = self.tally.valid
+        if states.shape[:2] == valid.shape:
+            flat = states.reshape(-1, states.shape[-1])
+            for some in valid.flatten().nonzero().flatten().split(HEAD_ROWS):
+                made = head(flat.index_select(0, some))
+                sizes = made.amax(-1).maximum(-made.amin(-1))
+                self.tally.peak(self.running[-1].key("logits", "head"), "", sizes, made, some)
+
+    def never_fed(self) -> tuple[str, ...]:
+        """Modules, and experts of packed ones, that no token reached."""
+        of = self.loaded.model.get_parameter
+        names = [place.name for one in self.running for place in one.places]
+        packed = dict.fromkeys(name for one in self.running for name in one.packed)
+        experts = [f"{name}, expert {expert}" for name in packed for expert in range(of(name).shape[0])]
+        return tuple(name for name in dict.fromkeys((*names, *experts)) if name not in self.fed)
