@@ -68,6 +68,7 @@ _HOME = {
     "removed_writes": "ablation.switches",
     "clip": "ablation.switches",
     "AblateOptions": "analyses.ablate",
+    "predictions": "analyses.predictions",
     "SweepOptions": "experiments.sweep.options",
     "watch": "training.watch",
     "WatchOptions": "training.watch",

@@ -104,19 +104,22 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "ablate", "switch off",
         "Switch dimensions off and measure what breaks, against random and matched controls.\n\n"
         "Several modes (--modes all) tell a fixed bias from information: zero, means, shuffled, scaled, beside random "
-        "dimensions. What is measured is kept in runs/MODEL-ablate: the same command goes on.",
+        "dimensions. With --predictions COUNTS, what the model predicts: frequent tokens, or rare ones? What is measured is "
+        "kept in runs/MODEL-ablate: the same command goes on.",
         home="analyses.ablate", places=("save",), python="ablate", options="Command", takes=groups.CONDITIONS,
         shared={
             "limit": Other(
-                help="Use the first N texts. Default: 16 (several modes: 32; --thorough: 64); of a labelled task all.",
+                help="Use the first N texts. Default: 16 (several modes: 32; --thorough: 64; --predictions: 200); "
+                "of a labelled task all.",
             ),
             "verbose": Other(help="Show every control set too."),
         },
-        result="Ablation", picture="chart",
+        result="Ablation", also=("analyses.predictions:Predictions",), picture="chart",
         examples=(
             "ablate mini-planted --dims 8,24 --data reviews --limit 4 --random 3 --matched 0",
             "ablate mini-planted --dims 8 --modes zero --data reviews --limit 4 --random 3 --matched 0  # the running state",
             "ablate mini-planted --dims 8 --modes all --data reviews --limit 4 --random 1 -o modes.json  # bias or information",
+            "ablate mini-planted --dims 8 --predictions counts.parquet --data texts.txt --limit 4 --random 1 --bootstrap 20",
         ),
     ),
     Experiment(
@@ -416,17 +419,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "--random 1 --bootstrap 20",
             "frequency-geometry mini-planted --counts counts.parquet --data texts.txt --bands 2 --tokens-per-band 8 "
             "--no-off --bootstrap 20  # the intact model alone",
-        ),
-    ),
-    Experiment(
-        "predictions", "explain",
-        "Compare what a model predicts intact, with dimensions off and with random ones off: frequent tokens, or rare ones?",
-        home="experiments.predictions", python="predictions", options="PredictionsCall", shared={"limit": Other(200)},
-        result="Predictions", picture="predictions",
-        examples=(
-            "predictions mini-planted --counts counts.parquet --data texts.txt --limit 4 --random 1 --bootstrap 20",
-            "predictions mini-planted --counts counts.parquet --data texts.txt --limit 4 --dims 8 --input masked "
-            "--random 1 --bootstrap 20",
         ),
     ),
     Experiment(

@@ -28,7 +28,6 @@ frequency        how closely dimensions follow token frequency; each alone: freq
 frequency_geometry   norms and cosines of frequent and rare tokens, raw, clipped and with dimensions off
 attention        attention received and outliers: attention_correlation, attention_sinks, heads and an example's maps
 probe            a token's position: its panels probe_accuracy, probe_contributions and probe_heat in one picture
-predictions      what a model says with dimensions off: prediction_shifts and prediction_curves in one picture
 precision_plan   what a plan of kept linears gives back, beside random linears and rules
 recovery         a model with dimensions off, and fine-tuned again
 vector_panels    mean of each layer over all dimensions, a panel per layer
