@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from outlierlens.analyses.ablate import AblateOptions
     from outlierlens.analyses.prune_guard import same_position_guard
     from outlierlens.analyses.quantize import QuantizeOptions
+    from outlierlens.analyses.trace import TraceOptions
     from outlierlens.checkpoints.samples import fetch
     from outlierlens.data.texts import read_texts
     from outlierlens.detection.observe.options import ObserveOptions
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from outlierlens.experiments.plan.options import PlanOptions
     from outlierlens.experiments.range.options import RangeOptions
     from outlierlens.experiments.sweep.options import SweepOptions
-    from outlierlens.experiments.trace.options import TraceOptions
     from outlierlens.experiments.track.measure import TrackOptions
     from outlierlens.models.load import from_objects
     from outlierlens.results.document import load, save
@@ -78,7 +78,7 @@ _HOME = {
     "PlanOptions": "experiments.plan.options",
     "RangeOptions": "experiments.range.options",
     "MaskOptions": "experiments.mask.options",
-    "TraceOptions": "experiments.trace.options",
+    "TraceOptions": "analyses.trace",
     "activation_mask": "experiments.mask.apply",
     "same_position_guard": "analyses.prune_guard",
     "load": "results.document",

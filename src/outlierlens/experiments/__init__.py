@@ -507,11 +507,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "trace", "explain",
         "Follow one dimension through the model: which parts write it, which heads read it, what ends it.",
-        home="experiments.trace", python="trace", options="TraceOptions",
+        home="analyses.trace", python="trace", options="TraceOptions",
         takes=groups.EXAMPLES,
         shared=groups.UNLABELLED
         | {"limit": Other(32, least=1), "verbose": Other(help="Show every block and every head too.")},
-        result="Trace", picture="life",
+        result="Trace", picture="chart",
         examples=(
             "trace mini-planted --data texts.txt --limit 4",
             "trace mini-planted --dim 45 --data texts.txt --limit 4 -o life.json",
