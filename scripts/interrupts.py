@@ -43,13 +43,13 @@ from outlierlens.analyses.quantize_rounding import Keeping, rounded
 from outlierlens.analyses.quantize_schemes import parse
 from outlierlens.architectures import live_parameters
 from outlierlens.experiments.detectors.linears import last_linears, scaled
-from outlierlens.experiments.predictions.words import Switches
 from outlierlens.experiments.sweep.summary import _as_float32
 from outlierlens.models.attention_maps import tapped_attention
 from outlierlens.models.changes import frozen
 from outlierlens.models.forward import reader_of
 from outlierlens.models.hooks import (
     edited_calls,
+    edited_inputs,
     edited_output,
     head_only_at,
     norm_before_last_mlp,
@@ -89,7 +89,7 @@ def contexts(encoder: LoadedModel, decoder: LoadedModel) -> dict[str, tuple[Load
     stack, body = encoder.stack(), decoder.stack()
     model = encoder.model
     means = EditSettings(means=np.zeros((2, 16)))
-    switches = Switches(encoder, Switch(encoder, stack), head_norm=True)
+    switch = Switch(encoder, stack)
     plan = dict.fromkeys(range(2), DIMS)
     shapes = {name: tuple(value.shape) for name, value in live_parameters(model).items()}
     pruner = Pruner(model, Cells.of(stack, shapes, Removal()))
@@ -109,8 +109,8 @@ def contexts(encoder: LoadedModel, decoder: LoadedModel) -> dict[str, tuple[Load
         "removed_writes": (decoder, lambda: removed_writes(decoder, DIMS, embeddings=True)),
         "edited_hidden": (encoder, lambda: edited_hidden(encoder, DIMS)),
         "edited_hidden, mean": (decoder, lambda: edited_hidden(decoder, DIMS, "mean", settings=means)),
-        "two, one in the other": (encoder, lambda: switches.off("layers", plan)),
-        "last hidden state": (encoder, lambda: switches.off("last_hidden", plan)),
+        "switch": (encoder, lambda: switch.off(plan)),
+        "edited_inputs": (encoder, lambda: edited_inputs(model, modules[-1:], same)),
         "rounded": (encoder, lambda: rounded(encoder, parse("int8-tensor/int8-tensor"), Keeping(dims=DIMS))),
         "rounded, decoder": (decoder, lambda: rounded(decoder, parse("int8-channel/none"))),
         "scaled": (decoder, lambda: scaled(decoder, body, [(0, 3, 4), (1, 5, 6)], 0.0)),

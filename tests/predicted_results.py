@@ -1,47 +1,44 @@
 """A made-up result of `predictions`: one input, two interventions."""
 
-import numpy as np
-
-from outlierlens.experiments.predictions.result import (
-    MEASURES,
-    Curve,
-    Heard,
-    MeasureChange,
-    Predictions,
-    Shift,
-    Spoken,
-    Word,
-)
+from outlierlens.analyses.predictions import MEASURES, MeasureChange, Prediction, Predictions
 from outlierlens.results.document import Provenance
+from outlierlens.results.finding import About
+from outlierlens.results.rows import Estimate
 
-CURVE = Curve(np.array([1, 10, 100]), np.array([0.2, 0.02, 0.0]), np.array([0.1, 0.5, 1.0]))
 
-
-def spoken(label: str, log: float) -> Spoken:
+def prediction(off: str, log: float) -> Prediction:
     """Every measure is 0.5 but the log frequency."""
     values = dict.fromkeys(MEASURES, 0.5) | {"log_frequency": log, "slope": float("nan")}
-    top = () if label.startswith("random") else (Word("the", 0.2, 0.05),)
-    return Spoken(label, () if label == "intact" else (3,), 0, values, 40, CURVE, top)
+    return Prediction(
+        input="unmasked", off=off, **values, n_types=40, says="the 20%", n_set=None, ranked=(0.2, 0.02, 0.0),
+        covered=(0.1, 0.5, 1.0),
+    )  # fmt: skip
 
 
-def shift(intervention: str, change: float) -> Shift:
+def changes(off: str, change: float) -> tuple[MeasureChange, ...]:
     """By so much more frequent; two random sets do nothing."""
-    random = tuple(spoken(f"random {number}", -6.0) for number in range(2))
-    changes = {
-        name: MeasureChange(change, change - 0.1, change + 0.1, (0.0, 0.05), 1 / 3)
-        if name == "log_frequency"
-        else MeasureChange(0.0, 0.0, 0.0, (0.0, 0.0), 1.0)
+    nothing, moved = Estimate(0.0, 0.0, 0.0), Estimate(change, change - 0.1, change + 0.1)
+    return tuple(
+        MeasureChange(
+            input="unmasked", off=off, measure=name, intact=0.5, ablated=0.5, change=moved if frequent else nothing,
+            random=(0.0, 0.05 * frequent), p=1 / 3 if frequent else 1.0,
+        )
         for name in MEASURES
-    }
-    return Shift("unmasked", intervention, spoken("chosen", -6.0 + change), random, changes)
+        for frequent in (name == "log_frequency",)
+    )  # fmt: skip
 
 
 def predictions() -> Predictions:
     """All layers: more frequent; logits: rarer."""
-    heard = Heard("unmasked", 5, 200, spoken("intact", -6.0), (shift("layers", 0.7), shift("logits", -0.4)))
     return Predictions(
-        provenance=Provenance("m", "f", command="outlierlens predictions m --counts c.parquet", seed=0),
-        data="d.txt", data_digest="0", counts="c.parquet", n_counted=1000, smoothing=1.0, head="masked", stack="model",
-        mode="zeroed_weights", dims=(3,), by_layer={}, max_length=128, n_groups=32, n_bootstrap=1000, paper_compat=False,
-        corpus=CURVE, heard=(heard,), notes=("a note",),
+        provenance=Provenance("m", "f", command="outlierlens ablate m --predictions c.parquet", seed=0),
+        about=About(
+            data="d.txt", data_digest="0", task="predicted tokens", stack="model", layers=(0,), dims=("3",), n_texts=5,
+            n_tokens=200, max_length=128,
+        ),
+        changes=changes("layers", 0.7) + changes("logits", -0.4),
+        predicted=(prediction("nothing", -6.0), prediction("layers", -5.3), prediction("logits", -6.4)),
+        n_positions={"unmasked": 200}, n_texts={"unmasked": 5}, random_sets=((5,), (7,)), counts="c.parquet",
+        n_counted=1000, smoothing=1.0, mode="zeroed_weights", plan={0: (3,)}, ranks=(1, 10, 100),
+        corpus_ranked=(0.2, 0.02, 0.0), corpus_covered=(0.1, 0.5, 1.0), notes=("a note",),
     )  # fmt: skip

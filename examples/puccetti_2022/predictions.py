@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> None:
     tokenizer = loaded.tokenizer
     counts = read_counts(args.counts, tokenizer) if args.counts else count_texts(tokenizer, texts.texts)
     found = ol.predictions(loaded, texts, counts, args.dims or "find", n_random=args.random)
-    chart = charts.predictions(found)
+    chart = found.chart()
 
     args.output.mkdir(parents=True, exist_ok=True)
     (args.output / "predictions.png").write_bytes(charts.picture(chart, "png"))

@@ -38,14 +38,14 @@ def main() -> None:
     how.output.mkdir(parents=True, exist_ok=True)
     found = ol.trace(loaded, texts, dim=how.dim, **small)
     found.save(how.output / "trace.json")
-    (how.output / "life.vl.json").write_bytes(ol.charts.picture(ol.charts.life(found), "vl.json"))
+    (how.output / "life.vl.json").write_bytes(ol.charts.picture(found.chart(), "vl.json"))
     print(
         f"{how.model}, dimension {found.dim}: largest after block {found.peak}, the account exact to {found.error:.1g}"
     )
     for one in found.weights:
         print(f"  {one.parameter}{list(one.place)} = {one.value:.4g}: {one.share:.0%} of the lift")
     for trial in found.trials:
-        print(f"  {trial.kind:>8} {trial.change:+.3f} {found.unit}")
+        print(f"  {trial.label:>16} {trial.change.value:+.3f} {found.about.unit}")
     shuffled_(loaded.model, seed=0)
     null = ol.trace(loaded, texts, **small)
     print(f"shuffled, dimension {null.dim}: {len(null.writers) or 'no'} single writer{'s' * (len(null.writers) > 1)}")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from outlierlens.analyses.prune_guard import same_position_guard
     from outlierlens.analyses.quantize import QuantizeOptions
     from outlierlens.analyses.range import RangeOptions
+    from outlierlens.analyses.trace import TraceOptions
     from outlierlens.checkpoints.samples import fetch
     from outlierlens.data.texts import read_texts
     from outlierlens.detection.observe.options import ObserveOptions
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from outlierlens.detection.scan.measure import ScanOptions
     from outlierlens.errors import OutlierlensError
     from outlierlens.experiments.sweep.options import SweepOptions
-    from outlierlens.experiments.trace.options import TraceOptions
     from outlierlens.experiments.track.measure import TrackOptions
     from outlierlens.models.load import from_objects
     from outlierlens.results.document import load, save
@@ -68,6 +68,7 @@ _HOME = {
     "clip": "ablation.switches",
     "AblateOptions": "analyses.ablate",
     "recover": "analyses.recover",
+    "predictions": "analyses.predictions",
     "SweepOptions": "experiments.sweep.options",
     "watch": "training.watch",
     "WatchOptions": "training.watch",
@@ -77,7 +78,7 @@ _HOME = {
     "PlanOptions": "analyses.plan",
     "RangeOptions": "analyses.range",
     "MaskOptions": "analyses.mask",
-    "TraceOptions": "experiments.trace.options",
+    "TraceOptions": "analyses.trace",
     "activation_mask": "analyses.mask",
     "same_position_guard": "analyses.prune_guard",
     "load": "results.document",

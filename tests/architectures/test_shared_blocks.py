@@ -15,12 +15,11 @@ from conftest import Words
 from outlierlens.ablation.controls import matched_sets
 from outlierlens.ablation.switches import removed_writes, zero_weights_, zeroed_norms, zeroed_weights
 from outlierlens.analyses.ablate import AblateOptions, ablate
+from outlierlens.analyses.predictions import PredictionOptions, predictions
 from outlierlens.analyses.prune_lists import ProtectOptions, protect
 from outlierlens.data.texts import Texts
 from outlierlens.detection.scan.measure import scan
 from outlierlens.errors import BadInput
-from outlierlens.experiments.predictions.measure import predictions
-from outlierlens.experiments.predictions.options import PredictionOptions
 from outlierlens.experiments.sweep.measure import sweep
 from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.explore.result import State

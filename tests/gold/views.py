@@ -163,9 +163,6 @@ def _calls(name: str, function: Any, made: dict[str, Any]) -> Iterator[tuple[Any
         "gammas": [(one,) for one in made["Observation"].stacks],
         "sweep_map": [(sweep[1],)],
         "sweep_windows": [(sweep[1],), (synthetic_report.layer_sweep(windows="from"),)],
-        "prediction_curves": [
-            (made["Predictions"], one.input, by) for one in made["Predictions"].heard for by in ("rank", "corpus")
-        ],
         "norm_panel": [(made["Track"], "scale"), (made["Track"], "bias")],
         "weight_maps": [(synthetic_report.stack_scan(n_layers=6, hidden_size=520, bias=True),)],
     }

@@ -340,11 +340,12 @@ def test_a_massive_dimension_is_traced_and_then_linked():
     data = synthetic.report_data()
     (step,) = (one for one in advice(data) if one.topic == "explain")
     assert step.commands == ("outlierlens trace smollm2-135m --dim 507",)
-    traced = replace(trace_results.found(), dim=507, stack=data.observation.stacks[0].stack)
+    found = trace_results.found()
+    traced = replace(found, about=replace(found.about, dims=("507",), stack=data.observation.stacks[0].stack))
     told = replace(data, joined=Joined((traced,)))
     assert not any(one.topic == "explain" for one in advice(told))
-    assert finding(told)[-1].endswith("“The life of dimension 507” below says who writes and who reads it.")
-    assert "The life of dimension 507</h2>" in render(told)
+    assert finding(told)[-1].endswith("“The life of a dimension: 507” below says who writes and who reads it.")
+    assert "The life of a dimension: 507</h2>" in render(told)
 
 
 def test_words_for_numbers():

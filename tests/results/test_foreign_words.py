@@ -27,13 +27,10 @@ import outlierlens
 import repair_results
 import synthetic_report
 from browser import Page
-<<<<<<< HEAD
-from outlierlens.analyses.plan_exports import TOOLS, Target, export
-from outlierlens.analyses.plan_rounding import KeptLinear
-=======
 from outlierlens.analyses.mask import Tool
 from outlierlens.analyses.mask import export as export_mask
->>>>>>> range-move
+from outlierlens.analyses.plan_exports import TOOLS, Target, export
+from outlierlens.analyses.plan_rounding import KeptLinear
 from outlierlens.analyses.prune_lists import ProtectOptions, protect
 from outlierlens.analyses.prune_lists import Tool as ProtectTool
 from outlierlens.analyses.quantize_schemes import parse
@@ -42,13 +39,6 @@ from outlierlens.checkpoints.samples import directory
 from outlierlens.cli.app import read
 from outlierlens.errors import BadInput, command, comment, literal, markdown, shell
 from outlierlens.experiments.embedder import view as embedder
-<<<<<<< HEAD
-from outlierlens.experiments.mask.exports import WRITERS
-from outlierlens.experiments.mask.exports import export as export_mask
-=======
-from outlierlens.experiments.plan.exports import TOOLS, Target, export
-from outlierlens.experiments.plan.kept import KeptLinear
->>>>>>> range-move
 from outlierlens.experiments.repair import measure as repair
 from outlierlens.explore import snippets
 from outlierlens.explore.result import VIEWS
@@ -250,13 +240,8 @@ def test_every_comment_and_heading_with_a_name_in_it_is_made_in_one_place() -> N
             if any(line.startswith("# ") and "\0" in line for line in said.split("\n")):
                 found.append(path.relative_to(SOURCE).as_posix())
     # A number of dimensions; headings whose names were escaped before.
-<<<<<<< HEAD
-    allowed = {"experiments/mask/exports.py", "experiments/embedder/view.py", "training/finetune/folder.py"}
-    assert set(found) <= allowed | {"report/card.py", "explore/space.py"}
-=======
     allowed = {"analyses/mask.py", "experiments/embedder/view.py", "training/finetune/folder.py"}
-    assert set(found) <= allowed | {"experiments/attack/saving.py", "report/card.py", "explore/space.py"}
->>>>>>> range-move
+    assert set(found) <= allowed | {"report/card.py", "explore/space.py"}
 
 
 def test_a_comment_is_one_line_and_names_no_encoding() -> None:

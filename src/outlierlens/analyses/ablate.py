@@ -40,6 +40,7 @@ from outlierlens.ablation.treatments import (
     treatments,
 )
 from outlierlens.analyses.ablate_sets import check_neurons, control_sets, found_dims, random_plans
+from outlierlens.analyses.predictions import PredictionCall, Predictions, compared
 from outlierlens.data.texts import Data
 from outlierlens.detection.targets import Named
 from outlierlens.errors import BadInput, pick
@@ -164,6 +165,8 @@ class Command:
     """308,381, or by layer: 0-9:896;10-16:678; neurons: 11:1229,12:40; find: as --find says."""
     options: Annotated[AblateOptions, Flat()] = AblateOptions()
     """How they go off."""
+    words: Annotated[PredictionCall, Flat()] = PredictionCall()
+    """What the model predicts then, in place of its loss."""
     max_length: Annotated[int | None, Ge(2)] = None
     """Tokens of a text at most. Default: 128; labelled: 256."""
     stride: Annotated[int | None, Ge(1)] = None
@@ -374,11 +377,8 @@ class Ablation(Finding):
 
 
 def _recovers(row: Damage) -> str:
-    return (
-        f"recovers {round(100 * row.recovered.value)} %"
-        if math.isfinite(row.recovered.value) and row.mode != ZERO
-        else ""
-    )
+    known = math.isfinite(row.recovered.value) and row.mode != ZERO
+    return f"recovers {round(100 * row.recovered.value)} %" if known else ""
 
 
 SAME = {"factor": 1, "change": 0, "low": None, "high": None, "same": True}  # nothing done
@@ -431,8 +431,10 @@ def ablate(
     return measure(_Work(loaded, texts, stack, plans, options, named), progress, rows)
 
 
-def run(session: "Session", command: Command) -> Ablation:
+def run(session: "Session", command: Command) -> Ablation | Predictions:
     """What the command finds; a copy of the model is written once that is shown."""
+    if command.words.predictions is not None:
+        return compared(session, command)
     reading, options = session.task_reading, command.options
     if reading.limit is None and not reading.is_labelled:
         several = options.several and not options.thorough

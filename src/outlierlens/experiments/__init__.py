@@ -104,19 +104,22 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "ablate", "switch off",
         "Switch dimensions off and measure what breaks, against random and matched controls.\n\n"
         "Several modes (--modes all) tell a fixed bias from information: zero, means, shuffled, scaled, beside random "
-        "dimensions. What is measured is kept in runs/MODEL-ablate: the same command goes on.",
+        "dimensions. With --predictions COUNTS, what the model predicts: frequent tokens, or rare ones? What is measured is "
+        "kept in runs/MODEL-ablate: the same command goes on.",
         home="analyses.ablate", places=("save",), python="ablate", options="Command", takes=groups.CONDITIONS,
         shared={
             "limit": Other(
-                help="Use the first N texts. Default: 16 (several modes: 32; --thorough: 64); of a labelled task all.",
+                help="Use the first N texts. Default: 16 (several modes: 32; --thorough: 64; --predictions: 200); "
+                "of a labelled task all.",
             ),
             "verbose": Other(help="Show every control set too."),
         },
-        result="Ablation", picture="chart",
+        result="Ablation", also=("analyses.predictions:Predictions",), picture="chart",
         examples=(
             "ablate mini-planted --dims 8,24 --data reviews --limit 4 --random 3 --matched 0",
             "ablate mini-planted --dims 8 --modes zero --data reviews --limit 4 --random 3 --matched 0  # the running state",
             "ablate mini-planted --dims 8 --modes all --data reviews --limit 4 --random 1 -o modes.json  # bias or information",
+            "ablate mini-planted --dims 8 --predictions counts.parquet --data texts.txt --limit 4 --random 1 --bootstrap 20",
         ),
     ),
     Experiment(
@@ -405,17 +408,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         ),
     ),
     Experiment(
-        "predictions", "explain",
-        "Compare what a model predicts intact, with dimensions off and with random ones off: frequent tokens, or rare ones?",
-        home="experiments.predictions", python="predictions", options="PredictionsCall", shared={"limit": Other(200)},
-        result="Predictions", picture="predictions",
-        examples=(
-            "predictions mini-planted --counts counts.parquet --data texts.txt --limit 4 --random 1 --bootstrap 20",
-            "predictions mini-planted --counts counts.parquet --data texts.txt --limit 4 --dims 8 --input masked "
-            "--random 1 --bootstrap 20",
-        ),
-    ),
-    Experiment(
         "attention", "explain",
         "Measure attention received by each token, its correlation with every dimension, and attention sinks.",
         home="experiments.attention", python="attention", options="AttentionOptions", result="Attention",
@@ -500,11 +492,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "trace", "explain",
         "Follow one dimension through the model: which parts write it, which heads read it, what ends it.",
-        home="experiments.trace", python="trace", options="TraceOptions",
+        home="analyses.trace", python="trace", options="TraceOptions",
         takes=groups.EXAMPLES,
         shared=groups.UNLABELLED
         | {"limit": Other(32, least=1), "verbose": Other(help="Show every block and every head too.")},
-        result="Trace", picture="life",
+        result="Trace", picture="chart",
         examples=(
             "trace mini-planted --data texts.txt --limit 4",
             "trace mini-planted --dim 45 --data texts.txt --limit 4 -o life.json",

@@ -5,9 +5,9 @@ life(comparison, dim)
 
 import numpy as np
 
+from outlierlens.analyses.trace_account import account
 from outlierlens.architectures import BoundStack
 from outlierlens.errors import BadInput
-from outlierlens.experiments.trace.account import account
 from outlierlens.explore.language import LENGTH, Comparison
 from outlierlens.explore.result import KINDS, Life
 from outlierlens.models.hooks import EMBEDDINGS, layer_name

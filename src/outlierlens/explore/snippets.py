@@ -43,7 +43,7 @@ _IMPORTS = {
         "from outlierlens.models.hooks import layer_name, tapped\nfrom outlierlens.models.passes import TextReading"
     ),
     "life": (
-        "import torch\nfrom outlierlens.experiments.trace.account import account\n"
+        "import torch\nfrom outlierlens.analyses.trace_account import account\n"
         "from outlierlens.models.passes import TextReading"
     ),
 }

@@ -10,12 +10,12 @@ from outlierlens.analyses.plan import PrecisionPlan
 from outlierlens.analyses.quantize import Quantized
 from outlierlens.analyses.quantize_settings import MIXED, ROUNDED
 from outlierlens.analyses.range import Ranges
+from outlierlens.analyses.trace import Trace
 from outlierlens.architectures import ARCHITECTURES
 from outlierlens.detection.observe.result import ActivationOutlier, StackObservation
 from outlierlens.errors import command, operand, option
 from outlierlens.experiments.repair.options import RepairOptions
 from outlierlens.experiments.sweep.result import Effect, Sweep
-from outlierlens.experiments.trace.result import Trace
 from outlierlens.report.result import ReportData
 from outlierlens.report.words import SMALL, largest, significant_dims, verdict
 from outlierlens.view.charts.base import place
@@ -299,7 +299,7 @@ def _compare(data: ReportData) -> Iterator[Advice]:
 
 def _explain(data: ReportData) -> Iterator[Advice]:
     """Who writes the largest activation, where nothing says it yet."""
-    traced = {(found.stack, found.dim) for found in data.joined.of(Trace)}
+    traced = {(found.about.stack, found.dim) for found in data.joined.of(Trace)}
     for stack in data.observation.stacks if data.observation else ():
         peak = largest(stack)
         massive = {one.dim for one in stack.outliers if one.rule == "massive"}

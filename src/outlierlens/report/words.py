@@ -12,11 +12,11 @@ import numpy as np
 
 from outlierlens.ablation.study import Control
 from outlierlens.analyses.ablate import Ablation
+from outlierlens.analyses.trace import Trace
 from outlierlens.detection.observe.result import StackObservation
 from outlierlens.detection.rules import Outlier
 from outlierlens.detection.scan.result import StackScan
 from outlierlens.experiments.sweep.view import sentences
-from outlierlens.experiments.trace.result import Trace
 from outlierlens.experiments.track.view import track_sentences
 from outlierlens.report.result import ReportData
 from outlierlens.statistics import SIGNIFICANT
@@ -230,8 +230,8 @@ def _activations(data: ReportData) -> Iterator[str]:
         at = "first token" if peak.position == 0 else f"token “{peak.token}” at position {peak.position}"
         known = (stack.stack, peak.dim) in significant_dims(data)
         rule = "" if known else "; the rule on weights does not name this dimension"
-        traced = any((one.stack, one.dim) == (stack.stack, peak.dim) for one in data.joined.of(Trace))
-        see = f" “The life of dimension {peak.dim}” below says who writes and who reads it." if traced else ""
+        traced = any((one.about.stack, one.dim) == (stack.stack, peak.dim) for one in data.joined.of(Trace))
+        see = f" “The life of a dimension: {peak.dim}” below says who writes and who reads it." if traced else ""
         yield (
             f"Running{where or ' it'} shows massive activations: |h| reaches {number(peak.value)} in dimension {peak.dim} "
             f"after {place(peak.layer)}, at the {at}, {number(peak.ratio)} × the layer's median{rule}.{see}"

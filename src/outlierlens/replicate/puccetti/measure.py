@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from outlierlens.ablation.modes import mode_by_layer
+from outlierlens.analyses.predictions import PredictionOptions, predictions
 from outlierlens.data.texts import Texts, read_texts
 from outlierlens.data.token_counts import TokenCounts, read_counts, write_counts
 from outlierlens.detection.rules import Rule
@@ -32,8 +33,6 @@ from outlierlens.experiments.frequency.options import FrequencyOptions
 from outlierlens.experiments.frequency_geometry.measure import frequency_geometry
 from outlierlens.experiments.frequency_geometry.options import FrequencyGeometryOptions
 from outlierlens.experiments.layer_story.result import FEWEST, layer_story
-from outlierlens.experiments.predictions.measure import predictions
-from outlierlens.experiments.predictions.options import PredictionOptions
 from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.models.load import LoadedModel, LoadOptions, fingerprint, load_model
 from outlierlens.replicate.kept import KeptParts, check_parts, key_of
@@ -234,9 +233,7 @@ def _predictions(at: Context, texts: Texts) -> Any:
         task=TaskOptions(max_length=MAX_LENGTH),
         seed=job.seed,
     )
-    return predictions(
-        at.loaded, texts, at.counts, at.dims, options, command=job.command, progress=job.progress
-    )  # fmt: skip
+    return predictions(at.loaded, texts, at.counts, at.dims, options, progress=job.progress)
 
 
 PARTS = {

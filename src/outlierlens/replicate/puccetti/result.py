@@ -2,18 +2,18 @@
 
 found.frequency.contrast("raw").difference       # outliers against all other dimensions
 found.story.line("308").link("frequency, raw").rho
-found.predictions.shift("masked", "layers").direction
+found.predictions.change("masked", "layers").direction
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from outlierlens.analyses.predictions import Predictions
 from outlierlens.experiments.attention.result import Attention
 from outlierlens.experiments.frequency.result import Frequency
 from outlierlens.experiments.frequency_geometry.result import FrequencyBands
 from outlierlens.experiments.layer_story.result import LayerStory
-from outlierlens.experiments.predictions.result import Predictions
 from outlierlens.results.document import Provenance, Result
 
 # What the paper says of a checkpoint in words; passages as later papers quote them.

@@ -10,7 +10,6 @@ from outlierlens.experiments.attention import view as attention_view
 from outlierlens.experiments.frequency import view as frequency_view
 from outlierlens.experiments.frequency_geometry import view as bands_view
 from outlierlens.experiments.layer_story import view as story_view
-from outlierlens.experiments.predictions import view as predictions_view
 from outlierlens.replicate.puccetti.result import Link, PuccettiReplication
 from outlierlens.view.section import Change, Interval, P, Rows, Section, renamed
 from outlierlens.view.words import listed
@@ -33,7 +32,7 @@ def sections(found: PuccettiReplication, *, verbose: bool = False) -> Iterator[S
     if found.bands is not None:
         yield from (renamed(one, "puccetti-bands") for one in bands_view.sections(found.bands, verbose=verbose))
     if found.predictions is not None:
-        yield from predictions_view.sections(found.predictions, verbose=verbose, name="puccetti-predictions")
+        yield from (renamed(one, "puccetti-predictions") for one in found.predictions.sections(verbose=verbose))
 
 
 def sentences(found: PuccettiReplication) -> tuple[str, ...]:

@@ -27,7 +27,6 @@ frequency        how closely dimensions follow token frequency; each alone: freq
 frequency_geometry   norms and cosines of frequent and rare tokens, raw, clipped and with dimensions off
 attention        attention received and outliers: attention_correlation, attention_sinks, heads and an example's maps
 probe            a token's position: its panels probe_accuracy, probe_contributions and probe_heat in one picture
-predictions      what a model says with dimensions off: prediction_shifts and prediction_curves in one picture
 vector_panels    mean of each layer over all dimensions, a panel per layer
 origin           where dimensions come from: origin_rows, origin_histograms and origin_ranks in one picture
 sts_layers       sentence similarity by layer, a panel per task, a line a fix; wic_layers words in context

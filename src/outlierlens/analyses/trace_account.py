@@ -84,14 +84,6 @@ class _Term:
 
 
 @dataclass
-class _Sums:
-    """Of one part of one layer, over batches."""
-
-    term: _Term
-    values: np.ndarray  # [group, input]
-
-
-@dataclass
 class _Running:
     """The terms of the state that the running pass adds up, and sums over all passes."""
 
@@ -100,7 +92,7 @@ class _Running:
     dim: int
     terms: list[_Term] = field(default_factory=list)
     fresh: int = 0  # terms before it stand behind a norm already, where norms stand on writes
-    sums: dict[tuple[int, Kind, str], _Sums] = field(default_factory=dict)
+    sums: dict[tuple[int, Kind, str], tuple[_Term, np.ndarray]] = field(default_factory=dict)  # with [group, input]
     values: dict[int, np.ndarray] = field(default_factory=dict)
     shares: dict[int, np.ndarray] = field(default_factory=dict)
     error: float = 0.0
@@ -123,10 +115,10 @@ def account(
     refuse(loaded, stack)
     state = _Running(loaded, stack, dim)
     for batch in batches:
-        state.shape, state.terms, state.fresh = (len(batch.valid), batch.valid.shape[1]), [], 0
+        state.shape, state.terms, state.fresh = ((len(batch.valid), batch.valid.shape[1]), [], 0)
         with _watched(state, batch, weigh(batch)):
             run(batch)
-    entries = tuple(entry for key, sums in state.sums.items() for entry in _entries(key[0], sums))
+    entries = tuple(entry for key, sums in state.sums.items() for entry in _entries(key[0], *sums))
     layers = (EMBEDDINGS, *range(stack.n_layers))
     return Account(
         np.stack([state.values[layer] for layer in layers]), entries, state.error,
@@ -217,15 +209,8 @@ def _one(kind: Kind, name: str, values: "Tensor", parameter: str = "", places: A
     import torch
 
     wide = values.detach().double()
-    return _Term(
-        kind,
-        name,
-        wide[..., None],
-        torch.ones(1, dtype=torch.float64, device=wide.device),
-        torch.ones_like(wide),
-        parameter,
-        places,
-    )
+    row = torch.ones(1, dtype=torch.float64, device=wide.device)
+    return _Term(kind, name, wide[..., None], row, torch.ones_like(wide), parameter, places)
 
 
 def _norm(state: _Running, path: str, *, embeddings: bool = False) -> "Callable[[Tensor], None]":
@@ -244,7 +229,7 @@ def _norm(state: _Running, path: str, *, embeddings: bool = False) -> "Callable[
         for term in state.terms[0 if on_stream else state.fresh :]:
             term.scale = term.scale * factor
             if term.kind == "carried" and weight is not None:
-                term.name, term.parameter, term.places = path, f"{path}.weight", ((state.dim,),)
+                term.name, term.parameter, term.places = (path, f"{path}.weight", ((state.dim,),))
         if mean is not None:
             state.terms.append(_one("norm mean", path, -mean * factor))
         if (bias := getattr(module, "bias", None)) is not None:
@@ -261,14 +246,8 @@ def _moments(module: Any, wide: "Tensor") -> "tuple[Tensor | None, Tensor]":
     import torch
     from torch import nn
 
-    eps = next(
-        (
-            float(value)
-            for name in ("eps", "variance_epsilon", "epsilon")
-            if (value := getattr(module, name, None)) is not None
-        ),
-        torch.finfo(torch.float32).eps,
-    )
+    named = [getattr(module, name, None) for name in ("eps", "variance_epsilon", "epsilon")]
+    eps = next((float(one) for one in named if one is not None), torch.finfo(torch.float32).eps)
     if isinstance(module, nn.LayerNorm) or getattr(module, "bias", None) is not None:
         mean = wide.mean(-1)
         return mean, (wide.var(-1, correction=0) + eps).sqrt()
@@ -317,10 +296,8 @@ def _close(state: _Running, batch: Batch, weights: "Tensor", layer: int, states:
         total += (term.amount @ term.row) * term.scale
         size += (term.amount.abs() @ term.row.abs()) * term.scale.abs()
         amount = torch.einsum("gbt,bt,bti->gi", weigh, term.scale, term.amount) * term.row
-        key = (layer, term.kind, term.name)
-        if key not in state.sums:
-            state.sums[key] = _Sums(term, np.zeros(tuple(amount.shape)))
-        state.sums[key].values += amount.cpu().numpy()
+        _, held = state.sums.setdefault((layer, term.kind, term.name), (term, np.zeros(tuple(amount.shape))))
+        held += amount.cpu().numpy()
     off = ((total - value).abs() / size.clamp(min=1e-30))[batch.valid]
     worst = float(off.max()) if len(off) else 0.0
     if not worst <= TOLERANCE:
@@ -346,8 +323,7 @@ def _reads_centred(state: _Running) -> bool:
     return isinstance(module, nn.LayerNorm) or getattr(module, "bias", None) is not None
 
 
-def _entries(layer: int, sums: _Sums) -> Iterator[Entry]:
-    term, values = sums.term, sums.values
+def _entries(layer: int, term: _Term, values: np.ndarray) -> Iterator[Entry]:
     if term.kind == "neuron":
         for k in range(values.shape[1]):
             yield Entry(layer, "neuron", term.name, k, values[:, k], None, term.parameter, term.places[k : k + 1])

@@ -1,7 +1,9 @@
 """What ablated models say: planted heads worked out by hand, a brute-force oracle, and the errors."""
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,24 +13,24 @@ import torch
 import planted_heads as planted
 from architectures import FAMILIES, build
 from outlierlens.ablation.switches import zeroed_weights
-from outlierlens.data.texts import Texts
-from outlierlens.data.token_counts import TokenCounts
-from outlierlens.errors import BadInput
-from outlierlens.experiments.predictions.measure import predictions
-from outlierlens.experiments.predictions.options import PredictionOptions
-from outlierlens.experiments.predictions.result import MEASURES
-from outlierlens.experiments.predictions.tally import (
+from outlierlens.analyses.predictions import MEASURES, PredictionOptions, Predictions, predictions
+from outlierlens.analyses.predictions_tally import (
     FLOOR,
-    Scale,
-    Tally,
+    INPUTS,
+    PredictionTally,
     Unigram,
     change,
     divergences,
     slopes,
     spearmans,
 )
-from outlierlens.experiments.predictions.words import INPUT_TASKS, Switches
+from outlierlens.data.texts import Texts
+from outlierlens.data.token_counts import TokenCounts
+from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel, from_objects
+from outlierlens.results.document import load
+from outlierlens.results.row_store import Keep
+from outlierlens.results.rows import Estimate
 from outlierlens.tasks.base import TaskOptions
 from planted import random_counts
 
@@ -44,6 +46,11 @@ def model_of(family: str, head: str, words: Any, **tokenizer: Any) -> LoadedMode
     return from_objects(made, words(**tokenizer), name=family)
 
 
+def values_of(found: Predictions, input: str, off: str = "nothing") -> dict[str, float]:
+    one = found.prediction(input, off)
+    return {name: getattr(one, name) for name in MEASURES}
+
+
 # A frequency dimension in the head.
 
 
@@ -56,7 +63,7 @@ def causal(words: Any) -> Any:
 def test_a_dimension_that_says_the_frequency_is_what_makes_predictions_frequent(causal: Any) -> None:
     u = planted.probability()
     said = u[u > 0]
-    intact = causal.of("next").intact.values
+    intact = values_of(causal, "next")
     assert intact["log_frequency"] == pytest.approx(math.log(u.max()), abs=1e-5)
     assert intact["expected_log_frequency"] == pytest.approx(float(said @ np.log(said)), abs=1e-4)
     assert intact["entropy"] == pytest.approx(-float(said @ np.log(said)), abs=1e-4)
@@ -67,56 +74,54 @@ def test_a_dimension_that_says_the_frequency_is_what_makes_predictions_frequent(
     corpus = planted.counts().counts[planted.SPECIAL :]
     assert intact["slope_expected"] == pytest.approx(np.polyfit(np.log(corpus), np.log(corpus + 1), 1)[0], abs=1e-4)
     assert math.isnan(intact["slope"])  # one type alone is predicted
-    assert causal.of("next").intact.top[0].token == "w0"
-    assert causal.of("next").intact.n_types == 1
+    assert causal.prediction("next").says == "w0 100%"
+    assert causal.prediction("next").n_types == 1
 
 
 def test_without_it_they_are_what_is_left_and_the_direction_is_told(causal: Any) -> None:
-    shift = causal.shift("next", "last_hidden")
     u = planted.probability()[planted.SPECIAL :]
     left = np.ones_like(u)
     left[planted.RARE - planted.SPECIAL] = math.exp(planted.LEAD)
     left /= left.sum()
-    values = shift.chosen.values
-    assert shift.chosen.top[0].token == "w32"
+    values = values_of(causal, "next", "last_hidden")
+    assert causal.prediction("next", "last_hidden").says == "w32 100%"
     assert values["entropy"] == pytest.approx(-float(left @ np.log(left)), abs=1e-5)
     assert values["expected_log_frequency"] == pytest.approx(float(left @ np.log(u)), abs=1e-5)
     assert values["kl_to_unigram"] == pytest.approx(float(left @ np.log(left / u)), abs=1e-4)
     assert values["kl_from_unigram"] == pytest.approx(float(u @ np.log(u / left)), abs=1e-4)
     expected = math.log(u[planted.RARE - planted.SPECIAL] / u.max())
-    moved = shift.changes["log_frequency"]
-    assert moved.change == pytest.approx(expected, abs=1e-5)
-    assert moved.high < 0
+    moved = causal.change("next", "last_hidden")
+    assert moved.change.value == pytest.approx(expected, abs=1e-5)
+    assert moved.change.high < 0
     assert moved.p == pytest.approx(0.1)
     assert moved.random == pytest.approx((0.0,) * 9, abs=1e-6)
-    assert shift.direction == "rarer"
-    assert shift.times == pytest.approx(math.exp(expected), rel=1e-4)
+    assert moved.direction == "rarer"
+    assert f"rarer: {math.exp(expected):.2g} times as frequent" in " ".join(causal.sentences())
     targets = [int(word[1:]) for text in TEXTS.texts for word in text.split()[1:]]
     assert values["accuracy"] == pytest.approx(np.mean(np.array(targets) == 32))
     assert values["surprisal"] == pytest.approx(-np.mean(np.log(left[np.array(targets) + 1])), abs=1e-5)
 
 
 def test_the_layers_do_nothing_where_the_head_reads_none_of_them(causal: Any) -> None:
-    shift = causal.shift("next", "layers")
-    for name, moved in shift.changes.items():
-        if name not in ("slope", "spearman"):
-            assert moved.change == 0, name
-    assert (shift.changes["log_frequency"].low, shift.changes["log_frequency"].high) == (0, 0)
-    assert shift.changes["log_frequency"].p == 1
-    assert shift.direction == "neither"
+    for name in set(MEASURES) - {"slope", "spearman"}:
+        assert causal.change("next", "layers", name).change.value == 0, name
+    moved = causal.change("next", "layers")
+    assert moved.change == Estimate(0.0, 0.0, 0.0)
+    assert moved.p == 1
+    assert moved.direction == "neither"
 
 
 def test_the_last_hidden_state_and_the_logits_are_one_without_a_transform(causal: Any, words: Any) -> None:
-    assert [shift.intervention for shift in causal.shifts] == ["layers", "last_hidden"]
+    assert [one.off for one in causal.predicted] == ["nothing", "layers", "last_hidden"]
     assert "last_hidden and logits are one" in causal.notes[0]
     loaded = planted.causal(words)
     alone = predictions(
         loaded, TEXTS, planted.counts(), [planted.FREQUENCY], replace(FEW, interventions=("logits",), n_random=0)
     )
-    there = causal.shift("next", "last_hidden").changes
-    for name, moved in alone.shift("next", "logits").changes.items():
-        assert moved.change == pytest.approx(there[name].change, abs=1e-6, nan_ok=True), name
-    assert alone.shift("next", "logits").changes["entropy"].p is None
+    for moved in alone.changes:
+        there = causal.change("next", "last_hidden", moved.measure).change.value
+        assert moved.change.value == pytest.approx(there, abs=1e-6, nan_ok=True), moved.measure
+        assert moved.p is None
 
 
 @pytest.mark.parametrize("input", ["masked", "unmasked"])
@@ -124,16 +129,11 @@ def test_a_head_with_a_transform_loses_the_dimension_in_the_logits_alone(input: 
     loaded = planted.masked(words)
     options = replace(FEW, inputs=(input,), n_random=0)
     found = predictions(loaded, TEXTS, planted.counts(), [planted.FREQUENCY], options)
-    assert found.shift(input, "layers").changes["log_frequency"].change == 0
-    assert found.shift(input, "last_hidden").changes["entropy"].change == 0
+    assert found.change(input, "layers").change.value == 0
+    assert found.change(input, "last_hidden", "entropy").change.value == 0
     u = planted.probability()
     lost = math.log(u[planted.RARE] / u.max())
-    assert found.shift(input, "logits").changes["log_frequency"].change == pytest.approx(lost, abs=1e-5)
-    # The released code also zeroes the norm in the head, and calls that an ablation of the layers.
-    compat = predictions(loaded, TEXTS, planted.counts(), [planted.FREQUENCY], replace(options, paper_compat=True))
-    assert compat.shift(input, "layers").changes["log_frequency"].change == pytest.approx(lost, abs=1e-5)
-    assert compat.shift(input, "layers").chosen.n_values == 4  # scale and bias, of one block and of the head
-    assert loaded.model.cls.predictions.transform.LayerNorm.bias[planted.FREQUENCY] == 1
+    assert found.change(input, "logits").change.value == pytest.approx(lost, abs=1e-5)
 
 
 def test_one_post_norm_block_off_is_the_last_hidden_state_off(words: Any) -> None:
@@ -142,10 +142,10 @@ def test_one_post_norm_block_off_is_the_last_hidden_state_off(words: Any) -> Non
         loaded.model.cls.predictions.transform.LayerNorm.weight.fill_(1)
         loaded.model.cls.predictions.decoder.weight.normal_(generator=torch.Generator().manual_seed(1))
     found = predictions(loaded, TEXTS, planted.counts(), [2, 7], replace(FEW, inputs=("unmasked",), n_random=0))
-    layers, last = (found.shift("unmasked", name).chosen for name in ("layers", "last_hidden"))
-    assert layers.values == pytest.approx(last.values)
-    assert layers.values["entropy"] != pytest.approx(found.of("unmasked").intact.values["entropy"], abs=1e-6)
-    assert (layers.n_values, last.n_values) == (4, 0)
+    intact, layers, last = (values_of(found, "unmasked", name) for name in ("nothing", "layers", "last_hidden"))
+    assert layers == pytest.approx(last)
+    assert layers["entropy"] != pytest.approx(intact["entropy"], abs=1e-6)
+    assert [one.n_set for one in found.predicted] == [None, 4, None, None]
 
 
 # An oracle that reads one text at a time and keeps all logits.
@@ -231,17 +231,13 @@ def test_every_measure_is_that_of_a_plain_loop(family: str, head: str, input: st
     with zeroed_weights(loaded, [2, 11]):
         layers = oracle(rows_of(loaded, input), values, ordinary)
     wanted = {
-        "intact": (oracle(rows_of(loaded, input), values, ordinary), found.of(input).intact),
-        "layers": (layers, found.shift(input, "layers").chosen),
+        "nothing": oracle(rows_of(loaded, input), values, ordinary),
+        "layers": layers,
     }
-    if any(shift.intervention == "logits" for shift in found.shifts):
-        wanted["logits"] = (
-            oracle(rows_of(loaded, input, (2, 11)), values, ordinary),
-            found.shift(input, "logits").chosen,
-        )
-    for name, (expected, spoken) in wanted.items():
-        assert spoken.values == pytest.approx(expected, rel=1e-4, abs=1e-5), name
-    assert set(found.of(input).intact.values) == set(MEASURES)
+    if any(one.off == "logits" for one in found.predicted):
+        wanted["logits"] = oracle(rows_of(loaded, input, (2, 11)), values, ordinary)
+    for name, expected in wanted.items():
+        assert values_of(found, input, name) == pytest.approx(expected, rel=1e-4, abs=1e-5), name
     assert "logits" in wanted or input == "next"
 
 
@@ -255,25 +251,25 @@ def test_masked_predictions_are_at_the_masks_of_the_masked_loss_and_do_not_depen
         for task in tasks
     )
     values, weights = make_task(loaded, TEXTS, tasks[0]).per_text()
-    assert one.of("masked").n_positions == weights.sum()
-    assert one.of("masked").intact.values["surprisal"] == pytest.approx(np.average(values, weights=weights), rel=1e-4)
-    for shift, other in zip(one.shifts, eight.shifts, strict=True):
-        for name, moved in shift.changes.items():
-            expected = other.changes[name]
-            for part in ("change", "low", "high", "random"):
-                assert getattr(moved, part) == pytest.approx(getattr(expected, part), abs=2e-4, nan_ok=True), (
-                    name,
-                    part,
-                )
+    assert one.n_positions == {"masked": weights.sum()}
+    assert one.prediction("masked").surprisal == pytest.approx(np.average(values, weights=weights), rel=1e-4)
+    for moved, expected in zip(one.changes, eight.changes, strict=True):
+        for part in ("value", "low", "high"):
+            value = getattr(expected.change, part)
+            assert getattr(moved.change, part) == pytest.approx(value, abs=2e-4, nan_ok=True), (moved.measure, part)
+        assert moved.random == pytest.approx(expected.random, abs=2e-4, nan_ok=True), moved.measure
 
 
 @pytest.mark.parametrize("kind", ["causal", "begun"])
 def test_a_long_text_is_predicted_window_by_window_each_token_once(kind: str, words: Any) -> None:
     loaded = model_of("llama", "CausalLM", words, kind=kind)
     texts = [" ".join(f"w{i % 35}" for i in range(50)), "w1 w2"]
-    task = INPUT_TASKS["next"](loaded, texts, TaskOptions(max_length=8, batch_size=3))
+    unigram = Unigram.of(random_counts(), n_rows=40, special=[])
+    task = INPUTS["next"](loaded, texts, TaskOptions(max_length=8, batch_size=3), unigram)
     predicted = sorted(
-        (int(t), int(target)) for feed in task.all_feeds() for t, target in zip(feed.text, feed.targets, strict=True)
+        (feed.slots[row], int(target))
+        for feed in task._passes
+        for row, target in zip(feed.positions[0].tolist(), feed.targets, strict=True)
     )
     whole = [loaded.tokenizer(text)["input_ids"] for text in texts]  # type: ignore[misc]
     assert predicted == sorted((number, token) for number, ids in enumerate(whole) for token in ids[1:])
@@ -298,22 +294,22 @@ def test_slopes_correlations_and_divergences_by_hand() -> None:
 def test_curves_rank_predictions_and_cover_the_corpus() -> None:
     counts = TokenCounts(np.array([9, 50, 30, 20]), np.zeros(4, dtype=np.int64), ("s", "a", "b", "c"), 1, "")
     unigram = Unigram.of(counts, n_rows=5, special=[0])
-    curve = unigram.curve(np.array([4.0, 1.0, 3.0, 0.0, 7.0]))  # special tokens and rows without a token do not count
-    assert curve.ranks.tolist() == [1, 2, 3]
-    assert curve.said.tolist() == [0.75, 0.25, 0.0]
-    assert curve.covered.tolist() == [0.25, 1.0, 1.0]
+    # Special tokens and rows without a token do not count.
+    ranked, covered = unigram.curves(np.array([4.0, 1.0, 3.0, 0.0, 7.0]))
+    assert unigram.ranks.tolist() == [1, 2, 3]
+    assert ranked.tolist() == [0.75, 0.25, 0.0]
+    assert covered.tolist() == [0.25, 1.0, 1.0]
     assert unigram.probability.tolist() == [0, *(np.array([51, 31, 21]) / 103), 0]
 
 
 def test_the_jackknife_of_two_groups_by_hand() -> None:
     counts = TokenCounts(np.array([60, 30, 10]), np.zeros(3, dtype=np.int64), ("a", "b", "c"), 1, "")
     unigram = Unigram.of(counts, n_rows=3, special=[])
-    scale = Scale.of(unigram, "cpu")
-    intact, ablated = (Tally(scale, n_texts=2, n_groups=2) for _ in range(2))
+    intact, ablated = (PredictionTally(unigram, "cpu", n_texts=2) for _ in range(2))
     text = np.array([0, 1])
     for tally, logits in ((intact, [[0.0, 0, 0], [0, 0, 0]]), (ablated, [[2.0, 0, 0], [0, 0, 1.0]])):
         tally.add(torch.tensor(logits), torch.tensor([0, 1]), text)
-    moved, low, high = change(intact, ablated, unigram, n_draws=20, seed=0)["kl_to_unigram"]
+    moved = change(intact.details(), ablated.details(), n_draws=20, seed=0)["kl_to_unigram"]
     q = np.exp([[2.0, 0, 0], [0, 0, 1.0]])
     q /= q.sum(1, keepdims=True)
     u = unigram.probability
@@ -324,8 +320,8 @@ def test_the_jackknife_of_two_groups_by_hand() -> None:
     base = kl(np.full(3, 1 / 3))
     left = np.array([kl(q[1]), kl(q[0])]) - base
     reach = 12.7062 * math.sqrt(0.5 * ((left - left.mean()) ** 2).sum())
-    assert moved == pytest.approx(kl(q.mean(0)) - base, abs=1e-4)
-    assert (low, high) == pytest.approx((moved - reach, moved + reach), rel=1e-3)
+    assert moved.value == pytest.approx(kl(q.mean(0)) - base, abs=1e-4)
+    assert (moved.low, moved.high) == pytest.approx((moved.value - reach, moved.value + reach), rel=1e-3)
 
 
 def test_predictions_of_special_tokens_alone_have_no_frequency(words: Any) -> None:
@@ -333,44 +329,51 @@ def test_predictions_of_special_tokens_alone_have_no_frequency(words: Any) -> No
     with torch.no_grad():
         loaded.model.lm_head.weight[2, planted.OTHER] = 50  # type: ignore[index,union-attr]
     found = predictions(loaded, TEXTS, planted.counts(), [planted.OTHER], replace(FEW, n_random=0))
-    intact, shift = found.of("next").intact, found.shift("next", "last_hidden")
-    assert intact.values["special"] == 1
-    assert math.isnan(intact.values["log_frequency"])
-    assert shift.chosen.values["special"] == 0
-    assert math.isnan(shift.changes["log_frequency"].low)
-    assert shift.direction == "unknown"
-    assert shift.changes["special"].change == -1
-    assert shift.changes["special"].high < 0
+    intact, off = found.prediction("next"), found.prediction("next", "last_hidden")
+    assert intact.special == 1
+    assert math.isnan(intact.log_frequency)
+    assert off.special == 0
+    moved = found.change("next", "last_hidden")
+    assert not moved.change.settled
+    assert moved.direction == "unknown"
+    assert "no verdict, for 5 texts are too few" in " ".join(found.sentences())
+    special = found.change("next", "last_hidden", "special").change
+    assert special.value == -1
+    assert special.high < 0
 
 
 # Controls, plans, errors.
 
 
-def test_random_sets_are_seeded_as_large_and_not_the_chosen_one(words: Any) -> None:
+def test_random_sets_are_seeded_as_large_and_not_the_chosen_one_and_a_rerun_reads_what_was_kept(
+    words: Any, tmp_path: Path
+) -> None:
     loaded = planted.masked(words, n_layers=2)
-    plan = {0: (1, 2), 1: (2,)}
+    plan, told = {0: (1, 2), 1: (2,)}, list[str]()
     first, again = (
-        predictions(loaded, TEXTS, planted.counts(), plan, replace(FEW, inputs=("masked",))) for _ in range(2)
-    )
-    assert first.by_layer == plan
+        predictions(
+            loaded, TEXTS, planted.counts(), plan, replace(FEW, inputs=("masked",)), rows=Keep(tmp_path),
+            progress=lambda label, *_: told.append(label),
+        )
+        for _ in range(2)
+    )  # fmt: skip
+    assert repr((first.predicted, first.changes)) == repr((again.predicted, again.changes))
+    assert told.count("intact") == 2
+    assert told.count("masked, logits: random 3") == 2
+    assert first.plan == plan
     assert first.dims == (1, 2)
-    sets = [one.dims for one in first.shift("masked", "layers").random]
-    assert sets == [one.dims for one in again.shift("masked", "layers").random]
-    assert sets == [one.dims for one in first.shift("masked", "logits").random]
-    assert len(set(sets)) == 3
-    assert all(len(dims) == 2 and dims != (1, 2) for dims in sets)
+    assert len(set(first.random_sets)) == 3
+    assert all(len(dims) == 2 and dims != (1, 2) for dims in first.random_sets)
     # Two dimensions in layer 0 and one of them in layer 1, scale and bias each: also of random sets.
-    assert [one.n_values for one in first.shift("masked", "layers").random] == [6] * 3
+    (kept,) = tmp_path.glob("*.jsonl")
+    rows = [json.loads(line) for line in kept.read_text().splitlines()[1:]]
+    assert [row["value"]["touched"] for row in rows] == [6] * 4 + [0] * 8
 
 
 def test_everything_is_as_before_afterwards(words: Any) -> None:
     loaded = planted.masked(words)
     before = {name: value.clone() for name, value in loaded.model.state_dict().items()}
-    switches = Switches.make(loaded, loaded.stacks[0], "weights", TEXTS, FEW.task, head_norm=True)
-    with pytest.raises(RuntimeError), switches.off("layers", {0: (1,)}):
-        raise RuntimeError
-    with pytest.raises(RuntimeError), switches.off("last_hidden", {0: (1,)}):
-        raise RuntimeError
+    predictions(loaded, TEXTS, planted.counts(), [1], replace(FEW, n_random=1))
     for name, value in loaded.model.state_dict().items():
         assert torch.equal(value, before[name]), name
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in loaded.model.modules())
@@ -382,8 +385,8 @@ def test_one_text_has_no_interval_and_much_smoothing_is_said(words: Any) -> None
     share = 3500 / (3500 + planted.counts().n_tokens)
     assert f"smoothing makes up {share:.0%} of the corpus' distribution" in found.notes[-2]
     assert "one text" in found.notes[-1]
-    assert found.shift("next", "last_hidden").direction == "unknown"
-    assert all(math.isnan(moved.low) for moved in found.shift("next", "last_hidden").changes.values())
+    assert found.change("next", "last_hidden").direction == "unknown"
+    assert not any(moved.change.settled for moved in found.changes)
 
 
 def test_what_cannot_be_measured_says_why(words: Any) -> None:
@@ -394,8 +397,8 @@ def test_what_cannot_be_measured_says_why(words: Any) -> None:
     bert = planted.masked(words)
     with pytest.raises(BadInput, match=r"input 'next' is not for a masked model; planted-bert has masked, unmasked"):
         predictions(bert, TEXTS, counts, [1], replace(FEW, inputs=("next",)))
-    with pytest.raises(BadInput, match=r"finds no outlier to switch off; name dimensions \(--dims\)"):
-        predictions(bert, TEXTS, counts, "find", FEW)
+    with pytest.raises(BadInput, match="dimension 99 does not exist"):
+        predictions(bert, TEXTS, counts, [99], FEW)
     with pytest.raises(BadInput, match=r"counts 3 tokens with ids from 40 up.*this model's tokenizer"):
         predictions(bert, TEXTS, replace(counts, counts=np.ones(43, dtype=np.int64)), [1], FEW)
     with pytest.raises(BadInput, match="counts no ordinary token"):
@@ -404,7 +407,7 @@ def test_what_cannot_be_measured_says_why(words: Any) -> None:
     with pytest.raises(BadInput, match="has 8 dimensions, the stream 16; leave it out"):
         predictions(albert, TEXTS, counts, [1], replace(FEW, interventions=("logits",)))
     some = predictions(albert, TEXTS, counts, [1], replace(FEW, n_random=0, inputs=("masked",)))
-    assert [shift.intervention for shift in some.shifts] == ["layers", "last_hidden"]
+    assert [one.off for one in some.predicted] == ["nothing", "layers", "last_hidden"]
     assert "logits left out" in some.notes[0]
 
 
@@ -413,7 +416,7 @@ def test_what_cannot_be_measured_says_why(words: Any) -> None:
     [
         ({"inputs": ("said",)}, "unknown input 'said'; inputs are masked, unmasked, next"),
         ({"interventions": ()}, "interventions are layers, last_hidden, logits"),
-        ({"mode": "scale"}, "mode scale switches nothing off"),
+        ({"mode": "scale"}, "compared in one mode, not 'scale'; use one of weights, norms"),
         ({"smoothing": 0.0}, "smoothing is 0.0; it must be more than 0"),
         ({"n_bootstrap": 3}, "n_bootstrap is 3; it must be at least 20"),
         ({"task": TaskOptions(blocks=True)}, "blocks join texts"),
@@ -429,5 +432,69 @@ def test_every_mode_switches_off_in_all_layers(mode: Any, words: Any) -> None:
     loaded = model_of("bert", "MaskedLM", words)
     options = replace(FEW, mode=mode, inputs=("unmasked",), interventions=("layers",), n_random=0)
     found = predictions(loaded, TEXTS, random_counts(), [2], options)
-    assert found.shift("unmasked", "layers").changes["entropy"].change != 0
+    assert found.change("unmasked", "layers", "entropy").change.value != 0
     assert mode in found.mode
+
+
+# The command.
+
+
+@pytest.fixture
+def folder(tmp_path: Path, words: Any) -> Path:
+    """A planted model with its tokenizer, counts and texts."""
+    from outlierlens.data.token_counts import write_counts
+
+    loaded = planted.causal(words)
+    loaded.model.save_pretrained(tmp_path / "model")  # type: ignore[operator]
+    loaded.tokenizer.save_pretrained(tmp_path / "model")  # type: ignore[union-attr]
+    write_counts(planted.counts(), tmp_path / "counts.parquet")
+    (tmp_path / "texts.txt").write_text("w1 w2 w3\nw4 w0 w0 w9\nw7 w8\n")
+    return tmp_path
+
+
+def test_the_command_tells_the_direction_and_writes_what_it_found(folder: Path, run: Any) -> None:
+    words = ["ablate", folder / "model", "--predictions", folder / "counts.parquet", "--data", folder / "texts.txt"]
+    words += ["--dims", planted.FREQUENCY, "--random", 2, "--bootstrap", 20, "-o", folder / "out.json", "--verbose"]
+    words += ["--chart", folder / "chart.json", "--dtype", "float32", "--no-progress"]
+    code, out, _ = run(*map(str, words))
+    assert code == 0
+    assert "next, off in the last hidden state alone: predicted tokens are rarer: 0.031 times as frequent" in out
+    (row,) = [line.split() for line in out.splitlines() if " last_hidden  log_frequency" in line]
+    assert row[:3] == ["next", "last_hidden", "log_frequency"]
+    assert "next 6 tokens of 3 texts; frequencies of" in out
+    assert "last_hidden and logits are one" in out
+    assert "w0 100%" in out
+    found = load(folder / "out.json")
+    assert found.change("next", "last_hidden").direction == "rarer"
+    assert found.provenance.command.startswith("outlierlens ablate ")
+    assert len(list(found.records())) == 2 * len(MEASURES)
+    panels = json.loads((folder / "chart.json").read_text())["vconcat"]
+    assert len(panels) == 2
+    (axis,) = {json.dumps(layer["encoding"]["x"]["scale"]) for layer in panels[1]["layer"]}
+    assert axis == '{"type": "log"}'
+    assert {(one.off, one.rank) for one in found.curves} >= {("nothing", 1), ("last_hidden", 1), ("corpus", 1)}
+
+
+def test_the_command_s_errors(folder: Path, run: Any) -> None:
+    words = ["ablate", str(folder / "model"), "--data", str(folder / "texts.txt"), "--dims", "3", "--no-progress"]
+    counted = ["--predictions", str(folder / "counts.parquet")]
+    for more, says in (
+        (["--predictions", str(folder / "none.parquet")], "no such file of token counts"),
+        ([*counted, "--input", "masked"], "input 'masked' is not for a causal model"),
+        ([*counted, "--intervention", "all"], "unknown intervention 'all'"),
+        ([*counted, "--modes", "zero,mean"], "predictions are compared in one mode, not 'zero,mean'"),
+        ([*counted, "--each"], "--each is not for --predictions; leave it out"),
+        ([*counted, "--save", str(folder / "off")], "--save is not for --predictions"),
+        ([*counted, "--task", "classify"], "leave --task out"),
+        (["--input", "next"], "belong to --predictions"),
+    ):
+        code, _, err = run(*words, *more)
+        assert code == 1, (more, err)
+        assert says in err
+
+
+def test_a_missing_input_is_told_with_what_there_is(causal: Any) -> None:
+    with pytest.raises(BadInput, match=r"no intervention 'x'.*next / layers"):
+        causal.change("next", "x")
+    with pytest.raises(BadInput, match="no 'nothing' off on input 'masked' in this result"):
+        causal.prediction("masked")

@@ -1,0 +1,184 @@
+"""What passes over the texts show of a dimension: whether it stands out, where it is largest, who looks at that token.
+
+dim, means, medians, n_tokens = overview(stack, loaded, run, batches)
+peak, places, largest = carriers(loaded, stack, reading, batches, dim)
+weigh = groups(batches, text, position)                  # of tokens: first, the largest, others
+at = Attention(loaded, stack, run, batches, place)       # place: of each text the token that carries the dimension
+at.masses()                                              # mean attention of the other tokens on it [text, layer, head]
+at.masses(507, {text: means})                            # with dimension 507 set to its means [layer + 1] there
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outlierlens.ablation.position_means import first_tokens
+from outlierlens.architectures import BoundStack
+from outlierlens.data.texts import Batch
+from outlierlens.errors import USE_FLOAT32, BadInput
+from outlierlens.models.attention_maps import tapped_attention
+from outlierlens.models.changes import temporary
+from outlierlens.models.hooks import EMBEDDINGS, edited, tapped
+from outlierlens.models.load import LoadedModel
+from outlierlens.models.passes import Reading
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def overview(
+    stack: BoundStack, loaded: LoadedModel, run: Callable[[Batch], None], batches: Sequence[Batch]
+) -> tuple[int, np.ndarray, np.ndarray, int]:
+    """(the dimension whose largest |value| is largest beside its layer's root mean square, means over tokens that are not first
+    [layer + 1, dim], mean over tokens of each one's median |value| [layer + 1], tokens)."""
+    largest: dict[int, np.ndarray] = {}
+    sums: dict[int, list[Any]] = {}
+    n_tokens = n_others = 0
+    for batch in batches:
+        rest = batch.valid & ~first_tokens(batch.valid)
+
+        def look(_: BoundStack, layer: int, states: "Tensor", batch: Batch = batch, rest: "Tensor" = rest) -> None:
+            kept = states[batch.valid].double()
+            top = kept.abs().amax(0).cpu().numpy()
+            largest[layer] = np.maximum(largest.get(layer, top), top)
+            others = states[rest].double().sum(0).cpu().numpy()
+            now = (float(kept.square().sum()), float(kept.abs().median(-1).values.sum()), others)
+            sums[layer] = [a + b for a, b in zip(sums.get(layer, (0.0, 0.0, 0.0)), now, strict=True)]
+
+        with tapped(loaded.model, [stack], look):
+            run(batch)
+        n_tokens, n_others = (n_tokens + int(batch.valid.sum()), n_others + int(rest.sum()))
+    squares, medians, others = (np.stack([sums[layer][i] for layer in sorted(sums)]) for i in range(3))
+    tops = np.stack([largest[layer] for layer in sorted(largest)])
+    if not np.isfinite(tops).all():
+        raise BadInput(f"{loaded.name}: a hidden state is NaN or infinite; {USE_FLOAT32}")
+    size = np.sqrt(np.maximum(squares / (n_tokens * tops.shape[1]), 1e-300))
+    dim = int((tops / size[:, None]).max(0).argmax())
+    return dim, others / max(1, n_others), medians / n_tokens, n_tokens
+
+
+def carriers(
+    loaded: LoadedModel, stack: BoundStack, reading: Reading, batches: Sequence[Batch], dim: int
+) -> tuple[int, dict[int, int], tuple[int, int, str]]:
+    """(layer after which the dimension is largest, token of each text that carries it there, the largest of these)."""
+    import torch
+
+    values: dict[int, list[Tensor]] = {}  # by layer, of each batch [batch, token]; -1 where there is no token
+    for batch in batches:
+
+        def look(_: BoundStack, layer: int, states: "Tensor", batch: Batch = batch) -> None:
+            size = states[..., dim].abs()
+            values.setdefault(layer, []).append(torch.where(batch.valid, size, torch.full_like(size, -1.0)))
+
+        with tapped(loaded.model, [stack], look):
+            reading(batch)
+    tops = {layer: max(float(one.max()) for one in of) for layer, of in values.items()}
+    peak = max(tops, key=lambda layer: (tops[layer], -layer))
+    places: dict[int, int] = {}
+    best, where = -1.0, (0, 0, "")
+    for batch, sizes in zip(batches, values[peak], strict=True):
+        for row, text in enumerate(batch.texts):
+            places[text] = at = int(sizes[row].argmax())
+            if float(sizes[row, at]) > best:
+                ids = reading.sides(batch)[stack.name][0]
+                best, where = (float(sizes[row, at]), (text, at, reading.words([int(ids[row, at])])[0]))
+    return peak, places, where
+
+
+def groups(batches: Sequence[Batch], text: int, position: int) -> Callable[[Batch], "Tensor"]:
+    """Weights of tokens that make means over first tokens, over the largest one, and over all others [group, batch, token]."""
+    import torch
+
+    def raw(batch: Batch) -> "Tensor":
+        first = first_tokens(batch.valid)
+        largest = torch.zeros_like(batch.valid)
+        if text in batch.texts:
+            largest[batch.texts.index(text), position] = True
+        return torch.stack((first, largest, batch.valid & ~first & ~largest)).double()
+
+    counts = torch.stack([raw(batch).sum((1, 2)).cpu() for batch in batches]).sum(0)
+    return lambda batch: raw(batch) / counts.clamp(min=1).to(batch.valid.device)[:, None, None]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """A model, one of its streams, what runs it, and of each text the token [text] that is looked at."""
+
+    loaded: LoadedModel
+    stack: BoundStack
+    run: Callable[[Batch], None]
+    batches: Sequence[Batch]
+    place: Mapping[int, int]
+
+    def states(self, dims: Sequence[int]) -> dict[int, np.ndarray]:
+        """Values [layer + 1, len(dims)] of dimensions at the token, by text."""
+        import torch
+
+        rows: dict[int, list[np.ndarray]] = {}
+        for batch in self.batches:
+            tokens = torch.tensor([self.place[text] for text in batch.texts], device=batch.valid.device)
+
+            def look(_: BoundStack, layer: int, states: "Tensor", batch: Batch = batch, at: "Tensor" = tokens) -> None:
+                there = states[torch.arange(len(at)), at][:, dims].double().cpu().numpy()
+                for text, values in zip(batch.texts, there, strict=True):
+                    rows.setdefault(text, []).append(values)
+
+            with tapped(self.loaded.model, [self.stack], look):
+                self.run(batch)
+        return {text: np.stack(values) for text, values in rows.items()}
+
+    def masses(
+        self, dim: int = 0, values: Mapping[int, np.ndarray] | None = None, *, elsewhere: bool = False
+    ) -> np.ndarray:
+        """Mean attention of each text's other tokens on the token [text, layer, head].
+
+        With `values` [layer + 1] by text, `dim` is set to them in every layer: at the token, or at all others.
+        """
+        import torch
+
+        rows: dict[int, list[np.ndarray]] = {}
+        for batch in self.batches:
+            tokens = torch.tensor([self.place[text] for text in batch.texts], device=batch.valid.device)
+            there = torch.zeros_like(batch.valid)
+            there[torch.arange(len(tokens)), tokens] = True
+
+            def look(
+                _: int, weights: "Tensor", visible: "Tensor | None", batch: Batch = batch, place: "Tensor" = tokens,
+                there: "Tensor" = there,
+            ) -> None:  # fmt: skip
+                n = len(place)
+                onto = weights[torch.arange(n), :, :, place].double()  # [batch, head, query]
+                asks = batch.valid & ~there  # [batch, query]
+                if visible is not None:
+                    asks = asks & visible.expand(n, 1, *weights.shape[2:])[torch.arange(n), 0, :, place]
+                mass = (onto * asks[:, None]).sum(-1) / asks.sum(-1).clamp(min=1)[:, None]
+                for text, found in zip(batch.texts, mass.cpu().numpy(), strict=True):
+                    rows.setdefault(text, []).append(found)
+
+            change: AbstractContextManager[None] = nullcontext()
+            if values is not None:
+                wanted = np.stack([values[text] for text in batch.texts])
+                change = set_to(self, dim, wanted, batch.valid & ~there if elsewhere else there)
+            with tapped_attention(self.loaded, self.stack, look), change:
+                self.run(batch)
+        return np.stack([np.stack(rows[text]) for text in sorted(rows)])
+
+
+@temporary
+def set_to(at: Attention, dim: int, values: np.ndarray, where: "Tensor") -> Iterator[None]:
+    """A dimension at `where` [batch, token] set to `values` [batch, layer + 1] before the first and after every block."""
+    import torch
+
+    wanted = torch.from_numpy(values).to(where.device)
+
+    def edit(layer: int, states: "Tensor") -> "Tensor":
+        changed = states.clone()
+        value = wanted[:, layer - EMBEDDINGS, None].to(states.dtype)  # [batch, 1]
+        changed[..., dim] = torch.where(where, value, states[..., dim])
+        return changed
+
+    with edited(at.loaded.model, at.stack, edit, (EMBEDDINGS, *range(at.stack.n_layers))):
+        yield
