@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from atlas_hub import SIZES, Catalogue, Faults, real_size
 from hub_server import FakeHub, Handler, Seen
-from outlierlens.checkpoints.courtesy import Turns
+from outlierlens.checkpoints.pace import Turns
 from outlierlens.experiments.atlas.look import Manner, look
 from outlierlens.experiments.atlas.names import Named
 from outlierlens.experiments.atlas.rows import read_rows, write_part

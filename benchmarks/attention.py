@@ -84,8 +84,8 @@ def ways_of(loaded: Any, texts: Any, max_length: int) -> list[Way]:
 
     from outlierlens.data.texts import batches
     from outlierlens.experiments.attention.condition import measure
+    from outlierlens.models.devices import fast_products
     from outlierlens.models.forward import TextForward
-    from outlierlens.models.products import fast_products
     from outlierlens.vectors.read import text_stack
 
     run = TextForward(loaded, [text_stack(loaded, None)])

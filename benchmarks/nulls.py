@@ -19,7 +19,7 @@ import numpy as np
 from outlierlens.ablation.controls import random_sets
 from outlierlens.detection.rules import Measured, Rule, find
 from outlierlens.experiments.track.change_point import change_point
-from outlierlens.statistics.p_values import rank_p
+from outlierlens.statistics.ranks import rank_p
 
 ALPHA = 0.05
 Random = np.random.Generator

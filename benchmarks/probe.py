@@ -21,7 +21,7 @@ import torch
 
 from outlierlens.experiments.probe.judge import Judged, Plan, Probes, scales_of
 from outlierlens.experiments.probe.options import ProbeOptions
-from outlierlens.statistics.resampling import poisson_times
+from outlierlens.statistics.bootstrap import poisson_times
 
 LEAST = 0.93
 LARGE = 0  # the dimension

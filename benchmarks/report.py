@@ -28,8 +28,7 @@ def main() -> int:
     from outlierlens.models.load import LoadOptions, load_model
     from outlierlens.report.job import suited
     from outlierlens.report.options import ReportOptions
-    from outlierlens.tasks.choice import make_task
-    from outlierlens.tasks.forecast import forecast
+    from outlierlens.tasks.choice import forecast, make_task
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m", help="sample name or directory")

@@ -81,7 +81,7 @@ def product_rate(loaded: Any, tokens: int, share_read: float, repeats: int = 9) 
     import torch
     from torch import nn
 
-    from outlierlens.models.products import linear
+    from outlierlens.models.devices import linear
 
     head = loaded.model.get_output_embeddings()
     shapes: dict[tuple[int, int, int], int] = {}

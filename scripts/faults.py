@@ -278,7 +278,7 @@ def prepared(root: Path) -> None:
     from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
     from outlierlens.checkpoints.samples import SAMPLES
-    from outlierlens.checkpoints.samples.table import Member, Sample, Wheel
+    from outlierlens.checkpoints.samples.cache import Member, Sample, Wheel
 
     torch.set_num_threads(1)  # threads do not survive a copy
     transformers.utils.logging.disable_progress_bar()

@@ -689,8 +689,8 @@ def picture() -> Reader:
     import numpy as np
     from PIL import Image
 
-    from outlierlens.data.media.decode import FORMATS
-    from outlierlens.data.media.decode import picture as decoded
+    from outlierlens.data.media.items import FORMATS
+    from outlierlens.data.media.items import picture as decoded
 
     pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
     made = []
@@ -705,7 +705,7 @@ def picture() -> Reader:
 def recording() -> Reader:
     import numpy as np
 
-    from outlierlens.data.media.decode import recording as decoded
+    from outlierlens.data.media.items import recording as decoded
 
     made = []
     for width in (1, 2, 3, 4):

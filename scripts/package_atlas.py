@@ -23,7 +23,7 @@ from strangers import ARBITRARY, STRANGERS, Stranger, place_of  # noqa: E402
 
 from outlierlens.analyses.ablate import Ablation  # noqa: E402
 from outlierlens.checkpoints import open_checkpoint  # noqa: E402
-from outlierlens.checkpoints.samples.table import SAMPLES  # noqa: E402
+from outlierlens.checkpoints.samples.cache import SAMPLES  # noqa: E402
 from outlierlens.experiments.atlas.measure import rows_of  # noqa: E402
 from outlierlens.experiments.atlas.rows import AtlasRow, read_rows, write_part  # noqa: E402
 from outlierlens.experiments.lookup.measure import ATLAS, COSTS  # noqa: E402

@@ -24,7 +24,7 @@ ORDER = (
 )  # fmt: skip
 RANK = {name: rank for rank, name in enumerate(ORDER)}
 FILES = ("options", "result", "charts", "view")  # of an experiment's folder; they import no torch
-TABLE = ("outlierlens.experiments", "outlierlens.experiments.groups")
+TABLE = ("outlierlens.experiments", "outlierlens.experiments")
 HOMES = {f"outlierlens.{row.home}" for row in EXPERIMENTS}
 
 

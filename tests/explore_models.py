@@ -31,7 +31,7 @@ def explored() -> Any:
     """A result written by hand, every view in it."""
     import numpy as np
 
-    from outlierlens.ablation.passages import Blank, Continuation, Filled
+    from outlierlens.ablation.fill import Blank, Continuation, Filled
     from outlierlens.explore.result import (
         Anisotropy,
         AttentionMaps,

@@ -65,7 +65,7 @@ def write_data(folder: Path, n_train: int = 96, n_dev: int = 40) -> Path:
 def examples(data: Path, kind: str = "classify", text: str = "text", label: str = "label", **more: Any) -> Any:
     """(train, dev) of the data's columns."""
     from outlierlens.data.labelled import plain_task
-    from outlierlens.data.labelled.splits import read_splits
+    from outlierlens.data.labelled.examples import read_splits
 
     return read_splits(plain_task(kind, text, label, **more), str(data))
 

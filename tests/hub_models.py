@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from outlierlens.checkpoints.safetensors import write_header
+from outlierlens.checkpoints.formats import write_header
 
 MODEL = "org/model"
 

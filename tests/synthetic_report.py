@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from outlierlens.ablation.controls import times
-from outlierlens.ablation.passages import Blank, Filled
+from outlierlens.ablation.fill import Blank, Filled
 from outlierlens.ablation.study import Control, Measurement
 from outlierlens.analyses.ablate import Ablation, Damage, Reply
 from outlierlens.detection.observe.result import ActivationOutlier, Observation, Passage, StackObservation, Statistics

@@ -15,8 +15,7 @@ from gold.files import differences
 from outlierlens.experiments import BY_NAME, EXPERIMENTS
 from outlierlens.results import document as results
 from outlierlens.results.finding import Finding
-from outlierlens.view.html import sections_html
-from outlierlens.view.terminal import print_section
+from outlierlens.view.render import print_section, sections_html
 
 pytest.importorskip("torch")
 

@@ -13,12 +13,10 @@ from typing import Any
 import pytest
 
 import every_command
-from outlierlens.cli.app import program, read, run
-from outlierlens.cli.flags import Usage
+from outlierlens.cli.app import Usage, program, read, run
 from outlierlens.experiments import BY_NAME, BY_RESULT, EXPERIMENTS, GROUP_NAMES, Experiment
 from outlierlens.options import Option, bounds_text
-from outlierlens.view.html import sections_html
-from outlierlens.view.terminal import print_section
+from outlierlens.view.render import print_section, sections_html
 
 ROWS = pytest.mark.parametrize("row", EXPERIMENTS, ids=lambda row: row.name.replace(" ", "-"))
 

@@ -10,11 +10,12 @@ from typing import Annotated, Any
 import pytest
 from annotated_types import Ge, Gt, Le, Lt
 
-from outlierlens.cli.flags import Usage, call, command
+from outlierlens.cli.app import Usage, call, command
 from outlierlens.errors import BadInput
 from outlierlens.options import REQUIRED, Flag, Flat, Other, build, changed, check, options_of
-from outlierlens.tasks.options import SplitReading
-from outlierlens.view import terminal
+from outlierlens.tasks.base import SplitReading
+from outlierlens.view import render
+from outlierlens.view.render import print_rows
 from outlierlens.view.section import (
     Change,
     Count,
@@ -29,7 +30,6 @@ from outlierlens.view.section import (
     cell_text,
     rows_of,
 )
-from outlierlens.view.terminal import print_rows
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Asked:
     thing."""
     n_random: Annotated[int, Flag("-r", "--random"), Ge(0), Lt(10)] = 5
     """Draws."""
-    share: Annotated[float | None, Flag(read="options.read:number_or_none", words="0.5"), Gt(0), Le(1)] = 0.5
+    share: Annotated[float | None, Flag(read="options:number_or_none", words="0.5"), Gt(0), Le(1)] = 0.5
     """A part."""
     wide: Annotated[bool, Flag("--wide/--narrow")] = True
     """Which way."""
@@ -198,11 +198,11 @@ def test_a_table_that_fits_is_written_as_it_would_be_drawn() -> None:
     lines = [("名前", "n", "what"), ("à b", "3", "é"), ("longer", "10", "日本語 x")]
     plain, drawn = io.StringIO(), io.StringIO()
     print_rows(Rows("", lines[0], tuple((one, int(n), other) for one, n, other in lines[1:])), plain)
-    terminal._draw(lines, [True, False, True], drawn)
+    render._draw(lines, [True, False, True], drawn)
     assert plain.getvalue() == drawn.getvalue()
     wide = io.StringIO()
     print_rows(Rows("", ("what",), (("word " * 100,),)), wide)
-    assert max(map(len, wide.getvalue().splitlines())) <= terminal.WIDTH
+    assert max(map(len, wide.getvalue().splitlines())) <= render.WIDTH
 
 
 def test_rows_of_have_a_column_for_every_name() -> None:

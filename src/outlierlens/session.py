@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from outlierlens.errors import BadInput
 from outlierlens.options import Flag
-from outlierlens.tasks.options import Reading, SplitReading, TaskReading
+from outlierlens.tasks.base import Reading, SplitReading, TaskReading
 from outlierlens.vectors.options import Fitting, VectorReading
 
 if TYPE_CHECKING:

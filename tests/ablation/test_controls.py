@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from outlierlens.ablation.controls import matched_sets, random_sets
 from outlierlens.errors import BadInput
-from outlierlens.statistics.p_values import rank_p
+from outlierlens.statistics.ranks import rank_p
 
 
 @given(st.integers(0, 999), st.integers(1, 4))

@@ -17,7 +17,7 @@ from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.models.load import from_objects, load_model
 from outlierlens.models.passes import TextReading
-from outlierlens.options.read import parse_dims
+from outlierlens.options import parse_dims
 from outlierlens.results.document import from_json, to_json
 from planted import tiny, turning_texts
 

@@ -14,8 +14,8 @@ from scipy import stats
 import treated_results
 from architectures import FAMILIES, build
 from conftest import Words
+from outlierlens.ablation.modes import recovered, treatments
 from outlierlens.ablation.switches import EditSettings, edited_hidden, mean_states
-from outlierlens.ablation.treatments import recovered, treatments
 from outlierlens.analyses.ablate import AblateOptions, Ablation, ablate
 from outlierlens.data.texts import Texts, batches
 from outlierlens.errors import BadInput

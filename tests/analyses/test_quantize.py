@@ -110,7 +110,7 @@ def test_a_linear_computes_with_rounded_weights_and_inputs(bert: LoadedModel) ->
 
 
 def test_no_function_of_a_hook_is_asked_about(bert: LoadedModel) -> None:
-    """What watches torch's functions (`models.products` does) sees the linear, and nothing of the rounding."""
+    """What watches torch's functions (`models.devices` does) sees the linear, and nothing of the rounding."""
     seen: list[Any] = []
 
     class Watch(TorchFunctionMode):

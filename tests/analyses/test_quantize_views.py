@@ -13,8 +13,7 @@ from outlierlens.experiments import BY_NAME
 from outlierlens.report.result import Joined, joined_notes, joined_sections, with_result
 from outlierlens.results.document import from_json, to_json
 from outlierlens.view.charts.base import picture
-from outlierlens.view.section import cell_text
-from outlierlens.view.words import these
+from outlierlens.view.section import cell_text, these
 
 
 def made() -> Quantized:

@@ -8,10 +8,9 @@ import torch
 
 from architectures import FAMILIES, build
 from outlierlens.architectures import Param, bind, live_parameters, load_toml, stacks_of, to_toml
-from outlierlens.architectures.heads import Heads
-from outlierlens.architectures.rows_decoders import GPT2
+from outlierlens.architectures.rows_decoders import GPT2, LLAMA, MIXTRAL
 from outlierlens.architectures.rows_encoders import BERT
-from outlierlens.architectures.rows_llama import LLAMA, MIXTRAL
+from outlierlens.architectures.stack import Heads
 from outlierlens.errors import BadFile, BadInput, UnknownArchitecture
 
 

@@ -29,7 +29,7 @@ from outlierlens.report.page import render
 from outlierlens.report.result import ReportData
 from outlierlens.results.document import load
 from outlierlens.tasks.base import TaskOptions
-from outlierlens.view.words import number_of_layers, runs
+from outlierlens.view.section import number_of_layers, runs
 from planted import random_counts
 
 TEXTS = Texts("test", tuple(" ".join(f"w{(7 * i + j * j) % 35}" for j in range(4 + i % 5)) for i in range(12)))

@@ -12,7 +12,7 @@ from hub_models import MODEL, one_file, packed
 from hub_server import FakeHub
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
 from outlierlens.checkpoints.base import TensorInfo, row_spans
-from outlierlens.checkpoints.live import LiveCheckpoint
+from outlierlens.checkpoints.stored import LiveCheckpoint
 from outlierlens.errors import BadFile
 
 pytest_plugins = ["hub_fixtures"]

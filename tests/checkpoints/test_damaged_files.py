@@ -19,7 +19,7 @@ from outlierlens.checkpoints import open_checkpoint
 from outlierlens.checkpoints.samples.download import _checked_zip, _open_member
 from outlierlens.data.labelled.examples import read_examples
 from outlierlens.data.labelled.table import plain_task
-from outlierlens.data.media.decode import picture, recording
+from outlierlens.data.media.items import picture, recording
 from outlierlens.data.media.read import arrays_in, names_in
 from outlierlens.data.tables import open_table, parquet_of
 from outlierlens.data.token_counts import open_counts

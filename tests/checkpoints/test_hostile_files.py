@@ -19,7 +19,7 @@ from outlierlens.checkpoints.formats import weight_file
 from outlierlens.checkpoints.onnx import _Source, _spread
 from outlierlens.data.tables import open_table
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.results.json_toml import read_json
+from outlierlens.results.safe_files import read_json
 from outlierlens.training.pretrain.recipe import read_recipe
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="no pipes with names, no limits of memory")

@@ -16,8 +16,8 @@ from hub_server import COMMIT, FakeHub, Handler, Seen
 from outlierlens import errors
 from outlierlens.architectures import bind, stacks_of
 from outlierlens.checkpoints import open_checkpoint, ranges, samples
+from outlierlens.checkpoints.formats import write_header
 from outlierlens.checkpoints.hub import HubCheckpoint
-from outlierlens.checkpoints.safetensors import write_header
 
 pytest_plugins = ["hub_fixtures"]
 

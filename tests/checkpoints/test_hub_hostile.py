@@ -13,8 +13,8 @@ import pytest
 from hub_models import MODEL, one_file, packed, sharded, spaced
 from hub_server import FakeHub, Handler, Seen
 from outlierlens import errors
+from outlierlens.checkpoints.formats import write_header
 from outlierlens.checkpoints.hub import HubCheckpoint
-from outlierlens.checkpoints.safetensors import write_header
 
 pytest_plugins = ["hub_fixtures"]
 

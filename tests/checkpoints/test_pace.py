@@ -14,8 +14,8 @@ import pytest
 
 from moments import until
 from outlierlens.checkpoints import pace, ranges, samples
-from outlierlens.checkpoints.courtesy import Courtesy
 from outlierlens.checkpoints.hub import HubCheckpoint
+from outlierlens.checkpoints.pace import Courtesy
 from outlierlens.checkpoints.samples import SAMPLES, Member, Sample, Wheel, download
 from outlierlens.errors import RemoteError
 from outlierlens.experiments.atlas.names import Query, listed

@@ -18,7 +18,7 @@ from safetensors.numpy import save
 from safetensors.torch import save_file as save_torch
 
 from outlierlens.checkpoints import open_checkpoint
-from outlierlens.checkpoints.safetensors import SafetensorsCheckpoint, write_header
+from outlierlens.checkpoints.formats import SafetensorsCheckpoint, write_header
 from outlierlens.errors import BadFile, OutlierlensError
 
 CONFIG = {"model_type": "bert", "num_hidden_layers": 2}

@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from outlierlens.checkpoints import open_checkpoint
-from outlierlens.checkpoints.live import LiveCheckpoint
-from outlierlens.checkpoints.stored import plain_names
+from outlierlens.checkpoints.stored import LiveCheckpoint, plain_names
 from outlierlens.errors import BadFile
 
 NAME = "layers.0.mlp.down_proj.weight"

@@ -14,7 +14,7 @@ from outlierlens.cli.app import run as run_words
 from outlierlens.cli.common import resumable
 from outlierlens.cli.overview import overview
 from outlierlens.errors import BadInput
-from outlierlens.options.read import parse_bytes, parse_dims, parse_layers
+from outlierlens.options import parse_bytes, parse_dims, parse_layers
 from outlierlens.results.document import load
 
 

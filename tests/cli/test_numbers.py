@@ -8,12 +8,11 @@ from cyclopts import Parameter
 
 import every_command
 from gold.refusals import without
-from outlierlens.cli import flags
+from outlierlens.cli import app
 from outlierlens.errors import BadInput
 from outlierlens.experiments import BY_NAME
 from outlierlens.experiments.sweep.options import batch_size
-from outlierlens.options import Option, options_of
-from outlierlens.options.read import parse_bytes
+from outlierlens.options import Option, options_of, parse_bytes
 
 WRONG = ("1.5", "1e400", "1" + "0" * 24, "9" * 5000, "0x" + "f" * 5000, "inf", "nan", "", "x\n\x1b[31m")
 
@@ -32,7 +31,7 @@ def test_every_whole_number_is_read_by_us() -> None:
     for name, option in found:
         marks: list[Any] = [
             mark
-            for mark in flags._parameter(option, "Options").annotation.__metadata__
+            for mark in app._parameter(option, "Options").annotation.__metadata__
             if isinstance(mark, Parameter) and mark.converter
         ]
         assert marks, f"{name} {option.spelt}"
@@ -46,12 +45,12 @@ FIRST = {str((option.kind, option.bounds)): (name, option) for name, option in w
 @pytest.mark.parametrize(("name", "option"), FIRST.values(), ids=lambda one: getattr(one, "spelt", one))
 def test_it_is_refused_in_one_line(name: str, option: Option) -> None:
     row, ran = BY_NAME[name], []
-    app = flags.command(row.name, row.about, row.asks(), lambda **_: ran.append(1))
+    made = app.command(row.name, row.about, row.asks(), lambda **_: ran.append(1))
     words = list(without(every_command.RUNS.get(name, ()), option.spelt))
     least = min(bound.ge for bound in option.bounds if hasattr(bound, "ge"))
     for wrong in (*WRONG, str(least - 1)):
-        with pytest.raises(flags.Usage, match=option.spelt) as refused:
-            flags.call(app, [*words, f"{option.spelt}={wrong}"], named=name)
+        with pytest.raises(app.Usage, match=option.spelt) as refused:
+            app.call(made, [*words, f"{option.spelt}={wrong}"], named=name)
         assert refused.value.code == 2
         assert len(str(refused.value)) < 250
     assert not ran
@@ -67,7 +66,7 @@ def test_what_was_taken_is_taken() -> None:
     def taken(*words: str) -> Any:
         found: dict[str, Any] = {}
         row = BY_NAME["observe"]
-        flags.call(flags.command(row.name, row.about, row.asks(), found.update), ["m", *words], named="observe")
+        app.call(app.command(row.name, row.about, row.asks(), found.update), ["m", *words], named="observe")
         return next(one.limit for one in found.values() if hasattr(one, "limit"))
 
     assert [taken("--limit", word) for word in ("7", "1_000", "0x10", "none")] == [7, 1000, 16, None]

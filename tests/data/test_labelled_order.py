@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlierlens.data.labelled import find_task, label_order, plain_task
-from outlierlens.data.labelled.labels import contradicted, places_among, plain
+from outlierlens.data.labelled.labels import contradicted, places_among, plain_label
 from outlierlens.errors import BadInput
 
 MNLI, HANS, RTE, STSB = (find_task(name) for name in ("mnli", "hans", "rte", "stsb"))
@@ -34,7 +34,9 @@ def test_every_permutation_of_mnli(order: tuple[int, ...]) -> None:
 @settings(max_examples=60)
 @given(data=st.data())
 def test_order_says_what_each_output_means(data: Any) -> None:
-    labels = data.draw(st.lists(st.text(st.characters(categories=["L", "N"]), min_size=1), min_size=2, unique_by=plain))
+    labels = data.draw(
+        st.lists(st.text(st.characters(categories=["L", "N"]), min_size=1), min_size=2, unique_by=plain_label)
+    )
     order = data.draw(st.permutations(range(len(labels))))
     task = plain_task("classify", "text", "label", labels=labels)
     assert label_order(task, named(*(labels[place] for place in order))) == tuple(order)

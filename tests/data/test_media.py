@@ -17,7 +17,7 @@ import pytest
 
 import media_models as made
 from outlierlens.data.media import Items, LabelledItems, kind_of, read_items
-from outlierlens.data.media.decode import picture, recording, samples
+from outlierlens.data.media.items import picture, recording, samples
 from outlierlens.data.media.read import ItemOptions
 from outlierlens.data.tables import open_table
 from outlierlens.errors import BadFile, BadInput, MissingExtra

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from outlierlens.detection.rules import Measured, Rule, find, zscore
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.statistics.p_values import position_p
+from outlierlens.statistics.ranks import position_p
 
 
 def flat_with(n_layers: int, width: int, peaks: dict[tuple[int, int], float], seed: int = 0) -> np.ndarray:

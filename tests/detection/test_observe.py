@@ -14,9 +14,9 @@ from torch.overrides import TorchFunctionMode
 from architectures import FAMILIES, Family, build
 from outlierlens.data import texts as data
 from outlierlens.data.texts import Texts, read_texts
-from outlierlens.detection.activation_rules import ActivationMeasures, ActivationRules, activation_outliers
 from outlierlens.detection.observe.measure import VIEWS, ObserveOptions, Observer, observe
 from outlierlens.detection.observe.result import Observation, Statistics
+from outlierlens.detection.rules import ActivationMeasures, ActivationRules, activation_outliers
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel, from_objects, load_model
 from outlierlens.results.document import from_json, to_json

@@ -9,10 +9,10 @@ import torch
 from architectures import FAMILIES
 from conftest import Words
 from outlierlens.architectures import Neuron
-from outlierlens.detection.activation_rules import ActivationMeasures, ActivationRules, massive_neurons
 from outlierlens.detection.observe.measure import observe
 from outlierlens.detection.observe.options import ObserveOptions
 from outlierlens.detection.observe.view import sections
+from outlierlens.detection.rules import ActivationMeasures, ActivationRules, massive_neurons
 from outlierlens.errors import BadInput
 from outlierlens.results.document import from_json, to_json
 from planted import some_texts, tiny, wrap

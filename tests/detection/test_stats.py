@@ -10,17 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlierlens.detection import running_statistics as stats
-from outlierlens.detection.histogram import FEW_ROWS, HALF, QUANTILE_ERROR, SMALLEST, LogHistogram
 from outlierlens.detection.running_statistics import (
+    FEW_ROWS,
+    HALF,
+    QUANTILE_ERROR,
+    SMALLEST,
     GroupStats,
     LargeCounts,
     LayerStats,
+    LogHistogram,
     Moments,
     Rows,
+    Scratch,
     no_extremes,
     rows_of,
 )
-from outlierlens.detection.scratch import Scratch
 from outlierlens.errors import BadInput
 
 DIM = 8

@@ -24,12 +24,12 @@ from hypothesis import strategies as st
 
 import explore_models
 from explore_models import PLANTED, TEXT
-from outlierlens.ablation.passages import Blank, Filled
+from outlierlens.ablation.fill import Blank, Filled
 from outlierlens.errors import BadInput
-from outlierlens.explore import drawing, html, snippets
+from outlierlens.explore import html, snippets
 from outlierlens.explore.look import Explorer, open_explorer
 from outlierlens.explore.result import VIEWS, Explored, Off, Passage, State, parse_dims, spans
-from outlierlens.explore.space import write_space
+from outlierlens.explore.serve import write_space
 from outlierlens.models.load import LoadOptions, fingerprint
 from outlierlens.results.document import from_json
 
@@ -461,7 +461,7 @@ def test_a_failure_while_something_is_off_leaves_the_model_whole(
         return sum(len(module._forward_hooks) for module in planted.loaded.model.modules())
 
     before = hooks()
-    monkeypatch.setattr("outlierlens.explore.language.continuation", fail)
+    monkeypatch.setattr("outlierlens.explore.inside.continuation", fail)
     with pytest.raises(RuntimeError):
         planted.look(replace(SHORT, dims=(9,)), ("passage",))
     monkeypatch.undo()
@@ -516,7 +516,7 @@ def test_what_is_typed_never_becomes_markup_or_code(planted: Explorer) -> None:
         assert "http" not in piece
         assert piece.count("data-copy=") == 2
         assert piece.count("<details") == piece.count("</details>")
-    assert drawing.escaped("a<b>&{}") == "a&lt;b&gt;&amp;&#123;&#125;"
+    assert html.escaped("a<b>&{}") == "a&lt;b&gt;&amp;&#123;&#125;"
     assert "<b" not in html.alert("<b>")
 
 
@@ -534,7 +534,7 @@ def test_pictures_show_the_numbers() -> None:
     import struct
     import zlib
 
-    content = base64.b64decode(drawing.png(np.array([[0.0, 1.0], [0.5, 0.25]]), "#ffffff", "#102030"))
+    content = base64.b64decode(html.png(np.array([[0.0, 1.0], [0.5, 0.25]]), "#ffffff", "#102030"))
     assert content.startswith(b"\x89PNG")
     palette = content[content.index(b"PLTE") + 4 :]
     assert (palette[:3], palette[765:768]) == (b"\xff\xff\xff", b"\x10\x20\x30")
@@ -542,19 +542,19 @@ def test_pictures_show_the_numbers() -> None:
     (length,) = struct.unpack(">I", content[at - 4 : at])
     assert zlib.decompress(content[at + 4 : at + 4 + length]) == bytes([0, 0, 255, 0, 128, 64])
     shares = np.array([[1.0, 0.0, 0.0], [0.25, 0.7504, 0.0]])
-    drawn = drawing.heat(shares, ["a", "<b>"], ["x", "y", "z"], "m", ("from", "to"))
+    drawn = html.heat(shares, ["a", "<b>"], ["x", "y", "z"], "m", ("from", "to"))
     cells = json.loads(unescape(re.findall(r'data-cells="([^"]*)"', drawn)[0]))
     assert cells["parts"] == [[1000, 0, 0], [250, 750, 0]]
     assert (cells["rows"], cells["columns"], cells["units"]) == (["a", "<b>"], ["x", "y", "z"], ["from", "to"])
     assert "<b>" not in drawn
     assert drawn.count("<image") == 2
-    legend = drawing.heat_legend("share")
+    legend = html.heat_legend("share")
     assert re.findall(r"left:([\d.]+)%\">(\d+)%", legend) == [
         ("0.0", "0"), ("10.0", "1"), ("31.6", "10"), ("50.0", "25"), ("70.7", "50"), ("100.0", "100"),
     ]  # fmt: skip
     values = np.zeros(5000)
     values[[7, 4321]] = 9, -9
-    drawn = drawing.spikes(values, -9, 9, (7, 4321), "v")
+    drawn = html.spikes(values, -9, 9, (7, 4321), "v")
     heights = [float(y) for y in re.findall(r"[\d.]+,([\d.]+)", re.findall(r'points="([^"]*)"', drawn)[0])]
     assert (min(heights), max(heights)) == (24.0, 166.0)  # no extreme is lost where dimensions share a column
     assert re.findall(r"<title>([^<]*)", drawn) == ["dimension 7: 9.000", "dimension 4321: -9.000"]

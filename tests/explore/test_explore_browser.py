@@ -90,7 +90,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def space(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A Space of the packaged model without outliers, started as the hub starts it: its folder, its copy of the package."""
-    from outlierlens.explore.space import write_space
+    from outlierlens.explore.serve import write_space
     from outlierlens.models.load import LoadOptions
 
     folder = write_space(tmp_path_factory.mktemp("space") / "made", "mini-bert", LoadOptions(dtype="float32"))

@@ -26,8 +26,7 @@ from outlierlens.cli.experiment import print_sections
 from outlierlens.detection.observe.result import QUANTILES
 from outlierlens.experiments import BY_RESULT
 from outlierlens.experiments.track.measure import track
-from outlierlens.view.charts.base import CONFIG, Chart
-from outlierlens.view.charts.palette import DARK, LIGHT, SHAPES
+from outlierlens.view.charts.base import CONFIG, DARK, LIGHT, SHAPES, Chart
 
 
 def views(made: dict[str, Any], folder: Path) -> dict[str, Any]:

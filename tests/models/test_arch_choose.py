@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from architectures import FAMILIES, build
 from onnx_files import ONE_NODE, initializer, save
 from outlierlens import architectures as arch
-from outlierlens.architectures.choose import of_weights
+from outlierlens.architectures.rows import of_weights
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.checkpoints.onnx import OnnxCheckpoint
 from outlierlens.detection.scan.measure import ScanOptions, scan

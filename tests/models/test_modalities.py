@@ -23,7 +23,7 @@ from outlierlens.errors import BadFile, BadInput, MissingExtra
 from outlierlens.experiments.sweep.measure import sweep
 from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.models.load import LoadedModel, LoadOptions, load_model
-from outlierlens.models.media.prepare import Prepare
+from outlierlens.models.media import Prepare
 from outlierlens.results.document import from_json, to_json
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
@@ -403,7 +403,7 @@ def test_what_is_not_kept_is_prepared_again(
     models: Callable[[str], LoadedModel], data: dict[str, LabelledItems], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = make_task(models("image"), data["image"], TaskOptions(measure="loss")).per_text()[0]
-    monkeypatch.setattr("outlierlens.models.media.passes.KEPT_BYTES", 5000)
+    monkeypatch.setattr("outlierlens.models.media.KEPT_BYTES", 5000)
     task: Any = make_task(models("image"), data["image"], TaskOptions(measure="loss"))
     assert len(task.rows._kept) == 1
     assert np.array_equal(task.per_text()[0], whole)

@@ -15,8 +15,8 @@ from outlierlens.data.texts import Texts
 from outlierlens.detection.observe.measure import observe
 from outlierlens.errors import BadInput
 from outlierlens.experiments.similarity.pooling import static_vectors
+from outlierlens.models.folder import row_count
 from outlierlens.models.load import LoadedModel, from_objects
-from outlierlens.models.token_rows import row_count
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
 from outlierlens.vectors.read import tokenise

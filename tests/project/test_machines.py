@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from outlierlens.detection.histogram import QUANTILE_ERROR
+from outlierlens.detection.running_statistics import QUANTILE_ERROR
 
 # What a processor without AVX computes with.
 OLDER = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}

@@ -19,7 +19,7 @@ from explore_models import planted
 from outlierlens.errors import BadInput
 from outlierlens.experiments import BY_RESULT, EXPERIMENTS
 from outlierlens.experiments.given import accepting, given_model, given_texts
-from outlierlens.options.read import given_dims
+from outlierlens.options import given_dims
 from outlierlens.view.charts.base import chart
 
 FUNCTIONS = sorted({row.python.rpartition(":")[2] for row in EXPERIMENTS if row.python})

@@ -29,9 +29,8 @@ from outlierlens.report.result import Joined
 from outlierlens.report.words import verdict
 from outlierlens.results import document as results
 from outlierlens.results.rows import Estimate
-from outlierlens.view.html import escaped_json
-from outlierlens.view.section import percent
-from outlierlens.view.words import factor, listed
+from outlierlens.view.render import escaped_json
+from outlierlens.view.section import factor, listed, percent
 
 
 @pytest.fixture(scope="module")

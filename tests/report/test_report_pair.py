@@ -14,10 +14,9 @@ from outlierlens.detection.scan.charts import mean_size
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadOptions
 from outlierlens.report import pair_job, paired, rerender, write, write_pair
-from outlierlens.report.charts_pair import BINS, by_layer, changes, profiles
 from outlierlens.report.job import Job
 from outlierlens.report.options import ReportOptions
-from outlierlens.report.pair import pair_advice, pair_sentences
+from outlierlens.report.pair import BINS, by_layer, changes, pair_advice, pair_sentences, profiles
 from outlierlens.report.pair_page import pair_sections, render_pair
 from outlierlens.report.result import ReportData
 from outlierlens.results.document import load, save

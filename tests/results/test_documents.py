@@ -14,7 +14,7 @@ from outlierlens.errors import BadFile, BadInput, OutlierlensError
 from outlierlens.experiments.embedder import folder
 from outlierlens.models import folder as model_folder
 from outlierlens.replicate.kept import KeptParts
-from outlierlens.results import json_toml as documents
+from outlierlens.results import safe_files as documents
 from outlierlens.results.document import load
 from outlierlens.training import run_files
 from outlierlens.training.finetune import folder as finetune_folder

@@ -15,8 +15,8 @@ from outlierlens.results.finding import About, Finding
 from outlierlens.results.rows import Draws, Estimate, More, Pivot, Quiet, Row
 from outlierlens.view.charts.base import picture
 from outlierlens.view.pictures import Lines, Strips
+from outlierlens.view.render import printed
 from outlierlens.view.section import Change, Count, Share
-from outlierlens.view.terminal import printed
 
 
 @dataclass(frozen=True, kw_only=True)

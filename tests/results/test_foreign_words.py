@@ -42,7 +42,7 @@ from outlierlens.experiments.embedder import view as embedder
 from outlierlens.experiments.repair import measure as repair
 from outlierlens.explore import snippets
 from outlierlens.explore.result import VIEWS
-from outlierlens.explore.space import write_space
+from outlierlens.explore.serve import write_space
 from outlierlens.models.load import LoadOptions
 from outlierlens.models.proposal.propose import Proposal
 from outlierlens.report.advice import advice
@@ -241,7 +241,7 @@ def test_every_comment_and_heading_with_a_name_in_it_is_made_in_one_place() -> N
                 found.append(path.relative_to(SOURCE).as_posix())
     # A number of dimensions; headings whose names were escaped before.
     allowed = {"analyses/mask.py", "experiments/embedder/view.py", "training/finetune/folder.py"}
-    assert set(found) <= allowed | {"report/card.py", "explore/space.py"}
+    assert set(found) <= allowed | {"report/card.py", "explore/serve.py"}
 
 
 def test_a_comment_is_one_line_and_names_no_encoding() -> None:
@@ -348,7 +348,7 @@ def test_what_the_live_page_gives_to_copy(name: str) -> None:
 
 @NAMED
 def test_a_space_takes_ids_of_the_hub_alone(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outlierlens.explore.space._copy_package", lambda *_: None)
+    monkeypatch.setattr("outlierlens.explore.serve._copy_package", lambda *_: None)
     with pytest.raises(BadInput, match="on this machine"):
         write_space(tmp_path / "space", f"org/{name}|", LoadOptions())
     assert not list(tmp_path.iterdir())

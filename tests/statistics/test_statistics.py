@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from outlierlens.statistics.means import Noise, mean_interval, mean_noise, n_changed, ratio_interval, reach
-from outlierlens.statistics.words import interval_text, unseen
+from outlierlens.statistics.means import (
+    Noise,
+    interval_text,
+    mean_interval,
+    mean_noise,
+    n_changed,
+    ratio_interval,
+    reach,
+    unseen,
+)
 
 CASES = {
     "normal": (lambda random, size: random.normal(0.5, 1, size), 0.5),
@@ -144,8 +152,7 @@ def test_noise_is_covered_whoever_has_it(own: float, shared: float) -> None:
 
 
 def test_why_there_is_no_interval_and_what_settles_it() -> None:
-    from outlierlens.statistics.means import settled
-    from outlierlens.statistics.words import FEWEST_TEXTS, no_interval
+    from outlierlens.statistics.means import FEWEST_TEXTS, no_interval, settled
 
     assert no_interval(8) == "8 texts are too few for an interval; read 16 or more"
     assert no_interval(4, "confirming texts", 4) == "4 confirming texts are too few for an interval; read 64 or more"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from outlierlens.statistics.p_values import (
+from outlierlens.statistics.ranks import (
     benjamini_hochberg,
     holm,
     hypergeometric_tail,

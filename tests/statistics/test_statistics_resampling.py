@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from outlierlens.statistics.bootstrap import bca, draws
-from outlierlens.statistics.resampling import (
+from outlierlens.statistics.bootstrap import (
+    bca,
     deviation,
+    draws,
     finite_quantiles,
     jackknife_error,
     multinomial_weights,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from outlierlens.data.labelled.apart import families
+from outlierlens.data.labelled.labels import families
 from outlierlens.errors import BadInput
 from outlierlens.statistics.subsampling import Parts, correlation_interval, measured
 from outlierlens.tasks.metrics import Statistic, interval

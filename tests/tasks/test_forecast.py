@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from outlierlens.ablation.extent import Extent, limited
+from outlierlens.ablation.controls import Extent, limited
 from outlierlens.analyses.ablate import AblateOptions, ablate
 from outlierlens.data.texts import Texts
 from outlierlens.models.load import LoadedModel
-from outlierlens.tasks import forecast as forecasts
-from outlierlens.tasks.forecast import forecast
-from outlierlens.tasks.options import Reading
+from outlierlens.tasks import choice as forecasts
+from outlierlens.tasks.base import Reading
+from outlierlens.tasks.choice import forecast
 
 NAME = "mini-planted"
 

@@ -14,8 +14,8 @@ from sklearn import metrics as sklearn
 
 from outlierlens.errors import BadInput
 from outlierlens.statistics.bootstrap import Sums, bca, mean_value
+from outlierlens.statistics.means import no_change
 from outlierlens.statistics.ranks import resampled_spearman
-from outlierlens.statistics.words import no_change
 from outlierlens.tasks.metrics import Statistic, class_value, interval, paired_interval, score
 
 CLASSES = ("accuracy", "f1", "macro f1", "mcc", "token accuracy", "token f1")

@@ -19,10 +19,10 @@ from finetune_runs import examples, rows, tiny, train, tuned, write_data
 from outlierlens import load
 from outlierlens.ablation import switches as ablate
 from outlierlens.data.labelled import find_task, plain_task
-from outlierlens.data.labelled.splits import check_splits, read_splits
+from outlierlens.data.labelled.examples import check_splits, read_splits
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.models.heads import NewHead
 from outlierlens.models.load import LoadOptions, load_model
+from outlierlens.models.model_class import NewHead
 from outlierlens.results.row_store import alone_in
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.classify import LabelledScore

@@ -16,8 +16,8 @@ from architectures import FAMILIES, Family, build, config_of
 from conftest import Words
 from finetune_runs import examples, train, write_data
 from outlierlens.errors import BadInput, OutlierlensError
-from outlierlens.models.heads import NewHead
 from outlierlens.models.load import LoadOptions, load_model
+from outlierlens.models.model_class import NewHead
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
 

@@ -23,7 +23,7 @@ from outlierlens.errors import BadFile, BadInput
 from outlierlens.models.load import from_objects
 from outlierlens.results.row_store import RowStore, read_rows
 from outlierlens.training.watch import WatchOptions, watch
-from outlierlens.training.watch_crossings import Crossings
+from outlierlens.training.watch_alarm import Crossings
 from outlierlens.training.watch_probe import _describe, untouched
 from outlierlens.training.watch_rows import StreamRow, read_activity, read_watch
 from row_files import append_line, change_rows, rows_in, write_rows

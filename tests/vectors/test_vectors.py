@@ -13,8 +13,20 @@ from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.models.hooks import EMBEDDINGS, layer_name
 from outlierlens.models.load import LoadedModel
-from outlierlens.vectors.read import ReadOptions, Spans, Tokens, final_norm, gather, text_stack, token_batches, tokenise
-from outlierlens.vectors.store import IN_MEMORY, Budget, allocate, check_matrices
+from outlierlens.vectors.read import (
+    IN_MEMORY,
+    Budget,
+    ReadOptions,
+    Spans,
+    Tokens,
+    allocate,
+    check_matrices,
+    final_norm,
+    gather,
+    text_stack,
+    token_batches,
+    tokenise,
+)
 from planted import Oracle, some_texts, wrap
 
 SPANS = Spans(np.array([3, 0, 3, 1, 5]), np.array([0, 0, 1, 1, 2]), np.array([2, 9, 2, 1, 4]))

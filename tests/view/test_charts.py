@@ -21,10 +21,20 @@ from outlierlens.detection.scan.charts import MAX_DOTS, dot_threshold
 from outlierlens.errors import BadInput, MissingExtra
 from outlierlens.report.figures import all_charts
 from outlierlens.results.rows import Estimate
-from outlierlens.view.charts.base import TABLE_ROWS, decades, log_ticks, round_to, symmetric, visible
-from outlierlens.view.charts.palette import DARK, LIGHT, SHAPES, concrete
-from outlierlens.view.charts.png import smaller
-from outlierlens.view.words import number, power_of_ten
+from outlierlens.view.charts.base import (
+    DARK,
+    LIGHT,
+    SHAPES,
+    TABLE_ROWS,
+    concrete,
+    decades,
+    log_ticks,
+    round_to,
+    smaller,
+    symmetric,
+    visible,
+)
+from outlierlens.view.section import number, power_of_ten
 
 vl_convert = pytest.importorskip("vl_convert")
 

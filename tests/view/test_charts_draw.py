@@ -8,8 +8,7 @@ import pytest
 
 from outlierlens.view.charts import draw
 from outlierlens.view.charts.base import chart, field, symmetric
-from outlierlens.view.charts.forms import baseline, interval_dots
-from outlierlens.view.charts.panels import above, beside, composed, grid, inner, panel
+from outlierlens.view.charts.draw import above, baseline, beside, composed, grid, inner, interval_dots, panel
 
 X, Y = field("x", "across"), field("y", "up")
 ROWS = [{"x": 1, "y": 2.0, "low": 1.5, "high": 2.5}, {"x": 2, "y": 3.0, "low": None, "high": None}]

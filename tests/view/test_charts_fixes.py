@@ -2,8 +2,7 @@
 
 import pytest
 
-from outlierlens.view.charts.fixes import colours, drawn, left_out, shapes
-from outlierlens.view.charts.palette import DIM_COLOURS, INK
+from outlierlens.view.charts.base import DIM_COLOURS, INK, colours, drawn, left_out, shapes
 
 USUAL = ("raw", "clip", "standardize", "abtt:3", "whiten")
 

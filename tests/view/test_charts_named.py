@@ -26,12 +26,11 @@ from outlierlens.experiments.geometry import result as geometrical
 from outlierlens.experiments.probe.result import Contribution
 from outlierlens.experiments.track.measure import TrackOptions, track
 from outlierlens.models.load import LoadedModel
-from outlierlens.report.charts_pair import by_layer
 from outlierlens.report.figures import streams
+from outlierlens.report.pair import by_layer
 from outlierlens.view.charts import Chart, draw
-from outlierlens.view.charts.base import label, looks, strongest_first
-from outlierlens.view.charts.dim_names import MOST, names_above, names_at_ends
-from outlierlens.view.charts.palette import COLOURED, DIM_COLOURS, INK
+from outlierlens.view.charts.base import COLOURED, DIM_COLOURS, INK, label, looks, strongest_first
+from outlierlens.view.charts.draw import MOST, names_above, names_at_ends
 
 PLANTED = (8, 24, 40, 56, 72, 88, 104, 120)  # of mini-planted
 NAME = "mini-planted"

@@ -1,27 +1,73 @@
 """The papers' table: one passage with blanks, filled in by the model as it is now; and what a decoder goes on to say.
 
-work = exercise(loaded, text)               # which tokens are blanks
-now = fill(loaded, work)                    # what the model puts there
-filled(loaded, work, now, intact, ...)      # each blank judged same / other / nonsense, by rule
-continuation(loaded, text)                  # causal models: (prompt, greedy continuation)
-
-Masked models fill [MASK] tokens, and are asked for the words that they are shown too: a broken one does not even repeat
-those. Causal models predict each blank from the true text on its left, so that every condition answers the same questions; a
-free continuation is shown beside it.
+What is found is data (`Filled`, `Passage`) and needs no torch.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from outlierlens.ablation.passages import Blank, Filled, FillKind
 from outlierlens.data.token_texts import added_ends
+from outlierlens.models.devices import fast_products
 from outlierlens.models.inputs import token_limit
 from outlierlens.models.load import LoadedModel
-from outlierlens.models.products import fast_products
+
+FillKind = Literal["same", "other", "nonsense", "changed"]
+SIGNS: dict[FillKind, str] = {"same": "=", "other": "≠", "nonsense": "✗", "changed": "!"}
+KINDS = ", ".join(f"{sign} {kind}" for kind, sign in SIGNS.items() if kind != "same")
+
+
+@dataclass(frozen=True)
+class Blank:
+    """What the model says at one position of a passage: its word, the intact model's, and the verdict.
+
+    `kind` of a blank is "same" (equal to the intact fill), "other" (another word) or "nonsense", by the rule of `fill.judge`;
+    "changed" is a word that a masked model was shown, that the intact model repeats, and that this one takes for another.
+    """
+
+    position: int
+    filled: str
+    intact: str
+    original: str
+    kind: FillKind
+
+
+@dataclass(frozen=True)
+class Filled:
+    """The passage under one condition: `pieces` are the texts between `blanks` (changed words among them), one more.
+
+    The space before a blank ends the piece before it.
+    """
+
+    label: str
+    dims: tuple[int, ...]
+    pieces: Annotated[tuple[str, ...], "blank+1"]
+    blanks: Annotated[tuple[Blank, ...], "blank"]
+
+    @property
+    def line(self) -> str:
+        """The passage in one line, words of the model in brackets with their sign; "same" has none."""
+        parts = [self.pieces[0]]
+        for blank, piece in zip(self.blanks, self.pieces[1:], strict=True):
+            sign = "" if blank.kind == "same" else SIGNS[blank.kind]
+            parts.append(f"[{sign}{blank.filled}]{piece}")
+        return "".join(parts)
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What a causal model says after a prompt, greedily, under one condition."""
+
+    label: str
+    dims: tuple[int, ...]
+    prompt: str
+    text: str
+
+
+# --- by a model ------------------------------------------------------------------------------------------------------
 
 EVERY = 7  # one in seven of the words that are one token: enough context to fill it, enough blanks to see a pattern
 CONTEXT = 96

@@ -1,20 +1,28 @@
-"""The ablations by name, as commands take them: one object that switches a plan off the way a run asks for.
+"""The ablations by name: one object that switches a plan off the way a run asks for, and what is done to dimensions in parts.
 
-ablation = Switch(loaded, stack, mode="weights")
-with ablation.off({3: (507,)}) as n_values: ...
+    switch = Switch(loaded, stack)
+    for one in treatments(("zero", "position-mean", "scale:2")): one.name, one.mode, one.factor, one.tokens
+    parts = Folds(switch, tasks, columns)         # a task: its values are those of all parts
+    with parts.treated(plan, one): parts.per_text()
+
+In parts, the texts of each get the means of the others.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from outlierlens.ablation.controls import Plan
-from outlierlens.ablation.mode_names import ON_WEIGHTS, Mode
+from outlierlens.ablation.mode_names import NAMES, ON_WEIGHTS, SCALES, Mode
+from outlierlens.ablation.position_means import PositionSums, collected
 from outlierlens.ablation.switches import (
     EditSettings,
+    EditTokens,
     check_shared,
     edited_hidden,
     mean_states,
@@ -22,14 +30,19 @@ from outlierlens.ablation.switches import (
     zeroed_norms,
     zeroed_weights,
 )
-from outlierlens.data.texts import NO_LIMIT, Data
-from outlierlens.errors import BadInput
-from outlierlens.models.load import LoadedModel
+from outlierlens.data.texts import NO_LIMIT, Data, Texts
+from outlierlens.errors import BadInput, near
+from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.models.passes import reading_of
+from outlierlens.results.rows import UNKNOWN, Estimate
 from outlierlens.results.safe_files import new_folder
-from outlierlens.tasks.base import TaskOptions
+from outlierlens.statistics.means import ratio_interval
+from outlierlens.tasks.base import Task, TaskOptions
+from outlierlens.tasks.choice import make_task
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from outlierlens.architectures import BoundStack
 
 
@@ -134,3 +147,231 @@ def means_over(loaded: LoadedModel, stack: "BoundStack", texts: Data, *, length:
 def tokens_read(length: int) -> str:
     """How a note says that `length` tokens at most are read of each input."""
     return "all tokens" if length >= NO_LIMIT else f"the first {length} tokens"
+
+
+# --- treatments ------------------------------------------------------------------------------------------------------
+
+ZERO, MEAN, POSITION_MEAN = "zero", "mean", "position-mean"
+KEPT, FIRST = "zero, first token kept", "zero, first token only"
+ALL = (
+    ZERO,
+    MEAN,
+    POSITION_MEAN,
+    "resample",
+    KEPT,
+    FIRST,
+    "scale-once:0.5",
+    "scale-once:1.5",
+    "scale-once:2",
+    "scale-once:3",
+)
+HALF = 0.5  # of zero's damage: recovering more is most of it
+FEW_MEANS = 0.05  # share of tokens without a mean of their position, above which it is said
+TOKENS = {"all": "", "rest": ", first token kept", "first": ", first token only"}
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """Something that is done to dimensions.
+
+    Attributes:
+        mode: of `NAMES`. factor: of a scale, 0 of zero at all tokens, else NaN. tokens: which ones are edited.
+    """
+
+    mode: str
+    factor: float = math.nan
+    tokens: EditTokens = "all"
+
+    @property
+    def name(self) -> str:
+        """In results: "zero", "scale-once 2", "zero, first token kept"."""
+        factor = f" {self.factor:g}" if self.mode in SCALES else ""
+        return f"{self.mode}{factor}{TOKENS[self.tokens]}"
+
+    @property
+    def on_weights(self) -> bool:
+        """Whether it changes weights, and so every token."""
+        return self.mode in ON_WEIGHTS
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether it is measured in parts of the texts even when it is alone."""
+        return self.mode in (POSITION_MEAN, "scale-once")
+
+    def of(self, switch: Switch) -> Switch:
+        """`switch`, whose settings have the means and the seed, for this."""
+        settings = replace(switch.settings, tokens=self.tokens, factor=self.factor)
+        return replace(switch, mode=cast(Mode, self.mode.replace("-", " ")), settings=settings)
+
+
+def treatments(modes: Sequence[str], tokens: EditTokens = "all") -> tuple[Treatment, ...]:
+    """What the words of `modes` name, each once; "all" is `ALL`, and zero with the first token kept, and at it alone.
+
+    Raises:
+        BadInput: no mode, an unknown one, or a factor that is missing, no number, or 0 or 1, which are zero and nothing done.
+    """
+    found: dict[Treatment, None] = {}
+    for word in modes:
+        for one in ALL if word == "all" else (word,):
+            if one in (KEPT, FIRST):
+                found[Treatment(ZERO, tokens="rest" if one == KEPT else "first")] = None
+                continue
+            name, _, factor = one.partition(":")
+            if name not in NAMES:
+                raise BadInput(f"unknown mode {name!r}; modes are {', '.join(NAMES)}, all{near(name, NAMES)}")
+            scales = name in SCALES
+            if scales != bool(factor):
+                raise BadInput(f"mode {one!r}: " + (f"write {name}:2" if scales else f"{name} takes no factor"))
+            value = _factor(one, factor) if scales else 0.0 if name == ZERO and tokens == "all" else math.nan
+            found[Treatment(name, value, tokens)] = None
+    if not found:
+        raise BadInput(f"no mode is named; modes are {', '.join(NAMES)}, all")
+    return tuple(found)
+
+
+def _factor(word: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value in (0, 1):
+        raise BadInput(f"mode {word!r}: the factor must be a number other than 0 (zero) and 1 (nothing done)")
+    return value
+
+
+class Folds:
+    """Texts in parts as one task, whose values are those of all parts; each part is treated with the means of the others.
+
+    Outside of `treated` its values are those of the intact model, read once.
+
+    Attributes:
+        tasks: one for each part that has a usable text. numbers: the texts' numbers in the order of the values [text].
+        no_mean: share of tokens at positions that no text of the other parts reaches, in [0, 1].
+    """
+
+    def __init__(self, switch: Switch, tasks: Sequence[Task], columns: Sequence[int]):
+        self.switch, self.tasks = switch, tasks
+        first = tasks[0]
+        self.name, self.unit, self.text, self.metric = first.name, first.unit, first.text, first.metric
+        self.is_loss, self.statistic, self.smallest = first.is_loss, first.statistic, first.smallest
+        self.n_texts, self.n_tokens = (sum(getattr(one, name) for one in tasks) for name in ("n_texts", "n_tokens"))
+        self.lengths = np.concatenate([one.lengths for one in tasks])
+        self._now: tuple[Plan, Treatment] | None = None
+        sums: list[PositionSums] = []
+        found = []
+        for task in tasks:
+            with collected(switch.loaded, switch.stack, columns) as collecting:
+                found.append((*task.per_text(), task.also()))
+            sums.append(collecting.finish())
+        self._intact = found
+        self.weights = np.concatenate([weights for _, weights, _ in found])
+        self.settings = self._means(sums)
+        few = (
+            f"{self.no_mean:.0%} of the tokens stand where no text of the other parts has a token, and get the mean over "
+            f"all positions: give more texts, or cut them shorter"
+        )
+        self.notes = tuple(dict.fromkeys(note for one in tasks for note in one.notes)) + (few,) * (
+            self.no_mean > FEW_MEANS
+        )
+
+    def _means(self, sums: Sequence[PositionSums]) -> list[EditSettings]:
+        """Of each part the means of the others."""
+        width = stream_width(self.switch.loaded.model, self.switch.stack)
+        whole, unmatched = sums[0], 0
+        for part in sums[1:]:
+            whole = whole.plus(part)
+        found = []
+        for own in sums:
+            others = whole.plus(own, -1)
+            unmatched += int(own.counts[others.counts[: len(own.counts)] == 0].sum())
+            means, by_position = others.means(width), others.position_means()
+            found.append(replace(self.switch.settings, means=means, position_means=by_position))
+        self.no_mean = unmatched / whole.n_tokens
+        return found
+
+    @contextmanager
+    def treated(self, plan: Plan, treatment: Treatment) -> Iterator[int]:
+        """Inside, all parts are read under a treatment of `plan`."""
+        self._now = plan, treatment
+        try:
+            yield 0
+        finally:
+            self._now = None
+
+    def per_text(self) -> tuple[np.ndarray, np.ndarray]:
+        """(values [text], weights [text]) of all parts."""
+        if self._now is None:
+            self._last = self._intact
+        else:
+            (plan, treatment), self._last = self._now, []
+            for task, settings in zip(self.tasks, self.settings, strict=True):
+                with treatment.of(replace(self.switch, settings=settings)).off(plan):
+                    self._last.append((*task.per_text(), task.also()))
+        return np.concatenate([values for values, *_ in self._last]), self.weights
+
+    def also(self) -> dict[str, float]:
+        """Further numbers of the last call of `per_text`, weighted."""
+        weights = [float(weights.sum()) for _, weights, _ in self._last]
+        return {
+            name: sum(w * also[name] for w, (*_, also) in zip(weights, self._last, strict=True)) / sum(weights)
+            for name in self._last[0][2]
+        }
+
+    def feeds(self, texts: Sequence[int], tokens: int | None = None) -> Iterator[Any]:
+        """Of the first part alone: for the time that a reading takes."""
+        return self.tasks[0].feeds([one for one in texts if one < self.tasks[0].n_texts], tokens)
+
+    def sums(self, feed: Any) -> "Tensor":
+        """Of a feed of the first part."""
+        return self.tasks[0].sums(feed)
+
+    def narrowed(self) -> AbstractContextManager[None]:
+        """Of the first part."""
+        return self.tasks[0].narrowed()
+
+
+def tasks_of_parts(
+    loaded: LoadedModel, texts: Data, options: TaskOptions, n_folds: int
+) -> tuple[list[Task], tuple[int, ...]]:
+    """(the task of each part that has a usable text, the texts' numbers in the order of the tasks' values).
+
+    Raises:
+        BadInput: fewer than two parts are usable, or the task's value is no mean over texts.
+    """
+    if options.name == "auto" and loaded.head == "none" and isinstance(texts, Texts):
+        options = replace(options, name="sentence change")
+    # Shuffling draws from all tokens, and the mean of a position needs it to be where the model has it.
+    options = replace(options, every_token=True)
+    n_folds = min(n_folds, len(texts))
+    tasks: list[Task] = []
+    numbers: list[int] = []
+    refused: BadInput | None = None
+    for fold in range(n_folds):
+        mine = range(fold, len(texts), n_folds)
+        try:
+            task = make_task(loaded, texts.some(mine), options)
+        except BadInput as error:  # no text of this part has a token that counts
+            refused = error
+            continue
+        if task.statistic is not None:
+            raise BadInput(
+                f"{task.metric} is no mean over texts, so what a mode recovers is undefined; measure the loss "
+                f"(--measure loss, TaskOptions(measure='loss')), or one mode"
+            )
+        tasks.append(task)
+        numbers += [mine[place] for place in getattr(task, "texts", range(task.n_texts))]
+    if len(tasks) < 2:
+        raise refused or BadInput(f"{len(texts)} {texts.plural}: the mean of others needs at least two; give more")
+    return tasks, tuple(numbers)
+
+
+def recovered(intact: np.ndarray, zero: np.ndarray, other: np.ndarray, weights: np.ndarray) -> Estimate:
+    """The share of zero's damage that `other` does not do, values [text] each, with its 95 % interval.
+
+    1 − Σ w (other − intact) / Σ w (zero − intact), whose three values of a text go together. NaN where a value is not finite.
+    """
+    with np.errstate(invalid="ignore"):
+        above, below = weights * (zero - other), weights * (zero - intact)
+    if not np.isfinite([above, below]).all():
+        return UNKNOWN
+    return Estimate(float(above.sum() / below.sum()), *ratio_interval(above, below))

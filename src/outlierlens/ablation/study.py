@@ -24,9 +24,9 @@ from outlierlens.models.load import LoadedModel, fingerprint
 from outlierlens.results.finding import About
 from outlierlens.results.row_store import Keep, RowStore
 from outlierlens.results.rows import Estimate, More, Quiet, Row
-from outlierlens.statistics.p_values import rank_p
+from outlierlens.statistics.ranks import rank_p
 from outlierlens.tasks.base import Task, begins, check_intact, scored, weighted_mean
-from outlierlens.tasks.forecast import forecast
+from outlierlens.tasks.choice import forecast
 from outlierlens.tasks.metrics import paired_interval
 from outlierlens.view.section import Change, Count, P
 

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from outlierlens import architectures as arch
+import outlierlens.architectures as arch
 from outlierlens.ablation.position_means import PositionMeans, first_tokens, positions
 from outlierlens.architectures import BoundStack, Param
 from outlierlens.errors import BadInput, near
 from outlierlens.models.changes import Settable, temporary
 from outlierlens.models.hooks import EMBEDDINGS, edited, valid_tokens
 from outlierlens.models.load import LoadedModel, config_dict, stream_width
-from outlierlens.view.words import runs
+from outlierlens.view.section import runs
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -18,15 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import numpy as np
 from annotated_types import Ge
 
-from outlierlens.ablation.controls import Plan, plan_key
-from outlierlens.ablation.extent import Extent, limited
-from outlierlens.ablation.fill import continuation, exercise, fill, filled
+from outlierlens.ablation.controls import Extent, Plan, limited, plan_key
+from outlierlens.ablation.fill import KINDS, Filled, continuation, exercise, fill, filled
 from outlierlens.ablation.mode_names import ON_WEIGHTS
-from outlierlens.ablation.modes import Switch, check_save, means_over, task_for, tokens_read
-from outlierlens.ablation.passages import KINDS, Filled
-from outlierlens.ablation.study import Condition, Control, Measurement, Outcome, Progress, Study, dims_of
-from outlierlens.ablation.switches import Dims, EditSettings, plan_dims
-from outlierlens.ablation.treatments import (
+from outlierlens.ablation.modes import (
     FIRST,
     HALF,
     KEPT,
@@ -34,11 +29,18 @@ from outlierlens.ablation.treatments import (
     POSITION_MEAN,
     ZERO,
     Folds,
+    Switch,
     Treatment,
+    check_save,
+    means_over,
     recovered,
+    task_for,
     tasks_of_parts,
+    tokens_read,
     treatments,
 )
+from outlierlens.ablation.study import Condition, Control, Measurement, Outcome, Progress, Study, dims_of
+from outlierlens.ablation.switches import Dims, EditSettings, plan_dims
 from outlierlens.analyses.ablate_sets import check_neurons, control_sets, found_dims, random_plans
 from outlierlens.analyses.predictions import PredictionCall, Predictions, compared
 from outlierlens.data.texts import Data
@@ -50,13 +52,12 @@ from outlierlens.options import FIND, Find, Flag, Flat, check
 from outlierlens.results.finding import Finding
 from outlierlens.results.row_store import Keep
 from outlierlens.results.rows import UNKNOWN, Draws, Estimate, Quiet, Row
-from outlierlens.statistics.p_values import rank_p
-from outlierlens.statistics.words import no_interval, unseen_note
+from outlierlens.statistics.means import no_interval, unseen_note
+from outlierlens.statistics.ranks import rank_p
 from outlierlens.tasks.base import Task, TaskOptions
 from outlierlens.tasks.choice import make_task
 from outlierlens.view.pictures import Lines, Picture, Strips
-from outlierlens.view.section import Change, P, Rows, Share
-from outlierlens.view.words import few
+from outlierlens.view.section import Change, P, Rows, Share, few
 
 if TYPE_CHECKING:
     from outlierlens.architectures import BoundStack
@@ -113,7 +114,7 @@ class AblateOptions(Extent):
     random sets each), tell a fixed bias from information."""
     tokens: Literal["all", "first", "rest"] = "all"
     """Of hidden states: which tokens are edited; rest leaves the first one as it is."""
-    layers: Annotated[tuple[int, ...] | None, Flag(read="options.read:parse_layers")] = None
+    layers: Annotated[tuple[int, ...] | None, Flag(read="options:parse_layers")] = None
     """Layers to switch off in: 0-3,7. Default: all."""
     stack: str | None = None
     """Which stream, where there are several: encoder, decoder. mlp (encoder.mlp): neurons of the blocks' MLPs."""
@@ -161,7 +162,7 @@ class AblateOptions(Extent):
 class Command:
     """What the command is asked beside that: which dimensions, how long texts are, and whether a copy is kept."""
 
-    dims: Annotated[Dims | Find, Flag(read="options.read:planned_dims", words=FIND)] = FIND
+    dims: Annotated[Dims | Find, Flag(read="options:planned_dims", words=FIND)] = FIND
     """308,381, or by layer: 0-9:896;10-16:678; neurons: 11:1229,12:40; find: as --find says."""
     options: Annotated[AblateOptions, Flat()] = AblateOptions()
     """How they go off."""

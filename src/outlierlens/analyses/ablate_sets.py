@@ -24,8 +24,7 @@ from outlierlens.detection.targets import Named, active_dims, named_dims
 from outlierlens.errors import BadInput
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel, stream_width
-from outlierlens.options import FIND, Find
-from outlierlens.options.read import plain_dims
+from outlierlens.options import FIND, Find, plain_dims
 
 if TYPE_CHECKING:
     from outlierlens.analyses.ablate import AblateOptions

@@ -21,7 +21,7 @@ from outlierlens.ablation.study import Condition, Progress, Study
 from outlierlens.analyses import attack_edits
 from outlierlens.analyses.attack_edits import KINDS, Moves, ValueChange, edited_values
 from outlierlens.architectures import RowChoice
-from outlierlens.checkpoints.live import LiveCheckpoint
+from outlierlens.checkpoints.stored import LiveCheckpoint
 from outlierlens.data.texts import Texts, beginnings
 from outlierlens.detection.scan.measure import ScanOptions
 from outlierlens.errors import BadInput, pick
@@ -35,8 +35,8 @@ from outlierlens.options import FIND, DimsOrFind, Flag, Flat, check
 from outlierlens.results.finding import Finding
 from outlierlens.results.row_store import Keep
 from outlierlens.results.rows import Draws, Estimate, More, Quiet, Row
-from outlierlens.statistics.p_values import rank_p
-from outlierlens.statistics.words import no_interval
+from outlierlens.statistics.means import no_interval
+from outlierlens.statistics.ranks import rank_p
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
 from outlierlens.view.pictures import Lines, Strips
@@ -55,7 +55,7 @@ class AttackOptions:
 
     budget: Annotated[int, Ge(1)] = 48
     """Values that may be changed; a swap changes two."""
-    kinds: Annotated[tuple[str, ...], Flag(read="options.read:parse_names", words=",".join(KINDS))] = KINDS
+    kinds: Annotated[tuple[str, ...], Flag(read="options:parse_names", words=",".join(KINDS))] = KINDS
     """zero, swap, sign-flip, exponent-flip, separated by commas; each is measured alone."""
     dims: DimsOrFind = FIND
     """The outlier dimensions: 100,247; find: what the weights name."""

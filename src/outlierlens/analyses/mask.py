@@ -35,8 +35,7 @@ from outlierlens.session import Session
 from outlierlens.statistics.means import share_at_most
 from outlierlens.vectors.read import ReadOptions, Tokens, text_stack, token_batches, tokenise
 from outlierlens.view.pictures import Lines
-from outlierlens.view.section import Count, FineShare, Rows, Share, percent
-from outlierlens.view.words import number
+from outlierlens.view.section import Count, FineShare, Rows, Share, number, percent
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -38,9 +38,8 @@ from outlierlens.results.row_store import Keep
 from outlierlens.results.rows import UNKNOWN, Draws, Estimate, More, Quiet, Row
 from outlierlens.results.safe_files import check_file, write_text
 from outlierlens.session import Session
-from outlierlens.statistics.means import ratio_interval
-from outlierlens.statistics.p_values import rank_p
-from outlierlens.statistics.words import no_interval
+from outlierlens.statistics.means import no_interval, ratio_interval
+from outlierlens.statistics.ranks import rank_p
 from outlierlens.tasks.base import TaskOptions, values_of
 from outlierlens.tasks.choice import make_task
 from outlierlens.view.pictures import Strips

@@ -44,8 +44,8 @@ from outlierlens.options import FIND, Find, Flag, Flat, check, options_of
 from outlierlens.results.finding import Finding
 from outlierlens.results.row_store import Keep
 from outlierlens.results.rows import Draws, Estimate, More, Quiet, Row
-from outlierlens.statistics.p_values import rank_p
-from outlierlens.statistics.words import no_interval
+from outlierlens.statistics.means import no_interval
+from outlierlens.statistics.ranks import rank_p
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.vectors.read import text_stack
 from outlierlens.view.pictures import Lines, Picture, Strips
@@ -76,9 +76,9 @@ MUCH_ADDED = 0.05  # share of the corpus' distribution that smoothing may be bef
 class PredictionOptions:
     """Which predictions are measured, and how."""
 
-    inputs: Annotated[tuple[str, ...] | None, Flag("--input", read="options.read:parse_names")] = None
+    inputs: Annotated[tuple[str, ...] | None, Flag("--input", read="options:parse_names")] = None
     """Predictions: masked, unmasked; next of causal models. Default: all there are."""
-    interventions: Annotated[tuple[str, ...] | None, Flag("--intervention", read="options.read:parse_names")] = None
+    interventions: Annotated[tuple[str, ...] | None, Flag("--intervention", read="options:parse_names")] = None
     """Predictions: layers, last_hidden, logits, by commas. Default: all that differ."""
     smoothing: Annotated[float, Gt(0), Lt(float("inf"))] = 1.0
     """Predictions: occurrences added to every token of the corpus, so that rare ones have a logarithm."""

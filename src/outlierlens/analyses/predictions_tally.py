@@ -28,10 +28,9 @@ from outlierlens.models.hooks import edited_output, head_inputs, head_only_at
 from outlierlens.models.inputs import token_ids
 from outlierlens.models.load import LoadedModel
 from outlierlens.results.rows import Estimate
-from outlierlens.statistics.bootstrap import Sums, bca
+from outlierlens.statistics.bootstrap import Sums, bca, jackknife_error
 from outlierlens.statistics.means import critical
 from outlierlens.statistics.ranks import ratio, spearman
-from outlierlens.statistics.resampling import jackknife_error
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.language_model import CausalLoss, LanguageModelLoss, MaskedLoss, PredictionRows, Window
 from outlierlens.tasks.metrics import paired_interval

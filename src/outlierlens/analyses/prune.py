@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from annotated_types import Ge, Lt
 
+import outlierlens.view.charts.draw as d
 from outlierlens.ablation.study import Condition, Measurement, Outcome, Progress, Study
 from outlierlens.analyses.prune_budget import Budget
 from outlierlens.analyses.prune_cells import Removal
@@ -38,18 +39,14 @@ from outlierlens.results.finding import About, Finding
 from outlierlens.results.row_store import Keep
 from outlierlens.results.rows import Estimate, More, Quiet, Row
 from outlierlens.session import Session
-from outlierlens.statistics.words import no_interval, unseen_note
+from outlierlens.statistics.means import no_interval, unseen_note
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
-from outlierlens.view.charts import draw as d
-from outlierlens.view.charts.base import Spec, label, looks, round_to, strongest_first
+from outlierlens.view.charts.base import ALARM, MUTED, Spec, label, looks, round_to, strongest_first
 from outlierlens.view.charts.base import field as field_of
-from outlierlens.view.charts.dim_names import MOST, inked_dims, names_beside
-from outlierlens.view.charts.palette import ALARM, MUTED
-from outlierlens.view.charts.panels import panel
+from outlierlens.view.charts.draw import MOST, inked_dims, names_beside, panel
 from outlierlens.view.pictures import WIDTH, Picture, Strips
-from outlierlens.view.section import Change, Count, FineShare, P
-from outlierlens.view.words import few, number_of_layers, these
+from outlierlens.view.section import Change, Count, FineShare, P, few, number_of_layers, these
 
 LISTED = 6  # positions that a sentence names
 SHOWN = 32  # positions besides outliers and broken ones: those that lost most

@@ -16,13 +16,13 @@ from typing import Annotated, Literal, get_args
 import numpy as np
 from annotated_types import Gt, Le
 
-from outlierlens import architectures as arch
+import outlierlens.architectures as arch
 from outlierlens.architectures import BoundStack, Param
 from outlierlens.checkpoints import Checkpoint
 from outlierlens.detection.rules import layers_needed
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.options import check
-from outlierlens.results.json_toml import read_json
+from outlierlens.results.safe_files import read_json
 
 Scope = Literal["all", "outliers"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens import architectures as arch
+import outlierlens.architectures as arch
 from outlierlens.analyses.prune_cells import Cells, copied_positions, kept_positions, per_dim_off
 from outlierlens.analyses.prune_masks import Masks, Unmasked, held
 from outlierlens.architectures import BoundStack, Neuron, Param, mlp_axis

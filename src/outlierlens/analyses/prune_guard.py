@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens import architectures as arch
+import outlierlens.architectures as arch
 from outlierlens.analyses.prune_cells import Cells, Removal, smallest
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel, config_dict

@@ -28,24 +28,22 @@ from typing import Annotated, Literal, get_args
 
 from annotated_types import Gt, Lt
 
-from outlierlens import architectures as arch
+import outlierlens.architectures as arch
 from outlierlens.ablation.switches import Dims
 from outlierlens.analyses.prune_cells import Cells, Removal
 from outlierlens.architectures import BoundStack, Neuron, is_mlp, mlp_axis, neurons_of, streams_of
-from outlierlens.architectures.heads import PART
+from outlierlens.architectures.stack import PART
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
 from outlierlens.detection.scan.measure import ScanOptions, scan_checkpoint
 from outlierlens.detection.scan.neurons import first_linears, scan_neurons
 from outlierlens.detection.scan.result import StackScan
 from outlierlens.errors import BadInput, command, comment, literal, operand, printable
 from outlierlens.experiments import BY_RESULT
-from outlierlens.options import FIND, Find, Flag, Flat, check
-from outlierlens.options.read import parse_layers
-from outlierlens.results.document import Provenance, load
+from outlierlens.options import FIND, Find, Flag, Flat, check, parse_layers
+from outlierlens.results.document import Provenance, load, refuse_other_model
 from outlierlens.results.safe_files import write_text
-from outlierlens.results.same_model import refuse_other_model
 from outlierlens.session import Session
-from outlierlens.view.words import number_of_layers, runs
+from outlierlens.view.section import number_of_layers, runs
 
 Tool = Literal["torch-pruning", "sparsegpt", "llm-compressor", "bitsandbytes", "awq"]
 Which = Literal["enough", "flagged", "all"]
@@ -171,7 +169,7 @@ def parse_which(text: str) -> Which | tuple[int, ...]:
 class ProtectOptions:
     """What to protect."""
 
-    dims: Annotated[Dims | Find, Flag(read="options.read:planned_dims", words=FIND)] = FIND
+    dims: Annotated[Dims | Find, Flag(read="options:planned_dims", words=FIND)] = FIND
     """The outliers: 308,381; of --stack mlp neurons: 11:1229,2:90; find: what scan finds in the weights."""
     stack: str | None = None
     """Which stream, where there are several: encoder, decoder. mlp (encoder.mlp): neurons of the blocks' MLPs."""

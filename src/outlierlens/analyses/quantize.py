@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
 
-from outlierlens.ablation.extent import limited
+from outlierlens.ablation.controls import limited
 from outlierlens.ablation.study import Outcome, Progress, Study, dims_of
 from outlierlens.analyses.quantize_rounding import rounded
 from outlierlens.analyses.quantize_schemes import DEFAULTS, Recipe
@@ -33,13 +33,11 @@ from outlierlens.results.finding import Finding
 from outlierlens.results.row_store import Keep
 from outlierlens.results.rows import UNKNOWN, Draws, Estimate, More, Quiet, Row
 from outlierlens.session import Session
-from outlierlens.statistics.means import mean_interval, mean_noise
-from outlierlens.statistics.p_values import rank_p
-from outlierlens.statistics.words import no_interval
+from outlierlens.statistics.means import mean_interval, mean_noise, no_interval
+from outlierlens.statistics.ranks import rank_p
 from outlierlens.tasks.base import TaskOptions, weighted_mean
 from outlierlens.view.pictures import Lines, Picture, Strips
-from outlierlens.view.section import Change, Count, P, Rows, Share, percent
-from outlierlens.view.words import these
+from outlierlens.view.section import Change, Count, P, Rows, Share, percent, these
 
 if TYPE_CHECKING:
     pass
@@ -65,13 +63,11 @@ class QuantizeOptions:
     """64 texts, 19 random sets and five schemes instead of 16, 5 and two; what is given stands."""
     n_random: Annotated[int | None, Flag("--random"), Ge(0)] = None
     """Random sets of the same size, kept. Default: 5; --thorough: 19."""
-    threshold: Annotated[
-        float | None, Flag(read="options.read:number_or_none", words="6.0"), Gt(0), Lt(float("inf"))
-    ] = LARGE
-    """LLM.int8: keep inputs with |x| of at least this; none leaves it out."""
-    alpha: Annotated[float | None, Flag("--smooth", read="options.read:number_or_none", words="0.5"), Ge(0), Le(1)] = (
-        0.5
+    threshold: Annotated[float | None, Flag(read="options:number_or_none", words="6.0"), Gt(0), Lt(float("inf"))] = (
+        LARGE
     )
+    """LLM.int8: keep inputs with |x| of at least this; none leaves it out."""
+    alpha: Annotated[float | None, Flag("--smooth", read="options:number_or_none", words="0.5"), Ge(0), Le(1)] = 0.5
     """SmoothQuant's alpha in [0, 1]; none leaves it out."""
     n_calibrate: Annotated[int, Flag("--calibrate"), Ge(0)] = 16
     """SmoothQuant rests on the N texts after the measured ones."""

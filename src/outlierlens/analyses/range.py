@@ -19,7 +19,7 @@ from annotated_types import Ge
 
 from outlierlens.analyses.range_pass import BINS, CacheErrors, Pass, below, median_of
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
-from outlierlens.checkpoints.live import LiveCheckpoint
+from outlierlens.checkpoints.stored import LiveCheckpoint
 from outlierlens.data.texts import Data
 from outlierlens.errors import BadInput
 from outlierlens.models.passes import in_windows, reading_of
@@ -28,8 +28,7 @@ from outlierlens.results.document import Provenance
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.rows import More, Quiet, Row
 from outlierlens.view.pictures import Lines, Picture, Strips
-from outlierlens.view.section import Count, FineShare, Rows
-from outlierlens.view.words import listed, number
+from outlierlens.view.section import Count, FineShare, Rows, listed, number
 
 if TYPE_CHECKING:
     from outlierlens.models.load import LoadedModel

@@ -20,10 +20,8 @@ import numpy as np
 from outlierlens.analyses.quantize_schemes import Scheme, fake_quantize_inputs
 from outlierlens.architectures import BoundStack, live_parameters
 from outlierlens.data.texts import Batch
-from outlierlens.models.attention_logits import Looks, tapped_logits
-from outlierlens.models.calls import head_read, tapped_calls
-from outlierlens.models.expert_calls import tapped_experts
-from outlierlens.models.hooks import layer_name, tapped
+from outlierlens.models.attention_maps import Looks, tapped_logits
+from outlierlens.models.hooks import head_read, layer_name, tapped, tapped_calls, tapped_experts
 from outlierlens.models.load import LoadedModel
 
 if TYPE_CHECKING:

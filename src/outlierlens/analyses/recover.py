@@ -20,26 +20,25 @@ from annotated_types import Ge
 
 from outlierlens.ablation.controls import random_sets
 from outlierlens.ablation.switches import plan_dims, zeroed_weights
-from outlierlens.checkpoints.live import LiveCheckpoint
+from outlierlens.checkpoints.stored import LiveCheckpoint
 from outlierlens.data.labelled import Examples
 from outlierlens.detection.rules import Measured
 from outlierlens.detection.scan.measure import measure, scan_stream, sites_of
 from outlierlens.errors import BadInput, pick
-from outlierlens.models.heads import NewHead
 from outlierlens.models.load import LoadedModel, fingerprint, load_model, stream_width
+from outlierlens.models.model_class import NewHead
 from outlierlens.options import FIND, DimsOrFind, check
 from outlierlens.results.document import save
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.rows import Estimate, Quiet, Row
-from outlierlens.statistics.words import no_interval
+from outlierlens.statistics.means import no_interval
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
 from outlierlens.tasks.metrics import Statistic, interval
 from outlierlens.training.finetune.batches import steps_per_epoch
 from outlierlens.training.finetune.options import FinetuneSettings
 from outlierlens.view.pictures import Strips
-from outlierlens.view.section import Change
-from outlierlens.view.words import these
+from outlierlens.view.section import Change, these
 
 if TYPE_CHECKING:
     from outlierlens.training.finetune.loop import FinetuneOptions

@@ -40,8 +40,7 @@ from outlierlens.statistics.means import ratio_interval
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
 from outlierlens.view.pictures import Lines
-from outlierlens.view.section import Rows, Share, percent
-from outlierlens.view.words import listed, number
+from outlierlens.view.section import Rows, Share, listed, number, percent
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -28,7 +28,7 @@ from outlierlens.results.document import Provenance
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.rows import Quiet, Row
 from outlierlens.statistics.means import NORMAL_MAD
-from outlierlens.statistics.p_values import hypergeometric_tail
+from outlierlens.statistics.ranks import hypergeometric_tail
 from outlierlens.view.section import Change, Count, FineShare, P
 
 if TYPE_CHECKING:

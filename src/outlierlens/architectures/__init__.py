@@ -9,11 +9,31 @@ Rows live in the files `rows_….py` as data; they are declared and tested, neve
 `models.proposal.propose` drafts a row by experiment on a small random model.
 """
 
-from outlierlens.architectures.bind import BoundStack, Param, bind
-from outlierlens.architectures.choose import RowChoice, families, no_model_type, stacks_for
-from outlierlens.architectures.live import bind_live, live_parameters, refuse_packed, refuse_sharded
-from outlierlens.architectures.mlp import Neuron, is_mlp, mlp_axis, neurons_of, streams_of
-from outlierlens.architectures.rows import ARCHITECTURES, family_of, first_row, kind_of, stacks_of
+from outlierlens.architectures.bind import (
+    BoundStack,
+    Neuron,
+    Param,
+    bind,
+    bind_live,
+    is_mlp,
+    live_parameters,
+    mlp_axis,
+    neurons_of,
+    refuse_packed,
+    refuse_sharded,
+    streams_of,
+)
+from outlierlens.architectures.rows import (
+    ARCHITECTURES,
+    RowChoice,
+    families,
+    family_of,
+    first_row,
+    kind_of,
+    no_model_type,
+    stacks_for,
+    stacks_of,
+)
 from outlierlens.architectures.stack import Stack, load_toml, to_toml
 
 __all__ = [

@@ -1,20 +1,77 @@
-"""Resolve declared stacks against real names: a checkpoint's keys or a live model's parameters (`live`).
+"""Resolve declared stacks against real names: a checkpoint's keys or a live model's parameters; and an MLP's neurons.
 
-bound = bind(stacks_of(config), checkpoint.tensors, config)
-bound[0].scale[3]        # (Param("encoder.layer.3.output.LayerNorm.weight", axis=0),)
-bound[0].blocks[3]       # "encoder.layer.3", for model.get_submodule
+    bound = bind(stacks, names, config)          # a `BoundStack` a stream; every part of it has one width
+    bound = bind_live(stacks_of(config), model)  # models whose weights are no parameters that can be set are refused
+    axis = mlp_axis(bound)                       # a BoundStack named "mlp": its "dimensions" are a block's neurons
+    Neuron.parse("11:1229")                      # block 11, neuron 1229
+
+A neuron is one number per token that the last linear of a block's MLP reads: up × act(gate) where the MLP is gated, act(up)
+elsewhere. Its number means something in its own block only.
 """
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outlierlens.architectures.stack import Config, Stack, parameter
-from outlierlens.architectures.widths import of_one_width
-from outlierlens.errors import BadFile, UnknownArchitecture
+from outlierlens.errors import BadFile, BadInput, UnknownArchitecture
+
+if TYPE_CHECKING:
+    from torch import nn
+
+WIDTHS = ("hidden_size", "d_model", "n_embd", "dim")  # what configs call the width of their only stream
+
+
+def of_one_width(bound: "BoundStack", tensors: Mapping[str, Any], config: Config) -> Stack:
+    """The stack of `bound`, its linears declared [in, out] or [out, in] as the width of the stream says.
+
+    Norms, tables and the config tell the width. One layer is looked at; what reads the layers compares them.
+
+    Raises:
+        BadFile: two parts of the stream have different widths.
+    """
+    stack, layer = bound.stack, bound.weight_layers[0]
+    linear = {p.name: p for p in (*bound.scale[layer], *bound.writes[layer])}
+    shapes = {name: _shape(tensors, name) for name in linear}
+    linear = {name: p for name, p in linear.items() if len(shapes[name]) > 1}
+    others = (*bound.scale[layer], *bound.reading[layer], *bound.embeddings, *bound.embedding_norm, *bound.final_norm)
+    # Beside a nested config with a width of its own (text_config), that of the whole may be a default that nothing has.
+    nested = any(isinstance(one, Mapping) and not one.keys().isdisjoint(WIDTHS) for one in config.values())
+    widths = {f"the config's {key}": config[key] for key in WIDTHS if not nested and isinstance(config.get(key), int)}
+    widths |= {p.name: s[p.axis] for p in others if p.name not in linear and (s := _shape(tensors, p.name))}
+    widths |= {
+        name: shapes[name][p.axis]
+        for name, p in linear.items()
+        if name.removeprefix(bound.blocks[layer])[1:] in stack.axes
+    }
+    if not widths:
+        return stack
+    first, width = next(iter(widths.items()))
+    if set(widths.values()) == {width}:
+        if all(shapes[name][p.axis] == width for name, p in linear.items()):
+            return stack
+        if not stack.axes and all(shapes[name][-3 - p.axis] == width for name, p in linear.items()):
+            return replace(stack, weight_is_in_by_out=not stack.weight_is_in_by_out)
+    widths |= {name: shapes[name][p.axis] for name, p in linear.items()}
+    odd = next(name for name, one in widths.items() if one != width)
+    raise BadFile(
+        f"stack {bound.name!r}: {first} is {width:,} wide and {odd} {widths[odd]:,}, and one stream has one width; the weights "
+        f"belong to another config or family (--family, --arch row.toml)"
+    )
+
+
+def _shape(tensors: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    """The shape of a tensor; () where it is not known, as of one that is packed."""
+    try:
+        return tuple(getattr(tensors[name], "shape", ()))
+    except BadFile:
+        return ()
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
 
 MAX_LAYERS = 4096
 # Modules that compilers and trainers put around a block; what they do to the start of a name is part of the prefix.
@@ -366,4 +423,162 @@ def _nothing_fits(stacks: tuple[Stack, ...], names: Collection[str], config: Con
     return (
         f"no parameter matches {wanted}; names that look like norms: {', '.join(norms[:4]) or 'none'}; "
         "pass --arch row.toml (`outlierlens scan --propose` drafts one)"
+    )
+
+
+# --- live models -----------------------------------------------------------------------------------------------------
+
+_SHARDING = {"FullyShardedDataParallel", "FSDPModule"}
+
+
+def live_parameters(model: "nn.Module") -> dict[str, Any]:
+    """{name: parameter} of a live model, every name of a shared parameter included."""
+    return dict(model.named_parameters(remove_duplicate=False))
+
+
+def bind_live(stacks: tuple[Stack, ...], model: "nn.Module") -> list[BoundStack]:
+    """`bind` to the parameters of a live model.
+
+    Raises:
+        BadInput: the weights that the stacks name are no parameters, see `refuse_packed`. UnknownArchitecture, BadFile: see
+            `bind`.
+    """
+    try:
+        return bind(stacks, live_parameters(model))
+    except (UnknownArchitecture, BadFile):
+        refuse_packed(model)
+        raise
+
+
+def refuse_packed(model: "nn.Module", inside: Collection[str] = ("",)) -> None:
+    """Raise BadInput where linears inside the modules at these paths have no weight to set.
+
+    They hold packed integers in place of it, or compute it at every pass from parameters of other names.
+    """
+    for name, _ in model.named_parameters():
+        if name.startswith(tuple(inside)) and (name.endswith(("_orig", "weight_g")) or ".parametrizations." in name):
+            raise BadInput(
+                f"{name}: this weight is computed from others at every pass (torch.nn.utils.prune, or a parametrization), so "
+                f"it cannot be set; make it permanent first (prune.remove, remove_parametrizations)"
+            )
+    for name, module in model.named_modules():
+        # A quantized module gives its weight by a method; plain ones have a parameter.
+        if callable(getattr(module, "weight", None)) and name.startswith(tuple(inside)):
+            raise BadInput(
+                f"{name} holds its weights packed as integers (quantize_dynamic), which can neither be read nor set as "
+                "parameters; use the model as it was before it was quantized"
+            )
+
+
+def sharded_part(model: "nn.Module") -> str:
+    """A module or parameter of which this process holds only its part (FSDP, fully_shard, ZeRO-3); "" where there is none.
+
+    Between passes, fully_shard may leave parameters whole for a while: the module still is one that will part with them.
+    """
+    modules = (
+        type(one).__name__ for one in model.modules() if _SHARDING & {base.__name__ for base in type(one).__mro__}
+    )
+    values = model.named_parameters()
+    parameters = (name for name, value in values if type(value).__name__ == "DTensor" or hasattr(value, "ds_id"))
+    return next(chain(modules, parameters), "")
+
+
+def refuse_sharded(model: "nn.Module") -> None:
+    """Raise BadInput for a model of which this process holds only its part."""
+    if part := sharded_part(model):
+        raise BadInput(
+            f"this model is sharded over processes ({part}), so none of them holds whole vectors; load it in one process, "
+            "without FSDP, fully_shard or ZeRO-3"
+        )
+
+
+# --- the MLP axis ----------------------------------------------------------------------------------------------------
+
+MLP = "mlp"
+NO_LINEAR = "the MLP's last linear is no single module of its own in every layer (experts, or blocks that layers share)"
+
+
+@dataclass(frozen=True, order=True)
+class Neuron:
+    """One neuron: `layer`, the block from 0, and `neuron`, its place in what that block's last linear reads."""
+
+    layer: int
+    neuron: int
+
+    def __str__(self) -> str:
+        return f"{self.layer}:{self.neuron}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Neuron":
+        """ "11:1229" -> Neuron(11, 1229); raises BadInput for anything else."""
+        layer, sign, neuron = text.strip().partition(":")
+        if not sign or not all(part.isdecimal() and len(part) < 10 for part in (layer, neuron)):
+            raise BadInput(f"cannot read neuron {text!r}; write its block and its number, such as 11:1229")
+        return cls(int(layer), int(neuron))
+
+
+def neurons_of(plan: Mapping[int, Sequence[int]]) -> tuple[Neuron, ...]:
+    """The neurons of {layer: numbers}, ascending."""
+    return tuple(sorted(Neuron(layer, number) for layer, numbers in plan.items() for number in numbers))
+
+
+def is_mlp(name: str | None) -> bool:
+    """Whether `name` is an MLP axis: "mlp", or "encoder.mlp" where there are several streams."""
+    return name is not None and name.rpartition(".")[2] == MLP
+
+
+def streams_of(bound: Sequence[BoundStack], name: str | None, where: str) -> list[BoundStack]:
+    """The streams that `name` speaks of: all for None, those of "mlp" or "encoder.mlp", or the one of that name.
+
+    Raises:
+        BadInput: there is no such stream, or several whose neurons could be meant.
+    """
+    names = [one.name for one in bound]
+    wanted = (
+        name.rpartition(".")[0] or (names[0] if len(names) == 1 else "") if name is not None and is_mlp(name) else name
+    )
+    if wanted is not None and wanted not in names:
+        choices = [f"{one}.{MLP}" if len(names) > 1 else MLP for one in names] if is_mlp(name) else names
+        raise BadInput(f"{where}: --stack must be one of {', '.join(choices)}, not {name!r}")
+    return [one for one in bound if wanted in (None, one.name)]
+
+
+def linear_paths(stack: BoundStack) -> tuple[str, ...] | None:
+    """Module path of the last linear of each layer's MLP; None where it is no single module: experts, shared blocks."""
+    names = (stack.stack.mlp,) if stack.stack.mlp else stack.stack.last_linear
+    if len(names) != 1 or names[0].endswith("()"):
+        return None
+    paths = tuple(f"{block}.{names[0]}" for block in stack.blocks)
+    return paths if len(set(paths)) == len(paths) else None
+
+
+def mlp_axis(bound: BoundStack, name: str = MLP) -> BoundStack:
+    """The neurons of a stream's MLPs as a `BoundStack`: its scale is what each neuron writes, a column of the last linear.
+
+    Nothing else is bound: neurons have no norm, no bias and no embedding of their own.
+
+    Raises:
+        BadInput: the MLP's last linear is no single module in every layer.
+    """
+    paths = linear_paths(bound)
+    if paths is None:
+        raise BadInput(f"stream {bound.name!r} has no MLP axis: {NO_LINEAR}")
+    axis = -2 if bound.stack.weight_is_in_by_out else -1
+    linear = paths[0].removeprefix(f"{bound.blocks[0]}.")
+    scale = tuple((Param(f"{path}.weight", axis=axis),) for path in paths)
+    declared = replace(
+        bound.stack, name=name, norm_site="read", last_norm="", last_linear=(linear,), write_scales={}, notes=()
+    )
+    nothing: tuple[tuple[Param, ...], ...] = ((),) * bound.n_layers
+    return BoundStack(
+        stack=declared,
+        prefix=bound.prefix,
+        blocks=bound.blocks,
+        scale=scale,
+        bias=nothing,
+        writes=nothing,
+        reading=nothing,
+        embeddings=(),
+        embedding_norm=(),
+        reads=paths,
     )

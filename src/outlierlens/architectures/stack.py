@@ -1,21 +1,92 @@
-"""`Stack`: the declaration of one residual stream, plain enough to be written as TOML.
+"""What is declared of a model family: its residual streams (`Stack`), its attention (`Heads`), and the rest (`Family`).
 
-[[stack]]
-name = "model"
-blocks = "encoder.layer.{layer}"
-norm_site = "stream"
-last_norm = "output.LayerNorm"
-last_linear = ["output.dense"]
+    Family(stacks=(BERT,), causal="is_decoder", prefix="bert")                # most rows need no more than the streams
+    Heads(output="self_attn.o_proj", value=("self_attn.v_proj",), key=("self_attn.k_proj",), query=("self_attn.q_proj",))
+    heads("self_attn", "q_proj k_proj v_proj o_proj", rotary="halves")         # the same, and keys that are turned
+    Heads(output="attn.c_proj", value=("attn.c_attn[2/3]",), …)                # the last third of a fused linear
+
+    (family,) = ARCHITECTURES["gemma2"].gguf                                   # what llama.cpp's converters did
+    family.translate("blk.3.ffn_down.weight")       # Translation("model.layers.3.mlp.down_proj.weight", ...)
+    family.config(metadata, where)                  # {"model_type": "gemma2", "num_hidden_layers": 26, ...}
+
+A `Stack` is plain enough to be written as TOML. Tensors that a family does not name keep their GGUF name. Names of `Heads` are
+relative to the block, and may say which outputs of a linear are meant:
+
+- `[1/2]`: the second of two equal parts;
+- `[q]`, `[k]`, `[v]`: the linear gives all heads' queries, then all keys, then all values;
+- `[head q]`, `[head k]`, `[head v]`: it gives that for each head, or for each group of heads that shares a key and a value.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from outlierlens.architectures.heads import Heads, heads_of
-from outlierlens.errors import BadInput, comment, literal
-from outlierlens.results.json_toml import read_toml
+from outlierlens.errors import BadFile, BadInput, comment, literal
+from outlierlens.results.safe_files import read_toml
+
+Rotary = Literal["", "halves", "neighbours"]
+PART = re.compile(r"(?P<name>[^\[]+)(?:\[(?:(?P<part>\d+)/(?P<parts>\d+)|(?P<head>head )?(?P<letter>[qkv]))\])?")
+
+
+@dataclass(frozen=True)
+class Heads:
+    """One attention of a block; a block without its `output` does not have it.
+
+    Attributes:
+        output: the linear that reads the mix of values.
+        value, key, query: what gives them; several where terms are added to them, or where positions have some of their own.
+            () where queries meet more than the keys that are named.
+        key_norm, query_norm: norms of keys and queries, where a config has them.
+        rotary: how dimensions of a head are paired where positions turn them: i with i + half of those turned ("halves"), 2i
+            with 2i + 1 ("neighbours"), or "" without.
+    """
+
+    output: str
+    value: tuple[str, ...]
+    key: tuple[str, ...] = ()
+    query: tuple[str, ...] = ()
+    key_norm: str = ""
+    query_norm: str = ""
+    rotary: Rotary = ""
+
+    @property
+    def norms(self) -> dict[str, tuple[str, ...]]:
+        """{norm: the linears that it reads}."""
+        pairs = ((self.query_norm, self.query), (self.key_norm, self.key))
+        return {norm: linears for norm, linears in pairs if norm}
+
+
+def heads(around: str, names: str, *, norms: str = "", rotary: Rotary = "") -> Heads:
+    """An attention by its names below the module `around`: those of query, key, value and output, and of two norms."""
+    query, key, value, output = (f"{around}.{name}" for name in names.split())
+    query_norm, key_norm = (f"{around}.{name}" for name in norms.split()) if norms else ("", "")
+    return Heads(output, (value,), (key,), (query,), key_norm, query_norm, rotary)
+
+
+def fused(linear: str, output: str, *, each_head: bool = False, rotary: Rotary = "") -> Heads:
+    """An attention whose queries, keys and values one linear gives: all of each in a row, or for each head."""
+    query, key, value = ((f"{linear}[{'head ' * each_head}{letter}]",) for letter in "qkv")
+    return Heads(output, value, key, query, rotary=rotary)
+
+
+def heads_of(table: dict[str, Any]) -> Heads:
+    """An attention from a TOML table; raises TypeError for what it does not know or of the wrong type."""
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+    made = Heads(**values)
+    names = (made.output, made.key_norm, made.query_norm, made.rotary)
+    lists = (made.value, made.key, made.query)
+    if not all(isinstance(one, tuple) for one in lists):
+        raise TypeError
+    if not all(isinstance(name, str) for name in (*names, *(name for one in lists for name in one))):
+        raise TypeError
+    if made.rotary not in ("", "halves", "neighbours"):
+        raise TypeError
+    return made
+
+
+# --- one residual stream ---------------------------------------------------------------------------------------------
 
 NormSite = Literal["stream", "write", "read"]
 Config = Mapping[str, Any]
@@ -205,3 +276,235 @@ def _table(value: Any) -> dict[str, Any]:
 
 def _strings(value: Any) -> tuple[str, ...]:
     return tuple(_instance(item, str) for item in _instance(value, list))
+
+
+# --- names in GGUF files ---------------------------------------------------------------------------------------------
+
+BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,8})\.(.+)\Z")
+_EXPERT = re.compile(r"(.+)\.(0|[1-9]\d{0,8})\Z")
+
+# What several families share: config keys by metadata key, and the norms of a pre-norm block.
+KEYS = {
+    "num_hidden_layers": "block_count",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "max_position_embeddings": "context_length",
+    "vocab_size": "vocab_size",
+}
+LAYER_NORM_KEYS = {**KEYS, "layer_norm_eps": "attention.layer_norm_epsilon"}
+PRE_NORM = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+
+
+@dataclass(frozen=True)
+class Translation:
+    """One tensor as Hugging Face has it, and what undoes the converter's changes to its values.
+
+    Attributes:
+        name: the Hugging Face name.
+        swap: the last two axes must be swapped.
+        shift: what must be added to the values.
+        order: how the rows stand, where not as in Hugging Face; see `Gguf.orders`.
+        known: the family has such a tensor; else `name` is GGUF's own.
+    """
+
+    name: str
+    swap: bool = False
+    shift: float = 0.0
+    order: str = ""
+    known: bool = False
+
+
+@dataclass(frozen=True)
+class Gguf:
+    """One model family in GGUF's words and in Hugging Face's.
+
+    Attributes:
+        architecture: GGUF's word for the family, `general.architecture`; several families may share it.
+        blocks: path of a block; "{layer}" is its number.
+        inner: GGUF module of a block -> path within the block. A path that ends in "()" is a bare parameter ("p" and
+            "p_bias"); "{expert}" stands for the number in names such as "ffn_down.7".
+        outer: GGUF module outside the blocks -> full path.
+        when: module of a block whose presence tells this family from others of the same GGUF architecture.
+        swapped: modules whose weight the converter transposed.
+        keys: config key -> metadata key without the architecture's prefix.
+        constants: config values that the architecture implies.
+        orders: modules whose rows the converter put in another order: "rotary" (each head's two halves are shuffled into
+            pairs), "heads" (all queries, keys and values stand together, not each head's), "groups" (the same of key and
+            value heads that several queries share). `gguf_model` undoes it: no measure on weights alone depends on it.
+        experts: path of the parameter that holds the experts' gate and up projections, two tensors here; "" without.
+        alternating: gate and up take turns in that parameter, which is [expert, in, out]; else one stands behind the other.
+        rope: config keys of the rotary base and of the share of a head that rotates, where that is not all of it.
+        flags: config key -> tensor whose presence it tells.
+        several_keys: config values where there are several key heads and the config says nothing else of them.
+        by_hidden: number of blocks of the one size whose queries are scaled by the model's width over its heads instead of
+            the width of a head, as llama.cpp tells it; 0 where the config says nothing of it, nor of capped logits.
+        yarn: settings of YaRN that the metadata does not hold.
+        others: metadata key -> what the file is of instead where it has that key.
+        kin: further families whose config.json fits these tensors.
+        model_type, norm_shift: the Hugging Face `model_type`, and what the converter added to the weight of every norm;
+            filled in from the family's row.
+    """
+
+    architecture: str
+    blocks: str
+    inner: Mapping[str, str]
+    outer: Mapping[str, str]
+    when: str = ""
+    swapped: frozenset[str] = frozenset()
+    keys: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    orders: Mapping[str, str] = field(default_factory=dict)
+    experts: str = ""
+    alternating: bool = False
+    rope: tuple[str, ...] = ()
+    flags: Mapping[str, str] = field(default_factory=dict)
+    several_keys: Mapping[str, Any] = field(default_factory=dict)
+    by_hidden: int = 0
+    yarn: Mapping[str, Any] = field(default_factory=dict)
+    others: Mapping[str, str] = field(default_factory=dict)
+    kin: tuple[str, ...] = ()
+    model_type: str = ""
+    norm_shift: float = 0.0
+
+    def translate(self, stored: str) -> Translation:
+        """The Hugging Face name of a GGUF tensor, or `stored` itself where the table has none."""
+        stem, _, leaf = stored.rpartition(".")
+        if leaf not in ("weight", "bias"):
+            return Translation(stored)
+        match = BLOCK.match(stem)
+        module = match[2] if match else stem
+        path = self._inner(module) if match else self.outer.get(module)
+        if path is None:
+            return Translation(stored)
+        start = self.blocks.replace("{layer}", match[1]) + "." if match else ""
+        is_weight = leaf == "weight"
+        return Translation(
+            name=start + parameter(path, leaf),
+            swap=is_weight and module in self.swapped,
+            shift=-self.norm_shift if is_weight and self.norm_shift and module.endswith("norm") else 0.0,
+            order=self.orders.get(module, ""),
+            known=True,
+        )
+
+    def _inner(self, module: str) -> str | None:
+        if module in self.inner:
+            return self.inner[module]
+        match = _EXPERT.match(module)
+        path = self.inner.get(match[1] + ".{expert}") if match else None
+        return path.replace("{expert}", match[2]) if match and path else None
+
+    def config(self, metadata: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """The part of a `config.json` that the metadata holds; raises BadFile for a value of the wrong type."""
+        config: dict[str, Any] = {"model_type": self.model_type, **self.constants}
+        for key, suffix in self.keys.items():
+            value = metadata.get(f"{self.architecture}.{suffix}")
+            if value is None:
+                continue  # absent, or an array with one value per layer, which no config key holds
+            kind: type = float if suffix.endswith(("epsilon", "freq_base")) else bool if key.startswith("use_") else int
+            # JSON has one kind of number, and writers differ in whether a whole number is stored as a float.
+            if type(value) is not kind and not (kind is float and type(value) is int):
+                raise BadFile(
+                    f"{where}: metadata {self.architecture}.{suffix} is {value!r}, not of type {kind.__name__}; "
+                    "the file is corrupt, convert the model again"
+                )
+            config[key] = value
+        return config
+
+
+# --- one family ------------------------------------------------------------------------------------------------------
+
+Causal = Literal["always", "is_decoder", "never"]
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    """Where a block returns its attention weights when asked with output_attentions=True.
+
+    Attributes:
+        index: place in the tuple the block returns.
+        query_first: weights are [query, key, batch, head], and no mask hides a key that is no padding.
+        window: module path, relative to the block, of a bool buffer [1, 1, query, key] that hides keys beside the mask.
+    """
+
+    index: int = 1
+    query_first: bool = False
+    window: str = ""
+
+
+@dataclass(frozen=True)
+class Specification:
+    """Dimensions that a paper names, for one checkpoint of a family.
+
+    Attributes:
+        n_layers, hidden_size: the shape it is for.
+        ranges: (first layer, last layer (included), dimension); layers counted from 1 as in the paper, where layer 1 is
+            the output of the first block.
+        source: section of the paper.
+        note: what the paper leaves open.
+        model_type: the family's, filled in by the table.
+    """
+
+    n_layers: int
+    hidden_size: int
+    ranges: tuple[tuple[int, int, int], ...]
+    source: str
+    note: str = ""
+    model_type: str = ""
+
+    @property
+    def dims(self) -> dict[str, tuple[int, ...]]:
+        """{layer's name: dimensions}, layers counted from 0: the output of the first block is "0"."""
+        layers = range(min(first for first, *_ in self.ranges) - 1, max(last for _, last, _ in self.ranges))
+        found = {
+            str(layer): tuple(sorted({dim for first, last, dim in self.ranges if first - 1 <= layer < last}))
+            for layer in layers
+        }
+        return {layer: dims for layer, dims in found.items() if dims}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A row of the table: a family's residual streams, and what else sets it apart.
+
+    Attributes:
+        stacks: its residual streams, or a function of the config where the layout depends on it.
+        prefix: module name with which its parameters start (transformers' base_model_prefix), and those of families that
+            declare the same alone.
+        tables: what a row of an embedding table stands for ("token", "position", "segment", …), by the last part of the
+            table's name, where that name is none of `rows.TABLES`.
+        first_position: row of the position table that position 0 reads; "padding" is the row after the padding token's.
+        counts_skipped: the config's number of positions is the height of that table, rows before the first included.
+        causal: when a class named as a causal model attends to the left alone: always, where the config says is_decoder,
+            or never.
+        head_reads_last: its sequence head reads the last position, padding or not.
+        attention: where a block returns its weights, for families of which transformers does not declare it.
+        shorten: cuts lists of layers that have a form of their own, in a config's values, to a number of blocks.
+        vocabulary: file of a tokenizer that tells it from the families that share its streams.
+        renamed: parameter -> its newer name, where files of both ages are about.
+        gguf: how llama.cpp's converters store it; several where one family has several layouts.
+        clipped: dimensions that papers name, by the name to ask for.
+    """
+
+    stacks: tuple[Stack, ...] | Callable[[Config], tuple[Stack, ...]]
+    prefix: str = ""
+    tables: Mapping[str, str] = field(default_factory=dict)
+    first_position: int | Literal["padding"] = 0
+    counts_skipped: bool = False
+    causal: Causal = "always"
+    head_reads_last: bool = False
+    attention: AttentionWeights | None = None
+    shorten: Callable[[dict[str, Any], int], None] | None = None
+    vocabulary: str = ""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    gguf: tuple[Gguf, ...] = ()
+    clipped: Mapping[str, Specification] = field(default_factory=dict)
+
+    def named(self, model_type: str) -> "Family":
+        """The row with its `model_type` and what follows from its streams filled in below."""
+        shift = self.stacks[0].norm_offset if isinstance(self.stacks, tuple) and self.stacks else 0.0
+        return replace(
+            self,
+            gguf=tuple(replace(one, model_type=model_type, norm_shift=shift) for one in self.gguf),
+            clipped={name: replace(spec, model_type=model_type) for name, spec in self.clipped.items()},
+        )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from outlierlens.architectures import ARCHITECTURES
-from outlierlens.architectures.gguf import BLOCK, Gguf, Translation
+from outlierlens.architectures.stack import BLOCK, Gguf, Translation
 from outlierlens.checkpoints.base import (
     ITEM_BYTES,
     Checkpoint,
@@ -25,8 +25,8 @@ from outlierlens.checkpoints.base import (
     shorter,
     widen,
 )
+from outlierlens.checkpoints.formats import Placed
 from outlierlens.checkpoints.gguf_header import Header, read_header
-from outlierlens.checkpoints.safetensors import Placed
 from outlierlens.errors import BadFile, need
 
 CHUNK_VALUES = 2**20  # dequantized at a time: bounds what the dequantizers hold beside the result

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from outlierlens.checkpoints.base import TensorInfo
-from outlierlens.checkpoints.safetensors import Placed
+from outlierlens.checkpoints.formats import Placed
 from outlierlens.errors import BadFile
 
 # Far above any published model. They bound time and memory where the file's size alone would allow more.

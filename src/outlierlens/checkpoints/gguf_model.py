@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.architectures.gguf import BLOCK, Gguf
+from outlierlens.architectures.stack import BLOCK, Gguf
 from outlierlens.checkpoints.gguf import FAMILIES, GGUFCheckpoint
 from outlierlens.errors import BadFile, UnknownArchitecture
 

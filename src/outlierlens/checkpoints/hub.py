@@ -30,17 +30,19 @@ from outlierlens.checkpoints.base import (
     runs_of,
     widen,
 )
-from outlierlens.checkpoints.formats import SAFETENSORS, is_part, open_directory
-from outlierlens.checkpoints.ranges import PARALLEL, LocalFile, RemoteFile, Run, merge
-from outlierlens.checkpoints.repository import Repository, offline_by_environment
-from outlierlens.checkpoints.safetensors import (
+from outlierlens.checkpoints.formats import (
     MAX_INDEX_BYTES,
+    SAFETENSORS,
     Placed,
     files_of,
     header_length,
+    is_part,
+    open_directory,
     parse_header,
     shard_names,
 )
+from outlierlens.checkpoints.ranges import PARALLEL, LocalFile, RemoteFile, Run, merge
+from outlierlens.checkpoints.repository import Repository, offline_by_environment
 from outlierlens.errors import BadFile, BadInput, NoSafetensors, Offline, OutlierlensError
 
 HEADER_GUESS = 65_536  # bytes; the header of BERT-base is 20 kB

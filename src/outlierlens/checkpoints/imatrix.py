@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+from outlierlens.checkpoints.formats import Placed
 from outlierlens.checkpoints.gguf_header import MAX_NAME_BYTES, MAX_TENSORS, read_header
-from outlierlens.checkpoints.safetensors import Placed
 from outlierlens.errors import BadFile
 
 _INT = struct.Struct("<i")

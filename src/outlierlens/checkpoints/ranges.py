@@ -23,8 +23,7 @@ from urllib.parse import urljoin, urlsplit
 
 from outlierlens import __version__
 from outlierlens.checkpoints import pace
-from outlierlens.checkpoints.courtesy import NUMBER, Courtesy, seconds_asked
-from outlierlens.checkpoints.pace import Pace, TooSlow, within
+from outlierlens.checkpoints.pace import NUMBER, Courtesy, Pace, TooSlow, seconds_asked, within
 from outlierlens.errors import BadFile, BadInput, Gated, RemoteError, TooMuchToRead
 
 GAP_BYTES = 256_000  # below this, reading on is cheaper than another round trip

@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from outlierlens.checkpoints.base import MAX_CONFIG_BYTES, parse_config
-from outlierlens.checkpoints.courtesy import Courtesy
+from outlierlens.checkpoints.pace import Courtesy
 from outlierlens.checkpoints.ranges import LocalFile, RemoteFile, Wire, refused
 from outlierlens.errors import BadInput, UnknownModel, shell
 

@@ -4,19 +4,23 @@
         checkpoint.tensors["model.layers.0.mlp.down_proj.weight"]       # the shape of the weight, however it is stored
         checkpoint.packed_by("model.layers.0.mlp.down_proj.weight")     # "GPTQ": `read` refuses it, by this name
 
-Scales are not weights, so they are not listed. What compilers and trainers put around the names is taken off.
+Scales are not weights, so they are not listed. What compilers and trainers put around the names is taken off. A loaded model's
+parameters are a checkpoint too (`LiveCheckpoint`), so that the rules run on live weights.
 """
 
 import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from outlierlens.checkpoints.base import ITEM_BYTES, Checkpoint, LazyTensors, TensorInfo, is_shape, parse_config
 from outlierlens.errors import BadFile
+
+if TYPE_CHECKING:
+    from torch import nn
 
 # Modules that compilers and trainers put around others, and what they put before all names.
 _AROUND = re.compile(
@@ -396,3 +400,49 @@ def _halves(codes: np.ndarray) -> np.ndarray:
     """The values [row, 2 · column] of bytes that hold two of E2M1, the lower bits first."""
     whole = codes.astype(np.int16).astype(np.uint8)
     return _FP4[np.stack([whole & 15, whole >> 4], axis=-1).reshape(len(whole), -1)]
+
+
+# --- live models -----------------------------------------------------------------------------------------------------
+
+
+class LiveCheckpoint(Weights):
+    """Named parameters of a model in memory; values are copied to float32 as they are read."""
+
+    def __init__(self, model: "nn.Module", *, name: str, config: dict[str, Any]):
+        super().__init__(_Parameters(model, name=name, config=config), rename=False)
+
+
+class _Parameters(Checkpoint):
+    """The parameters as they are, codes among them."""
+
+    kind = "live"
+
+    def __init__(self, model: "nn.Module", *, name: str, config: dict[str, Any]):
+        from outlierlens.architectures import live_parameters
+
+        self.name, self.config = name, config
+        self._parameters = live_parameters(model)
+        self.tensors = {
+            key: TensorInfo(str(value.dtype).removeprefix("torch."), tuple(value.shape), value.nbytes)
+            for key, value in self._parameters.items()
+        }
+        self.total_bytes = sum(parameter.nbytes for parameter in model.parameters())
+        self.bytes_read = 0
+
+    def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
+        for name in names:
+            self.bytes_read += self.tensors[name].nbytes
+            yield name, self._parameters[name].detach().float().cpu().numpy()
+
+    def read_rows(self, name: str, n_rows: int) -> Iterator[np.ndarray]:
+        self.bytes_read += self.tensors[name].nbytes
+        values = self._parameters[name].detach()
+        rows = values.reshape(-1, values.shape[-1])
+        for start in range(0, len(rows), n_rows):
+            yield rows[start : start + n_rows].float().cpu().numpy()
+
+    def take_rows(self, name: str, rows: Sequence[int]) -> np.ndarray:
+        values = self._parameters[name].detach()
+        picked = values.reshape(-1, values.shape[-1])[list(rows)]
+        self.bytes_read += picked.nbytes
+        return np.array(picked.float().cpu().numpy())

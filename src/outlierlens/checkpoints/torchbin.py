@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.checkpoints.base import MAX_RANK, MAX_TENSORS, Checkpoint, TensorInfo, is_shape
+from outlierlens.checkpoints.formats import files_of, gather
 from outlierlens.checkpoints.pickle_scan import SAFE, scan_pickle
-from outlierlens.checkpoints.safetensors import files_of, gather
 from outlierlens.errors import BadFile, need
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from outlierlens.errors import install
 from outlierlens.experiments import EXPERIMENTS
 from outlierlens.models.devices import cores
 from outlierlens.session import Session
+from outlierlens.view.render import print_rows
 from outlierlens.view.section import Rows
-from outlierlens.view.terminal import print_rows
 
 PACKAGE = "outlierlens"
 FOR_USERS = ("charts", "models", "onnx", "vision", "audio", "ray", "explore")  # not dev and crosscheck

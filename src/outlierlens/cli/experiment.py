@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
 
-from outlierlens.cli import common, flags, reproduce
+from outlierlens.cli import app, common, reproduce
 from outlierlens.cli.common import Progress, check_chart, drawn, resumable, say, warn
 from outlierlens.experiments import BY_NAME, BY_RESULT, Experiment
 from outlierlens.results.row_store import alone_in, rows_aside
@@ -27,7 +27,7 @@ def __getattr__(name: str) -> App:
     if name not in BY_NAME:
         raise AttributeError(name)
     row = BY_NAME[name]
-    return flags.command(row.name, row.about, row.asks(), functools.partial(_run, row))
+    return app.command(row.name, row.about, row.asks(), functools.partial(_run, row))
 
 
 def _run(experiment: Experiment, *, options: Any = None, **groups: Any) -> None:
@@ -103,8 +103,8 @@ def with_command(found: Any, command: str) -> Any:
 
 def print_sections(experiment: Experiment, found: Any, *, verbose: bool = False, **show: Any) -> None:
     """The sections of a result on stdout, then its notes."""
+    from outlierlens.view.render import print_section
     from outlierlens.view.section import notes_of
-    from outlierlens.view.terminal import print_section
 
     for section in experiment.sections()(found, verbose=verbose, **show):
         print_section(section, sys.stdout)

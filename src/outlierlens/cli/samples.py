@@ -7,8 +7,8 @@ from typing import Annotated
 from outlierlens.cli.common import say
 from outlierlens.options import Flag
 from outlierlens.session import Session
+from outlierlens.view.render import print_rows
 from outlierlens.view.section import Rows
-from outlierlens.view.terminal import print_rows
 
 
 def samples(session: Session, _: None) -> None:

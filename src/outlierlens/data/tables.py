@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from outlierlens.errors import BadInput, Offline, OutlierlensError, need, one_line
-from outlierlens.results.json_toml import parse_json
+from outlierlens.results.safe_files import parse_json
 
 PARQUET_ROWS = 128  # unpacked at once: a value may be stored once and stand in every row
 MAX_UNPACKED, MAX_RATIO = 1 << 28, 1000  # bytes of a row group, and from one byte of the file, that need no explanation

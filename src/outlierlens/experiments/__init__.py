@@ -4,16 +4,52 @@
 """
 
 from outlierlens.experiment import GROUP_NAMES, Experiment
-from outlierlens.experiments import groups
 from outlierlens.options import REQUIRED, Other
 
-__all__ = ["BY_NAME", "BY_RESULT", "EXPERIMENTS", "GROUP_NAMES", "Experiment"]
+__all__ = [
+    "BY_NAME",
+    "BY_RESULT",
+    "EXPERIMENTS",
+    "GROUP_NAMES",
+    "Experiment",
+]
+
+MODELS = ("options", "output", "source")
+CONDITIONS = ("subject", "task", "options", "output", "loading")
+TOKENS = ("subject", "reading", "options", "vectors", "output", "loading")
+REPAIRED = ("subject", "reading", "options", "vectors", "fitting", "output", "loading")
+WEIGHTS = ("subject", "options", "output", "source")
+SPLITS = ("subject", "splits", "options", "output", "loading")
+VECTORS = ("subject", "options", "vectors", "fitting", "output", "loading")
+EXAMPLES = ("subject", "task", "options", "output", "loading")
+LIMIT = Other(help="Use the first N texts. Default: 16; --thorough: 64.")
+TEXT = Other(REQUIRED, help="Text to run the model on: a file or a hub id.")
+# Of commands that read texts, pictures or recordings, whatever their labels.
+UNLABELLED: dict[str, Other | None] = dict.fromkeys(
+    ("task", "measure", "metric", "labels", "split", "pair_column", "label_column")
+)
+# Of commands that keep what they measure in a run directory.
+RUN_DIRECTORY: dict[str, Other | None] = {
+    "chart": None,
+    "overwrite": Other(help="Start again: drop what was measured."),
+}
+GLUE_MODEL: dict[str, Other | None] = {
+    "model": Other(help="Pre-trained model: sample, directory or hub id."), "verbose": None,
+    "output": Other(help="Run directory. Default: runs/MODEL-PAPER."),
+}  # fmt: skip
+GLUE = (
+    "fine-tune, switch them off without training again, beside random sets.\n\n"
+    "Everything is kept in the run directory as it is made: the same command continues a stopped run."
+)
+WHOLE: dict[str, Other | None] = dict.fromkeys(("limit", "measure", "labels", "split", "max_seconds"))  # none of SPLITS
+
+# --- the table -------------------------------------------------------------------------------------------------------
 
 EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "scan", "find",
         "Find outlier dimensions in the weights of one or more models, without loading them.",
-        home="detection.scan", odd=True, python="scan", options="Scanning", takes=groups.MODELS,
+        home="detection.scan", odd=True, python="scan", options="Scanning", takes=MODELS,
         shared={"chart": None, "no_progress": None}, result="Scan", also=("Scans",),
         examples=(
             "scan mini-planted  # the dimensions that the weights name",
@@ -24,7 +60,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "lookup", "find",
         "Look a model up in an atlas, offline: its outlier dimensions, its likely parent, and what they cost."
         "\n\nMODEL is a name in the atlas, or any model: of that the weights are read that `scan` reads, and its norms.",
-        home="experiments.lookup", python="lookup", needs=("atlas",), options="LookupOptions", takes=groups.WEIGHTS,
+        home="experiments.lookup", python="lookup", needs=("atlas",), options="LookupOptions", takes=WEIGHTS,
         shared={"chart": None, "no_progress": None, "arch": None, "family": None}, result="Lookup",
         examples=("lookup smollm2-135m  # by name", "lookup mini-planted  # whose norms are read"),
     ),
@@ -34,7 +70,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "With --values, also which sensitive values differ, as `verify` would: exit code 3 if any moved. Exit code 2: "
         "nothing could be compared.",
         home="experiments.compare", needs=("integrity",), python="compare",
-        options="CompareOptions", takes=groups.MODELS,
+        options="CompareOptions", takes=MODELS,
         shared={"subfolder": None, "chart": None, "no_progress": None, "verbose": Other(help="With --values: all that moved.")},
         result="Comparison", gate="values_moved",
         examples=(
@@ -46,7 +82,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "atlas build", "find",
         "Find the outlier dimensions of thousands of models on a hub, as `scan` does; stopped builds go on.\n\n"
         "A model that cannot be read gets a row with the reason. The same command looks only at what has no row yet.",
-        home="experiments.atlas", odd=True, writes="folder", options="BuildCall", takes=groups.MODELS, needs=("range", "sweep"),
+        home="experiments.atlas", odd=True, writes="folder", options="BuildCall", takes=MODELS, needs=("range", "sweep"),
         shared=dict.fromkeys(("chart", "overwrite", "verbose", "arch", "family", "revision", "subfolder", "offline"))
         | {"output": Other(REQUIRED, help="Folder of the atlas.")},
         examples=(
@@ -67,7 +103,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "fingerprint", "guard",
         "Record the sensitive values of a model, so that `verify` can check copies.",
         home="experiments.integrity", measure=".fingerprint", python=".fingerprint:fingerprint",
-        options="FingerprintOptions", takes=groups.WEIGHTS, shared=dict.fromkeys(("chart", "no_progress")),
+        options="FingerprintOptions", takes=WEIGHTS, shared=dict.fromkeys(("chart", "no_progress")),
         result="Fingerprint",
         examples=(
             "fingerprint mini-planted -o print.json",
@@ -79,7 +115,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Find the sensitive values that moved since the fingerprint, and whether they are the dangerous ones.\n\n"
         "Exit code 0: it matches; 3: it does not; 2: there is nothing to verify (an unusable baseline or model).",
         home="experiments.integrity", measure=".verify", python=".verify:verify", options="VerifyOptions",
-        takes=groups.WEIGHTS, shared=dict.fromkeys(("chart", "no_progress")), result="Verification",
+        takes=WEIGHTS, shared=dict.fromkeys(("chart", "no_progress")), result="Verification",
         gate="failed",
         examples=(
             "verify mini-planted --baseline print.json",
@@ -90,8 +126,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "observe", "find",
         "Stream texts (or images, or recordings) through the model once; report statistics of every layer and dimension.",
         home="detection.observe", python="observe", options="Asked",
-        takes=groups.EXAMPLES,
-        shared=groups.UNLABELLED | {
+        takes=EXAMPLES,
+        shared=UNLABELLED | {
             "chart": None, "verbose": Other(help="Also list dimensions far from the mean, and the data's SHA-256."),
         },
         result="Observation",
@@ -106,7 +142,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Several modes (--modes all) tell a fixed bias from information: zero, means, shuffled, scaled, beside random "
         "dimensions. With --predictions COUNTS, what the model predicts: frequent tokens, or rare ones? What is measured is "
         "kept in runs/MODEL-ablate: the same command goes on.",
-        home="analyses.ablate", places=("save",), python="ablate", options="Command", takes=groups.CONDITIONS,
+        home="analyses.ablate", places=("save",), python="ablate", options="Command", takes=CONDITIONS,
         shared={
             "limit": Other(
                 help="Use the first N texts. Default: 16 (several modes: 32; --thorough: 64; --predictions: 200); "
@@ -126,7 +162,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "sweep", "switch off",
         "Switch off every dimension in turn (or sets, or layer by layer) and rank what breaks, with intervals.\n\n"
         "Every measurement is kept in the run directory as it is made: the same command continues a stopped run.",
-        home="experiments.sweep", odd=True, writes="folder", python="sweep", options="SweepCall", takes=groups.EXAMPLES,
+        home="experiments.sweep", odd=True, writes="folder", python="sweep", options="SweepCall", takes=EXAMPLES,
         shared={
             "output": Other(help="Run directory. Default: runs/MODEL-sweep."),
             "overwrite": Other(help="Start again: drop what was measured."),
@@ -144,7 +180,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Find the positions that pruning removed in half of the layers, and the outliers among them; needs no torch for "
         "safetensors and .npz.\n\n"
         "Exit code 0: the constraint holds; 3: it is broken; 2: it could not be checked.",
-        home="analyses.prune", python="prune_check", measure=":run_check", options="PruneCheckCall", takes=groups.MODELS,
+        home="analyses.prune", python="prune_check", measure=":run_check", options="PruneCheckCall", takes=MODELS,
         shared={"no_progress": None}, result="PruneCheck", gate="failed",
         examples=(
             "prune check mini-bert mini-planted  # did a position lose all its values?",
@@ -154,7 +190,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "prune protect", "compress",
         "Write what another tool should leave alone, in the form it reads: Python or YAML, ready to paste.",
-        home="analyses.prune_lists", python="protect", odd=True, options="ProtectCall", takes=groups.WEIGHTS,
+        home="analyses.prune_lists", python="protect", odd=True, options="ProtectCall", takes=WEIGHTS,
         shared=dict.fromkeys(("chart", "json", "verbose", "no_progress"))
         | {"output": Other(help="Write the list to exactly this file.")},
         examples=(
@@ -176,7 +212,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "track", "train",
         "Find when dimensions became outliers over a training run, and where the loss was then.\n\n"
         "Of each checkpoint only the norm vectors are read.",
-        home="experiments.track", odd=True, writes="folder", python="track", options="TrackCall", takes=groups.MODELS,
+        home="experiments.track", odd=True, writes="folder", python="track", options="TrackCall", takes=MODELS,
         shared={
             "chart": Other(help="Draw all panels to this file: .png, .svg, .html or .json."), "revision": None,
             "output": Other(help="Write track.json and a report into this folder."), "verbose": None,
@@ -222,8 +258,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Fine-tune a model on a labelled task, the best epoch of each seed kept; stopped runs continue.\n\n"
         "With --recover dimensions of a fine-tuned model go off, and it is fine-tuned again, free and held at zero, against "
         "random ones.",
-        home="training.finetune", python=".loop:finetune", odd=True, writes="folder", options="Finetuning", takes=groups.SPLITS,
-        shared=groups.WHOLE | {
+        home="training.finetune", python=".loop:finetune", odd=True, writes="folder", options="Finetuning", takes=SPLITS,
+        shared=WHOLE | {
             "task": Other(REQUIRED, help="sst2, cola, rte, hans, superglue:wic, …; or classify, regress, tokens."),
             "text_column": Other(help="classify, regress: the text. tokens: the words."),
             "label_column": Other(help="classify, regress, tokens: the label."),
@@ -242,10 +278,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "replicate kovaleva-glue", "compare with papers",
-        f"GLUE with outliers off as in Kovaleva et al. (2021): {groups.GLUE}",
+        f"GLUE with outliers off as in Kovaleva et al. (2021): {GLUE}",
         home="replicate.glue", odd=True, writes="folder", options="KOVALEVA", takes=("subject", "options", "output",
         "loading"),
-        shared=groups.RUN_DIRECTORY | groups.GLUE_MODEL, result="Replication",
+        shared=RUN_DIRECTORY | GLUE_MODEL, result="Replication",
         examples=(
             "replicate kovaleva-glue mini-planted --tasks sst2 --tuned sst2=tuned/seed-42/model --data paper/glue "
             "--labels negative,positive --random 1 --matched 0 --windows-task none -o kovaleva",
@@ -256,10 +292,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "replicate puccetti-glue", "compare with papers",
-        f"GLUE with outliers off as in Puccetti et al. (2022): {groups.GLUE}",
+        f"GLUE with outliers off as in Puccetti et al. (2022): {GLUE}",
         home="replicate.glue", odd=True, writes="folder", options="PUCCETTI", takes=("subject", "options", "output",
         "loading"),
-        shared=groups.RUN_DIRECTORY | groups.GLUE_MODEL, result="Replication",
+        shared=RUN_DIRECTORY | GLUE_MODEL, result="Replication",
         examples=(
             "replicate puccetti-glue mini-planted --tasks sst2 --tuned sst2=tuned/seed-42/model --data paper/glue "
             "--labels negative,positive --random 1 --matched 0 --windows-task none -o puccetti-glue",
@@ -273,7 +309,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Positions, geometry, clipping and what vectors are good for: all tables and figures of Luo et al. (2021).\n\n"
         "Each part is kept in the run directory when it is measured: the same command continues a stopped run.",
         home="replicate.luo", python="replicate_luo", odd=True, writes="folder", options="LuoOptions",
-        shared=groups.RUN_DIRECTORY | {
+        shared=RUN_DIRECTORY | {
             "data": Other(None, help="Folder with sst2, sts, wic, sst5 and imdb in it. Default: the hub's copies."),
             "text_column": None, "limit": None, "verbose": None,
             "output": Other(help="Run directory. Default: runs/MODEL-luo."),
@@ -289,8 +325,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Frequency, vertical attention, damage by layer and what ablated models say: Puccetti et al. (2022).\n\n"
         "Each part is kept in the run directory when it is measured: the same command continues a stopped run.",
         home="replicate.puccetti", python="replicate_puccetti", odd=True, writes="folder", options="PuccettiOptions",
-        shared=groups.RUN_DIRECTORY | {
-            "data": groups.TEXT,
+        shared=RUN_DIRECTORY | {
+            "data": TEXT,
             "output": Other(help="Run directory. Default: runs/MODEL-puccetti."),
         },
         result="PuccettiReplication",
@@ -302,7 +338,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "survival", "train",
         "Find the outlier dimensions that survive fine-tuning, and how far they moved, from the weights alone.",
-        home="experiments.survival", python="survival", needs=("compare",), options="Followed", takes=groups.MODELS,
+        home="experiments.survival", python="survival", needs=("compare",), options="Followed", takes=MODELS,
         shared={"subfolder": None, "verbose": None, "no_progress": None}, result="Survival",
         picture=".charts:survival",
         examples=(
@@ -314,8 +350,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "one-dimension", "explain",
         "Measure how much of a task each single dimension carries: the best classifier that sees one number (Rudman et "
         "al. 2023).",
-        home="experiments.one_dimension", python="one_dimension", options="OneDimOptions", takes=groups.SPLITS,
-        shared=groups.WHOLE | {"model": Other(help="Fine-tuned: directory or hub id."), "task": Other(REQUIRED)},
+        home="experiments.one_dimension", python="one_dimension", options="OneDimOptions", takes=SPLITS,
+        shared=WHOLE | {"model": Other(help="Fine-tuned: directory or hub id."), "task": Other(REQUIRED)},
         result="OneDimension", picture="one_dimension",
         examples=(
             "one-dimension tuned/seed-42/model --task classify --data labelled --dims 8 --limit 8",
@@ -325,7 +361,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "sts", "embed",
         "Score semantic textual similarity at every layer with every fix, in one pass over the sentences.",
-        home="experiments.similarity", python=".sts:sts", measure=".sts", options="StsCall", takes=groups.VECTORS,
+        home="experiments.similarity", python=".sts:sts", measure=".sts", options="StsCall", takes=VECTORS,
         shared={"verbose": Other(help="Show the scores of every layer too.")}, result="Similarity",
         picture="sts_layers",
         examples=(
@@ -336,7 +372,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "wic", "embed",
         "Judge by the cosine of its vectors whether a word means the same in two sentences: all layers, thresholds, fixes.",
-        home="experiments.similarity", python=".wic:wic", measure=".wic", options="WicCall", takes=groups.VECTORS,
+        home="experiments.similarity", python=".wic:wic", measure=".wic", options="WicCall", takes=VECTORS,
         shared={"verbose": Other(help="Show the accuracy of every layer too.")}, result="WordInContext",
         picture="wic_layers",
         examples=(
@@ -347,7 +383,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "origin", "explain",
         "Trace outlier dimensions to their origin: embedding tables row by row, and every norm by layer.",
-        home="experiments.origin", python="origin", options="Traced", takes=groups.WEIGHTS,
+        home="experiments.origin", python="origin", options="Traced", takes=WEIGHTS,
         shared={"no_progress": None}, result="Origin", picture=".view:picture",
         examples=(
             "origin mini-planted",
@@ -368,7 +404,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "geometry", "explain",
         "Measure how vectors lie in space: anisotropy, self-similarity, isotropy, by layer, before and after fixes.",
-        home="experiments.geometry", python="geometry", options="GeometryOptions", takes=groups.REPAIRED,
+        home="experiments.geometry", python="geometry", options="GeometryOptions", takes=REPAIRED,
         shared={
             "data": Other(REQUIRED, help="Sentences, one per row: .txt, .jsonl, .csv, .tsv, .parquet, or a hub id."),
             "limit": Other(least=4, help="Draw from the first N sentences."),
@@ -383,8 +419,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "frequency", "explain",
         "Measure how closely each dimension follows how frequent a token is: outliers against all other dimensions.",
-        home="experiments.frequency", python="frequency", options="FrequencyCall", takes=groups.TOKENS,
-        shared={"data": groups.TEXT},
+        home="experiments.frequency", python="frequency", options="FrequencyCall", takes=TOKENS,
+        shared={"data": TEXT},
         result="Frequency", picture="frequency",
         examples=(
             "frequency mini-planted --counts counts.parquet --data texts.txt --bootstrap 50",
@@ -397,8 +433,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Measure how vectors of frequent and rare tokens differ: norms and cosines, with outlier dimensions on and off.",
         home="experiments.frequency_geometry", python="frequency_geometry", needs=("frequency", "geometry"),
         options="FrequencyGeometryCall",
-        takes=groups.TOKENS,
-        shared={"data": groups.TEXT, "limit": Other(least=4)},
+        takes=TOKENS,
+        shared={"data": TEXT, "limit": Other(least=4)},
         result="FrequencyBands", picture="frequency_geometry",
         examples=(
             "frequency-geometry mini-planted --counts counts.parquet --data texts.txt --bands 2 --tokens-per-band 8 "
@@ -421,7 +457,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "probe", "embed",
         "Train one linear probe per layer that predicts each token's position, and name the dimensions it reads (Luo et "
         "al. 2021).",
-        home="experiments.probe", python="probe_positions", options="ProbeCall", takes=groups.REPAIRED,
+        home="experiments.probe", python="probe_positions", options="ProbeCall", takes=REPAIRED,
         shared={
             "data": Other(REQUIRED, help="Texts to train on: .txt, .jsonl, .csv, .tsv, .parquet or a hub id."),
             "limit": None, "fixes": None, "verbose": Other(help="Show every dimension that is clipped somewhere."),
@@ -435,7 +471,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "quantize", "compress",
         "Round weights and inputs to few bits: what it costs, where the error lies, and what keeping outliers gives back.",
-        home="analyses.quantize", python="quantize", options="QuantizeOptions", shared={"limit": groups.LIMIT},
+        home="analyses.quantize", python="quantize", options="QuantizeOptions", shared={"limit": LIMIT},
         result="Quantized",
         examples=(
             "quantize mini-planted --data reviews --limit 4 --schemes int8-tensor/none --random 1 --smooth none "
@@ -459,8 +495,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "range", "compress",
         "Find the largest |x| of every tensor, layer by layer, and the number formats that hold it.",
-        home="analyses.range", python="range_of", options="RangeOptions", takes=groups.EXAMPLES,
-        shared=groups.UNLABELLED | {"limit": Other(64), "verbose": Other(help="Show every layer of every kind too.")},
+        home="analyses.range", python="range_of", options="RangeOptions", takes=EXAMPLES,
+        shared=UNLABELLED | {"limit": Other(64), "verbose": Other(help="Show every layer of every kind too.")},
         result="Ranges",
         examples=(
             "range mini-planted --data reviews --limit 4",
@@ -471,8 +507,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "repair", "compress",
         "Write a copy of a model that fits fp16, bf16, fp8 or int8, or has no outlier dimension, and gives the same outputs.",
         home="experiments.repair", places=("folder",), python="repair", options="RepairCall",
-        takes=groups.EXAMPLES,
-        shared=groups.UNLABELLED | {"limit": Other(16), "chart": None, "output": None}, result="Repaired",
+        takes=EXAMPLES,
+        shared=UNLABELLED | {"limit": Other(16), "chart": None, "output": None}, result="Repaired",
         examples=(
             "repair decoder --fit fp8 --data texts.txt --limit 4 -o decoder-fp8",
             "repair decoder --rotate --data texts.txt --limit 4 -o decoder-turned",
@@ -493,8 +529,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "trace", "explain",
         "Follow one dimension through the model: which parts write it, which heads read it, what ends it.",
         home="analyses.trace", python="trace", options="TraceOptions",
-        takes=groups.EXAMPLES,
-        shared=groups.UNLABELLED
+        takes=EXAMPLES,
+        shared=UNLABELLED
         | {"limit": Other(32, least=1), "verbose": Other(help="Show every block and every head too.")},
         result="Trace", picture="chart",
         examples=(
@@ -580,7 +616,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "update-check", "guard",
         "Flag updates of a federated round that fall on outlier entries beyond their share; exit code 3 if any does.",
         home="analyses.update_check", needs=("integrity",), python="update_check", options="Updates",
-        takes=groups.MODELS, shared=dict.fromkeys(("chart", "verbose", "no_progress", "revision", "subfolder")),
+        takes=MODELS, shared=dict.fromkeys(("chart", "verbose", "no_progress", "revision", "subfolder")),
         result="UpdateCheck", gate="flagged",
         examples=(
             "update-check mini-planted mini-planted --draws 19",
@@ -595,7 +631,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         home="report", odd=True, writes="folder", options="ReportOptions", takes=("options", "reading", "output", "loading"),
         shared={
             "data": Other("", help="Text, as elsewhere. Default: shipped text, reviews for packaged samples, else excerpt."),
-            "limit": groups.LIMIT, "output": Other(help="Run directory. Default: runs/MODEL."),
+            "limit": LIMIT, "output": Other(help="Run directory. Default: runs/MODEL."),
             "chart": None, "json": None, "verbose": None,
         },
         result=".result:ReportData",

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from outlierlens.errors import BadInput, OutlierlensError, near
-from outlierlens.options import Option, build, set_by, settings_of
-from outlierlens.options.read import given_dims
+from outlierlens.options import Option, build, given_dims, set_by, settings_of
 
 R = TypeVar("R")
 TEXTS = ("texts", "fit", "calibration")
@@ -182,7 +181,7 @@ def given_model(model: Any) -> Any:
             "or (model, tokenizer)"
         )
     if tokenizer is None and (source := getattr(getattr(live, "config", None), "_name_or_path", "")):
-        from outlierlens.models.tokenizer import tokenizer_beside
+        from outlierlens.models.folder import tokenizer_beside
 
         tokenizer = tokenizer_beside(source, {"subfolder": ""}) if Path(source).is_dir() else None
     return from_objects(live, tokenizer)

@@ -20,7 +20,7 @@ def run(session: Session, options: ExploreOptions) -> None:
     if options.views is None and (output.json or output.output):
         raise BadInput("--json and --output belong to --show; a page prints no result")
     if options.space is not None:
-        from outlierlens.explore.space import write_space
+        from outlierlens.explore.serve import write_space
 
         written = write_space(options.space, model, session.load)
         say(f"{written}: push it with: hf upload OWNER/NAME {written} --repo-type space")

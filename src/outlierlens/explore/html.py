@@ -1,15 +1,23 @@
-"""Views as HTML, one function a view; text of models and people is escaped, and nothing is loaded from anywhere.
+"""Views as HTML, one function a view, and small pictures as SVG; text is escaped, and nothing is loaded from anywhere.
 
-drawn(explorer, found)["passage"]             # a piece of the page, with its Python and its command
+drawn(explorer, found)["passage"]              # a piece of the page, with its Python and its command
+spikes(values, low, high, marked, about)       # one vector, dimension by dimension
+heat(shares, rows, columns, about, units)      # a map, such as one head's attention, and its `heat_legend`
+lines(layers, {"intact": values, ...}, about)  # a value by layer
+
+Text of models and people goes through `escaped`, which also keeps what the page's templates would read as code.
 """
 
+import base64
+import html
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outlierlens.ablation.passages import SIGNS, Filled
-from outlierlens.explore import drawing, snippets
-from outlierlens.explore.drawing import escaped
+from outlierlens.ablation.fill import SIGNS, Filled
+from outlierlens.explore import snippets
 from outlierlens.explore.result import (
     KINDS,
     VIEWS,
@@ -27,10 +35,170 @@ from outlierlens.explore.result import (
     Vectors,
     spans,
 )
-from outlierlens.statistics.words import interval_text
+from outlierlens.statistics.means import interval_text
+from outlierlens.view.charts.base import DARK, LIGHT, indexed
 
 if TYPE_CHECKING:
     from outlierlens.explore.look import Explorer
+
+CELLS_ACROSS = 400  # of a drawn vector: dimensions that share a column show their smallest and largest value
+LABELLED = 32  # rows or columns that a map names at most
+HEAT = {"day": (LIGHT["surface"], "#003e6e"), "night": (DARK["surface"], "#b5e3ff")}  # no share, and all of it
+COLOURS = {"intact": "var(--ol-ink)", "random": "var(--ol-dim-2)", "chosen": "var(--ol-dim-1)"}
+DASHES = {"intact": "", "random": "6 4", "chosen": "2 3"}
+
+
+def escaped(text: object) -> str:
+    """`text` for HTML; braces, dollars and backticks too, which templates in the browser would read."""
+    plain = html.escape(str(text))
+    for character in "{}$`\\":
+        plain = plain.replace(character, f"&#{ord(character)};")
+    return plain
+
+
+def spikes(values: np.ndarray, low: float, high: float, marked: Sequence[int], about: str) -> str:
+    """A vector [dim] between `low` and `high`, with the `marked` dimensions pointed out and numbered."""
+    width, height, top = 420, 170, 24
+    span = (high - low) or 1.0
+
+    def x(dim: float) -> float:
+        return 4 + (width - 8) * dim / max(len(values) - 1, 1)
+
+    def y(value: float) -> float:
+        return top + (height - top - 4) * (high - value) / span
+
+    finite = np.nan_to_num(np.asarray(values, dtype=np.float64), nan=0.0, posinf=high, neginf=low)
+    path = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in _thinned(finite))
+    zero = f'<line x1="0" x2="{width}" y1="{y(0):.1f}" y2="{y(0):.1f}" class="ol-zero"/>' if low <= 0 <= high else ""
+    dots, after = [], -30.0
+    for dim in sorted(marked):
+        at = x(dim)
+        # Labels that would overlap are left to the table below.
+        text = (
+            f'<text x="{min(max(at, 12), width - 12):.1f}" y="14" text-anchor="middle">{dim}</text>'
+            if at - after > 28
+            else ""
+        )
+        after = at if text else after
+        dots.append(
+            f'<line x1="{at:.1f}" x2="{at:.1f}" y1="18" y2="{y(finite[dim]):.1f}" class="ol-mark"/>{text}'
+            f'<circle cx="{at:.1f}" cy="{y(finite[dim]):.1f}" r="3.5" class="ol-dot">'
+            f"<title>dimension {dim}: {finite[dim]:.3f}</title></circle>"
+        )
+    return (
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escaped(about)}">{zero}'
+        f'<polyline points="{path}" class="ol-line"/>{"".join(dots)}</svg>'
+    )
+
+
+def _thinned(values: np.ndarray) -> list[tuple[float, float]]:
+    """(dimension, value) of the points that are drawn: all of them, or the extremes of each column."""
+    if len(values) <= CELLS_ACROSS:
+        return list(enumerate(values.tolist()))
+    points: list[tuple[float, float]] = []
+    for part in np.array_split(np.arange(len(values)), CELLS_ACROSS):
+        low, high = part[values[part].argmin()], part[values[part].argmax()]
+        points += [(float(i), float(values[i])) for i in sorted({int(low), int(high)})]
+    return points
+
+
+def heat(shares: np.ndarray, rows: Sequence[str], columns: Sequence[str], about: str, units: tuple[str, str]) -> str:
+    """One map of shares [row, column] in [0, 1], drawn for a light and a dark page; the square root is what is coloured.
+
+    It can be focused, and the page's script says what the cell at the pointer holds: `units` are the two words before the names
+    of its row and its column.
+    """
+    n_rows, n_columns = shares.shape
+    side, width = 320, 320
+    margin_left, margin_top = 86, 86 if max(map(len, columns)) > 3 else 30
+    height = min(side, max(90, 16 * n_rows)) if n_rows != n_columns else side
+    whole_width, whole_height = margin_left + width, margin_top + height
+    place = f'x="{margin_left}" y="{margin_top}" width="{width}" height="{height}"'
+    names = [
+        *_names(
+            rows,
+            height / n_rows,
+            lambda at, size: f'x="{margin_left - 4}" y="{margin_top + at + size / 3:.1f}" text-anchor="end"',
+        ),
+        *_names(
+            columns,
+            width / n_columns,
+            lambda at, size: f'transform="translate({margin_left + at + size / 3:.1f} {margin_top - 4}) rotate(-90)"',
+        ),
+    ]
+    images = "".join(
+        f'<image class="ol-by-{when}" {place} preserveAspectRatio="none" style="image-rendering:pixelated" '
+        f'href="data:image/png;base64,{png(np.sqrt(np.clip(shares, 0, 1)), *colours)}"/>'
+        for when, colours in HEAT.items()
+    )
+    cells = {
+        "rows": list(rows),
+        "columns": list(columns),
+        "units": list(units),
+        "parts": np.nan_to_num(shares * 1000).round().astype(int).tolist(),
+    }
+    return (
+        f'<svg viewBox="0 0 {whole_width} {whole_height}" role="img" aria-label="{escaped(about)}" class="ol-heat" '
+        f'tabindex="0" data-cells="{escaped(json.dumps(cells, separators=(",", ":")))}">{"".join(names)}{images}'
+        f'<rect {place} class="ol-frame"/><rect class="ol-cursor"/></svg>'
+        '<p class="ol-small ol-readout" aria-live="polite">Point at a cell, or focus the map and press the arrow keys.</p>'
+    )
+
+
+def _names(names: Sequence[str], cell: float, put: Callable[[float, float], str]) -> Iterator[str]:
+    """Every name, or every so manyth where they are more than `LABELLED`; `put` gives the place of a middle and a size."""
+    step = -(-len(names) // LABELLED)
+    size = min(11.0, cell * step * 0.95)
+    for i in range(0, len(names), step):
+        name = names[i] if len(names[i]) <= 12 else names[i][:11] + "…"
+        yield f'<text style="font-size:{size:.1f}px" {put((i + 0.5) * cell, size)}>{escaped(name)}</text>'
+
+
+def heat_legend(what: str) -> str:
+    """The colours of `heat`, with the share that each of five stands for."""
+    ticks = "".join(
+        f'<span style="left:{100 * np.sqrt(share):.1f}%">{share:.0%}</span>' for share in (0, 0.01, 0.1, 0.25, 0.5, 1)
+    )
+    return f'<div class="ol-legend" role="img" aria-label="Colours: {escaped(what)}, from 0 to 100 %"><div></div>{ticks}</div>'
+
+
+def png(shares: np.ndarray, low: str, high: str) -> str:
+    """Shares [row, column] in [0, 1] as a picture from the colour `low` to `high` ("#rrggbb"), base64 of a PNG."""
+    levels = np.linspace(0, 1, 256)[:, None]
+    ends = [np.frombuffer(bytes.fromhex(colour[1:]), dtype=np.uint8) for colour in (low, high)]
+    palette = (ends[0] * (1 - levels) + ends[1] * levels).round().astype(np.uint8)
+    pixels = (np.nan_to_num(shares) * 255).round().astype(np.uint8)
+    return base64.b64encode(indexed(pixels, palette)).decode()
+
+
+def lines(layers: Sequence[str], series: Mapping[str, np.ndarray], about: str) -> str:
+    """Values by layer, a line a condition, from 0 (or below) to 1."""
+    width, height, left, bottom = 640, 220, 34, 22
+    low = min(0.0, *(float(np.nanmin(values, initial=0)) for values in series.values()))
+    parts = []
+
+    def x(place: float) -> float:
+        return left + (width - left - 12) * place / max(len(layers) - 1, 1)
+
+    def y(value: float) -> float:
+        return 8 + (height - bottom - 8) * (1 - value) / (1 - low)
+
+    for tick in (0.0, 0.5, 1.0):
+        parts.append(f'<line x1="{left}" x2="{width}" y1="{y(tick):.1f}" y2="{y(tick):.1f}" class="ol-grid"/>')
+        parts.append(f'<text x="{left - 5}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:g}</text>')
+    every = -(-len(layers) // 14)
+    for place in range(0, len(layers), every):
+        name = "emb." if layers[place] == "embeddings" else layers[place]
+        parts.append(f'<text x="{x(place):.1f}" y="{height - 5}" text-anchor="middle">{name}</text>')
+    for label, values in series.items():
+        points = " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v in enumerate(values.tolist()) if np.isfinite(v))
+        dash = f' stroke-dasharray="{DASHES[label]}"' if DASHES[label] else ""
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{COLOURS[label]}" stroke-width="2.2"{dash}/>')
+    body = "".join(parts)
+    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escaped(about)}" class="ol-lines">{body}</svg>'
+
+
+# --- views -----------------------------------------------------------------------------------------------------------
 
 MEANING = {"same": "as intact", "other": "another word", "nonsense": "nonsense", "changed": "shown, and not repeated"}
 TITLES = {
@@ -266,7 +434,7 @@ def dimension(view: OneDimension) -> str:
     )
     about = f"Dimension {view.dim}: largest after {after}, at token {token}, with {view.shares[layer, token]:.0%} of the length"
     names = [name if place else "emb." for place, name in enumerate(view.layers)]
-    picture = drawing.heat(view.shares, names, view.tokens, about, ("layer", "token"))
+    picture = heat(view.shares, names, view.tokens, about, ("layer", "token"))
     words = "".join(
         f'<tr><th scope="row">{escaped(word.original)}</th><td>{escaped(word.intact)}</td>'
         f'<td><mark class="{word.kind}"><i>{SIGNS[word.kind]}</i> {escaped(word.filled)}</mark></td></tr>'
@@ -280,7 +448,7 @@ def dimension(view: OneDimension) -> str:
     )
     return (
         f'<div class="ol-columns"><div><h3>Where it fires</h3>{where}{picture}'
-        f"{drawing.heat_legend('its share of the length of a vector')}</div>"
+        f"{heat_legend('its share of the length of a vector')}</div>"
         f"<div><h3>What breaks when it alone is off</h3>{loss(view.loss)}{table}</div></div>"
     )
 
@@ -294,7 +462,7 @@ def vectors(view: Vectors, found: Explored) -> str:
     labels = [one.label for one in found.conditions]
     pictures = "".join(
         f'<figure data-condition="{label}"><figcaption>{_named(label, found.conditions)}</figcaption>'
-        + drawing.spikes(values, low, high, view.named, f"{label}: {len(values)} values, {low:.2f} to {high:.2f}")
+        + spikes(values, low, high, view.named, f"{label}: {len(values)} values, {low:.2f} to {high:.2f}")
         + "</figure>"
         for label, values in zip(labels, view.values, strict=True)
     )
@@ -332,7 +500,7 @@ def attention(view: AttentionMaps, found: Explored) -> str:
         first, onto = float(weights[:, 0].mean()), float(weights[:, special].sum(1).mean())
         own = float(np.diagonal(weights).mean())
         about = f"{label}: {first:.0%} of the attention goes to the first token, {onto:.0%} to special tokens"
-        picture = drawing.heat(weights, view.tokens, view.tokens, about, ("from", "to"))
+        picture = heat(weights, view.tokens, view.tokens, about, ("from", "to"))
         figures.append(
             f'<figure data-condition="{label}"><figcaption>{_named(label, found.conditions)}</figcaption>{picture}</figure>'
         )
@@ -342,7 +510,7 @@ def attention(view: AttentionMaps, found: Explored) -> str:
     )
     return (
         f"<p>Layer {view.layer}, head {view.head} of 0–{view.n_heads - 1}. A row is a token that attends, a column one that is "
-        f'attended to.</p>{drawing.heat_legend("share of a row’s attention")}<div class="ol-columns">{"".join(figures)}</div>'
+        f'attended to.</p>{heat_legend("share of a row’s attention")}<div class="ol-columns">{"".join(figures)}</div>'
         f'<div class="ol-scroll" tabindex="0"><table><thead><tr>{heads}</tr></thead>{"".join(rows)}</table></div>'
     )
 
@@ -352,7 +520,7 @@ def anisotropy(view: Anisotropy, found: Explored) -> str:
     if view.missing:
         return _missing(view.missing)
     labels = [one.label for one in found.conditions]
-    picture = drawing.lines(
+    picture = lines(
         view.layers,
         dict(zip(labels, view.cosine, strict=True)),
         "; ".join(
@@ -382,7 +550,7 @@ def life(view: Life) -> str:
     values = view.values[:, view.at]
     peak = values[np.abs(values).argmax()]
     about = f"dimension {view.dim} at {view.tokens[view.at]}, as a share of its largest value, by layer"
-    picture = drawing.lines(view.layers, {"intact": values / (peak or 1.0)}, about)
+    picture = lines(view.layers, {"intact": values / (peak or 1.0)}, about)
     heads = "".join(f'<th scope="col">{name}</th>' for name in ("layer", "value", *KINDS))
     rows = "".join(
         f'<tr><th scope="row">{layer}</th>'

@@ -27,9 +27,8 @@ from outlierlens.data.token_texts import nothing_known, special_ids, unknown_id,
 from outlierlens.detection.scan.measure import scan_live
 from outlierlens.detection.scan.result import Scan, StackScan
 from outlierlens.errors import BadInput
-from outlierlens.explore import inside, language, snippets
-from outlierlens.explore.language import LENGTH, Comparison
-from outlierlens.explore.life import life
+from outlierlens.explore import inside, snippets
+from outlierlens.explore.inside import LENGTH, Comparison, life
 from outlierlens.explore.result import VIEWS, Explored, Listed, Off, State
 from outlierlens.explore.snippets import MEAN_TEXTS
 from outlierlens.models.forward import text_stacks
@@ -268,9 +267,9 @@ class Explorer:
 def _measure(view: str, state: State, comparison: Comparison) -> Any:
     at = EMBEDDINGS if state.vector_layer == "embeddings" else int(state.vector_layer)
     measures: dict[str, Callable[[], Any]] = {
-        "passage": lambda: language.passage(comparison),
-        "loss": lambda: language.loss(comparison),
-        "guesses": lambda: language.guesses(comparison, state.blank),
+        "passage": lambda: inside.passage(comparison),
+        "loss": lambda: inside.loss(comparison),
+        "guesses": lambda: inside.guesses(comparison, state.blank),
         "dimension": lambda: inside.dimension(comparison, state.dimension or 0, _layers(state)),
         "vectors": lambda: inside.vectors(comparison, at, state.vector_token),
         "attention": lambda: inside.attention(comparison, state.attention_layer or 0, state.head),

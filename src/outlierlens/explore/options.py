@@ -11,8 +11,7 @@ from annotated_types import Ge, Le
 
 from outlierlens.errors import BadInput
 from outlierlens.explore.result import VIEWS, State, parse_dims
-from outlierlens.options import FIND, Find, Flag, Flat
-from outlierlens.options.read import parse_layers
+from outlierlens.options import FIND, Find, Flag, Flat, parse_layers
 
 PORT = 7860  # the first that is tried
 

@@ -24,7 +24,7 @@ from outlierlens.errors import BadInput, OutlierlensError, need
 from outlierlens.explore import html
 from outlierlens.explore.look import Explorer
 from outlierlens.explore.result import VIEWS, State, parse_dims
-from outlierlens.view.charts.palette import DARK, LIGHT, css
+from outlierlens.view.charts.base import DARK, LIGHT, css
 
 HERE = Path(__file__).parent
 EXAMPLES = {

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, urlencode
 import numpy as np
 from annotated_types import Ge, Le
 
-from outlierlens.ablation.passages import Blank, Continuation, Filled
+from outlierlens.ablation.fill import Blank, Continuation, Filled
 from outlierlens.errors import BadInput
 from outlierlens.options import check, options_of
 from outlierlens.results.document import Provenance, Result

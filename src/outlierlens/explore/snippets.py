@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.errors import operand, option, shell
-from outlierlens.explore.language import BEST, COPIES, LENGTH
+from outlierlens.explore.inside import BEST, COPIES, LENGTH
 from outlierlens.explore.options import ExploreOptions
 from outlierlens.explore.result import VIEWS, Explored, Off, State
 from outlierlens.models.load import LoadOptions
@@ -29,7 +29,7 @@ _IMPORTS = {
         "from outlierlens.statistics.means import mean_interval\nfrom outlierlens.tasks.base import TaskOptions\n"
         "from outlierlens.tasks.choice import make_task"
     ),
-    "guesses": "from outlierlens.explore.language import best\nfrom outlierlens.ablation.fill import exercise, fill",
+    "guesses": "from outlierlens.explore.inside import best\nfrom outlierlens.ablation.fill import exercise, fill",
     "dimension": (
         "import numpy as np\n\nfrom outlierlens.models.hooks import tapped\nfrom outlierlens.models.passes import TextReading\n"
         "from outlierlens.tasks.base import TaskOptions\nfrom outlierlens.tasks.choice import make_task"

@@ -1,21 +1,31 @@
-"""Where a model computes, and how much at once.
+"""Where a model computes, how much at once, and how large float32 products are made on a CPU.
 
-device = pick_device("auto")
-tokens = tokens_at_once(device)       # of one forward pass, where nobody says how many
+    device = pick_device("auto")
+    tokens = tokens_at_once(device)              # of one forward pass, where nobody says how many
+    with torch.inference_mode(), fast_products():
+        model(**inputs)                          # its linears multiply by `linear`
+    with ordered_weights():                      # around many passes: each weight is put in oneDNN's order once
+        ...
+
+PyTorch hands float32 products to MKL, which takes half the width of AVX-512 on processors of AMD: there oneDNN, which PyTorch
+brings too, multiplies more than twice as fast. Both round in float32 and sum in another order.
 """
 
 import ctypes
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from outlierlens.errors import BadInput
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 # Padding counted: about what stays in a processor's cache, or fills a GPU.
 TOKENS_AT_ONCE = {"cpu": 1024, "mps": 8192, "cuda": 65536}
@@ -108,3 +118,132 @@ def memory_kept() -> Iterator[None]:
 def _keep(libc: ctypes.CDLL, size: int) -> None:
     libc.mallopt(M_MMAP_THRESHOLD, size)
     libc.mallopt(M_TRIM_THRESHOLD, size)
+
+
+# --- products on a CPU -----------------------------------------------------------------------------------------------
+
+FEWEST_WEIGHTS = 2**15  # of a product that oneDNN is called for: below, the call costs more than it saves
+MOST_ORDERED = 2**28  # weights, 4 bytes each, that `ordered_weights` keeps a second time
+ORDERED_FOR = 2048  # rows of states that oneDNN is told to expect; others work as well
+
+_ordered: "ContextVar[dict[Hashable, tuple[Tensor, Tensor]] | None]" = ContextVar("_ordered", default=None)
+
+
+def fast_products() -> AbstractContextManager[Any]:
+    """Inside the block products with large parameters are those of `linear`, where no gradients of these are made."""
+    return _mode()() if _there() else nullcontext()
+
+
+def linear(states: "Tensor", weight: "Tensor", bias: "Tensor | None" = None) -> "Tensor":
+    """states · weightᵀ + bias, of [..., in] and [out, in]: [..., out]."""
+    import torch
+    from torch.nn import functional
+
+    if not (_there() and _fits(states, weight, bias)):
+        return functional.linear(states, weight, bias)
+    if torch.is_grad_enabled() and states.requires_grad:
+        differentiable: Tensor = _function().apply(states, weight, bias)
+        return differentiable
+    made: Tensor = torch.ops.mkldnn._linear_pointwise(states, _in_order(weight), bias, "none", [], "")
+    return made
+
+
+@contextmanager
+def ordered_weights() -> Iterator[None]:
+    """Inside the block `linear` keeps weights in the order that oneDNN multiplies by; else each product makes it anew.
+
+    Results are the same bit for bit. No weight of a linear may be changed inside: its old values would be used.
+    """
+    if _ordered.get() is not None or not _there():
+        yield
+        return
+    before = _ordered.set({})
+    try:
+        yield
+    finally:
+        _ordered.reset(before)
+
+
+def _in_order(weight: "Tensor") -> "Tensor":
+    """`weight` as oneDNN wants it, inside `ordered_weights` and where there is room; else as it is."""
+    import torch
+
+    if (kept := _ordered.get()) is None:
+        return weight
+    key = (weight.data_ptr(), weight.shape, weight.stride())
+    if key not in kept:
+        if sum(one.numel() for one, _ in kept.values()) + weight.numel() > MOST_ORDERED:
+            return weight
+        # `weight` is kept as well, so that nothing else takes its place in memory.
+        kept[key] = weight, torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ORDERED_FOR)
+    return kept[key][1]
+
+
+@cache
+def _function() -> Any:
+    """`linear` with gradients of the states alone, which are a product with the same weights."""
+    import torch
+
+    class Linear(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, states: "Tensor", weight: "Tensor", bias: "Tensor | None") -> "Tensor":
+            ctx.save_for_backward(weight)
+            return linear(states, weight, bias)
+
+        @staticmethod
+        def backward(ctx: Any, *slopes: "Tensor") -> "tuple[Tensor, None, None]":
+            (weight,) = ctx.saved_tensors
+            return linear(slopes[0], weight.T), None, None
+
+    return Linear
+
+
+@cache
+def _there() -> bool:
+    """Whether this processor has AVX-512, and this PyTorch oneDNN."""
+    import torch
+
+    return (
+        torch.backends.cpu.get_cpu_capability() == "AVX512"
+        and torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
+
+
+def _fits(states: "Tensor", weight: "Tensor", bias: "Tensor | None") -> bool:
+    """Whether a product is one of large plain float32 tensors on a CPU, without gradients of the parameters."""
+    import torch
+
+    plain = (torch.Tensor, torch.nn.Parameter)
+    return (
+        not (torch.is_grad_enabled() and any(one.requires_grad for one in (weight, bias) if one is not None))
+        and weight.numel() >= FEWEST_WEIGHTS
+        and states.numel() > 0
+        and all(type(one) in plain for one in (states, weight, bias) if one is not None)
+        and all(
+            one.device.type == "cpu" and one.dtype is torch.float32 for one in (states, weight, bias) if one is not None
+        )
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+@cache
+def _mode() -> type:
+    import torch
+    from torch.nn import functional
+    from torch.overrides import TorchFunctionMode
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            # Parameters alone: packed experts' slices are left to `expert_calls`, which watches their products.
+            if func is functional.linear and not kwargs and isinstance(args[1], torch.nn.Parameter):
+                return linear(*args)
+            if func is torch.addmm and not kwargs and isinstance(args[2], torch.nn.Parameter):  # GPT-2's linears
+                bias, states, weight = args
+                if bias.ndim == 1 and _fits(states, weight.T, bias):
+                    return linear(states, weight.T, bias)
+            return func(*args, **(kwargs or {}))
+
+    return Mode

@@ -1,21 +1,27 @@
-"""Whatever names a model on this machine, as a folder that transformers' `from_pretrained` loads.
+"""Whatever names a model on this machine, as a folder that transformers loads; and the tokenizer and processor beside it.
 
     model_folder("runs/bert")                  # the folder itself
     model_folder("smollm2-135m")               # a sample, fetched where it is not there
     model_folder("/some/where/model.gguf")     # a folder in the user's cache with float32 safetensors, config and tokenizer
     model_folder("bert-base-uncased")          # None: a hub id
+    tokenizer_beside("runs/bert", common)      # as its files say, or as its vocabulary shows; None where there is none
+    processor_beside(model, "google/vit-base-patch16-224", common)    # of pictures or recordings; None where there is none
+    guard_rows(model, tokenizer, "my model")   # from now on a pass that is given an id without a row says which
 
-A GGUF file has all of it inside. An ONNX file, and a safetensors or PyTorch file of its own name, need their config.json beside
-them or in the folder above, and their tokenizer. What is made stays in the cache until one of the files that it was made
-of changes.
+A tokenizer may know more ids than the embeddings have rows. A GGUF file has all of it inside. An ONNX file, and a safetensors
+or PyTorch file of its own name, need their config.json beside them or in the folder above, and their tokenizer. What is made
+stays in the cache until one of the files that it was made of changes.
 """
 
 import hashlib
+import importlib.util
+import inspect
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from outlierlens.checkpoints.base import INDEX, load_config
 from outlierlens.checkpoints.formats import (
@@ -30,9 +36,13 @@ from outlierlens.checkpoints.formats import (
 )
 from outlierlens.checkpoints.samples import directory, is_sample
 from outlierlens.checkpoints.samples.cache import cache_root, folder_being_made, say
-from outlierlens.errors import BadFile, UnknownModel
+from outlierlens.data.media.items import Kind
+from outlierlens.errors import BadFile, BadInput, UnknownModel, need
 from outlierlens.models.weight_copy import TOKENIZER, VOCABULARIES, Progress, copy_beside
-from outlierlens.results.json_toml import read_json
+from outlierlens.results.safe_files import read_json
+
+if TYPE_CHECKING:
+    from torch import nn
 
 MAX_PIECE = 10_000  # characters; the tokenizers library takes 300 bytes for each
 
@@ -224,3 +234,172 @@ def _linked(row: Format, path: Path, making: Path, weights: bool, notice: Progre
     except OSError:  # Windows allows links to few
         shutil.copyfile(path, making / row.file)
     return []
+
+
+# --- processors ------------------------------------------------------------------------------------------------------
+
+TAKES: dict[Kind, str] = {"image": "pixel_values", "audio": "input_values"}
+LOADERS: dict[Kind, str] = {"image": "AutoImageProcessor", "audio": "AutoFeatureExtractor"}
+FILES = ("preprocessor_config.json", "processor_config.json")
+
+
+def kind_read(model: "nn.Module") -> Kind | None:
+    """What a model reads: "image", "audio", or None for text and all else."""
+    taken = inspect.signature(type(model).forward).parameters
+    return next((kind for kind, name in TAKES.items() if name in taken), None)
+
+
+def processor_beside(model: "nn.Module", source: str, common: dict[str, Any]) -> Any:
+    """The processor in the model's folder; None where there is none, it is not needed, or a library for it is missing.
+
+    Code that comes with a model is never run for it. Images are prepared by Pillow, on whatever machine, so that pixels are
+    the same everywhere.
+
+    Raises:
+        BadFile: the processor's file is there and cannot be read, and the model reads nothing else.
+    """
+    kind = kind_read(model)
+    if kind is None or (kind == "image" and importlib.util.find_spec("PIL") is None):
+        return None
+    loader = getattr(need("transformers", "models", "running a model"), LOADERS[kind])
+    how = {**common, "trust_remote_code": False, **({"backend": "pil"} if kind == "image" else {})}
+    folder = Path(source) / common.get("subfolder", "")
+    try:
+        return loader.from_pretrained(source, **how)
+    except MemoryError:
+        raise
+    except Exception as error:  # a damaged file raises nearly every class
+        if isinstance(error, ImportError) or "input_ids" in inspect.signature(type(model).forward).parameters:
+            return None  # a model of texts as well needs none for those
+        if any((folder / file).is_file() for file in FILES):
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise BadFile(f"{source}: its processor cannot be read ({text}); fetch or save it again") from error
+        if isinstance(error, OSError | ValueError):
+            return None
+        raise
+
+
+# --- the tokenizer ---------------------------------------------------------------------------------------------------
+
+UNKNOWN = "\U00013000"  # a hieroglyph; a vocabulary that has it can read it
+
+
+def tokenizer_beside(source: str, common: dict[str, Any], config: Any = None) -> Any:
+    """The tokenizer beside the model; None where there is none: commands that need texts say so.
+
+    Raises:
+        BadFile: there is one that cannot be read.
+    """
+    transformers = need("transformers", "models", "reading a tokenizer")
+    folder = Path(source) / common["subfolder"]
+    # AutoTokenizer puts rules of its own in the place of some families'.
+    automatic = transformers.PreTrainedTokenizerFast if tokenizer_is_made(folder) else transformers.AutoTokenizer
+    # Only AutoTokenizer asks the config; a class of its own would keep it among what it saves.
+    how = common if config is None or automatic is not transformers.AutoTokenizer else {**common, "config": config}
+    if letters := how_letters_are_read(folder):  # AutoTokenizer takes BERT's defaults, and lower-cases
+        how = {**how, **letters}
+        if config is None and not (folder / "tokenizer.json").is_file() and not names_its_class(folder):
+            automatic = transformers.BertTokenizer
+    try:
+        tokenizer = automatic.from_pretrained(source, **how)
+        if _is_empty(tokenizer) and (folder / WORD_PIECES).is_file():  # its family's class reads files of another kind
+            tokenizer = transformers.BertTokenizer.from_pretrained(source, **how)
+    except (ImportError, MemoryError):
+        raise
+    except Exception as error:  # the tokenizers library raises bare Exception for a malformed file
+        if any((folder / file).is_file() for file in VOCABULARIES):
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise BadFile(f"{source}: its tokenizer cannot be read ({text}); fetch or save it again") from error
+        if isinstance(error, OSError | ValueError | TypeError):  # TypeError: a vocabulary that is None (wav2vec2)
+            return None
+        raise
+    if tokenizer.model_input_names[:1] != ["input_ids"]:
+        raise BadFile(
+            f"{source}: its tokenizer_config.json says that models take no input_ids; correct model_input_names"
+        )
+    _try(tokenizer, source)
+    if _is_empty(tokenizer):
+        return None
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    return tokenizer
+
+
+def _is_empty(tokenizer: Any) -> bool:
+    """Whether it has no vocabulary: without a file some classes are made all the same, and read every word as unknown."""
+    return len(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)) <= 2
+
+
+def _try(tokenizer: Any, source: str) -> None:
+    """Raise BadFile where a tokenizer of the tokenizers library reads no text: its files are checked when they are used."""
+    inner = getattr(tokenizer, "backend_tokenizer", None)
+    if inner is None:
+        return
+    unknown = UNKNOWN if type(inner.model).__name__ == "WordPiece" else ""
+    special = set(tokenizer.all_special_ids)
+    known = next((text for n in range(1000) if n not in special and (text := inner.id_to_token(n))), "")
+    try:
+        inner.encode(known + unknown)
+    except BaseException as error:  # a panic of that library is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise BadFile(f"{source}: its tokenizer reads no text ({text}); fetch or save it again") from error
+
+
+# --- token ids and rows of the embeddings ----------------------------------------------------------------------------
+
+
+def row_count(model: "nn.Module") -> int | None:
+    """Rows of the table that the model's token ids name; None for a model that reads none."""
+    table = input_table(model)
+    return None if table is None else int(table.num_embeddings)
+
+
+def guard_rows(model: "nn.Module", tokenizer: Any, name: str) -> None:
+    """Have `model` raise BadInput, not IndexError, for a token id without a row.
+
+    Only a model whose tokenizer knows more ids than it has rows is looked at while it runs: such ids may never occur.
+    """
+    table = input_table(model)
+    if table is None or not hasattr(tokenizer, "get_vocab"):
+        return
+    guarded = any(isinstance(hook, _Guard) for hook in table._forward_pre_hooks.values())
+    if not guarded and max(tokenizer.get_vocab().values(), default=0) >= table.num_embeddings:
+        table.register_forward_pre_hook(_Guard(tokenizer, name))
+
+
+def refuse_unknown(ids: Collection[int], n_rows: int | None, tokenizer: Any, name: str) -> None:
+    """Raise BadInput for the largest of `ids` if it has no row."""
+    if n_rows is not None and len(ids) and (largest := max(ids)) >= n_rows:
+        if tokenizer is None:
+            raise BadInput(
+                f"{name}: token id {largest} has no row: the embeddings have {n_rows:,} rows; give ids of this model"
+            )
+        raise BadInput(
+            f"{name}: token id {largest} ({tokenizer.convert_ids_to_tokens(largest)!r}) has no row: the embeddings have "
+            f"{n_rows:,} rows; take the tokenizer that belongs to the model, or enlarge the model with "
+            f"model.resize_token_embeddings({max(tokenizer.get_vocab().values()) + 1}) and save it"
+        )
+
+
+class _Guard:
+    """What looks at the ids of every pass; a class, for models are copied and sent to other processes."""
+
+    def __init__(self, tokenizer: Any, name: str):
+        self.tokenizer, self.name = tokenizer, name
+
+    def __call__(self, table: Any, args: tuple[Any, ...]) -> None:
+        if args and args[0].numel():
+            refuse_unknown([int(args[0].max())], table.num_embeddings, self.tokenizer, self.name)
+
+
+def input_table(model: "nn.Module") -> "nn.Embedding | None":
+    """The table that token ids name rows of; None for a model that has none."""
+    from torch import nn
+
+    try:
+        table: Any = model.get_input_embeddings()  # type: ignore[operator]
+    except (AttributeError, NotImplementedError):
+        return None
+    return table if isinstance(table, nn.Embedding) else None

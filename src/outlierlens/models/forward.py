@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from outlierlens.architectures import BoundStack
 from outlierlens.data.texts import Batch, decoder_side
 from outlierlens.errors import BadInput
+from outlierlens.models.devices import fast_products
 from outlierlens.models.hooks import layer_name
 from outlierlens.models.load import LoadedModel
-from outlierlens.models.products import fast_products
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""The file with forward hooks on hidden states: look at a running network's, or edit them (`attention_maps` for attention).
+"""The file with forward hooks: look at a running network, or edit it (`attention_maps` for attention).
 
     with tapped(model, stacks, look):            # look(stack, layer, states) sees [batch, token, dim]
         model(**batch)
@@ -6,21 +6,75 @@
         model(**batch)
     with written(model, stack, edit, layers):    # likewise, for the output of each block's last operation
         model(**batch)
+    with tapped_calls(model, {model.get_submodule("layers.0.mlp.down_proj"): look}):      # look(read, given)
+        model(**batch)
+    with tapped_experts(model, {"model.layers.0.mlp.experts.down_proj": look}):      # look(expert, read, given)
+        model(**batch)
 
-The tap point of layer l is the output of block l, before any final norm; `EMBEDDINGS` is the input of block 0.
+The tap point of layer l is the output of block l, before any final norm; `EMBEDDINGS` is the input of block 0. Where a stream
+is an MLP axis, it is what the last linears read. Packed experts are parameters [expert, …] and no modules: `read` and `given`
+are [token, channel] of the tokens that reach the expert.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
-from outlierlens.architectures import BoundStack
+from outlierlens.architectures import BoundStack, live_parameters
 from outlierlens.errors import BadInput
 from outlierlens.models.changes import hang, temporary
-from outlierlens.models.mlp_reads import hook_reads, swap
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+
+def hook_reads(
+    model: "nn.Module",
+    stack: BoundStack,
+    layers: Sequence[int],
+    use: Callable[[int, "Tensor"], "Tensor | None"],
+    hooks: ExitStack,
+) -> None:
+    """Hook what the linears of an MLP axis read in `layers`, until `hooks` are closed.
+
+    OPT's MLP reads tokens of all rows in one: they are shown by row, as the block got them.
+    """
+    shapes: dict[int, tuple[int, ...]] = {}
+
+    def enter(layer: int) -> Callable[..., None]:
+        def before(module: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            shapes[layer] = (args[0] if args else kwargs["hidden_states"]).shape[:2]
+
+        return before
+
+    def reader(layer: int) -> Callable[["nn.Module", tuple[Any, ...]], Any]:
+        def before(module: "nn.Module", args: tuple[Any, ...]) -> Any:
+            read = args[0]
+            changed = swap(stack, read.reshape(*shapes[layer], read.shape[-1]), layer, use)
+            return None if changed is None else (changed.reshape(read.shape), *args[1:])
+
+        return before
+
+    for layer in layers:
+        block, linear = (model.get_submodule(path) for path in (stack.blocks[layer], stack.reads[layer]))
+        hang(hooks, block.register_forward_pre_hook, enter(layer), with_kwargs=True)
+        hang(hooks, linear.register_forward_pre_hook, reader(layer))
+
+
+def swap(stack: BoundStack, output: Any, layer: int, use: Callable[[int, "Tensor"], "Tensor | None"]) -> Any:
+    """Show `output`'s states to `use`; return what replaces the output, or None to leave it."""
+    states = output[0] if isinstance(output, tuple) else output
+    # XLNet blocks carry [token, batch, dim].
+    shown = states.transpose(0, 1) if stack.stack.token_first else states
+    changed = use(layer, shown)
+    if changed is None:
+        return None
+    if stack.stack.token_first:
+        changed = changed.transpose(0, 1)
+    return (changed, *output[1:]) if isinstance(output, tuple) else changed
+
+
+# --- hidden states ---------------------------------------------------------------------------------------------------
 
 EMBEDDINGS = -1  # inside this package only; JSON and tables say "embeddings"
 
@@ -355,3 +409,120 @@ def _hook(
     if EMBEDDINGS in wanted:
         first = modules[stack.blocks[0]]
         hang(hooks, first.register_forward_pre_hook, before, with_kwargs=True)
+
+
+# --- single modules --------------------------------------------------------------------------------------------------
+
+
+@temporary
+def tapped_calls(
+    model: "nn.Module", looks: Mapping["nn.Module", Callable[["Tensor", "Tensor"], None]]
+) -> Iterator[None]:
+    """Call each module's function with its first argument and its output, in every forward pass inside the block."""
+    import torch
+
+    refuse_compiled(model)
+
+    def after(module: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        given = args[0] if args else next(iter(kwargs.values()), None)
+        made = output[0] if isinstance(output, tuple) else output
+        if isinstance(given, torch.Tensor) and isinstance(made, torch.Tensor):
+            looks[module](given, made)
+
+    with ExitStack() as hooks:
+        for module in looks:
+            hang(hooks, module.register_forward_hook, after, with_kwargs=True)
+        yield
+
+
+@temporary
+def head_read(model: "nn.Module", look: Callable[["Tensor", Callable[["Tensor"], "Tensor"]], None]) -> Iterator[None]:
+    """Call `look(states, head)` with what the vocabulary head reads [batch, token, dim]; the pass computes one token of it.
+
+    `head(some)` gives the logits of some of them [..., vocabulary], unseen by any hook. Nothing is called without a head.
+    """
+    head: Any = model.get_output_embeddings()  # type: ignore[operator]
+
+    def cut(module: "nn.Module", args: tuple[Any, ...]) -> Any:
+        look(args[0], head.forward)
+        return (args[0][:, :1], *args[1:])
+
+    with ExitStack() as hooks:
+        if head is not None:
+            hang(hooks, head.register_forward_pre_hook, cut)
+        yield
+
+
+def readers_of(model: "nn.Module", norms: Sequence[str], run: Callable[[], Any]) -> dict[str, tuple[str, ...]]:
+    """{module path of a norm: paths of the linears that read the very tensor it gives}, seen in one forward pass by `run`.
+
+    A linear that reads a copy (experts that gather their tokens, a head behind a factor) is not seen.
+    """
+    from torch import nn
+
+    refuse_compiled(model)
+    # By the storage of an output its norm, and the output: held, so that no other tensor takes its place.
+    given: dict[int, tuple[str, Any]] = {}
+    found: dict[str, dict[str, None]] = {name: {} for name in norms}
+
+    def gave(name: str) -> Callable[..., None]:
+        def see(module: "nn.Module", args: Any, output: Any) -> None:
+            given[output.untyped_storage().data_ptr()] = (name, output)
+
+        return see
+
+    def reads(name: str) -> Callable[..., None]:
+        def see(module: "nn.Module", args: tuple[Any, ...]) -> None:
+            norm = given.get(args[0].untyped_storage().data_ptr()) if args else None
+            if norm is not None:
+                found[norm[0]][name] = None
+
+        return see
+
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if name in found:
+                hang(hooks, module.register_forward_hook, gave(name))
+            elif isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
+                hang(hooks, module.register_forward_pre_hook, reads(name))
+        run()
+    return {name: tuple(readers) for name, readers in found.items()}
+
+
+# --- packed experts --------------------------------------------------------------------------------------------------
+
+
+@temporary
+def tapped_experts(
+    model: "nn.Module", looks: Mapping[str, Callable[[int, "Tensor", "Tensor"], None]]
+) -> Iterator[None]:
+    """Call the function of each packed parameter at its products with one expert's matrix; experts run one by one."""
+    import torch
+    from torch.nn import functional
+    from torch.overrides import TorchFunctionMode
+
+    live = live_parameters(model)
+    starts = {live[name].untyped_storage().data_ptr(): name for name in looks}
+    products = {functional.linear, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            made = func(*args, **(kwargs or {}))
+            if func in products and len(args) > 1 and args[1].ndim == 2:
+                name = starts.get(args[1].untyped_storage().data_ptr())
+                if name is not None:
+                    packed = live[name]
+                    expert = (args[1].storage_offset() - packed.storage_offset()) // packed.stride(0)
+                    bias = live.get(f"{name}_bias")
+                    looks[name](expert, args[0], made if bias is None else made + bias[expert])
+            return made
+
+    with ExitStack() as undo:
+        if looks:
+            config: Any = model.config
+            undo.callback(config.__setattr__, "_experts_implementation", config._experts_implementation)
+            config._experts_implementation = "eager"
+            undo.enter_context(Mode())
+        yield

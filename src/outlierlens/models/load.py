@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from outlierlens import architectures as arch
+import outlierlens.architectures as arch
 from outlierlens.architectures import BoundStack, live_parameters
 from outlierlens.checkpoints import pace
 from outlierlens.checkpoints.formats import format_of, suffixes
@@ -25,12 +25,15 @@ from outlierlens.data.token_texts import KnownTokens
 from outlierlens.errors import BadFile, BadInput, MissingExtra, Offline, OutlierlensError, UnknownModel, need
 from outlierlens.models import variants
 from outlierlens.models.devices import pick_device, whole_float32
-from outlierlens.models.folder import model_folder
-from outlierlens.models.heads import NewHead, agree_on_padding, check_values, load_with_head
-from outlierlens.models.model_class import config_of, load_class
-from outlierlens.models.processor import processor_beside
-from outlierlens.models.token_rows import guard_rows, row_count
-from outlierlens.models.tokenizer import tokenizer_beside
+from outlierlens.models.folder import guard_rows, model_folder, processor_beside, row_count, tokenizer_beside
+from outlierlens.models.model_class import (
+    NewHead,
+    agree_on_padding,
+    check_values,
+    config_of,
+    load_class,
+    load_with_head,
+)
 from outlierlens.results.document import Provenance
 
 if TYPE_CHECKING:

@@ -153,7 +153,7 @@ def in_windows(
 
 def reading_of(loaded: LoadedModel, data: Data, max_length: int) -> Reading:
     """How `loaded` reads `data`, at most `max_length` tokens of each text, while its states are looked at."""
-    from outlierlens.models.media.passes import ItemReading
+    from outlierlens.models.media import ItemReading
 
     if isinstance(data, Items):
         return ItemReading(loaded, data.kind)

@@ -18,16 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens import architectures as arch
+import outlierlens.architectures as arch
 from outlierlens.checkpoints import as_weights
 from outlierlens.checkpoints.base import Checkpoint, load_config
-from outlierlens.checkpoints.formats import open_file
-from outlierlens.checkpoints.safetensors import files_of, write_header
+from outlierlens.checkpoints.formats import files_of, open_file, write_header
 from outlierlens.checkpoints.samples.cache import check_space, megabytes
 from outlierlens.checkpoints.stored import Weights
 from outlierlens.errors import BadFile, UnknownArchitecture, need
 from outlierlens.models import variants
-from outlierlens.models.heads import is_unused
+from outlierlens.models.model_class import is_unused
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -17,8 +17,7 @@ from typing import Any
 
 from outlierlens.errors import BadInput
 from outlierlens.results.document import load, save
-from outlierlens.results.json_toml import read_json
-from outlierlens.results.safe_files import write_text
+from outlierlens.results.safe_files import read_json, write_text
 
 
 def key_of(*settings: object) -> str:

@@ -19,8 +19,7 @@ from outlierlens.experiments.sweep.result import Effect, Sweep
 from outlierlens.report.result import ReportData
 from outlierlens.report.words import SMALL, largest, significant_dims, verdict
 from outlierlens.view.charts.base import place
-from outlierlens.view.section import percent
-from outlierlens.view.words import number, these
+from outlierlens.view.section import number, percent, these
 
 # What `repair` scales as a whole; and each last linear with one whose neurons multiply what it reads.
 STREAM = ("stream", "stream after attention", "attention output", "MLP output")

@@ -15,8 +15,8 @@ from outlierlens.errors import BadInput, markdown, printable
 from outlierlens.report.advice import advice
 from outlierlens.report.result import Joined, ReportData, joined_sections
 from outlierlens.report.words import counted, finding, verdict
-from outlierlens.statistics.words import interval_text
-from outlierlens.view.words import listed, number
+from outlierlens.statistics.means import interval_text
+from outlierlens.view.section import listed, number
 
 HEAD = "## Outlier dimensions"
 _SHOWN = 12

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from outlierlens.ablation.extent import limited
+from outlierlens.ablation.controls import limited
 from outlierlens.cli.common import resumable, say
 from outlierlens.errors import BadInput
 from outlierlens.options import FIND

@@ -20,8 +20,7 @@ from outlierlens.report.pair_page import pair_charts, render_pair
 from outlierlens.report.result import ReportData
 from outlierlens.report.words import finding
 from outlierlens.results.document import FORMAT_VERSION, from_json, load, to_json
-from outlierlens.results.json_toml import read_json
-from outlierlens.results.safe_files import refuse_links, write_together
+from outlierlens.results.safe_files import read_json, refuse_links, write_together
 from outlierlens.view.charts.base import Chart, PictureKind, can_export, pictures
 
 NO_PICTURES = f"charts were not drawn as SVG and PNG: vl-convert is not installed; {install('charts')}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from outlierlens.ablation.extent import TEXTS, limited
+from outlierlens.ablation.controls import TEXTS, limited
 from outlierlens.analyses.ablate import AblateOptions, Ablation, ablate
 from outlierlens.checkpoints.samples import recorded_norms, texts_for
 from outlierlens.data.texts import EXCERPT, Texts, read_texts
@@ -28,14 +28,11 @@ from outlierlens.report import ReportData, write
 from outlierlens.report.files import CHARTS
 from outlierlens.report.options import ReportOptions
 from outlierlens.report.result import OF_SEVERAL, Joined, with_result
-from outlierlens.results.document import load, to_json
+from outlierlens.results.document import load, refuse_other_model, to_json
 from outlierlens.results.row_store import remove_rows
 from outlierlens.results.safe_files import refuse_links
-from outlierlens.results.same_model import refuse_other_model
-from outlierlens.tasks.base import TaskOptions
-from outlierlens.tasks.choice import make_task
-from outlierlens.tasks.forecast import forecast
-from outlierlens.tasks.options import Reading
+from outlierlens.tasks.base import Reading, TaskOptions
+from outlierlens.tasks.choice import forecast, make_task
 
 ROWS = "rows.jsonl"
 # Results that are a part of the report itself.

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from outlierlens.ablation.extent import Extent
+from outlierlens.ablation.controls import Extent
 from outlierlens.ablation.switches import Dims
 from outlierlens.options import FIND, Find, Flag, check
 
@@ -23,7 +23,7 @@ class ReportOptions(Extent):
 
     model: Annotated[str, Flag(argument=True)] = ""
     """Sample name, directory, weight file or hub id; mini-* need no download. Default: mini-planted."""
-    dims: Annotated[Dims | Find, Flag(read="options.read:planned_dims", words=FIND)] = FIND
+    dims: Annotated[Dims | Find, Flag(read="options:planned_dims", words=FIND)] = FIND
     """Switch these off: 308,381; find: what scan finds."""
     max_length: Annotated[int, Ge(2)] = 128
     """Tokens of a text (or window) at most."""

@@ -16,7 +16,7 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 
-from outlierlens.ablation.passages import SIGNS, Continuation, Filled, FillKind
+from outlierlens.ablation.fill import SIGNS, Continuation, Filled, FillKind
 from outlierlens.ablation.study import dims_of
 from outlierlens.analyses.ablate import Ablation
 from outlierlens.detection.observe.view import SIZES_NOTE
@@ -27,11 +27,9 @@ from outlierlens.report.result import ReportData, joined_notes
 from outlierlens.report.words import finding, random_control, sets_of, significant_dims, verdict
 from outlierlens.results.document import FORMAT_VERSION
 from outlierlens.statistics import SIGNIFICANT
-from outlierlens.view.charts.base import CONFIG, Chart, Spec, visible
-from outlierlens.view.charts.palette import COLOURED, DARK, LIGHT, css
-from outlierlens.view.html import escaped_json, policy
-from outlierlens.view.section import Rows, Section, cell_text, notes_of
-from outlierlens.view.words import TASKS, factor, few, number
+from outlierlens.view.charts.base import COLOURED, CONFIG, DARK, LIGHT, Chart, Spec, css, visible
+from outlierlens.view.render import escaped_json, policy
+from outlierlens.view.section import TASKS, Rows, Section, cell_text, factor, few, notes_of, number
 
 AXIS = 64  # pixels below the marks of a chart: labels, title, and the space above them
 PANEL_TITLE = 36

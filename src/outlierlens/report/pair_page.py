@@ -6,14 +6,23 @@ from outlierlens import __version__
 from outlierlens.detection.rules import Outlier
 from outlierlens.detection.scan.result import StackScan, strongest
 from outlierlens.report.advice import length_share
-from outlierlens.report.charts_pair import by_layer, changes, profiles
 from outlierlens.report.page import Tile, document
-from outlierlens.report.pair import Match, Pair, cost, measured, not_compared, pair_advice, pair_sentences
+from outlierlens.report.pair import (
+    Match,
+    Pair,
+    by_layer,
+    changes,
+    cost,
+    measured,
+    not_compared,
+    pair_advice,
+    pair_sentences,
+    profiles,
+)
 from outlierlens.report.result import ReportData
 from outlierlens.report.words import largest, random_control, verdict
 from outlierlens.view.charts.base import Chart, begun, place
-from outlierlens.view.section import Rows, Section, percent
-from outlierlens.view.words import few, listed, number
+from outlierlens.view.section import Rows, Section, few, listed, number, percent
 
 NAMED = 12  # dimensions of a model that get a mark
 

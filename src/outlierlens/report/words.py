@@ -20,9 +20,9 @@ from outlierlens.experiments.sweep.view import sentences
 from outlierlens.experiments.track.view import track_sentences
 from outlierlens.report.result import ReportData
 from outlierlens.statistics import SIGNIFICANT
-from outlierlens.statistics.words import no_interval
+from outlierlens.statistics.means import no_interval
 from outlierlens.view.charts.base import place
-from outlierlens.view.words import TASKS, factor, listed, number, these
+from outlierlens.view.section import TASKS, factor, listed, number, these
 
 SMALL = 0.05  # nats per token (a factor of 1.05 in perplexity), or cosine distance
 CLOSE = 0.8  # matched weights below this share of the wanted magnitude are no match

@@ -1,21 +1,4 @@
-"""Every result as a frozen dataclass, written to and read back from versioned JSON.
-
-    text = to_json(scan_result)
-    same = from_json(text)              # torch is never needed to read a result
-
-A result carries where it came from (`Provenance`) and the settings of the rule that made it. Its fields name their axes,
-so that a file whose parts do not fit is refused when it is read:
-
-    layers: Annotated[tuple[str, ...], "layer"]
-    hidden_size: Annotated[int, "dim"]                     # a number is the size itself
-    mean: Annotated[np.ndarray, "layer dim"]               # as long as `layers`, as wide as `hidden_size`
-    bias: Annotated[np.ndarray, "layer dim, or empty"]
-    edges: Annotated[np.ndarray, "box+1 2"]                # one more than the axis; a size in digits
-    found: Annotated[dict[str, tuple[int, ...]], "found"]  # by key
-    scores: Annotated[Scores, "row=layer"]                 # the axis `row` of Scores is this one's `layer`
-
-An axis has one size in a dataclass and in all that it holds.
-"""
+"""Every result as a frozen dataclass, written to and read back from versioned JSON; and which results are of one model."""
 
 import dataclasses
 import functools
@@ -27,7 +10,7 @@ import sys
 import types
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,12 +21,10 @@ import numpy as np
 from outlierlens import __version__
 from outlierlens.errors import BadFile, BadInput, need, printable, seen, showing
 from outlierlens.experiments import BY_RESULT, EXPERIMENTS
-from outlierlens.results.json_toml import parse_json
 from outlierlens.results.rows import Row
-from outlierlens.results.safe_files import write_text
-from outlierlens.view.html import sections_html
+from outlierlens.results.safe_files import parse_json, write_text
+from outlierlens.view.render import printed, sections_html
 from outlierlens.view.section import notes_of
-from outlierlens.view.terminal import printed
 
 if TYPE_CHECKING:
     import pandas
@@ -434,3 +415,32 @@ def _shapes(value: Any, wanted: list[Any]) -> set[tuple[Any, ...]] | list[tuple[
 
 def _listed(shape: Iterable[Any]) -> str:
     return f"{', '.join(map(str, shape)):.80}"
+
+
+# --- one model -------------------------------------------------------------------------------------------------------
+
+
+def refuse_other_model(what: str, found: Any, known: Sequence[Provenance], remedy: str) -> None:
+    """Raise BadInput where a result is of another model than `known`, by name of both.
+
+    Fingerprints of all parameters decide where a model ran in the precision of one of `known`. Those of files are of what
+    was read, so there the last part of a name decides: of the model, or of one that the result names `before` or `base`.
+    """
+    own = getattr(found, "provenance", None)
+    if own is None or not known or own.fingerprint in [one.fingerprint for one in known]:
+        return
+    ran = own.dtype and own.dtype in [one.dtype for one in known]
+    names = [own.model, *(getattr(found, name, None) for name in ("before", "base"))]
+    if not ran and {_last_part(name) for name in names if isinstance(name, str)} & {
+        _last_part(one.model) for one in known
+    }:
+        return
+    other = known[0]
+    raise BadInput(
+        f"{what} is of {own.model} (fingerprint {own.fingerprint[:12]}), not of {other.model} "
+        f"({next((one.fingerprint for one in known if one.dtype == own.dtype), other.fingerprint)[:12]}); {remedy}"
+    )
+
+
+def _last_part(name: str) -> str:
+    return name.replace("\\", "/").rstrip("/").rpartition("/")[2]

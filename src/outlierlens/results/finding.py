@@ -26,8 +26,7 @@ from outlierlens.errors import BadInput
 from outlierlens.options import docstrings
 from outlierlens.results.document import Provenance, Result
 from outlierlens.results.rows import Pivot, Row, table
-from outlierlens.view.section import Rows, Section
-from outlierlens.view.words import few, number_of_layers
+from outlierlens.view.section import Rows, Section, few, number_of_layers
 
 if TYPE_CHECKING:
     from outlierlens.view.charts.base import Chart

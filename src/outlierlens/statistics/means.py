@@ -1,16 +1,10 @@
-"""The interval of a mean over texts, which `interval_words` says, and of a share; Student's t.
+"""The interval of a mean over texts, and of a share; Student's t; and what intervals leave open, in words.
 
-    low, high = mean_interval(changes, weights)   # NaN, NaN where it is not settled
-    mean_noise(runs, weights, n=64)               # what repeats say of the mean's noise
-    reach(skewness, 63, 0.95)                     # standard errors that an interval reaches below and above its centre
-
-Changes of a loss are skewed (few texts lose much), and a t interval of skewed values misses on one side: of 64 log-normal
-values (σ = 1) it covers 91 % where 95 % are said, where four in five are zero 86 to 92 %. Hall's (1992) transformation of
-t takes the skewness out; it covers 93 % of symmetric values with heavy tails. The hull of both covers 93 to 98 % of all of
-these from 16 texts on, and is 1 % wider than t where nothing is skewed (`benchmarks/coverage.py`).
+No heavy library is imported.
 """
 
 import math
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from outlierlens.errors import need
-from outlierlens.statistics.words import FEWEST_CHANGED, FEWEST_TEXTS
 
 LEVEL = 0.95
 NORMAL = 1.959963984540054  # standard errors to either side of a normal interval at `LEVEL`
@@ -174,3 +167,52 @@ def critical(degrees: float, level: float = LEVEL) -> float:
     """What |t| of Student's distribution with so many `degrees` of freedom stays below with probability `level`."""
     special: Any = need("scipy.special", "models", "an interval")
     return float(special.stdtrit(degrees, (1 + level) / 2))
+
+
+# --- in words --------------------------------------------------------------------------------------------------------
+
+FEWEST_TEXTS = 16  # below, an interval of a mean covers 92 % of log-normal changes
+FEWEST_PAIRS = 598  # below, an interval of a correlation may lack a kind that makes up 0.5 % of all items
+FEWEST_CHANGED = 10  # texts that changed at all: of fewer, nothing covers
+
+
+def unseen(n: int, level: float = 0.95) -> float:
+    """The share of all texts that a kind may make up and still be missing among `n` of them: 1 − (1 − level)^(1/n)."""
+    return -math.expm1(math.log1p(-level) / n)
+
+
+def unseen_note(n: int, plural: str = "texts") -> str:
+    """What an interval over `n` texts leaves open, in words."""
+    return (
+        f"among {n:,} {plural} a kind that makes up less than {unseen(n):.1%} of all may be missing (at 95 %): "
+        "the interval does not cover it"
+    )
+
+
+def no_interval(n: int, plural: str = "texts", times: int = 1, *, metric: str = "") -> str:
+    """Why there is no interval over `n` texts, and what settles it; `times` texts are read for each of these.
+
+    `metric` is of what: "pearson" and "spearman" need more items than a mean.
+    """
+    few, fewest = f"fewer than {FEWEST_CHANGED} of {n:,} {plural} change", FEWEST_TEXTS
+    if metric in ("pearson", "spearman"):
+        few, fewest = f"a few of {n:,} {plural} decide the correlation", FEWEST_PAIRS
+    if n >= fewest:
+        return f"{few}, or a value is not finite, so there is no interval; read {2 * times * n:,}"
+    return f"{n:,} {plural} are too few for an interval; read {times * fewest:,} or more"
+
+
+def interval_text(low: float, high: float, form: str = "+.3f", nothing: str = "no change", why: str = "") -> str:
+    """An interval in words: its ends; "not settled" where there is none, with `why`; `nothing` where every value was 0."""
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return f"not settled: {why}" if why else "not settled"
+    form = re.sub(r"^([+]?)z?", r"\1z", form)  # an end that rounds to 0 has no minus
+    return nothing if low == high == 0 else f"{low:{form}} to {high:{form}}"
+
+
+def no_change(n: int, plural: str, independent: int | None = None) -> str:
+    """What is said where none of `n` items changed, with how many of all may change for all that (`unseen`).
+
+    `independent` is the number of groups of items that hang together, of which that share is.
+    """
+    return f"no change on {n:,} {plural} (at most {100 * unseen(independent or n):.2g} % of all, 95 %)"

@@ -21,7 +21,7 @@ from functools import lru_cache
 import numpy as np
 
 from outlierlens.errors import BadInput
-from outlierlens.statistics.words import FEWEST_PAIRS
+from outlierlens.statistics.means import FEWEST_PAIRS
 
 PART, PART_OF_ONE = 0.7, 0.4  # exponents of how many groups a part has: of two correlations, of a single one
 AT_ONCE = 300_000  # items of the parts that are measured together

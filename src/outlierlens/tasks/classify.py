@@ -20,16 +20,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.data.labelled import Examples, label_order
-from outlierlens.data.labelled.encode import NOT_A_LABEL, Encoded
 from outlierlens.data.labelled.examples import NO_CLASS
-from outlierlens.data.labelled.labels import contradicted, in_order_of_outputs, says_task_order
+from outlierlens.data.labelled.labels import NOT_A_LABEL, Encoded, contradicted, in_order_of_outputs, says_task_order
 from outlierlens.data.media import LabelledItems
 from outlierlens.errors import BadInput, command, operand
-from outlierlens.models.devices import out_of_memory, tokens_at_once
+from outlierlens.models.devices import fast_products, ordered_weights, out_of_memory, tokens_at_once
 from outlierlens.models.hooks import norm_before_last_mlp, only_at
-from outlierlens.models.labelled_rows import TextRows, rows_of
+from outlierlens.models.inputs import TextRows, rows_of
 from outlierlens.models.load import LoadedModel
-from outlierlens.models.products import fast_products, ordered_weights
 from outlierlens.tasks.base import UNSAID, TaskOptions, cut
 from outlierlens.tasks.metrics import Statistic, score
 

@@ -19,12 +19,11 @@ import numpy as np
 from outlierlens.data.texts import TokenText
 from outlierlens.data.token_texts import added_ends, special_ids
 from outlierlens.errors import BadInput
-from outlierlens.models.devices import tokens_at_once
+from outlierlens.models.devices import fast_products, linear, ordered_weights, tokens_at_once
+from outlierlens.models.folder import refuse_unknown, row_count
 from outlierlens.models.hooks import head_inputs, head_only_at, norm_before_last_mlp, only_at
 from outlierlens.models.inputs import check_known, check_readable, token_ids, token_limit, tokenizer_of
 from outlierlens.models.load import LoadedModel
-from outlierlens.models.products import fast_products, linear, ordered_weights
-from outlierlens.models.token_rows import refuse_unknown, row_count
 from outlierlens.tasks.base import TaskOptions, cut, log_sum_exp_, values_of
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ import numpy as np
 from outlierlens.data.media import Items
 from outlierlens.data.texts import Batch, collate, encoded
 from outlierlens.errors import BadInput
+from outlierlens.models.devices import fast_products, ordered_weights
 from outlierlens.models.inputs import check_readable, model_inputs, token_limit
 from outlierlens.models.load import LoadedModel, stream_width
-from outlierlens.models.media.passes import ItemRows
-from outlierlens.models.products import fast_products, ordered_weights
+from outlierlens.models.media import ItemRows
 from outlierlens.tasks.base import TaskOptions, cut, weighted_mean
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from outlierlens import architectures as arch
+import outlierlens.architectures as arch
 from outlierlens.architectures import live_parameters
 from outlierlens.checkpoints.samples.cache import say
 from outlierlens.data.texts import Texts
@@ -31,9 +31,8 @@ from outlierlens.detection.scan.measure import live_norms, live_values
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel, config_dict
 from outlierlens.results.row_store import RowStore
-from outlierlens.training.trajectory import tracked_site
-from outlierlens.training.watch_alarm import MEASURED, Alarm, AlarmError, EarlyWarning
-from outlierlens.training.watch_crossings import Crossings, metrics_of
+from outlierlens.training.run_files import tracked_site
+from outlierlens.training.watch_alarm import MEASURED, Alarm, AlarmError, Crossings, EarlyWarning, metrics_of
 from outlierlens.training.watch_probe import Probe, ProbeSize, bare_model, make_probe
 from outlierlens.training.watch_rows import KIND, StreamRow, log_key, nothing, recorded, step_key, step_of
 

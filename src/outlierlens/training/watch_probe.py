@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.architectures import BoundStack
-from outlierlens.architectures.live import sharded_part
+from outlierlens.architectures.bind import sharded_part
 from outlierlens.data.texts import EXCERPT, Batch, Texts, beginnings, collate, read_texts
 from outlierlens.errors import BadInput
 from outlierlens.models.changes import evaluating, temporary
+from outlierlens.models.folder import row_count
 from outlierlens.models.forward import TextForward, check_padding, text_stacks
 from outlierlens.models.hooks import EMBEDDINGS, refuse_compiled, tapped
 from outlierlens.models.inputs import check_known, token_limit
 from outlierlens.models.load import LoadedModel
-from outlierlens.models.token_rows import row_count
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

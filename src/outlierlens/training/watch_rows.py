@@ -18,7 +18,7 @@ import numpy as np
 
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.results.row_store import read_rows
-from outlierlens.training.trajectory import Curve, Trajectory, no_bias, no_states
+from outlierlens.training.run_files import Curve, Trajectory, no_bias, no_states
 
 KIND = "watched training"
 # Full precision: a reader can compute any z, rank or share from them afterwards.

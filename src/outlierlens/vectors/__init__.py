@@ -6,5 +6,5 @@
     better = fix.apply(vectors.values[3])
 
 `read` is the pass, `store` where large arrays live, `fixes` the repairs and the moments that they are fitted on, `cosines`
-statistics of vectors with their intervals; `data.labelled.apart` keeps evaluated texts out.
+statistics of vectors with their intervals; `data.labelled.labels` keeps evaluated texts out.
 """

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from outlierlens.architectures import ARCHITECTURES, BoundStack
-from outlierlens.architectures.family import Specification
+from outlierlens.architectures.stack import Specification
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.models.hooks import EMBEDDINGS, layer_name
 from outlierlens.models.load import LoadedModel
-from outlierlens.results.json_toml import read_json, read_toml
+from outlierlens.results.safe_files import read_json, read_toml
 from outlierlens.vectors.read import text_stack
 
 AUTO_TEXTS = 1000  # texts that "auto" observes at most: shares of token vectors settle long before

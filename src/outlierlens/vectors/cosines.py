@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from outlierlens.errors import BadInput
+from outlierlens.statistics.bootstrap import jackknife_error, percentile_interval
 from outlierlens.statistics.means import critical
 from outlierlens.statistics.ranks import ratio
-from outlierlens.statistics.resampling import jackknife_error, percentile_interval
 
 BLOCK = 2**22  # numbers worked on at once
 GROUPS = 10  # of sentences that a jackknife leaves out in turn

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from annotated_types import Ge, Gt
 
 from outlierlens.errors import BadInput
-from outlierlens.options import Flag, check
-from outlierlens.options.read import parse_layers
+from outlierlens.options import Flag, check, parse_layers
 
 if TYPE_CHECKING:
     from outlierlens.data.texts import Texts
@@ -74,8 +73,7 @@ class VectorReading:
         progress: "Callable[[str, int, int], None] | None" = None,
     ) -> "ReadOptions":
         """How vectors are read; `final_norm` is what the command does unless --final-norm or --no-final-norm is given."""
-        from outlierlens.vectors.read import ReadOptions, text_stack
-        from outlierlens.vectors.store import Budget
+        from outlierlens.vectors.read import Budget, ReadOptions, text_stack
 
         layers: tuple[int, ...] | None = None
         if self.layers == "last":
@@ -140,7 +138,7 @@ class Fitting:
         return _filled(options, fixes=self.specs, clip=self.clip, fit_limit=self.fit_limit)
 
     def texts(self, *, offline: bool = False) -> "Texts | None":
-        """The texts of --fit-data; None where it is not given. All of them: `data.labelled.apart` draws --fit-limit."""
+        """The texts of --fit-data; None where it is not given. All of them: `data.labelled.labels` draws --fit-limit."""
         from outlierlens.data.texts import read_texts
 
         if self.fit_data is None:

@@ -14,15 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.statistics.words import interval_text
-from outlierlens.view.charts import draw as d
-from outlierlens.view.charts import fixes
-from outlierlens.view.charts.base import Chart, Spec, bar, field, round_to, symmetric
-from outlierlens.view.charts.forms import interval_dots, lines, null_dots
-from outlierlens.view.charts.palette import COLOURED, INK, MUTED
-from outlierlens.view.charts.panels import above, composed, heading, panel
-from outlierlens.view.section import cell_text, point, text_of
-from outlierlens.view.words import few
+import outlierlens.view.charts.draw as d
+from outlierlens.statistics.means import interval_text
+from outlierlens.view.charts import base
+from outlierlens.view.charts.base import COLOURED, INK, MUTED, Chart, Spec, bar, field, round_to, symmetric
+from outlierlens.view.charts.draw import above, composed, heading, interval_dots, lines, null_dots, panel
+from outlierlens.view.section import cell_text, few, point, text_of
 
 if TYPE_CHECKING:
     from outlierlens.results.finding import Finding
@@ -207,7 +204,7 @@ class Lines(Picture):
         shown = d.known(data, self.y)
         values = _extent(shown, grey, self.y)
         y = symmetric(values).encoding(self.y, _folded(self.head(found, self.y)))
-        looks = (fixes.colours(groups), fixes.shapes(groups)) if self.by == "fix" else ()
+        looks = (base.colours(groups), base.shapes(groups)) if self.by == "fix" else ()
         colour, shape = d.both("group", groups, *looks)
         if len(groups) == 1:
             colour["legend"] = shape["legend"] = None

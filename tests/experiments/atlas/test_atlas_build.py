@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from atlas_hub import SIZES, WAYS, Catalogue, Faults, real_size
 from hub_server import COMMIT, FakeHub, Handler, Seen
 from outlierlens.checkpoints import open_checkpoint, samples
-from outlierlens.checkpoints.courtesy import Turns, seconds_asked
+from outlierlens.checkpoints.pace import Turns, seconds_asked
 from outlierlens.cli.app import run
 from outlierlens.detection.scan.measure import scan
 from outlierlens.detection.scan.result import strongest

@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 import hostile
 from moments import contents
-from outlierlens.checkpoints.courtesy import Turns
+from outlierlens.checkpoints.pace import Turns
 from outlierlens.errors import BadFile
 from outlierlens.experiments.atlas import page
 from outlierlens.experiments.atlas import rows as kept

@@ -15,7 +15,7 @@ import hostile
 from hub_server import COMMIT, FakeHub, Handler, Seen
 from outlierlens.checkpoints import pace, samples
 from outlierlens.checkpoints.base import MAX_CONFIG_BYTES
-from outlierlens.checkpoints.safetensors import MAX_INDEX_BYTES
+from outlierlens.checkpoints.formats import MAX_INDEX_BYTES
 from outlierlens.cli.app import run
 from outlierlens.errors import Offline, RemoteError
 from outlierlens.experiments.atlas import names

@@ -12,9 +12,8 @@ from scipy import stats
 
 import detector_results
 from outlierlens.cli.experiment import print_sections
-from outlierlens.detection.activation_rules import ActivationRules
-from outlierlens.detection.histogram import QUANTILE_ERROR, SMALLEST, LogHistogram
-from outlierlens.detection.running_statistics import LargeCounts
+from outlierlens.detection.rules import ActivationRules
+from outlierlens.detection.running_statistics import QUANTILE_ERROR, SMALLEST, LargeCounts, LogHistogram
 from outlierlens.errors import BadInput
 from outlierlens.experiments import BY_NAME
 from outlierlens.experiments.detectors import rules

@@ -15,8 +15,8 @@ from scipy import stats
 
 from architectures import FAMILIES, Family, build
 from outlierlens.data.texts import Texts
-from outlierlens.detection.histogram import QUANTILE_ERROR
 from outlierlens.detection.observe.measure import ObserveOptions, observe
+from outlierlens.detection.running_statistics import QUANTILE_ERROR
 from outlierlens.errors import BadInput
 from outlierlens.experiments.detectors.collection import Collected, collect
 from outlierlens.experiments.detectors.from_weights import randomly_initialised, rotation, shuffled

@@ -27,8 +27,7 @@ from outlierlens.experiments.frequency.options import FrequencyOptions
 from outlierlens.experiments.frequency.result import BLOCKS, Frequency
 from outlierlens.models.load import LoadedModel
 from outlierlens.results.document import from_json, to_json
-from outlierlens.vectors.read import ReadOptions
-from outlierlens.vectors.store import Budget
+from outlierlens.vectors.read import Budget, ReadOptions
 from planted import Oracle, some_texts, wrap
 
 N_WORDS, NEEDLE = 10_000, 5  # so many that few words come twice: what holds for the texts holds for the words

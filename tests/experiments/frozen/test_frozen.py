@@ -365,7 +365,7 @@ def test_a_text_at_the_limit_counts_as_cut_and_one_without_tokens_is_said(words:
 
 
 def test_layers_can_be_named_and_too_many_vectors_are_refused(words: Callable[..., Any]) -> None:
-    from outlierlens.vectors.store import Budget
+    from outlierlens.vectors.read import Budget
 
     loaded = from_objects(build(FAMILIES["bert"]), words(), name="bert")
     found = frozen(loaded, word_splits(20), FrozenOptions(read=ReadOptions(layers=(-1, 2)), fixes=(), epochs=1))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from outlierlens.errors import BadInput
 from outlierlens.experiments.geometry.layers import OwnScatters, effective_rank, iso_scores, own_scatters, scatters
-from outlierlens.statistics.resampling import multinomial_weights
+from outlierlens.statistics.bootstrap import multinomial_weights
 from outlierlens.vectors.cosines import (
     contributions,
     estimate,

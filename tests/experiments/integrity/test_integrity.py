@@ -115,7 +115,7 @@ def test_deep_adds_the_embeddings_columns() -> None:
 @pytest.mark.parametrize("family", ["bert", "roberta", "gpt2", "gemma2", "qwen3", "mixtral", "gpt_oss", "xlnet", "t5"])
 def test_no_norm_and_no_write_is_forgotten(family: str) -> None:
     from architectures import FAMILIES, build
-    from outlierlens.checkpoints.live import LiveCheckpoint
+    from outlierlens.checkpoints.stored import LiveCheckpoint
 
     model = build(FAMILIES[family])
     checkpoint = LiveCheckpoint(model, name=family, config=model.config.to_dict())

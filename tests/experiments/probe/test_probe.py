@@ -21,8 +21,7 @@ from outlierlens.experiments.probe.result import Contribution, bucket_accuracy, 
 from outlierlens.experiments.probe.view import sections
 from outlierlens.results.document import from_json, load, to_json
 from outlierlens.vectors.clip import Clipping, resolve_clipping
-from outlierlens.vectors.read import ReadOptions
-from outlierlens.vectors.store import Budget
+from outlierlens.vectors.read import Budget, ReadOptions
 from planted import some_texts, wrap
 
 NONE = Clipping("none", {}, "nothing is clipped, as asked for")

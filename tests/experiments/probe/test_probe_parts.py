@@ -17,8 +17,7 @@ from outlierlens.errors import BadInput
 from outlierlens.experiments.probe.flow import Flow, FlowOptions, counted, split_texts, taken
 from outlierlens.experiments.probe.judge import JudgeOptions, Plan, Probes, Variants, judge, scales_of
 from outlierlens.experiments.probe.measure import in_embeddings, left_only
-from outlierlens.vectors.read import ReadOptions, token_batches, tokenise
-from outlierlens.vectors.store import Budget
+from outlierlens.vectors.read import Budget, ReadOptions, token_batches, tokenise
 from planted import some_texts, wrap
 
 

@@ -15,7 +15,7 @@ from outlierlens.experiments.probe.measure import probe_positions
 from outlierlens.experiments.probe.options import ProbeOptions
 from outlierlens.experiments.probe.result import held_for
 from outlierlens.results.document import from_json, to_json
-from outlierlens.statistics.resampling import poisson_times
+from outlierlens.statistics.bootstrap import poisson_times
 from outlierlens.vectors.clip import Clipping
 from outlierlens.vectors.read import ReadOptions
 from planted import some_texts, wrap

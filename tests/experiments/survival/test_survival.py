@@ -166,7 +166,7 @@ def test_an_unrelated_model_is_remarked(pair: Any, tmp_path: Path) -> None:
 
 
 def test_all_weights_of_a_hub_s_model_are_read_only_when_allowed(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outlierlens.checkpoints.safetensors.SafetensorsCheckpoint.requests", 2, raising=False)
+    monkeypatch.setattr("outlierlens.checkpoints.formats.SafetensorsCheckpoint.requests", 2, raising=False)
     base, tuned = (str(path) for path in pair)
     size = (pair[0] / "model.safetensors").stat().st_size
     one = survival(base, [tuned], SurvivalOptions(scan=ScanOptions(max_read=1000))).tuned[0]

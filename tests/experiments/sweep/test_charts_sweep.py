@@ -15,10 +15,9 @@ from outlierlens.errors import BadInput
 from outlierlens.experiments.sweep.charts import MAX_MARKS, MAX_TICKS, height_in, scale_from, thin
 from outlierlens.experiments.sweep.charts_windows import MAX_CELLS, MAX_CONTROLS, MAX_NULLS, quantiles
 from outlierlens.experiments.sweep.result import names
-from outlierlens.view.charts import dim_names
-from outlierlens.view.charts.base import Range
-from outlierlens.view.charts.dim_names import names_beside
-from outlierlens.view.charts.palette import SURFACE
+from outlierlens.view.charts import draw
+from outlierlens.view.charts.base import SURFACE, Range
+from outlierlens.view.charts.draw import names_beside
 
 
 @pytest.fixture(scope="module")
@@ -269,9 +268,9 @@ def test_infinite_changes_are_said_and_not_drawn(sweep):
 
 def test_what_cannot_be_drawn_is_said(sweep):
     sets = replace(sweep, effects=sweep.effects[-1:])
-    for draw in (charts.sweep_effects, charts.sweep_ranked, charts.sweep_map):
+    for picture in (charts.sweep_effects, charts.sweep_ranked, charts.sweep_map):
         with pytest.raises(BadInput, match=r"no single dimension was measured.*; sweep without dims=\(\)"):
-            draw(sets)
+            picture(sets)
     with pytest.raises(BadInput, match="no window 'layer 99' in this sweep; it has all layers"):
         charts.sweep_effects(sweep, "layer 99")
     with pytest.raises(BadInput, match="has one layer window; sweep with windows single, from or upto"):
@@ -306,4 +305,4 @@ def test_names_stay_on_the_canvas_and_off_other_names_where_there_is_room(at):
         boxes.append((left, top, left + 24, top + 16))
     apart = all(abs(a[0] - b[0]) > 0.1 or abs(a[1] - b[1]) > 0.15 for i, a in enumerate(at) for b in at[:i])
     if apart:
-        assert not any(dim_names._overlap(a, b) for i, a in enumerate(boxes) for b in boxes[:i])
+        assert not any(draw._overlap(a, b) for i, a in enumerate(boxes) for b in boxes[:i])

@@ -26,12 +26,11 @@ from outlierlens.experiments.sweep import command as progress
 from outlierlens.experiments.sweep.command import SweepView, board, drawn, headline
 from outlierlens.experiments.sweep.result import Precision, Sweep
 from outlierlens.experiments.sweep.view import sections, stands_out
-from outlierlens.options.read import parse_sets
+from outlierlens.options import parse_sets
 from outlierlens.report import chart_page
 from outlierlens.results.document import load, save
-from outlierlens.tasks.options import TaskReading
-from outlierlens.view.section import cell_text
-from outlierlens.view.words import duration
+from outlierlens.tasks.base import TaskReading
+from outlierlens.view.section import cell_text, duration
 
 pytestmark = pytest.mark.usefixtures("no_picture_files")
 FEW = ("--random", "4", "--matched", "2", "--random-texts", "4", "--max-length", "8", "--gradients", "8")

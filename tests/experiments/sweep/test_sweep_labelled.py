@@ -22,10 +22,9 @@ from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.experiments.sweep.result import Sweep
 from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.results.document import from_json, load, to_json
-from outlierlens.tasks.base import TaskOptions
+from outlierlens.tasks.base import TaskOptions, TaskReading
 from outlierlens.tasks.choice import make_task
 from outlierlens.tasks.metrics import CORRELATIONS
-from outlierlens.tasks.options import TaskReading
 
 N = 41
 PLANTED = 5

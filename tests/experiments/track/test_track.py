@@ -17,8 +17,7 @@ from outlierlens.experiments.track.options import EmergenceOptions, TrackOptions
 from outlierlens.experiments.track.result import Track
 from outlierlens.experiments.track.view import track_sentences
 from outlierlens.results.document import Provenance, from_json, load, save, to_json
-from outlierlens.training.run_files import Saved, find_log, find_saved, read_log, step_in
-from outlierlens.training.trajectory import Curve, Trajectory
+from outlierlens.training.run_files import Curve, Saved, Trajectory, find_log, find_saved, read_log, step_in
 
 STEPS = tuple(range(0, 10_001, 500))
 

@@ -25,7 +25,7 @@ from outlierlens.report import rerender
 from outlierlens.report.figures import all_charts
 from outlierlens.report.page import chart_page, render
 from outlierlens.results.document import from_json, load, to_json
-from outlierlens.training.trajectory import Curve
+from outlierlens.training.run_files import Curve
 
 
 @pytest.fixture(scope="module")

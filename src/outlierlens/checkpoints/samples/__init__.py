@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.checkpoints.samples.cache import (
+    SAMPLES,
+    Member,
+    Sample,
+    Wheel,
     cache_root,
     folder_of,
     is_complete,
@@ -23,7 +27,6 @@ from outlierlens.checkpoints.samples.cache import (
     say,
     texts_for,
 )
-from outlierlens.checkpoints.samples.table import SAMPLES, Member, Sample, Wheel
 from outlierlens.errors import Offline
 
 if TYPE_CHECKING:

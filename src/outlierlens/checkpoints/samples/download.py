@@ -32,7 +32,9 @@ from typing import IO
 from outlierlens.checkpoints import pace
 from outlierlens.checkpoints.pace import Pace, TooSlow, within
 from outlierlens.checkpoints.samples.cache import (
+    Member,
     Progress,
+    Sample,
     check_space,
     folder_of,
     is_complete,
@@ -43,7 +45,6 @@ from outlierlens.checkpoints.samples.cache import (
     sample_named,
     silent,
 )
-from outlierlens.checkpoints.samples.table import Member, Sample
 from outlierlens.errors import BadFile, MissingExtra, OutlierlensError, RemoteError
 from outlierlens.results.safe_files import new_folder, sweep
 

@@ -1,7 +1,9 @@
-"""Read the examples of a labelled task, checked before anything is computed.
+"""Read the examples of a labelled task, and its training and dev examples, checked before anything is computed.
 
 examples = read_examples(find_task("glue:rte"), "rte/")
 examples.texts, examples.pairs, examples.labels         # of equal length; labels are numbers in the task's order
+train, dev = read_splits(find_task("glue:rte"), "rte/")            # rte/train.parquet and rte/validation.parquet
+train, dev = read_splits(find_task("hans"))                        # trained on MNLI; from the hub
 """
 
 import hashlib
@@ -11,20 +13,24 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from outlierlens.data.labelled.apart import families, plain
-from outlierlens.data.labelled.encode import NOT_A_LABEL
-from outlierlens.data.labelled.labels import are_numbers, finder, places_among
-from outlierlens.data.labelled.table import TASKS, LabelledTask
+from outlierlens.data.labelled.labels import (
+    NOT_A_LABEL,
+    are_numbers,
+    families,
+    finder,
+    label_order,
+    places_among,
+    plain_label,
+    plain_text,
+)
+from outlierlens.data.labelled.table import TASKS, LabelledTask, find_task
 from outlierlens.data.tables import ENDINGS, Table, joined, open_table
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
-
-if TYPE_CHECKING:
-    pass
 
 UNLABELLED = ("-1", "-1.0")  # what GLUE's test splits hold
 NO_CLASS = -1  # the prediction of a model whose outputs are no numbers any more: never right
@@ -67,7 +73,7 @@ class Examples(Texts):
         """
         if not (self.pairs and self.task.regression):
             return None
-        return families(*([plain(text) for text in side] for side in (self.texts, self.pairs)))
+        return families(*([plain_text(text) for text in side] for side in (self.texts, self.pairs)))
 
     def first(self, n: int) -> "Examples":
         """The first `n` examples (or all)."""
@@ -75,7 +81,7 @@ class Examples(Texts):
 
     def tokenised(self, tokenizer: Any, max_length: int) -> Any:
         """As of texts, with their pairs; see `labelled.encode`."""
-        from outlierlens.data.labelled.encode import encode
+        from outlierlens.data.labelled.labels import encode
 
         return encode(tokenizer, self, max_length=max_length).inputs
 
@@ -355,3 +361,65 @@ def _token_examples(
         labels=tuple(tuple(itertools.islice(each, len(mine))) for mine in words),
         words=tuple(words),
     )
+
+
+# --- training and dev examples ---------------------------------------------------------------------------------------
+
+
+def read_splits(
+    task: LabelledTask, data: str | None = None, dev_data: str | None = None, *, offline: bool = False
+) -> tuple[Examples, Examples]:
+    """(train, dev) of `task`; `data` is a folder or hub id with both, or holds the training examples beside `dev_data`.
+
+    A task that models of another task are made for (HANS, MNLI's mismatched part) is trained on that one. Labels that a
+    task does not name are those of the training examples.
+
+    Raises:
+        BadInput: as `read_examples`; one file for both; a label in the dev examples that training does not know.
+    """
+    if data is not None and dev_data is None:
+        _has_both(data, task)
+    trained = find_task(task.trained_on) if task.trained_on else task
+    train = read_examples(trained, data, split=trained.trained, offline=offline)
+    read = () if task.labels or task.regression else train.task.labels
+    dev = read_examples(task, data if dev_data is None else dev_data, labels=read, offline=offline)
+    check_splits(train, dev)
+    return train, dev
+
+
+def check_splits(train: Examples, dev: Examples) -> None:
+    """Raise BadInput where a model trained on `train` cannot be scored on `dev`."""
+    one, other = train.task, dev.task
+    if (one.level, one.regression) != (other.level, other.regression):
+        raise BadInput(f"{one.name} and {other.name} are tasks of different kinds; train and score on one of them")
+    if one.regression:
+        return
+    if len({plain_label(name) for name in one.labels}) < len(one.labels):
+        raise BadInput(
+            f"{train.source}: labels differ only in case or punctuation: {', '.join(one.labels[:6])}; rename them"
+        )
+    labels = set(train.labels) if one.level == "text" else {label for row in train.labels for label in row}
+    if len(labels) == 1 and len(one.labels) > 1:
+        raise BadInput(
+            f"{train.source}: every label is {one.labels[labels.pop()]!r}, and a classifier learns from at least two; was the "
+            f"file cut?"
+        )
+    if len(one.labels) < 2:
+        raise BadInput(f"{train.source} has one class, {one.labels[0]!r}; a classifier needs at least two")
+    try:
+        label_order(other, dict(enumerate(one.labels)), one.labels)
+    except BadInput:
+        raise BadInput(
+            f"{train.source} has {len(one.labels)} classes ({', '.join(one.labels[:6])}), {dev.source} has "
+            f"{len(other.labels)} ({', '.join(other.labels[:6])}); both must have the same"
+        ) from None
+
+
+def _has_both(data: str, task: LabelledTask) -> None:
+    if Path(data).is_file():
+        raise BadInput(
+            f"{data} is one file, and fine-tuning needs dev examples too: name theirs with --dev-data, or give --data a folder "
+            f"that holds {task.trained} and {task.evaluated} files"
+        )
+    if not Path(data).exists() and data.count(":") > 1:
+        raise BadInput(f"{data} names one split; leave the split out, or name the dev examples with --dev-data")

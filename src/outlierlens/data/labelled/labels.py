@@ -1,14 +1,87 @@
-"""Which label each output of a model means: by the names in its config, never by their order.
+"""Texts and labels of tasks as a model takes them: which label each output means, token ids, and texts kept apart.
 
-label_order(find_task("glue:mnli"), {0: "contradiction", 1: "neutral", 2: "entailment"})       # (2, 1, 0)
+    label_order(find_task("glue:mnli"), {0: "contradiction", 1: "neutral", 2: "entailment"})       # (2, 1, 0)
+    encode(tokenizer, examples, max_length=128).inputs["input_ids"]           # one list an example
+    fit, dropped = apart(read_texts("train.parquet"), evaluated, limit=10_000, seed=0)
+
+Labels are matched by the names in a config, never by their order. Examples are encoded the same way for training and for
+measuring.
 """
 
+import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from outlierlens.data.labelled.table import TASKS, LabelledTask
+from outlierlens.data.texts import Texts, beginnings
 from outlierlens.errors import BadInput
+
+if TYPE_CHECKING:
+    from outlierlens.data.labelled.examples import Examples
+
+
+def apart(fit: Texts, evaluated: Collection[str], *, limit: int | None = None, seed: int = 0) -> tuple[Texts, int]:
+    """(texts of `fit` that are not `evaluated`, how many are), each once, and of them `limit` drawn by `seed`.
+
+    Texts are the same where they differ in spaces at most.
+
+    Raises:
+        BadInput: less than two texts are left, as where `fit` is the evaluated data itself.
+    """
+    seen = {plain_text(text) for text in evaluated}
+    given = once(fit.texts)
+    left = [text for key, text in given.items() if key not in seen]
+    dropped = len(given) - len(left)
+    if len(left) < 2:
+        raise BadInput(
+            f"{fit.source}: {dropped:,} of its {len(given):,} texts are evaluated ones, so {len(left)} is left to fit "
+            f"on; give another text (--fit-data)"
+        )
+    if limit is not None and limit < len(left):
+        drawn = np.random.default_rng([seed, 11]).permutation(len(left))[:limit]
+        left = [left[i] for i in sorted(drawn.tolist())]
+    return Texts(fit.source, tuple(left), fit.column), dropped
+
+
+def once(texts: Sequence[str]) -> dict[str, str]:
+    """{plain text: the first text that is so}, in order."""
+    found: dict[str, str] = {}
+    for text in texts:
+        found.setdefault(plain_text(text), text)
+    return found
+
+
+def plain_text(text: str) -> str:
+    """A text with single spaces: two are the same where these are."""
+    return " ".join(text.split())
+
+
+def families(*parts: Sequence[Hashable]) -> np.ndarray:
+    """Which items hang together, int [item]: those that share a value in any of the `parts` [item], directly or over others.
+
+    Pairs of which two share a sentence are no two independent pairs: `families(pairs.first, pairs.second)`.
+    """
+    above = list(range(len(parts[0])))
+
+    def top(item: int) -> int:
+        while above[item] != item:
+            above[item] = above[above[item]]
+            item = above[item]
+        return item
+
+    first: dict[Hashable, int] = {}
+    for part in parts:
+        for item, value in enumerate(part):
+            one, other = top(item), top(first.setdefault(value, item))
+            above[max(one, other)] = min(one, other)
+    return np.unique([top(item) for item in range(len(above))], return_inverse=True)[1]
+
+
+# --- labels and outputs ----------------------------------------------------------------------------------------------
 
 GENERIC = re.compile(r"(label)?\s*\d+")
 ALIASES = {
@@ -21,7 +94,7 @@ ALIASES = {
 IN_TASK_ORDER = "task"
 
 
-def plain(name: str) -> str:
+def plain_label(name: str) -> str:
     """A label's name without case and punctuation: "Not_Entailment", "non-entailment" are the same, "LABEL_0" is "0"."""
     words = re.findall(r"[^\W_]+", name.casefold())
     if len(words) == 2 and words[0] == "label" and words[1].isdecimal():
@@ -36,7 +109,7 @@ def in_order_of_outputs(id2label: Mapping[Any, str]) -> list[str]:
 
 def are_numbers(names: Sequence[str]) -> bool:
     """Whether names of classes are but numbers ("LABEL_0"), which say little of what they mean."""
-    return all(GENERIC.fullmatch(plain(name)) for name in names)
+    return all(GENERIC.fullmatch(plain_label(name)) for name in names)
 
 
 def says_task_order(given: Sequence[str] | str | None) -> bool:
@@ -47,10 +120,10 @@ def says_task_order(given: Sequence[str] | str | None) -> bool:
 def finder(names: Sequence[str]) -> Callable[[str], int | None]:
     """Finds the place of a label in `names`: by its exact name, else by `plain` where that tells all of them apart."""
     exact = {name: place for place, name in enumerate(names)}
-    loose = {plain(name): place for place, name in enumerate(names)}
+    loose = {plain_label(name): place for place, name in enumerate(names)}
     if len(loose) < len(exact):
         loose = {}  # "C" and "C++"
-    return lambda name: exact.get(name, loose.get(plain(name)))
+    return lambda name: exact.get(name, loose.get(plain_label(name)))
 
 
 def places_among(labels: Sequence[str], names: Sequence[str]) -> tuple[int, ...] | None:
@@ -149,3 +222,85 @@ def _or_named(task: LabelledTask, n: int) -> str:
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:6]) + (f", … {len(names)} in all" if len(names) > 6 else "")
+
+
+# --- token ids -------------------------------------------------------------------------------------------------------
+
+NOT_A_LABEL = -100  # of a token that is no first piece of a word; what the Hugging Face libraries leave out of losses
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What a tokenizer made of some examples.
+
+    Attributes:
+        inputs: by name (input_ids, attention_mask, token_type_ids where the model has them), one list an example.
+        labels: of each example: its number, or of a token task a list [token], `NOT_A_LABEL` where none is asked for.
+        n_cut: examples that did not fit.
+    """
+
+    inputs: dict[str, list[list[int]]]
+    labels: tuple[Any, ...]
+    n_cut: int = 0
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each example."""
+        return [len(ids) for ids in self.inputs["input_ids"]]
+
+    def for_model(self, model: Any) -> "Encoded":
+        """Without what `model` does not take: tokenizers of no class of their own make token_type_ids for every model."""
+        taken = inspect.signature(type(model).forward).parameters
+        return replace(self, inputs={key: values for key, values in self.inputs.items() if key in taken})
+
+
+def encode(tokenizer: Any, examples: "Examples", *, max_length: int) -> Encoded:
+    """Token ids of all examples, cut at `max_length` tokens; of a pair, the longer text is cut first.
+
+    A word's label stands at its first piece (as in BERT's tagging).
+
+    Raises:
+        BadInput: no tokenizer, or one that cannot tell words apart where a task needs it.
+    """
+    if tokenizer is None:
+        raise BadInput("this model has no tokenizer beside it, so texts cannot be read; pass one (--tokenizer FOLDER)")
+    if examples.words:
+        return _encode_words(tokenizer, examples, max_length)
+    texts = (
+        (list(examples.texts), list(examples.pairs))
+        if examples.pairs
+        else (beginnings(tokenizer, examples.texts, max_length),)
+    )
+    full = tokenizer(*texts, truncation=True, max_length=max_length)
+    inputs = {key: list(full[key]) for key in full}
+    return Encoded(inputs, examples.labels, _n_cut(tokenizer, texts, inputs["input_ids"], max_length))
+
+
+def _encode_words(tokenizer: Any, examples: "Examples", max_length: int) -> Encoded:
+    if not getattr(tokenizer, "is_fast", False):
+        raise BadInput("labels of words need a tokenizer that says which word a token is of (a fast one)")
+    words = [list(mine) for mine in examples.words]
+    try:
+        full = tokenizer(words, is_split_into_words=True, truncation=True, max_length=max_length)
+    except (AssertionError, ValueError) as error:
+        raise BadInput(f"this tokenizer cannot read separate words: {str(error).splitlines()[0]}") from None
+    labels = []
+    for row, mine in enumerate(examples.labels):
+        before: int | None = None
+        placed = []
+        for word in full.word_ids(row):
+            placed.append(NOT_A_LABEL if word is None or word == before else mine[word])
+            before = word
+        labels.append(placed)
+    inputs = {key: list(full[key]) for key in full}
+    n_cut = _n_cut(tokenizer, (words,), inputs["input_ids"], max_length, is_split_into_words=True)
+    return Encoded(inputs, tuple(labels), n_cut)
+
+
+def _n_cut(tokenizer: Any, texts: tuple[list[Any], ...], ids: list[list[int]], max_length: int, **how: bool) -> int:
+    """How many examples are longer than `max_length` tokens: those that fill it are read again, uncut."""
+    full = [row for row, mine in enumerate(ids) if len(mine) >= max_length]
+    if not full:
+        return 0
+    again = tokenizer(*([part[row] for row in full] for part in texts), verbose=False, **how)["input_ids"]
+    return sum(len(mine) > max_length for mine in again)

@@ -13,6 +13,8 @@ import numpy as np
 from outlierlens.detection.observe.result import StackObservation
 from outlierlens.view.charts import draw
 from outlierlens.view.charts.base import (
+    BAND,
+    MUTED,
     PLAIN_NUMBER,
     Chart,
     Looks,
@@ -28,9 +30,8 @@ from outlierlens.view.charts.base import (
     symmetric,
     visible,
 )
-from outlierlens.view.charts.dim_names import names_at_ends
-from outlierlens.view.charts.palette import BAND, MUTED
-from outlierlens.view.words import number
+from outlierlens.view.charts.draw import names_at_ends
+from outlierlens.view.section import number
 
 GAMMA = "γ = ‖mean‖ / ‖standard deviation‖"
 

@@ -10,10 +10,8 @@ import numpy as np
 
 from outlierlens.detection.observe.result import StackObservation
 from outlierlens.view.charts import draw
-from outlierlens.view.charts.base import Chart, Looks, Spec, drawable, field, label, looks, round_to
-from outlierlens.view.charts.dim_names import inked_dims
-from outlierlens.view.charts.palette import BAND, FAINT
-from outlierlens.view.charts.panels import composed, grid, heading, panel
+from outlierlens.view.charts.base import BAND, FAINT, Chart, Looks, Spec, drawable, field, label, looks, round_to
+from outlierlens.view.charts.draw import composed, grid, heading, inked_dims, panel
 
 WIDTH, HEIGHT = 252, 110  # pixels of a panel
 PER_ROW = 3

@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from outlierlens.architectures import family_of
-from outlierlens.architectures.gguf import BLOCK, Gguf
 from outlierlens.architectures.rows import stacks_of
+from outlierlens.architectures.stack import BLOCK, Gguf
 from outlierlens.checkpoints import Checkpoint
 from outlierlens.checkpoints.imatrix import Entry, read_imatrix
-from outlierlens.detection.activation_rules import ActivationRules
 from outlierlens.detection.observe.result import Observation, SecondMoments
+from outlierlens.detection.rules import ActivationRules
 from outlierlens.errors import BadInput
 from outlierlens.results.document import Provenance
 

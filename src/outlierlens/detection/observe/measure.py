@@ -19,15 +19,23 @@ import numpy as np
 from outlierlens.architectures import BoundStack
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.data.texts import Batch, Data
-from outlierlens.detection.activation_rules import ActivationMeasures, activation_outliers, massive_neurons
-from outlierlens.detection.histogram import BIN_BYTES, BINS, QUANTILE_ERROR
 from outlierlens.detection.observe.imatrix import observe_imatrix
 from outlierlens.detection.observe.options import Asked, ObserveOptions
 from outlierlens.detection.observe.result import QUANTILES, VIEWS, Observation, Passage, StackObservation, Statistics
-from outlierlens.detection.rules import zscore
-from outlierlens.detection.running_statistics import GroupStats, InputCounts, LargeCounts, LayerStats, Rows, rows_of
+from outlierlens.detection.rules import ActivationMeasures, activation_outliers, massive_neurons, zscore
+from outlierlens.detection.running_statistics import (
+    BIN_BYTES,
+    BINS,
+    QUANTILE_ERROR,
+    GroupStats,
+    InputCounts,
+    LargeCounts,
+    LayerStats,
+    Rows,
+    Scratch,
+    rows_of,
+)
 from outlierlens.detection.scan.measure import live_values
-from outlierlens.detection.scratch import Scratch
 from outlierlens.errors import BadInput, need
 from outlierlens.models.forward import check_padding
 from outlierlens.models.hooks import EMBEDDINGS, layer_name, tapped, tapped_reads

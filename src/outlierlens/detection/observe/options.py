@@ -7,8 +7,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt, Lt
 
-from outlierlens.detection.activation_rules import ActivationRules
-from outlierlens.detection.rules import Rule
+from outlierlens.detection.rules import ActivationRules, Rule
 from outlierlens.errors import BadInput
 from outlierlens.options import Flat, check
 

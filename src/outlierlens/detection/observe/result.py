@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from outlierlens.architectures.mlp import Neuron
+from outlierlens.architectures.bind import Neuron
 from outlierlens.errors import BadInput, need
 from outlierlens.results.document import Digits, Provenance, Result
 from outlierlens.results.safe_files import replacing

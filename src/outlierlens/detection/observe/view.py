@@ -13,8 +13,7 @@ from outlierlens.detection.observe.result import (
     StackObservation,
 )
 from outlierlens.view.charts.base import place
-from outlierlens.view.section import Cell, FineShare, Rows, Section, cell_text
-from outlierlens.view.words import number, these
+from outlierlens.view.section import Cell, FineShare, Rows, Section, cell_text, number, these
 
 LAYERS = (
     *("layer", "argmin dim", "share", "argmax dim", "share"),

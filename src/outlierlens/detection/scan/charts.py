@@ -11,9 +11,19 @@ import numpy as np
 
 from outlierlens.detection.scan.result import StackScan
 from outlierlens.view.charts import draw
-from outlierlens.view.charts.base import Chart, Spec, chart, drawable, field, label, looks, round_to, strongest_first
-from outlierlens.view.charts.dim_names import names_above
-from outlierlens.view.charts.palette import FAINT
+from outlierlens.view.charts.base import (
+    FAINT,
+    Chart,
+    Spec,
+    chart,
+    drawable,
+    field,
+    label,
+    looks,
+    round_to,
+    strongest_first,
+)
+from outlierlens.view.charts.draw import names_above
 
 MAX_DOTS = 2500
 LOWEST_Z = 2.0

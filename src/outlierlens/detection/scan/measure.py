@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
-from outlierlens import architectures as arch
+import outlierlens.architectures as arch
 from outlierlens.architectures import BoundStack, Param
-from outlierlens.architectures.mlp import MLP
+from outlierlens.architectures.bind import MLP
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
 from outlierlens.detection.rules import Measured, Outlier, Rule, find
 from outlierlens.detection.scan.result import NeuronScan, Scan, StackScan
@@ -45,7 +45,7 @@ class ScanOptions:
     """One stream alone; mlp (encoder.mlp): the neurons of its blocks' MLPs."""
     row: arch.RowChoice = None
     """A TOML file that declares the architecture, or a model_type, instead of the table's row."""
-    max_read: Annotated[int, Flag(read="options.read:parse_bytes", words="500MB")] = MAX_READ
+    max_read: Annotated[int, Flag(read="options:parse_bytes", words="500MB")] = MAX_READ
     """Refuse a rule that has to read more than this."""
     revision: str | None = None
     """Hub revision: branch, tag or commit."""
@@ -81,7 +81,7 @@ def scan(model: "str | LoadedModel", options: ScanOptions | None = None, *, comm
 
 def scan_live(loaded: "LoadedModel", options: ScanOptions | None = None, *, command: str = "") -> Scan:
     """`scan` on the weights of a loaded model as they are now."""
-    from outlierlens.checkpoints.live import LiveCheckpoint
+    from outlierlens.checkpoints.stored import LiveCheckpoint
 
     checkpoint = LiveCheckpoint(loaded.model, name=loaded.name, config=loaded.config)
     options = replace(options or ScanOptions(), max_read=checkpoint.total_bytes)  # nothing is read from anywhere

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from outlierlens.architectures import BoundStack, Neuron, Param, mlp_axis
-from outlierlens.architectures.mlp import MLP
+from outlierlens.architectures.bind import MLP
 from outlierlens.checkpoints import Checkpoint
 from outlierlens.detection.scan.result import NeuronScan, Standing
 from outlierlens.errors import BadInput

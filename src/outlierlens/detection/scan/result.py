@@ -12,7 +12,7 @@ import numpy as np
 
 from outlierlens.detection.rules import Outlier, Rule
 from outlierlens.results.document import Provenance, Result
-from outlierlens.view.words import number_of_layers
+from outlierlens.view.section import number_of_layers
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from itertools import islice
 from types import TracebackType
 from typing import Protocol
 
-from outlierlens.checkpoints.courtesy import Turns
+from outlierlens.checkpoints.pace import Turns
 from outlierlens.checkpoints.repository import COMMIT
 from outlierlens.errors import RemoteError
 from outlierlens.experiments.atlas.look import Manner, look
 from outlierlens.experiments.atlas.names import Named
 from outlierlens.experiments.atlas.rows import AtlasRow, Store
-from outlierlens.view.words import duration
+from outlierlens.view.section import duration
 
 BATCH = 1000  # names that are compared with the store at once
 SECONDS_BETWEEN_LINES = 20.0

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack
 from itertools import islice
 
-from outlierlens.checkpoints.courtesy import Turns
+from outlierlens.checkpoints.pace import Turns
 from outlierlens.cli.common import resumable, say
 from outlierlens.errors import BadInput, command
 from outlierlens.experiments.atlas.build import Built, Engine, Local, build
@@ -17,7 +17,7 @@ from outlierlens.experiments.atlas.ray_engine import OnRay
 from outlierlens.experiments.atlas.rows import JOURNAL, Store, read_rows
 from outlierlens.results.safe_files import alone
 from outlierlens.session import Session
-from outlierlens.view.words import duration
+from outlierlens.view.section import duration
 
 
 def run(session: Session, call: BuildCall) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from outlierlens.checkpoints import as_weights, open_checkpoint
-from outlierlens.checkpoints.courtesy import Courtesy, Turns
+from outlierlens.checkpoints.pace import Courtesy, Turns
 from outlierlens.checkpoints.samples import SAMPLES, is_sample
 from outlierlens.detection.scan.measure import MAX_READ, ScanOptions
 from outlierlens.errors import (

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens import architectures as arch
+import outlierlens.architectures as arch
 from outlierlens.analyses.range import key_biases
 from outlierlens.checkpoints import Checkpoint
 from outlierlens.detection.rules import Measured, Outlier, find

@@ -14,10 +14,10 @@ from typing import Any
 from urllib.parse import urlencode
 
 from outlierlens.checkpoints.base import MAX_CONFIG_BYTES
-from outlierlens.checkpoints.courtesy import Courtesy
+from outlierlens.checkpoints.pace import Courtesy
 from outlierlens.data.tables import parquet_of
 from outlierlens.errors import BadFile, BadInput, Offline, RemoteError, near, one_line
-from outlierlens.results.json_toml import parse_json
+from outlierlens.results.safe_files import parse_json
 
 LONGEST_NAME = 300  # characters
 MOST_ENTRIES = 10_000  # of one page; hubs list up to 1,000

@@ -27,11 +27,11 @@ class BuildCall:
     """Ask the present revision of names that have rows, and look at new ones."""
     parallel: Annotated[int, Ge(1)] = 16
     """Models at once, in each process."""
-    rate: Annotated[float | None, Flag(read="options.read:number_or_none", words="10"), Gt(0)] = 10.0
+    rate: Annotated[float | None, Flag(read="options:number_or_none", words="10"), Gt(0)] = 10.0
     """Requests a second to the hub, of all processes together; none: no limit."""
-    max_read: Annotated[int, Flag(read="options.read:parse_bytes", words="500MB"), Ge(1)] = MAX_READ
+    max_read: Annotated[int, Flag(read="options:parse_bytes", words="500MB"), Ge(1)] = MAX_READ
     """Most bytes of one model."""
-    max_total: Annotated[int | None, Flag(read="options.read:parse_bytes"), Ge(1)] = None
+    max_total: Annotated[int | None, Flag(read="options:parse_bytes"), Ge(1)] = None
     """Start no further model once this many bytes were read."""
     machines: Annotated[Machines, Flat("engine", "address", "workers", "cpus_per_worker")] = Machines()
 

@@ -23,8 +23,8 @@ from outlierlens import __version__
 from outlierlens.errors import BadInput
 from outlierlens.experiments.atlas.rows import AtlasRow
 from outlierlens.results.safe_files import new_folder, write_text
-from outlierlens.view.charts.palette import DARK, LIGHT, css
-from outlierlens.view.html import escaped_json, policy
+from outlierlens.view.charts.base import DARK, LIGHT, css
+from outlierlens.view.render import escaped_json, policy
 
 COLUMNS = (
     "revision", "stack", "site", "family", "norm", "norm_site", "license", "created", "downloads", "outliers", "bytes_read",

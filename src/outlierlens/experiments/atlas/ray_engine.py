@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from outlierlens import __version__
-from outlierlens.checkpoints.courtesy import Turns
+from outlierlens.checkpoints.pace import Turns
 from outlierlens.errors import BadInput, OutlierlensError
 from outlierlens.experiments.atlas.look import Manner, failed, look
 from outlierlens.experiments.atlas.names import Named

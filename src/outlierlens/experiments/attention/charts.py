@@ -16,6 +16,13 @@ from outlierlens.errors import BadInput
 from outlierlens.experiments.attention.result import KEYS, METRICS, Attention, ExampleMaps, Keys
 from outlierlens.view.charts import draw
 from outlierlens.view.charts.base import (
+    ALARM,
+    BAND,
+    COLOURED,
+    DIM_COLOURS,
+    FAINT,
+    INK,
+    MUTED,
     Chart,
     Spec,
     begun,
@@ -29,11 +36,19 @@ from outlierlens.view.charts.base import (
     strongest_first,
     visible,
 )
-from outlierlens.view.charts.dim_names import MOST, names_at_ends
-from outlierlens.view.charts.forms import heat, strength
-from outlierlens.view.charts.palette import ALARM, BAND, COLOURED, DIM_COLOURS, FAINT, INK, MUTED
-from outlierlens.view.charts.panels import above, beside, composed, heading, inner, panel
-from outlierlens.view.words import number
+from outlierlens.view.charts.draw import (
+    MOST,
+    above,
+    beside,
+    composed,
+    heading,
+    heat,
+    inner,
+    names_at_ends,
+    panel,
+    strength,
+)
+from outlierlens.view.section import number
 
 DIMS = 4  # panels of named dimensions
 HEADS = 12  # panels of heads

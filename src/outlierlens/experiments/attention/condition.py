@@ -33,7 +33,7 @@ from outlierlens.experiments.attention.result import CLASSES
 from outlierlens.models.attention_maps import tapped_attention
 from outlierlens.models.devices import memory_kept
 from outlierlens.models.load import LoadedModel
-from outlierlens.statistics.resampling import poisson_weights
+from outlierlens.statistics.bootstrap import poisson_weights
 from outlierlens.vectors.read import ReadOptions, TokenBatch, Tokens, token_batches
 
 if TYPE_CHECKING:

@@ -48,8 +48,8 @@ from outlierlens.models.attention_maps import check_eager, eagerly
 from outlierlens.models.inputs import tokenizer_of
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.session import Session
-from outlierlens.statistics.p_values import rank_among
-from outlierlens.statistics.resampling import finite_quantiles, percentile_interval
+from outlierlens.statistics.bootstrap import finite_quantiles, percentile_interval
+from outlierlens.statistics.ranks import rank_among
 from outlierlens.vectors.read import Tokens, text_stack, tokenise
 
 PARTS: dict[Keys, tuple[str, ...]] = {

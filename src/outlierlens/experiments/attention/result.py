@@ -14,8 +14,8 @@ import numpy as np
 
 from outlierlens.errors import BadInput
 from outlierlens.results.document import Provenance, Result
-from outlierlens.statistics.p_values import rank_p
-from outlierlens.statistics.resampling import finite_quantiles
+from outlierlens.statistics.bootstrap import finite_quantiles
+from outlierlens.statistics.ranks import rank_p
 
 CLASSES = ("first", "special", "delimiter", "punctuation")
 METRICS = (*CLASSES, "mass", "entropy", "relative_entropy")

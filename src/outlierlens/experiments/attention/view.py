@@ -7,8 +7,7 @@ import numpy as np
 
 from outlierlens.experiments.attention.charts import attention_correlation, attention_sinks
 from outlierlens.experiments.attention.result import KEYS, Attention, AttentionCondition, KeyCorrelation, at
-from outlierlens.view.section import Cell, Change, FineShare, Interval, P, Rows, Section, Span
-from outlierlens.view.words import number_of_layers, these
+from outlierlens.view.section import Cell, Change, FineShare, Interval, P, Rows, Section, Span, number_of_layers, these
 
 SHARES = {
     "first": "first token",

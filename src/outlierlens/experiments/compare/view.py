@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from outlierlens.experiments.compare.result import Comparison, DimFate
 from outlierlens.experiments.integrity import view as integrity
-from outlierlens.view.section import Section, percent, rows_of
-from outlierlens.view.words import few
+from outlierlens.view.section import Section, few, percent, rows_of
 
 if TYPE_CHECKING:
     from outlierlens.experiments.survival.result import DimSurvival

@@ -3,7 +3,7 @@
 options        what is asked, thresholds by name with the published defaults; view: what is said of the result
 table          what each definition looks at, when a dimension counts, where that is from
 rules          the rules on arrays that only live here, and running sums over token vectors that they need; `detection.rules`
-               and `detection.activation_rules` hold the others
+               and `detection.rules` hold the others
 collection     one streaming pass over the texts, in the model's own basis and in a rotated one
 from_weights   the rules on weights, why some say nothing of a model, and nulls: random initialisation, shuffled weights, a
                random rotation

@@ -18,13 +18,24 @@ import numpy as np
 from outlierlens.detection.observe.charts import GAMMA
 from outlierlens.errors import BadInput
 from outlierlens.experiments.detectors.result import FINAL, ROTATED, Detectors, Found, SuperWeights
-from outlierlens.statistics.words import interval_text
+from outlierlens.statistics.means import interval_text
 from outlierlens.view.charts import draw
-from outlierlens.view.charts.base import Chart, Spec, bar, begun, field, round_to, symmetric
-from outlierlens.view.charts.forms import heat, interval_dots, lines, strength
-from outlierlens.view.charts.palette import ALARM, DIM_COLOURS, INK, MUTED, SURFACE
-from outlierlens.view.charts.panels import above, composed, panel
-from outlierlens.view.words import number
+from outlierlens.view.charts.base import (
+    ALARM,
+    DIM_COLOURS,
+    INK,
+    MUTED,
+    SURFACE,
+    Chart,
+    Spec,
+    bar,
+    begun,
+    field,
+    round_to,
+    symmetric,
+)
+from outlierlens.view.charts.draw import above, composed, heat, interval_dots, lines, panel, strength
+from outlierlens.view.section import number
 
 WIDTH = 700
 CELL = 26  # pixels

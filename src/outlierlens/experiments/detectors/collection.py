@@ -16,7 +16,6 @@ import numpy as np
 
 from outlierlens.architectures import BoundStack
 from outlierlens.data.texts import Batch, Data
-from outlierlens.detection.activation_rules import ActivationMeasures
 from outlierlens.detection.observe.measure import (
     ObserveOptions,
     Observer,
@@ -26,6 +25,7 @@ from outlierlens.detection.observe.measure import (
     taps,
 )  # fmt: skip
 from outlierlens.detection.observe.result import Size, size_of
+from outlierlens.detection.rules import ActivationMeasures
 from outlierlens.detection.running_statistics import LayerStats, Rows, rows_of
 from outlierlens.errors import BadInput
 from outlierlens.experiments.detectors.linears import last_linears

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.architectures import BoundStack, Param
-from outlierlens.checkpoints.live import LiveCheckpoint
+from outlierlens.checkpoints.stored import LiveCheckpoint
 from outlierlens.detection.rules import Outlier, Rule, find
 from outlierlens.detection.scan.measure import Site, measure, sites_of
 from outlierlens.errors import BadInput

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outlierlens.architectures import BoundStack
-from outlierlens.architectures.mlp import linear_paths
+from outlierlens.architectures.bind import linear_paths
 from outlierlens.errors import BadInput
 from outlierlens.models.changes import Settable, temporary
 from outlierlens.models.hooks import edited_calls

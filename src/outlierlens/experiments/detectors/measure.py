@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outlierlens.architectures import BoundStack
-from outlierlens.architectures.mlp import NO_LINEAR, is_mlp, linear_paths, neurons_of
+from outlierlens.architectures.bind import NO_LINEAR, is_mlp, linear_paths, neurons_of
 from outlierlens.data.texts import Data, Texts
-from outlierlens.detection.activation_rules import activation_outliers
+from outlierlens.detection.rules import activation_outliers
 from outlierlens.errors import BadInput
 from outlierlens.experiments.detectors import rules
 from outlierlens.experiments.detectors.collection import Collected, collect, sentence_token

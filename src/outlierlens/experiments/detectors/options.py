@@ -14,8 +14,7 @@ from typing import Annotated, Any, Literal, get_args
 import numpy as np
 from annotated_types import Ge
 
-from outlierlens.detection.activation_rules import ActivationRules
-from outlierlens.detection.rules import Rule
+from outlierlens.detection.rules import ActivationRules, Rule
 from outlierlens.errors import BadInput
 from outlierlens.options import Flag, Flat, check
 from outlierlens.statistics import SIGNIFICANT

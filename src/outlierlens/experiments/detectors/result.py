@@ -18,11 +18,11 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from outlierlens.architectures.mlp import Neuron, is_mlp
+from outlierlens.architectures.bind import Neuron, is_mlp
 from outlierlens.detection.observe.result import Size
 from outlierlens.errors import BadInput, pick
 from outlierlens.results.document import Provenance, Result
-from outlierlens.statistics.p_values import hypergeometric_tail
+from outlierlens.statistics.ranks import hypergeometric_tail
 
 MODEL, RANDOM, SHUFFLED, ROTATED = "model", "random initialisation", "shuffled weights", "rotated basis"
 CONDITIONS = (MODEL, RANDOM, SHUFFLED, ROTATED)

@@ -12,8 +12,7 @@ from outlierlens.detection.observe.view import NAMED, SIZES, SIZES_NOTE, how_lar
 from outlierlens.experiments.detectors.charts import detectors, reading, super_weights, weights_reading
 from outlierlens.experiments.detectors.result import FINAL, MODEL, Detectors, Found, LayerValues, SuperWeights, Trial
 from outlierlens.view.charts.base import begun
-from outlierlens.view.section import Cell, Change, Interval, Rows, Section, Share, percent
-from outlierlens.view.words import few, number, these
+from outlierlens.view.section import Cell, Change, Interval, Rows, Section, Share, few, number, percent, these
 
 AGREED = 0.5  # of the definitions that find anything
 SHOWN = 8  # dimensions in a cell, and of those that several definitions find

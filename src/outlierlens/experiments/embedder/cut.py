@@ -9,7 +9,7 @@ The model shares its parameters with `loaded` and is there to be saved, not run:
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outlierlens import architectures as arch
+import outlierlens.architectures as arch
 from outlierlens.architectures import BoundStack
 from outlierlens.errors import BadInput, OutlierlensError, UnknownArchitecture
 from outlierlens.models.hooks import EMBEDDINGS, layer_name

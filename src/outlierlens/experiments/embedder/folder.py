@@ -24,8 +24,7 @@ from typing import Any
 import numpy as np
 
 from outlierlens.errors import BadFile
-from outlierlens.results.json_toml import read_json
-from outlierlens.results.safe_files import check_folder
+from outlierlens.results.safe_files import check_folder, read_json
 from outlierlens.vectors.fixes import Fix
 
 MODULES, RESULT, CARD = "modules.json", "outlierlens.json", "README.md"

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from outlierlens.data.labelled import LabelledTask, read_examples
-from outlierlens.data.labelled.apart import apart
+from outlierlens.data.labelled.labels import apart
 from outlierlens.data.texts import EXCERPT, REVIEWS, Texts, read_texts
 from outlierlens.data.token_texts import KnownTokens
 from outlierlens.errors import BadFile, BadInput
@@ -35,8 +35,7 @@ from outlierlens.results.safe_files import new_folder
 from outlierlens.session import Session
 from outlierlens.vectors.clip import Clipping, resolve_clipping
 from outlierlens.vectors.fixes import ENOUGH, Fix, make_fix, moments_of
-from outlierlens.vectors.read import ReadOptions, gather, tokenise
-from outlierlens.vectors.store import Budget
+from outlierlens.vectors.read import Budget, ReadOptions, gather, tokenise
 
 TOLERANCE = 1e-4  # of the largest entry: above what float32 leaves to chance, below what a wrong file does
 CHECK_TEXTS = 32  # of each shipped text

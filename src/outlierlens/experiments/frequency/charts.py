@@ -14,6 +14,11 @@ from outlierlens.errors import BadInput
 from outlierlens.experiments.frequency.result import BLOCKS, VIEWS, Cloud, Frequency
 from outlierlens.view.charts import draw
 from outlierlens.view.charts.base import (
+    BAND,
+    COLOURED,
+    DIM_COLOURS,
+    INK,
+    MUTED,
     Chart,
     Spec,
     chart,
@@ -25,10 +30,8 @@ from outlierlens.view.charts.base import (
     rounded,
     strongest_first,
 )
-from outlierlens.view.charts.dim_names import MOST, names_at_ends
-from outlierlens.view.charts.palette import BAND, COLOURED, DIM_COLOURS, INK, MUTED
-from outlierlens.view.charts.panels import above, beside, composed, heading, inner
-from outlierlens.view.words import number
+from outlierlens.view.charts.draw import MOST, above, beside, composed, heading, inner, names_at_ends
+from outlierlens.view.section import number
 
 HEIGHT = 280
 PANEL = 370

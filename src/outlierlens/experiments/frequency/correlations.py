@@ -22,8 +22,7 @@ import numpy as np
 
 from outlierlens.experiments.frequency.result import Contrast
 from outlierlens.experiments.frequency.sums import BASE, Moments
-from outlierlens.statistics.p_values import benjamini_hochberg, rank_among, two_sided_p
-from outlierlens.statistics.ranks import fisher, middle_ranks
+from outlierlens.statistics.ranks import benjamini_hochberg, fisher, middle_ranks, rank_among, two_sided_p
 
 LEAST = 1e-12  # variance over mean square below which float64 sums say nothing any more: a constant
 N_SETS = 9_999

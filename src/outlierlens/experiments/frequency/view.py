@@ -8,7 +8,7 @@ import numpy as np
 from outlierlens.experiments.frequency.charts import frequency_layers, frequency_types
 from outlierlens.experiments.frequency.result import BLOCKS, Contrast, Frequency
 from outlierlens.statistics import SIGNIFICANT
-from outlierlens.statistics.words import interval_text, no_interval
+from outlierlens.statistics.means import interval_text, no_interval
 from outlierlens.view.section import Cell, Change, Interval, P, Rows, Section, Span, percent
 
 NAME = "frequencies"

@@ -17,7 +17,7 @@ import numpy as np
 from outlierlens.ablation.controls import Plan, random_sets
 from outlierlens.ablation.modes import Switch
 from outlierlens.ablation.switches import EditSettings
-from outlierlens.data.labelled.apart import once
+from outlierlens.data.labelled.labels import once
 from outlierlens.data.texts import Texts
 from outlierlens.data.token_counts import TokenCounts, read_counts
 from outlierlens.detection.targets import named_dims
@@ -35,7 +35,7 @@ from outlierlens.experiments.frequency_geometry.token_bands import BandMeasure, 
 from outlierlens.models.hooks import EMBEDDINGS, layer_name
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.session import Session
-from outlierlens.statistics.p_values import rank_p
+from outlierlens.statistics.ranks import rank_p
 from outlierlens.vectors.cosines import estimate
 from outlierlens.vectors.read import Tokens, Vectors, gather_drawn, text_stack, tokenise
 

@@ -18,8 +18,8 @@ from outlierlens.errors import BadInput
 from outlierlens.experiments.frequency.measure import Vocabulary
 from outlierlens.experiments.frequency_geometry.result import BY_BAND, Band
 from outlierlens.options import Flag, check
+from outlierlens.statistics.bootstrap import multinomial_weights
 from outlierlens.statistics.ranks import ratio, resampled_spearman
-from outlierlens.statistics.resampling import multinomial_weights
 from outlierlens.vectors.cosines import mean_cosine, unit
 from outlierlens.vectors.read import Tokens
 from outlierlens.vectors.spans import Drawing, kept_tokens

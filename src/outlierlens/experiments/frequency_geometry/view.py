@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from outlierlens.experiments.frequency_geometry.charts import frequency_geometry
 from outlierlens.experiments.frequency_geometry.result import FrequencyBands, LayerBands
-from outlierlens.statistics.words import interval_text
+from outlierlens.statistics.means import interval_text
 from outlierlens.vectors.cosines import Estimate
 from outlierlens.view.section import Cell, Change, Count, FineShare, Interval, P, Rows, Section, Span
 

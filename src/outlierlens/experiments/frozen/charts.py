@@ -7,11 +7,21 @@ from typing import Any
 
 from outlierlens.experiments.frozen.result import FrozenScores, frozen_rows
 from outlierlens.view.charts import draw
-from outlierlens.view.charts.base import Chart, bar, chart, field, round_to, rounded
-from outlierlens.view.charts.fixes import colours, drawn, left_out, shapes
-from outlierlens.view.charts.forms import baseline, lines
-from outlierlens.view.charts.palette import INK
-from outlierlens.view.words import number
+from outlierlens.view.charts.base import (
+    INK,
+    Chart,
+    bar,
+    chart,
+    colours,
+    drawn,
+    field,
+    left_out,
+    round_to,
+    rounded,
+    shapes,
+)
+from outlierlens.view.charts.draw import baseline, lines
+from outlierlens.view.section import number
 
 
 def frozen(found: FrozenScores, *, name: str = "frozen") -> Chart:

@@ -18,8 +18,7 @@ from outlierlens.session import Session
 from outlierlens.tasks.metrics import Statistic, interval, score
 from outlierlens.vectors.clip import Clipping, resolve_clipping
 from outlierlens.vectors.fixes import Fix, FixSpec, Moments, make_fix, moments_of, raw_first
-from outlierlens.vectors.read import Tokens, Vectors, gather, tokenise
-from outlierlens.vectors.store import check_matrices
+from outlierlens.vectors.read import Tokens, Vectors, check_matrices, gather, tokenise
 
 Clip = Callable[[Texts], Clipping]
 

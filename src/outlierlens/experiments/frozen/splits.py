@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from outlierlens.data.labelled import Examples, LabelledTask, read_examples
-from outlierlens.data.labelled.apart import plain
+from outlierlens.data.labelled.labels import plain_text
 from outlierlens.errors import BadInput
 
 HELD_OUT = 1000  # examples of a dev split that is held out of train, at most a fifth of it
@@ -150,5 +150,5 @@ def _some(examples: Examples, limit: int | None, random: np.random.Generator) ->
 
 def _without(examples: Examples, others: Sequence[Examples]) -> list[int]:
     """Numbers of the examples whose text is in none of `others`."""
-    seen = {plain(text) for other in others for text in other.texts}
-    return [number for number, text in enumerate(examples.texts) if plain(text) not in seen]
+    seen = {plain_text(text) for other in others for text in other.texts}
+    return [number for number, text in enumerate(examples.texts) if plain_text(text) not in seen]

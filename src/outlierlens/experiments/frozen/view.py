@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from outlierlens.experiments.frozen.charts import frozen
 from outlierlens.experiments.frozen.result import Chosen, FrozenScores
 from outlierlens.experiments.similarity.result import OPEN
-from outlierlens.statistics.words import no_change, no_interval
-from outlierlens.view.section import Cell, Change, Interval, Rows, Section, Span
-from outlierlens.view.words import dims_in_layers
+from outlierlens.statistics.means import no_change, no_interval
+from outlierlens.view.section import Cell, Change, Interval, Rows, Section, Span, dims_in_layers
 
 
 def sections(found: FrozenScores, *, verbose: bool = False) -> Iterator[Section]:

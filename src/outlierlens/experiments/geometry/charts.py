@@ -10,13 +10,25 @@ from outlierlens.errors import BadInput
 from outlierlens.experiments.geometry.result import Contribution, Geometry, LayerGeometry, geometry_rows
 from outlierlens.vectors.cosines import Estimate
 from outlierlens.view.charts import draw
-from outlierlens.view.charts.base import Chart, Spec, chart, field, label, looks, place, round_to
-from outlierlens.view.charts.dim_names import MOST
-from outlierlens.view.charts.fixes import colours, left_out, shapes
-from outlierlens.view.charts.fixes import drawn as shown_fixes
-from outlierlens.view.charts.palette import COLOURED, FAINT, SURFACE
-from outlierlens.view.charts.panels import above, beside, composed, heading, inner
-from outlierlens.view.words import number
+from outlierlens.view.charts.base import (
+    COLOURED,
+    FAINT,
+    SURFACE,
+    Chart,
+    Spec,
+    chart,
+    colours,
+    field,
+    label,
+    left_out,
+    looks,
+    place,
+    round_to,
+    shapes,
+)
+from outlierlens.view.charts.base import drawn as shown_fixes
+from outlierlens.view.charts.draw import MOST, above, beside, composed, heading, inner
+from outlierlens.view.section import number
 
 HEIGHT = 290
 PANEL = 370  # pixels of a panel of two side by side

@@ -18,7 +18,7 @@ import numpy as np
 
 from outlierlens.errors import BadInput
 from outlierlens.experiments.geometry.result import Contribution, LayerGeometry
-from outlierlens.statistics.resampling import multinomial_weights
+from outlierlens.statistics.bootstrap import multinomial_weights
 from outlierlens.vectors.cosines import (
     GROUPS,
     Estimate,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from outlierlens.data.labelled.apart import apart, once
+from outlierlens.data.labelled.labels import apart, once
 from outlierlens.data.texts import Texts, read_texts
 from outlierlens.detection.scan.measure import scan_stream
 from outlierlens.errors import BadInput
@@ -25,6 +25,7 @@ from outlierlens.vectors.fixes import ENOUGH, Moments, make_fix
 from outlierlens.vectors.read import (
     ReadOptions,
     Tokens,
+    check_matrices,
     gather_drawn,
     text_stack,
     token_batches,
@@ -32,7 +33,6 @@ from outlierlens.vectors.read import (
     wanted_layers,
 )
 from outlierlens.vectors.spans import Drawing, Sample, draw, kept_tokens
-from outlierlens.vectors.store import check_matrices
 
 FIT_TOKENS = 2 * ENOUGH  # token vectors a dimension that fixes are fitted on: twice what whitening needs
 

@@ -20,7 +20,7 @@ class GeometryOptions:
 
     drawing: Annotated[Drawing, Flat(*DRAWN)] = Drawing()
     """How much is drawn."""
-    dims: Annotated[tuple[int, ...], Flag(read="options.read:plain_dims")] = ()
+    dims: Annotated[tuple[int, ...], Flag(read="options:plain_dims")] = ()
     """308,381: say their share of the cosine too, beside those that the weights and the clipping name."""
     n_bootstrap: Annotated[int, Flag("--bootstrap"), Ge(20)] = 500
     """Bootstrap draws of the sentences."""

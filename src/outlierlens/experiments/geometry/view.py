@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from outlierlens.experiments.geometry.charts import anisotropy, cosine_shares, self_similarity
 from outlierlens.experiments.geometry.result import Geometry, LayerGeometry
-from outlierlens.statistics.words import interval_text
+from outlierlens.statistics.means import interval_text
 from outlierlens.vectors.cosines import Estimate
 from outlierlens.view.section import Cell, Change, Interval, Rows, Section, Share, Span
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens import architectures as arch
+import outlierlens.architectures as arch
 from outlierlens.architectures import BoundStack, Param, first_row, kind_of
 from outlierlens.checkpoints import Checkpoint
 from outlierlens.detection.scan.result import Scan

@@ -7,11 +7,9 @@ import math
 
 from outlierlens.experiments.layer_story.result import LayerStory, Line, link_rows, story_rows
 from outlierlens.view.charts import draw
-from outlierlens.view.charts.base import Chart, Spec, begun, field, rounded
-from outlierlens.view.charts.forms import lines
-from outlierlens.view.charts.palette import COLOURED
-from outlierlens.view.charts.panels import above, composed, panel
-from outlierlens.view.words import number
+from outlierlens.view.charts.base import COLOURED, Chart, Spec, begun, field, rounded
+from outlierlens.view.charts.draw import above, composed, lines, panel
+from outlierlens.view.section import number
 
 HEIGHT = 190
 WIDTH = 740

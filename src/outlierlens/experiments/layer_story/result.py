@@ -18,10 +18,9 @@ from outlierlens.experiments.attention.result import Attention
 from outlierlens.experiments.frequency.result import Frequency
 from outlierlens.experiments.sweep.result import Effect, Sweep
 from outlierlens.results.document import Provenance, Result
+from outlierlens.statistics.bootstrap import percentile_interval
 from outlierlens.statistics.means import NORMAL
-from outlierlens.statistics.p_values import permutation_p
-from outlierlens.statistics.ranks import spearman, spearman_interval
-from outlierlens.statistics.resampling import percentile_interval
+from outlierlens.statistics.ranks import permutation_p, spearman, spearman_interval
 
 FEWEST = 4  # layers that a rank correlation is taken over
 

@@ -23,7 +23,7 @@ from outlierlens.experiments.lookup.options import LookupOptions
 from outlierlens.experiments.lookup.result import Cost, Lookup, Relative, Standing, Stream
 from outlierlens.results.document import Provenance
 from outlierlens.session import Session, Source
-from outlierlens.statistics.p_values import holm
+from outlierlens.statistics.ranks import holm
 
 ATLAS = PACKAGED / "atlas.parquet"
 COSTS = PACKAGED / "atlas-costs.json"

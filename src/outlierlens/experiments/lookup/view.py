@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from outlierlens.experiments.lookup.result import Lookup, Stream
-from outlierlens.view.section import Change, P, Rows, Section
-from outlierlens.view.words import few, number_of_layers, runs
+from outlierlens.view.section import Change, P, Rows, Section, few, number_of_layers, runs
 
 
 def sections(found: Lookup, *, verbose: bool = False) -> Iterator[Section]:

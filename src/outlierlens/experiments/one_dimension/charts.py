@@ -6,6 +6,9 @@ from outlierlens.errors import BadInput
 from outlierlens.experiments.one_dimension.result import LayerOneDim, OneDimension
 from outlierlens.view.charts import draw
 from outlierlens.view.charts.base import (
+    ALARM,
+    INK,
+    MUTED,
     Chart,
     Spec,
     chart,
@@ -15,10 +18,8 @@ from outlierlens.view.charts.base import (
     round_to,
     rounded,
 )
-from outlierlens.view.charts.dim_names import names_beside
-from outlierlens.view.charts.forms import baseline, dim_marks
-from outlierlens.view.charts.palette import ALARM, INK, MUTED
-from outlierlens.view.words import number
+from outlierlens.view.charts.draw import baseline, dim_marks, names_beside
+from outlierlens.view.section import number
 
 
 def one_dimension(found: OneDimension, layer: str | None = None, *, name: str = "one-dimension") -> Chart:

@@ -16,11 +16,11 @@ POOLINGS = ("auto", "first", "last", "mean")
 class OneDimOptions:
     """How sentence vectors are read, and what is fitted to them."""
 
-    dims: Annotated[tuple[int, ...], Flag(read="options.read:plain_dims")] = ()
+    dims: Annotated[tuple[int, ...], Flag(read="options:plain_dims")] = ()
     """308,381: name these beside what the weights and the variances name."""
-    layers: Annotated[
-        tuple[int, ...] | Literal["last", "all"], Flag(read="options.read:layers_or_word", words="last")
-    ] = "last"
+    layers: Annotated[tuple[int, ...] | Literal["last", "all"], Flag(read="options:layers_or_word", words="last")] = (
+        "last"
+    )
     """last, all (and the embeddings), or 0-3,7."""
     pooling: Pooling = "auto"
     """first, last (token) or mean; auto: first where there is a [CLS], else last."""
@@ -30,7 +30,7 @@ class OneDimOptions:
     """Which stream, where there are several."""
     limit: Annotated[int | None, Ge(2)] = 5000
     """Training examples to fit on, drawn at random."""
-    labels: Annotated[tuple[str, ...] | None, Flag(read="options.read:parse_names")] = None
+    labels: Annotated[tuple[str, ...] | None, Flag(read="options:parse_names")] = None
     """The model's labels in the order of its outputs, if its config has none."""
     max_length: Annotated[int, Ge(2)] = 256
     """Tokens of a text at most."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from outlierlens.experiments.one_dimension.charts import one_dimension
 from outlierlens.experiments.one_dimension.result import LayerOneDim, OneDimension
-from outlierlens.statistics.words import interval_text
+from outlierlens.statistics.means import interval_text
 from outlierlens.view.section import Cell, Change, Rows, Section, Span
 
 BEST = 20  # dimensions of a layer that are listed with `verbose`

@@ -24,6 +24,7 @@ from outlierlens.experiments.origin.charts_panels import (
 from outlierlens.experiments.origin.result import StackOrigin, TableOrigin
 from outlierlens.view.charts import draw
 from outlierlens.view.charts.base import (
+    BAND,
     Chart,
     Looks,
     Spec,
@@ -35,10 +36,8 @@ from outlierlens.view.charts.base import (
     round_to,
     strongest_first,
 )
-from outlierlens.view.charts.dim_names import names_at_ends
-from outlierlens.view.charts.palette import BAND
-from outlierlens.view.charts.panels import above, composed, grid, heading, inner
-from outlierlens.view.words import number
+from outlierlens.view.charts.draw import above, composed, grid, heading, inner, names_at_ends
+from outlierlens.view.section import number
 
 MAX_ROWS_DRAWN = 600
 MANY_MARKS = 80  # from here on they would run into one another

@@ -9,10 +9,8 @@ import numpy as np
 from outlierlens.detection.rules import Rule
 from outlierlens.experiments.origin.result import Histogram, NormOrigin, StackOrigin
 from outlierlens.view.charts import draw
-from outlierlens.view.charts.base import Looks, Spec, decades, field, label, round_to
-from outlierlens.view.charts.dim_names import names_at_ends
-from outlierlens.view.charts.palette import BAND, FAINT, MUTED, SURFACE
-from outlierlens.view.charts.panels import heading, panel
+from outlierlens.view.charts.base import BAND, FAINT, MUTED, SURFACE, Looks, Spec, decades, field, label, round_to
+from outlierlens.view.charts.draw import heading, names_at_ends, panel
 
 PANEL_WIDTH, PANEL_HEIGHT = 390, 210  # pixels
 BARS = 70

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outlierlens import architectures as arch
+import outlierlens.architectures as arch
 from outlierlens.architectures import BoundStack, Param, first_row, kind_of
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
 from outlierlens.checkpoints.vocabulary import folder_beside, token_texts
@@ -67,7 +67,7 @@ def origin(model: str, options: OriginOptions | None = None) -> Origin:
 
 def origin_live(loaded: "LoadedModel", options: OriginOptions | None = None, *, command: str = "") -> Origin:
     """`origin` on the weights of a loaded model as they are now."""
-    from outlierlens.checkpoints.live import LiveCheckpoint
+    from outlierlens.checkpoints.stored import LiveCheckpoint
 
     checkpoint = LiveCheckpoint(loaded.model, name=loaded.name, config=loaded.config)
     options = options or OriginOptions()

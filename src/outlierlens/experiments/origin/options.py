@@ -15,7 +15,7 @@ class OriginOptions:
     """Which dimensions to follow, in every stack or {stack: dimensions}, and how to read the model."""
 
     dims: Annotated[
-        tuple[int, ...] | Mapping[str, tuple[int, ...]] | Find, Flag(read="options.read:chosen_dims", words=FIND)
+        tuple[int, ...] | Mapping[str, tuple[int, ...]] | Find, Flag(read="options:chosen_dims", words=FIND)
     ] = FIND
     """Follow these: 557,143; find: what the rule finds."""
     named_by: Annotated[str, Flag(hidden=True)] = "given"

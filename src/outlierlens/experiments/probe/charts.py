@@ -13,9 +13,15 @@ from typing import Any
 import numpy as np
 
 from outlierlens.experiments.probe.result import LayerProbe, PositionProbe
-from outlierlens.statistics.words import interval_text
+from outlierlens.statistics.means import interval_text
 from outlierlens.view.charts import draw
 from outlierlens.view.charts.base import (
+    ALARM,
+    COLOURED,
+    DIM_COLOURS,
+    INK,
+    MUTED,
+    SHAPES,
     Chart,
     Spec,
     chart,
@@ -27,11 +33,8 @@ from outlierlens.view.charts.base import (
     strongest_first,
     symmetric,
 )
-from outlierlens.view.charts.dim_names import words_at_ends
-from outlierlens.view.charts.forms import baseline, heat, strength
-from outlierlens.view.charts.palette import ALARM, COLOURED, DIM_COLOURS, INK, MUTED, SHAPES
-from outlierlens.view.charts.panels import above, composed, inner
-from outlierlens.view.words import number
+from outlierlens.view.charts.draw import above, baseline, composed, heat, inner, strength, words_at_ends
+from outlierlens.view.section import number
 
 WIDTH = 760  # pixels of a panel of the picture with all three
 HEIGHT = 250

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outlierlens.data.labelled.apart import apart, once
+from outlierlens.data.labelled.labels import apart, once
 from outlierlens.data.texts import Texts
 from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.models.load import LoadedModel
@@ -29,12 +29,12 @@ from outlierlens.vectors.read import (
     ReadOptions,
     TokenBatch,
     Tokens,
+    allocate,
     text_forward,
     text_stack,
     token_batches,
     wanted_layers,
 )
-from outlierlens.vectors.store import allocate
 
 if TYPE_CHECKING:
     from torch import Tensor

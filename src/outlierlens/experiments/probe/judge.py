@@ -24,9 +24,8 @@ import numpy as np
 from outlierlens.experiments.probe.flow import taken
 from outlierlens.experiments.probe.result import AccuracyChange, ProbeScore
 from outlierlens.models.load import LoadedModel
-from outlierlens.statistics.bootstrap import bca, mean_value
+from outlierlens.statistics.bootstrap import bca, deviation, mean_value, with_training
 from outlierlens.statistics.means import NORMAL
-from outlierlens.statistics.resampling import deviation, with_training
 from outlierlens.vectors.read import ReadOptions, Tokens, token_batches
 
 if TYPE_CHECKING:

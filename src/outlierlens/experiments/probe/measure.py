@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from outlierlens.data.labelled.apart import apart
+from outlierlens.data.labelled.labels import apart
 from outlierlens.data.texts import Texts, read_texts
 from outlierlens.errors import BadInput
 from outlierlens.experiments.probe.flow import Flow, FlowOptions, Split, counted, split_texts
@@ -22,8 +22,8 @@ from outlierlens.experiments.probe.result import Contribution, LayerProbe, Posit
 from outlierlens.models.hooks import EMBEDDINGS, layer_name
 from outlierlens.models.load import LoadedModel
 from outlierlens.session import Session
+from outlierlens.statistics.bootstrap import poisson_times
 from outlierlens.statistics.ranks import ranks_from_top
-from outlierlens.statistics.resampling import poisson_times
 from outlierlens.vectors.clip import Clipping
 from outlierlens.vectors.options import Fitting
 from outlierlens.vectors.read import ReadOptions, Tokens, final_norm, text_stack, token_batches, tokenise, wanted_layers

@@ -12,8 +12,8 @@ import numpy as np
 
 from outlierlens.errors import pick
 from outlierlens.results.document import Provenance, Result
+from outlierlens.statistics.means import interval_text, no_change
 from outlierlens.statistics.ranks import ranks_from_top
-from outlierlens.statistics.words import interval_text, no_change
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from outlierlens.experiments.probe.charts import probe_accuracy, probe_contributions, probe_heat
 from outlierlens.experiments.probe.result import LayerProbe, PositionProbe, bucket_accuracy, buckets, held_for, meaning
-from outlierlens.statistics.words import interval_text, no_change
+from outlierlens.statistics.means import interval_text, no_change
 from outlierlens.view.section import Cell, Change, Interval, Rows, Section, Span
 
 NAMED_MOST = 4  # dimensions with columns of their own

@@ -15,8 +15,7 @@ from typing import Any
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.experiments.repair.plan import Plan
 from outlierlens.models.load import LoadedModel
-from outlierlens.results.json_toml import read_json
-from outlierlens.results.safe_files import check_folder
+from outlierlens.results.safe_files import check_folder, read_json
 
 MANIFEST, CARD = "repair.json", "README.md"
 # What is written anew, or belongs to weights that are.

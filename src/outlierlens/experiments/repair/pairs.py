@@ -18,8 +18,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal
 
 from outlierlens.architectures import BoundStack, live_parameters
-from outlierlens.architectures.heads import PART, Heads
-from outlierlens.architectures.stack import parameter
+from outlierlens.architectures.stack import PART, Heads, parameter
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel
 

@@ -18,8 +18,8 @@ from outlierlens.analyses.range_pass import packed_kinds
 from outlierlens.architectures import BoundStack
 from outlierlens.errors import BadInput
 from outlierlens.experiments.repair.rewriting import untie
-from outlierlens.models.calls import readers_of
 from outlierlens.models.changes import Settable, temporary
+from outlierlens.models.hooks import readers_of
 from outlierlens.models.load import LoadedModel, stream_width
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import Any, BinaryIO
 
 from outlierlens.architectures import live_parameters
 from outlierlens.checkpoints.base import INDEX
-from outlierlens.checkpoints.safetensors import Placed, header_length, parse_header, shard_names
+from outlierlens.checkpoints.formats import Placed, header_length, parse_header, shard_names
 from outlierlens.experiments.repair.plan import Plan
-from outlierlens.results.json_toml import read_json
+from outlierlens.results.safe_files import read_json
 
 ONE = "model.safetensors"
 SHARDED = f"{ONE}{INDEX}"

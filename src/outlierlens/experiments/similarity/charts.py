@@ -21,10 +21,8 @@ from outlierlens.experiments.similarity.result import (
     similarity_rows,
 )
 from outlierlens.view.charts import draw
-from outlierlens.view.charts.base import Chart, Spec, field, place, round_to
-from outlierlens.view.charts.fixes import colours, drawn, left_out, shapes
-from outlierlens.view.charts.forms import baseline, lines
-from outlierlens.view.charts.panels import composed, grid, heading, panel
+from outlierlens.view.charts.base import Chart, Spec, colours, drawn, field, left_out, place, round_to, shapes
+from outlierlens.view.charts.draw import baseline, composed, grid, heading, lines, panel
 
 WIDTH, HEIGHT = 370, 230  # pixels of a panel
 PER_ROW = 2

@@ -8,7 +8,7 @@ fixes = fit_fixes(specs, vectors_of_that_text, clipping)          # fixes.at[lay
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from outlierlens.data.labelled.apart import apart
+from outlierlens.data.labelled.labels import apart
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.experiments.similarity.options import RepairOptions
@@ -16,8 +16,7 @@ from outlierlens.experiments.similarity.result import Fitted
 from outlierlens.models.load import LoadedModel
 from outlierlens.vectors.clip import Clipping, resolve_clipping
 from outlierlens.vectors.fixes import Fix, FixSpec, make_fix, moments_of
-from outlierlens.vectors.read import Vectors, text_stack
-from outlierlens.vectors.store import Budget, check_matrices
+from outlierlens.vectors.read import Budget, Vectors, check_matrices, text_stack
 
 NOTHING = Clipping("none", {}, "nothing is clipped")
 

@@ -14,10 +14,9 @@ import numpy as np
 
 from outlierlens.checkpoints.base import is_too_long
 from outlierlens.errors import BadFile, BadInput, Offline, OutlierlensError, need
-from outlierlens.models.folder import model_folder
+from outlierlens.models.folder import input_table, model_folder, refuse_unknown
 from outlierlens.models.load import LoadedModel, LoadOptions
-from outlierlens.models.token_rows import input_table, refuse_unknown
-from outlierlens.results.json_toml import read_json
+from outlierlens.results.safe_files import read_json
 from outlierlens.vectors.read import ReadOptions, Tokens, Vectors, gather, tokenise
 
 MODES = ("mean", "mean_sqrt_len", "first", "last")

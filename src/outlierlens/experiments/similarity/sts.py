@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from outlierlens.data.labelled.apart import plain
+from outlierlens.data.labelled.labels import plain_text
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.experiments.similarity.fitting import (
@@ -80,7 +80,7 @@ def sts(
         raise BadInput("similarity needs at least one task, and each once")
     if options.read.layers is not None and len(options.read.layers) == 1:
         dev = ()  # there is no layer to choose
-    evaluated = {plain(text) for pairs in tasks for text in pairs.sentences}
+    evaluated = {plain_text(text) for pairs in tasks for text in pairs.sentences}
     apart_dev = [one.without(evaluated) for one in dev]
     dev_pairs = [one for one in apart_dev if len(one) >= MIN_DEV]
     specs = raw_first(options.fixes)

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from outlierlens.data.labelled import LabelledTask, read_examples
-from outlierlens.data.labelled.apart import families, plain
 from outlierlens.data.labelled.examples import split_table
+from outlierlens.data.labelled.labels import families, plain_text
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 
@@ -108,7 +108,7 @@ class StsPairs:
     @property
     def family(self) -> np.ndarray:
         """Which pairs hang together by sentences that they share, int [pair]; see `families`."""
-        return families(*([plain(text) for text in side] for side in (self.first, self.second)))
+        return families(*([plain_text(text) for text in side] for side in (self.first, self.second)))
 
     @property
     def subsets(self) -> tuple[str, ...]:
@@ -125,8 +125,8 @@ class StsPairs:
 
     def without(self, sentences: set[str]) -> "StsPairs":
         """The pairs of which neither sentence is one of these, whatever their spaces."""
-        unwanted = {plain(text) for text in sentences}
-        kept = [i for i in range(len(self)) if not {plain(self.first[i]), plain(self.second[i])} & unwanted]
+        unwanted = {plain_text(text) for text in sentences}
+        kept = [i for i in range(len(self)) if not {plain_text(self.first[i]), plain_text(self.second[i])} & unwanted]
         return replace(
             self,
             first=tuple(self.first[i] for i in kept),

@@ -15,9 +15,8 @@ from outlierlens.experiments.similarity.result import (
     WordChoice,
     WordInContext,
 )
-from outlierlens.statistics.words import no_change, no_interval
-from outlierlens.view.section import Cell, Change, Interval, Rows, Section
-from outlierlens.view.words import dims_in_layers
+from outlierlens.statistics.means import no_change, no_interval
+from outlierlens.view.section import Cell, Change, Interval, Rows, Section, dims_in_layers
 
 BEST = {"best": "the best of all", "last": "the last", "clipped layer": "the best of those that are clipped"}
 

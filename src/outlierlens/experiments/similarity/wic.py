@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from outlierlens.data.labelled import LabelledTask
-from outlierlens.data.labelled.apart import families, plain
 from outlierlens.data.labelled.examples import split_table
+from outlierlens.data.labelled.labels import families, plain_text
 from outlierlens.data.texts import EXCERPT, REVIEWS, Texts, read_texts
 from outlierlens.errors import BadInput
 from outlierlens.experiments.similarity.fitting import (
@@ -221,7 +221,7 @@ class _ByFamily:
 
     def __init__(self, pairs: WicPairs):
         self.truth = pairs.truth
-        sentences = ([plain(text) for text in side] for side in (pairs.first, pairs.second))
+        sentences = ([plain_text(text) for text in side] for side in (pairs.first, pairs.second))
         self.family = families(*sentences, [(word,) for word in pairs.words])  # a word is no sentence of one word
         self.sizes = np.bincount(self.family)
 

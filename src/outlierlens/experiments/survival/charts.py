@@ -5,12 +5,20 @@ import numpy as np
 from outlierlens.detection.rules import Rule
 from outlierlens.experiments.survival.result import Survival, TunedSurvival
 from outlierlens.view.charts import draw
-from outlierlens.view.charts.base import Chart, Spec, begun, field, label, looks, round_to, strongest_first
-from outlierlens.view.charts.dim_names import MOST, names_beside
-from outlierlens.view.charts.forms import dim_marks
-from outlierlens.view.charts.palette import FAINT, MUTED
-from outlierlens.view.charts.panels import beside, composed, panel
-from outlierlens.view.words import few, number
+from outlierlens.view.charts.base import (
+    FAINT,
+    MUTED,
+    Chart,
+    Spec,
+    begun,
+    field,
+    label,
+    looks,
+    round_to,
+    strongest_first,
+)
+from outlierlens.view.charts.draw import MOST, beside, composed, dim_marks, names_beside, panel
+from outlierlens.view.section import few, number
 
 PANEL = 370  # pixels of a panel of two side by side
 MAX_DOTS = 1500

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from outlierlens import architectures as arch
+import outlierlens.architectures as arch
 from outlierlens.architectures import BoundStack, Param
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
 from outlierlens.detection.rules import Rule

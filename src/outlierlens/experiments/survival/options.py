@@ -11,7 +11,7 @@ from outlierlens.options import Flag, Flat, check
 class SurvivalOptions:
     """How a base is compared with models tuned from it."""
 
-    dims: Annotated[tuple[int, ...], Flag(read="options.read:plain_dims")] = ()
+    dims: Annotated[tuple[int, ...], Flag(read="options:plain_dims")] = ()
     """308,381: follow these too. Default: what the rule finds."""
     norms_only: bool = False
     """Do not read all weights: leaves out how far each kind moved."""

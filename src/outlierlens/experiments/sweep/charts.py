@@ -15,10 +15,13 @@ import numpy as np
 
 from outlierlens.errors import BadInput
 from outlierlens.experiments.sweep.result import Effect, Sweep, names
+from outlierlens.statistics.means import interval_text
 from outlierlens.statistics.ranks import pearson, spearman
-from outlierlens.statistics.words import interval_text
 from outlierlens.view.charts import draw
 from outlierlens.view.charts.base import (
+    BAND,
+    FAINT,
+    MUTED,
     PLAIN_NUMBER,
     Chart,
     Range,
@@ -32,10 +35,8 @@ from outlierlens.view.charts.base import (
     rounded,
     symmetric,
 )
-from outlierlens.view.charts.dim_names import names_beside
-from outlierlens.view.charts.forms import dim_marks
-from outlierlens.view.charts.palette import BAND, FAINT, MUTED
-from outlierlens.view.words import few
+from outlierlens.view.charts.draw import dim_marks, names_beside
+from outlierlens.view.section import few
 
 BAND_FROM = 20  # fewer ordinary dimensions make no band of 5 to 95 %
 HEIGHT = 330

@@ -13,9 +13,13 @@ import numpy as np
 from outlierlens.errors import BadInput
 from outlierlens.experiments.sweep.charts import BAND_FROM, change_axis, level, scale_from, scale_of, titled
 from outlierlens.experiments.sweep.result import Effect, Null, Sweep, names
-from outlierlens.statistics.words import interval_text
+from outlierlens.statistics.means import interval_text
 from outlierlens.view.charts import draw
 from outlierlens.view.charts.base import (
+    ALARM,
+    BAND,
+    INK,
+    MUTED,
     PLAIN_NUMBER,
     Cell,
     Chart,
@@ -27,11 +31,10 @@ from outlierlens.view.charts.base import (
     looks,
     round_to,
     rounded,
+    variable,
 )
-from outlierlens.view.charts.dim_names import inked_dims, names_above, names_at_ends
-from outlierlens.view.charts.forms import lines, strength
-from outlierlens.view.charts.palette import ALARM, BAND, INK, MUTED, variable
-from outlierlens.view.words import few
+from outlierlens.view.charts.draw import inked_dims, lines, names_above, names_at_ends, strength
+from outlierlens.view.section import few
 
 MAX_CATEGORIES = 40  # more dimensions than that are drawn along a line of numbers
 MAX_CELLS = 6000

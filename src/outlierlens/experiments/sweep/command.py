@@ -39,7 +39,7 @@ from outlierlens.results.row_store import alone_in, remove_rows
 from outlierlens.results.safe_files import write_bytes
 from outlierlens.session import Session
 from outlierlens.view import charts
-from outlierlens.view.words import duration
+from outlierlens.view.section import duration
 
 if TYPE_CHECKING:
     from outlierlens.data.texts import Data

@@ -20,7 +20,7 @@ import numpy as np
 
 from outlierlens.errors import BadInput
 from outlierlens.statistics.means import FEWEST_TEXTS, critical, reach, third_cumulant
-from outlierlens.statistics.p_values import two_sided_p
+from outlierlens.statistics.ranks import two_sided_p
 
 FIRST_LOOK = FEWEST_TEXTS  # fewer settle nothing
 LOOKS = 8  # for every doubling: a look later than need be measures 6 % too many texts on average

@@ -14,12 +14,11 @@ from annotated_types import Ge, Gt, Lt
 
 from outlierlens.ablation.mode_names import Mode, check_mode
 from outlierlens.errors import BadInput, need
-from outlierlens.options import FIND, Flag, Flat, check
-from outlierlens.options.read import parse_dims, plain_dims
+from outlierlens.options import FIND, Flag, Flat, check, parse_dims, plain_dims
 from outlierlens.tasks.base import TaskOptions
 
 if TYPE_CHECKING:
-    from outlierlens.tasks.options import TaskReading
+    from outlierlens.tasks.base import TaskReading
 
 Windows = Literal["all", "single", "from", "upto"]
 WINDOWS: tuple[Windows, ...] = ("all", "single", "from", "upto")
@@ -55,7 +54,7 @@ class SweepOptions:
 
     dims: Annotated[tuple[int, ...] | Literal["all"], Flag(hidden=True)] = "all"
     """Dimensions swept one at a time; () is none."""
-    sets: Annotated[tuple[tuple[int, ...], ...], Flag(read="options.read:parse_sets")] = ()
+    sets: Annotated[tuple[tuple[int, ...], ...], Flag(read="options:parse_sets")] = ()
     """Switched off together, each set beside random and matched ones: 100,247;507,100."""
     plans: Annotated[
         tuple[Mapping[int, tuple[int, ...]], ...], Flag("--plan", read="experiments.sweep.options:plans", repeats=True)
@@ -65,7 +64,7 @@ class SweepOptions:
     """Also the set of all that the weights name, where they name two or more."""
     windows: Windows = "all"
     """Layers in which each is off: all together, single (each alone), from each on, or upto each."""
-    layers: Annotated[tuple[int, ...] | None, Flag(read="options.read:parse_layers")] = None
+    layers: Annotated[tuple[int, ...] | None, Flag(read="options:parse_layers")] = None
     """Restrict to layers 0-3,7. Default: all."""
     mode: Mode = "weights"
     """What is switched off: weights, norms, hidden states (zero, mean, scale, resample), or writes."""

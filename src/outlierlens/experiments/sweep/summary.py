@@ -22,7 +22,7 @@ from outlierlens.experiments.sweep.schedule import State
 from outlierlens.experiments.sweep.units import Family, Unit
 from outlierlens.models.changes import temporary
 from outlierlens.models.devices import out_of_memory
-from outlierlens.statistics.p_values import benjamini_hochberg, rank_p, rank_p_among
+from outlierlens.statistics.ranks import benjamini_hochberg, rank_p, rank_p_among
 from outlierlens.tasks.base import scored
 from outlierlens.tasks.metrics import CORRELATIONS
 

@@ -25,7 +25,7 @@ from outlierlens.errors import BadInput
 from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.experiments.sweep.result import BY_LAYER
 from outlierlens.experiments.sweep.runner import Runner
-from outlierlens.view.words import runs
+from outlierlens.view.section import runs
 
 N_RANDOM, N_RANDOM_BY_WINDOW, N_MATCHED = 200, 19, 19
 

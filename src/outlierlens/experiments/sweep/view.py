@@ -14,11 +14,25 @@ from outlierlens.errors import BadInput
 from outlierlens.experiments.sweep.charts import level
 from outlierlens.experiments.sweep.result import Effect, Null, Sweep, names
 from outlierlens.statistics import SIGNIFICANT
-from outlierlens.statistics.words import interval_text
+from outlierlens.statistics.means import interval_text
 from outlierlens.view import charts
 from outlierlens.view.charts.base import Chart
-from outlierlens.view.section import Change, Interval, P, Rows, Section, cell_text, percent
-from outlierlens.view.words import TASKS, duration, factor, few, listed, number, number_of_layers
+from outlierlens.view.section import (
+    TASKS,
+    Change,
+    Interval,
+    P,
+    Rows,
+    Section,
+    cell_text,
+    duration,
+    factor,
+    few,
+    listed,
+    number,
+    number_of_layers,
+    percent,
+)
 
 Mark = Literal["rank", "5x"]
 TABLE, MORE, CONTROLS = 20, 50, 10  # rows

@@ -20,7 +20,7 @@ from functools import lru_cache
 import numpy as np
 
 from outlierlens.experiments.track.result import ChangePoint, Plateau
-from outlierlens.statistics.p_values import rank_among
+from outlierlens.statistics.ranks import rank_among
 
 MIN_POINTS = 8  # four numbers are fitted; fewer points leave nothing to judge the fit by
 MAX_POINTS = 120  # longer series are averaged in bins: more would only repeat correlated values

@@ -34,6 +34,9 @@ from outlierlens.experiments.track.charts_marks import (
 from outlierlens.experiments.track.result import Track
 from outlierlens.view.charts import draw
 from outlierlens.view.charts.base import (
+    BAND,
+    FAINT,
+    INK,
     PLAIN_NUMBER,
     Chart,
     Spec,
@@ -45,9 +48,7 @@ from outlierlens.view.charts.base import (
     round_to,
     rounded,
 )
-from outlierlens.view.charts.dim_names import names_at_ends
-from outlierlens.view.charts.palette import BAND, FAINT, INK
-from outlierlens.view.charts.panels import above, beside, composed, inner
+from outlierlens.view.charts.draw import above, beside, composed, inner, names_at_ends
 from outlierlens.view.charts.token_lines import Words, token_lines
 
 HEIGHT = 280

@@ -6,12 +6,22 @@ from collections.abc import Sequence
 import numpy as np
 
 from outlierlens.experiments.track.result import Track
-from outlierlens.training.trajectory import Curve
+from outlierlens.training.run_files import Curve
 from outlierlens.view.charts import draw
-from outlierlens.view.charts.base import PLAIN_NUMBER, Spec, field, label, looks, round_numbers
-from outlierlens.view.charts.dim_names import MOST
-from outlierlens.view.charts.palette import ALARM, COLOURED, INK, MUTED
-from outlierlens.view.words import number
+from outlierlens.view.charts.base import (
+    ALARM,
+    COLOURED,
+    INK,
+    MUTED,
+    PLAIN_NUMBER,
+    Spec,
+    field,
+    label,
+    looks,
+    round_numbers,
+)
+from outlierlens.view.charts.draw import MOST
+from outlierlens.view.section import number
 
 MAX_POINTS = 9000  # of the lines of ordinary dimensions, together
 CURVE_POINTS = 300

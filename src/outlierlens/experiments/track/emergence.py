@@ -18,7 +18,7 @@ from outlierlens.experiments.track.change_point import MIN_POINTS, binned, chang
 from outlierlens.experiments.track.options import EmergenceOptions
 from outlierlens.experiments.track.result import LOSSES, ChangePoint, Emergence, Lead, Plateau, Track
 from outlierlens.results.document import Provenance
-from outlierlens.training.trajectory import Curve, Trajectory, no_states
+from outlierlens.training.run_files import Curve, Trajectory, no_states
 
 MAX_FOLLOWED = 12
 MAX_CELLS = 60_000  # values of one array [step, column] in a result; beyond it a choice of dimensions is kept

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outlierlens import architectures as arch
+import outlierlens.architectures as arch
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
 from outlierlens.checkpoints.samples import recorded_norms
 from outlierlens.data.texts import Texts
@@ -29,8 +29,17 @@ from outlierlens.experiments.track.emergence import last_scan, summarize
 from outlierlens.experiments.track.options import TrackOptions
 from outlierlens.experiments.track.result import Track
 from outlierlens.results.document import Provenance
-from outlierlens.training.run_files import Saved, find_log, find_saved, loss_curves, read_log
-from outlierlens.training.trajectory import Trajectory, no_bias, no_states, tracked_site
+from outlierlens.training.run_files import (
+    Saved,
+    Trajectory,
+    find_log,
+    find_saved,
+    loss_curves,
+    no_bias,
+    no_states,
+    read_log,
+    tracked_site,
+)
 
 if TYPE_CHECKING:
     from outlierlens.training.watch_probe import Activations

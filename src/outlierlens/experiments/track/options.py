@@ -18,7 +18,7 @@ class EmergenceOptions:
 
     rule: Annotated[Rule, Flat("n_sigma", "min_layer_fraction")] = Rule("kovaleva")
     """When a dimension stands out at a step."""
-    dims: Annotated[tuple[int, ...], Flag(read="options.read:plain_dims")] = ()
+    dims: Annotated[tuple[int, ...], Flag(read="options:plain_dims")] = ()
     """Follow these too, whatever they do: 507,100."""
     layer: Annotated[int | None, Ge(0)] = None
     """Layer that is drawn. Default: the middle."""
@@ -33,9 +33,9 @@ class EmergenceOptions:
 class TrackOptions:
     """What is tracked and how checkpoints are reached."""
 
-    revisions: Annotated[tuple[str, ...], Flag(read="options.read:parse_names")] = ()
+    revisions: Annotated[tuple[str, ...], Flag(read="options:parse_names")] = ()
     """Hub revisions of one model: step0,step512,step1000."""
-    steps: Annotated[tuple[int, ...], Flag(read="options.read:parse_steps")] = ()
+    steps: Annotated[tuple[int, ...], Flag(read="options:parse_steps")] = ()
     """Steps of the checkpoints in their order, where names do not say: 0,500,1000."""
     log: Path | None = None
     """trainer_state.json, or JSON lines with step and loss. Default: the one in the run."""
@@ -49,7 +49,7 @@ class TrackOptions:
     """Record this text's hidden states: loads every checkpoint whole."""
     skip_damaged: bool = False
     """Leave out checkpoints that cannot be read, with a note."""
-    max_read: Annotated[int, Flag(read="options.read:parse_bytes", words="500MB")] = MAX_READ
+    max_read: Annotated[int, Flag(read="options:parse_bytes", words="500MB")] = MAX_READ
     """Refuse to read more than this of one checkpoint."""
     row: Annotated[Path | str | None, Flag(hidden=True)] = None
     """What describes the architecture: a TOML file, or the name of a family."""

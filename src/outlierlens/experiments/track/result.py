@@ -14,7 +14,7 @@ from outlierlens.detection.rules import Passes, Rule
 from outlierlens.detection.scan.measure import measure_name
 from outlierlens.results.document import Provenance, Result
 from outlierlens.statistics import SIGNIFICANT
-from outlierlens.training.trajectory import Curve, is_norm, no_states
+from outlierlens.training.run_files import Curve, is_norm, no_states
 
 # Of the loss curves that may have been logged, the one that a plateau is looked for in: the first of these.
 LOSSES = ("eval_loss", "loss")

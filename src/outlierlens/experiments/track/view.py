@@ -10,8 +10,7 @@ from outlierlens.errors import BadInput
 from outlierlens.experiments.track.result import ChangePoint, Emergence, Lead, Track
 from outlierlens.view import charts
 from outlierlens.view.charts.base import Chart
-from outlierlens.view.section import Cell, Count, CountChange, P, Rows, Section, Spread
-from outlierlens.view.words import listed, number_of_layers
+from outlierlens.view.section import Cell, Count, CountChange, P, Rows, Section, Spread, listed, number_of_layers
 
 SAID = 3  # dimensions that get a sentence of their own
 NOTE = (

@@ -18,8 +18,16 @@ from outlierlens.architectures import BoundStack, bind, live_parameters
 from outlierlens.architectures.stack import Config, Stack, to_toml
 from outlierlens.errors import OutlierlensError, UnknownArchitecture, comment, need
 from outlierlens.models.changes import hang
-from outlierlens.models.proposal.probe import DIM, Anatomy, BlockProbe, Row, first_tensor
-from outlierlens.models.proposal.surroundings import Stream, Surroundings, find_streams
+from outlierlens.models.proposal.probe import (
+    DIM,
+    Anatomy,
+    BlockProbe,
+    Row,
+    Stream,
+    Surroundings,
+    find_streams,
+    first_tensor,
+)
 from outlierlens.models.proposal.tiny import N_INPUTS, TinyModel, count_blocks, full_names, quiet, tiny_model
 
 if TYPE_CHECKING:

@@ -20,6 +20,9 @@ from outlierlens.experiments.sweep.result import Effect, Sweep
 from outlierlens.replicate.glue.result import ENOUGH, Replication, Row, TaskTable, where_enough
 from outlierlens.view.charts import draw
 from outlierlens.view.charts.base import (
+    BAND,
+    INK,
+    MUTED,
     Chart,
     Looks,
     Spec,
@@ -32,11 +35,17 @@ from outlierlens.view.charts.base import (
     rounded,
     strongest_first,
 )
-from outlierlens.view.charts.dim_names import inked_dims, names_beside
-from outlierlens.view.charts.forms import dim_marks, interval_dots
-from outlierlens.view.charts.palette import BAND, INK, MUTED
-from outlierlens.view.charts.panels import composed, grid, heading, panel
-from outlierlens.view.words import few
+from outlierlens.view.charts.draw import (
+    composed,
+    dim_marks,
+    grid,
+    heading,
+    inked_dims,
+    interval_dots,
+    names_beside,
+    panel,
+)
+from outlierlens.view.section import few
 
 BAND_FROM = 20  # fewer dimensions make no band of 5 to 95 %
 WIDTH, HEIGHT = 390, 210  # pixels of a panel

@@ -7,8 +7,7 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Lt
 
 from outlierlens.errors import BadInput
-from outlierlens.options import Flag, Flat, check
-from outlierlens.options.read import parse_names
+from outlierlens.options import Flag, Flat, check, parse_names
 from outlierlens.training.finetune.options import FinetuneSettings
 
 
@@ -16,7 +15,7 @@ from outlierlens.training.finetune.options import FinetuneSettings
 class GlueOptions:
     """What is replicated, and how."""
 
-    tasks: Annotated[tuple[str, ...], Flag(read="options.read:parse_names", words="rte,cola,stsb,sst2")] = (
+    tasks: Annotated[tuple[str, ...], Flag(read="options:parse_names", words="rte,cola,stsb,sst2")] = (
         *("rte", "cola", "stsb", "sst2"),
     )
     """Labelled tasks: rte,cola,stsb,sst2, …"""
@@ -28,9 +27,9 @@ class GlueOptions:
         FinetuneSettings()
     )
     """Of fine-tuning."""
-    seeds: Annotated[tuple[int, ...], Flag(read="options.read:parse_seeds", words="42")] = (42,)
+    seeds: Annotated[tuple[int, ...], Flag(read="options:parse_seeds", words="42")] = (42,)
     """Seeds of fine-tuning, one model each: 42,43."""
-    dims: Annotated[tuple[int, ...] | str, Flag(read="options.read:dims_or_strongest")] = ()
+    dims: Annotated[tuple[int, ...] | str, Flag(read="options:dims_or_strongest")] = ()
     """Switch off these (308,381) in place of the rule's; strongest: the two largest |z|."""
     outliers_of: str = "tuned"
     """Model whose weights name the outliers: tuned or base."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from outlierlens.results.document import Provenance, Result
-from outlierlens.statistics.words import interval_text, no_change, no_interval
+from outlierlens.statistics.means import interval_text, no_change, no_interval
 
 RowKind = Literal["intact", "alone", "together", "at least 5 × random", "random", "matched"]
 ENOUGH = 5.0  # times the mean loss of random sets, which Puccetti et al. (2022) ask for

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from outlierlens.replicate.glue.charts import outliers_against_random
 from outlierlens.replicate.glue.result import ENOUGH, Replication, Row, TaskTable, where_enough
-from outlierlens.statistics.words import no_change
+from outlierlens.statistics.means import no_change
 from outlierlens.view.charts.base import Chart
 from outlierlens.view.section import Cell, Change, Count, Interval, P, Rows, Section, Span
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from outlierlens.data.labelled import find_task
-from outlierlens.data.labelled.apart import plain
+from outlierlens.data.labelled.labels import plain_text
 from outlierlens.data.texts import Texts
 from outlierlens.detection.observe.measure import ObserveOptions, observe
 from outlierlens.detection.observe.result import Observation, StackObservation
@@ -53,9 +53,8 @@ from outlierlens.results.document import Provenance
 from outlierlens.results.row_store import alone_in
 from outlierlens.results.safe_files import write_text
 from outlierlens.vectors.clip import resolve_clipping
-from outlierlens.vectors.read import ReadOptions, text_stack
+from outlierlens.vectors.read import Budget, ReadOptions, text_stack
 from outlierlens.vectors.spans import Drawing
-from outlierlens.vectors.store import Budget
 
 CLIP_TEXTS = 1000  # the last sentences of SST-2: clipped dimensions come from them, and no part measures them
 Progress = Callable[[str, int, int], None]
@@ -153,8 +152,8 @@ class _LuoRun:
         """SST-2's training sentences but for those that the clipped dimensions come from, which it has some of twice."""
         every = self.every_sentence
         kept = every.texts[:-CLIP_TEXTS] if len(every) > 2 * CLIP_TEXTS else every.texts[::2]
-        watched = {plain(text) for text in self.held_out.texts}
-        return replace(every, texts=tuple(text for text in kept if plain(text) not in watched))
+        watched = {plain_text(text) for text in self.held_out.texts}
+        return replace(every, texts=tuple(text for text in kept if plain_text(text) not in watched))
 
     @functools.cached_property
     def held_out(self) -> Texts:

@@ -14,7 +14,7 @@ PARTS = ("origin", "probe", "geometry", "words", "sts", "frozen-sst2", "frozen-s
 class LuoOptions:
     """What is replicated, and how."""
 
-    parts: Annotated[tuple[str, ...], Flag(read="options.read:parse_names", words=",".join(PARTS))] = PARTS
+    parts: Annotated[tuple[str, ...], Flag(read="options:parse_names", words=",".join(PARTS))] = PARTS
     """Which parts, by commas."""
     clip: str = "auto"
     """auto (Luo's rule; where it names nothing the most extreme), none, 557, 0-9:896;10-16:678, a name."""

@@ -14,8 +14,7 @@ from outlierlens.experiments.similarity.charts import sts_layers, wic_layers
 from outlierlens.experiments.similarity.result import CLIPPED_LAYER, HELPS, HURTS, NOTHING, OPEN
 from outlierlens.replicate.luo.result import HELD_OUT, UNTOUCHED, Effect, Extreme, LuoReplication
 from outlierlens.view.charts.base import Chart
-from outlierlens.view.section import Cell, Change, Interval, Rows, Section, renamed
-from outlierlens.view.words import by_dims, listed
+from outlierlens.view.section import Cell, Change, Interval, Rows, Section, by_dims, listed, renamed
 
 SAID = {
     HELPS: "helps on",

@@ -16,9 +16,9 @@ class PuccettiOptions:
 
     counts: str | None = None
     """Token counts of a corpus: ours or published, by commas. Default: of --data."""
-    dims: Annotated[tuple[int, ...] | str, Flag(read="options.read:dims_or_strongest")] = ()
+    dims: Annotated[tuple[int, ...] | str, Flag(read="options:dims_or_strongest")] = ()
     """The outliers (308,381) in place of the rule's; strongest: the two largest |z|."""
-    parts: Annotated[tuple[str, ...], Flag(read="options.read:parse_names", words=",".join(PARTS))] = PARTS
+    parts: Annotated[tuple[str, ...], Flag(read="options:parse_names", words=",".join(PARTS))] = PARTS
     """Which parts, by commas."""
     full: bool = False
     """All texts in every part; else the subsets that the result states."""

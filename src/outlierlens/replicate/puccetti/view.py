@@ -11,8 +11,7 @@ from outlierlens.experiments.frequency import view as frequency_view
 from outlierlens.experiments.frequency_geometry import view as bands_view
 from outlierlens.experiments.layer_story import view as story_view
 from outlierlens.replicate.puccetti.result import Link, PuccettiReplication
-from outlierlens.view.section import Change, Interval, P, Rows, Section, renamed
-from outlierlens.view.words import listed
+from outlierlens.view.section import Change, Interval, P, Rows, Section, listed, renamed
 
 TOKENS = {"without_special": "without special tokens", "all": "special tokens counted"}
 

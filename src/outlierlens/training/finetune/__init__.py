@@ -1,6 +1,6 @@
 """Fine-tune a model on a labelled task, reproducibly: several seeds, the best epoch of each kept, stopped runs continued.
 
-    from outlierlens.data.labelled.splits import read_splits
+    from outlierlens.data.labelled.examples import read_splits
     from outlierlens.training.finetune.loop import finetune
     from outlierlens.training.finetune.options import FinetuneSettings
 

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from outlierlens.data.labelled.encode import NOT_A_LABEL, Encoded
+from outlierlens.data.labelled.labels import NOT_A_LABEL, Encoded
 from outlierlens.errors import BadInput
-from outlierlens.models.heads import padding_side
 from outlierlens.models.load import LoadedModel
+from outlierlens.models.model_class import padding_side
 
 BATCHES_SORTED = 50  # among so many batches, examples are sorted by length: padding nearly goes, chance stays
 

@@ -23,10 +23,10 @@ from typing import Any
 from outlierlens.checkpoints.formats import suffixes
 from outlierlens.checkpoints.samples import is_sample
 from outlierlens.errors import BadFile, BadInput, markdown, need, one_line, printable
-from outlierlens.results import json_toml as documents
+from outlierlens.results import safe_files as documents
 from outlierlens.results.row_store import LOCK
 from outlierlens.results.safe_files import rename, write_text
-from outlierlens.statistics.words import interval_text
+from outlierlens.statistics.means import interval_text
 from outlierlens.training.finetune.options import differences
 from outlierlens.training.finetune.result import EpochScore, FineTuned, SeedRun
 from outlierlens.training.run_files import newest_checkpoint

@@ -25,8 +25,8 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from outlierlens.ablation.switches import zero_weights_
 from outlierlens.data.labelled import Examples
-from outlierlens.data.labelled.encode import NOT_A_LABEL, Encoded, encode
-from outlierlens.data.labelled.splits import check_splits
+from outlierlens.data.labelled.examples import check_splits
+from outlierlens.data.labelled.labels import NOT_A_LABEL, Encoded, encode
 from outlierlens.errors import BadInput
 from outlierlens.models.inputs import check_known, token_limit
 from outlierlens.models.load import LoadedModel, LoadOptions, NewHead, fingerprint, load_model

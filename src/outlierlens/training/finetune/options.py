@@ -11,9 +11,8 @@ from typing import Annotated, Any
 from annotated_types import Ge, Gt, Lt
 
 from outlierlens.errors import BadInput
-from outlierlens.options import Flag, Flat, check
-from outlierlens.options.read import plain_dims
-from outlierlens.tasks.options import LABELLED_TOKENS
+from outlierlens.options import Flag, Flat, check, plain_dims
+from outlierlens.tasks.base import LABELLED_TOKENS
 
 PRECISIONS = ("float32", "bfloat16")
 
@@ -81,7 +80,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 class Finetuning:
     """Settings, and the seeds that they are run with."""
 
-    seeds: Annotated[tuple[int, ...], Flag(read="options.read:parse_seeds", words="42")] = (42,)
+    seeds: Annotated[tuple[int, ...], Flag(read="options:parse_seeds", words="42")] = (42,)
     """One run each: 42,43,44."""
     settings: Annotated[
         FinetuneSettings,
@@ -91,7 +90,7 @@ class Finetuning:
         ),
     ] = FinetuneSettings()
     """Of every run; its `seed` is one of `seeds`."""
-    report_to: Annotated[tuple[str, ...], Flag(read="options.read:parse_names")] = ()
+    report_to: Annotated[tuple[str, ...], Flag(read="options:parse_names")] = ()
     """Where the Trainer logs too: tensorboard, wandb, mlflow, trackio; comma-separated."""
     recover: bool = False
     """Ask whether a fine-tuned model recovers: --off (default: what scan finds) off, then fine-tuned again, free and held at

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens import architectures as arch
+import outlierlens.architectures as arch
 from outlierlens.architectures import BoundStack, Param
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.errors import BadInput, need

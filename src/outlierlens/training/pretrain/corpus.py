@@ -41,8 +41,7 @@ from outlierlens.checkpoints.samples.cache import folder_being_made
 from outlierlens.data.texts import stream_texts
 from outlierlens.data.token_texts import nothing_known, special_ids, unknown_id, unknown_note
 from outlierlens.errors import BadFile, BadInput, need
-from outlierlens.results.json_toml import read_json
-from outlierlens.results.safe_files import write_text
+from outlierlens.results.safe_files import read_json, write_text
 from outlierlens.training.pretrain.packing import Marks, pack
 from outlierlens.training.pretrain.recipe import DataRecipe, Recipe, TokenizerRecipe
 

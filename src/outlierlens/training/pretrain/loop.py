@@ -21,14 +21,13 @@ import transformers
 from torch.nn import functional
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from outlierlens import architectures as arch
+import outlierlens.architectures as arch
 from outlierlens.architectures import BoundStack
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.models.hooks import head_only_at
 from outlierlens.models.load import config_dict
-from outlierlens.results.json_toml import read_json
-from outlierlens.results.safe_files import new_folder, refuse_links, write_text
+from outlierlens.results.safe_files import new_folder, read_json, refuse_links, write_text
 from outlierlens.training.callback import OutlierCallback
 from outlierlens.training.pretrain.build import build, clamp_scale_, kurtosis, norm_spread
 from outlierlens.training.pretrain.corpus import Tokens, prepare

@@ -32,7 +32,7 @@ class PretrainOptions:
     """Seed, in place of the recipe's."""
     no_measure: bool = False
     """Train only: measure neither damage nor INT8 afterwards."""
-    report_to: Annotated[tuple[str, ...], Flag(read="options.read:parse_names")] = ()
+    report_to: Annotated[tuple[str, ...], Flag(read="options:parse_names")] = ()
     """Where the Trainer logs too: tensorboard, wandb, mlflow, trackio; comma-separated."""
 
     def __post_init__(self) -> None:

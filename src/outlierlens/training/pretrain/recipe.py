@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from outlierlens.errors import BadInput, literal
-from outlierlens.results.json_toml import read_toml
+from outlierlens.results.safe_files import read_toml
 from outlierlens.training.pretrain.packing import Packing
 
 DEPTH = 8  # recipes that extend recipes

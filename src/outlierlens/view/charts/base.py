@@ -1,7 +1,9 @@
-"""`Chart`: a Vega-Lite specification with its title, its one-sentence reading and its numbers as a table.
+"""`Chart`: a Vega-Lite specification with its title, its one-sentence reading and its numbers as a table; and its colours.
 
-chart.spec              # for the page: width of its container, colours as CSS variables
-chart.plain()           # for files and notebooks: fixed width, light colours
+A chart says `ink`, the page decides in light, dark or print what ink is. Each repair of vectors looks the same in every chart:
+raw in ink, the others by their kind.
+
+A chart has few colours, yet its renderer writes four bytes a pixel, quickly packed: `smaller(png)` has a tenth of its bytes.
 """
 
 import base64
@@ -10,8 +12,10 @@ import json
 import math
 import re
 import secrets
+import struct
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,8 +23,133 @@ from typing import Any, Literal
 import numpy as np
 
 from outlierlens.errors import BadInput, need, printable
-from outlierlens.view.charts.palette import COLOURED, GRID, INK, MUTED, SURFACE, concrete
-from outlierlens.view.charts.png import smaller
+
+HEAD = b"\x89PNG\r\n\x1a\n"
+RGBA, PALETTE = 6, 3
+UNSEEN = 0.1  # mean distance of pixels from their palette's colour, of 255, that leaves a picture as it looks
+
+
+def indexed(pixels: np.ndarray, palette: np.ndarray, density: bytes = b"") -> bytes:
+    """The picture whose uint8 `pixels` [row, column] are places in the uint8 `palette` [colour, 3]."""
+    height, width = pixels.shape
+    rows = np.zeros((height, width + 1), dtype=np.uint8)  # each begins with its filter: none
+    rows[:, 1:] = pixels
+    parts = [
+        _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, PALETTE, 0, 0, 0)),
+        _chunk(b"PLTE", palette.tobytes()),
+    ]
+    parts += [_chunk(b"pHYs", density)] if density else []
+    parts += [_chunk(b"IDAT", zlib.compress(rows.tobytes(), 9)), _chunk(b"IEND", b"")]
+    return HEAD + b"".join(parts)
+
+
+def smaller(png: bytes) -> bytes:
+    """The picture with its 256 most frequent colours, each other one as the nearest of them; `png` where that could be seen."""
+    chunks: dict[bytes, bytes] = {}
+    for kind, content in _chunks(png):
+        chunks[kind] = chunks.get(kind, b"") + content
+    width, height, *form = struct.unpack(">IIBBBBB", chunks[b"IHDR"])
+    rows = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), dtype=np.uint8)
+    if form != [8, RGBA, 0, 0, 0]:
+        return png
+    rows = rows.reshape(height, 1 + 4 * width)
+    filters, pixels = rows[:, 0], rows[:, 1:].reshape(height, width, 4).copy()
+    if filters.max() > 1:  # the renderer writes none (0) and differences to the pixel on the left (1)
+        return png
+    differing = filters == 1
+    pixels[differing] = pixels[differing].cumsum(axis=1, dtype=np.uint8)
+    if pixels[..., 3].min() < 255:  # something shines through
+        return png
+    found, place, counts = np.unique(pixels.reshape(-1, 4).view("<u4"), return_inverse=True, return_counts=True)
+    colours = found.astype("<u4").view(np.uint8).reshape(-1, 4)[:, :3].astype(np.float32)
+    kept = np.argsort(-counts, kind="stable")[:256]
+    if counts[kept].sum() < (1 - UNSEEN) * counts.sum():  # every other pixel is at least one step off
+        return png
+    # |a - b|² = |a|² - 2ab + |b|², exact in float32 at these sizes; [colour, kept]
+    squares = np.square(colours).sum(axis=1)
+    distances = squares[:, None] - 2 * colours @ colours[kept].T + squares[kept]
+    if np.sqrt(distances.min(axis=1)) @ counts > UNSEEN * counts.sum():
+        return png
+    nearest = distances.argmin(axis=1).astype(np.uint8)
+    return indexed(
+        nearest[place.reshape(height, width)], colours[kept].astype(np.uint8), density=chunks.get(b"pHYs", b"")
+    )
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def _chunks(png: bytes) -> Iterator[tuple[bytes, bytes]]:
+    place = len(HEAD)
+    while place < len(png):
+        size, kind = struct.unpack(">I4s", png[place : place + 8])
+        yield kind, png[place + 8 : place + 8 + size]
+        place += size + 12
+
+
+LIGHT = {
+    "surface": "#ffffff",
+    "ink": "#1b222b",
+    "muted": "#55616f",
+    "faint": "#9aa5b1",
+    "grid": "#e3e7ec",
+    "band": "#cfd6de",
+    "alarm": "#b3261e",
+    # Okabe and Ito's colours, darkened to 3:1 on white; every one goes with a shape of its own.
+    "dim-1": "#c4500a",
+    "dim-2": "#0067a6",
+    "dim-3": "#00805c",
+    "dim-4": "#a8417f",
+    "dim-5": "#8a6500",
+    "dim-6": "#4c5bb5",
+}
+DARK = {
+    "surface": "#171b21",
+    "ink": "#e9edf2",
+    "muted": "#a7b2bf",
+    "faint": "#6c7886",
+    "grid": "#2b323b",
+    "band": "#3a434e",
+    "alarm": "#ff8a80",
+    "dim-1": "#ff9a5c",
+    "dim-2": "#62b8f0",
+    "dim-3": "#4fd1a5",
+    "dim-4": "#f09bcb",
+    "dim-5": "#e5c04a",
+    "dim-6": "#a6b1ff",
+}
+SHAPES = ("diamond", "circle", "triangle-up", "square", "cross", "triangle-down")
+COLOURED = len(SHAPES)  # dimensions that get a colour and shape of their own
+
+
+def variable(name: str) -> str:
+    """The CSS variable of a named colour."""
+    return f"var(--ol-{name})"
+
+
+SURFACE, INK, MUTED, FAINT = (variable(name) for name in ("surface", "ink", "muted", "faint"))
+GRID, BAND, ALARM = (variable(name) for name in ("grid", "band", "alarm"))
+DIM_COLOURS = tuple(variable(f"dim-{i + 1}") for i in range(COLOURED))
+
+
+def css(colours: dict[str, str]) -> str:
+    """The colours as CSS declarations."""
+    return "".join(f"--ol-{name}:{value};" for name, value in colours.items())
+
+
+def concrete(value: Any) -> Any:
+    """A copy of a specification in which every colour name is the light colour itself, and no text steers what shows it."""
+    if isinstance(value, dict):
+        return {key: concrete(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [concrete(item) for item in value]
+    if isinstance(value, str) and value.startswith("var(--ol-"):
+        return LIGHT.get(value.removeprefix("var(--ol-").removesuffix(")"), value)
+    return printable(value) if isinstance(value, str) else value
+
+
+# --- charts ----------------------------------------------------------------------------------------------------------
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 MIME = "application/vnd.vegalite.v6+json"
@@ -306,3 +435,50 @@ def pictures(chart: Chart, kinds: Sequence[PictureKind]) -> dict[PictureKind, by
         if "png" in kinds:
             made["png"] = smaller(convert.svg_to_png(svg, scale=PNG_SCALE))
     return made
+
+
+# --- repairs of vectors ----------------------------------------------------------------------------------------------
+
+KINDS = ("clip", "standardize", "abtt", "whiten", "centre")  # in the order of the colours
+RAW = "raw"
+RAW_SHAPE = "circle"
+OTHER_SHAPES = (*(shape for shape in SHAPES if shape != RAW_SHAPE), "triangle-right")
+
+
+def drawn(fixes: Sequence[str]) -> tuple[str, ...]:
+    """The first of `fixes` that a picture has looks for: six, and raw beside them where it is among those."""
+    return tuple(fixes[: COLOURED + (RAW in fixes[: COLOURED + 1])])
+
+
+def left_out(fixes: Sequence[str]) -> str:
+    """A sentence that says so where some are not drawn, else ""."""
+    n = len(drawn(fixes))
+    return f" Drawn are the first {n} fixes of {len(fixes)}." if n < len(fixes) else ""
+
+
+def scale(fixes: Sequence[str], looks: Sequence[str]) -> dict[str, list[str]]:
+    """A scale that gives each of `fixes` its look."""
+    return {"domain": list(fixes), "range": list(looks)}
+
+
+def colours(fixes: Sequence[str]) -> list[str]:
+    """A colour for each of `fixes`, which `drawn` has cut."""
+    return [INK if place is None else DIM_COLOURS[place] for place in _places(fixes)]
+
+
+def shapes(fixes: Sequence[str]) -> list[str]:
+    """A shape for each of `fixes`."""
+    return [RAW_SHAPE if place is None else OTHER_SHAPES[place] for place in _places(fixes)]
+
+
+def _places(fixes: Sequence[str]) -> list[int | None]:
+    """Place of each fix among the colours: its kind's own, or the first that no other takes; None is raw."""
+    taken: dict[str, int] = {}
+    for fix in fixes:
+        kind = fix.partition(":")[0]
+        if kind in KINDS and KINDS.index(kind) not in taken.values():
+            taken[fix] = KINDS.index(kind)
+    for fix in fixes:
+        if fix != RAW and fix not in taken:
+            taken[fix] = next(place for place in range(COLOURED) if place not in taken.values())
+    return [taken.get(fix) for fix in fixes]

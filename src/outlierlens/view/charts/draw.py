@@ -1,21 +1,31 @@
 """Layers of a picture in few words: what is drawn, from which rows, where, and how it looks.
 
-draw.line(rows, x=x, y=y, color=colour, strokeWidth=2)       # a dict is an encoding, any other value a look of the mark
-draw.points(rows, x=x, y=y, color=MUTED, size=55, tooltip=what)
-draw.rule(rows, x=x, **draw.between(y=y), color=colour)      # from the field "low" to the field "high"
-draw.text(rows, "says", x=x, y=y, dy=-14)                    # `draw.haloed` is the same on a rim in the page's colour
-draw.level(0, y=y, strokeDash=draw.DASHED)                     # one line across the picture
-
-what = draw.columns(layer="layer:O", name="dimension:N", value="r", low="95 % from", high="to")
-chart(..., layers=[draw.points(rows, x=x, y=y, tooltip=what)], **what.table(rows))
+Beside them: numbers of dimensions at a column, a line's end or a point; the house's forms, which several charts share; and
+pictures of several panels.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from outlierlens.view.charts.base import Cell, Looks, Spec, field, label, round_to
-from outlierlens.view.charts.palette import DIM_COLOURS, INK, MUTED, SHAPES, SURFACE
+from outlierlens.view.charts.base import (
+    ALARM,
+    DIM_COLOURS,
+    INK,
+    MUTED,
+    SHAPES,
+    SURFACE,
+    TABLE_ROWS,
+    Cell,
+    Chart,
+    Looks,
+    Spec,
+    field,
+    framed,
+    label,
+    round_to,
+)
 
 Rows = Sequence[Mapping[str, Any]]
 KINDS = {"N": "nominal", "O": "ordinal"}
@@ -200,3 +210,235 @@ def _column(name: str, title: str | Spec) -> Spec:
 def _cell(row: Any, name: str, digits: int) -> Cell:
     value: Cell = row.get(name) if isinstance(row, Mapping) else getattr(row, name)
     return round_to(value, digits) if isinstance(value, float) else value
+
+
+# --- numbers of dimensions beside their marks ------------------------------------------------------------------------
+
+# Where a name may stand beside its mark: alignment, shift right and down in pixels; the first that is free is taken.
+PLACES = (
+    *(("left", 9, 0), ("right", -9, 0), ("center", 0, -15), ("center", 0, 15)),
+    *(("right", -9, 15), ("left", 9, -15), ("right", -9, -15), ("left", 9, 15)),
+)
+CANVAS = (740, 300)  # pixels that names are kept apart for
+MOST = 24  # numbers of one picture; more could not be read
+NEAR = 0.05  # of the height: ends that are nearer have their numbers side by side
+
+
+def inked_dims(shown: Looks) -> list[int]:
+    """Those that `looks` leaves without a colour."""
+    return [dim for dim, place in shown.items() if place is None]
+
+
+def names_above(dims: Sequence[int], width: int, x: Spec) -> list[Spec]:
+    """The dimensions' numbers above their columns, of the first `MOST`, on as many lines as their nearness needs."""
+    lines: list[list[int]] = []
+    for dim in sorted(dims[:MOST]):
+        line = next((line for line in lines if dim - line[-1] > 0.07 * width), None)
+        if line is None:
+            lines.append([dim])
+        else:
+            line.append(dim)
+    look: Spec = {"x": x | {"field": "dim"}, "fontWeight": 700, "fontSize": 13}
+    return [
+        text([{"dim": dim, "text": str(dim)} for dim in line], "text", y=-9 - 14 * number, **look)
+        for number, line in enumerate(lines)
+    ]
+
+
+Span = tuple[float, float]
+
+
+def names_at_ends(
+    rows: list[Spec], shown: Looks, x: Spec, y: Spec, by: Sequence[str] = (), span: Span | None = None
+) -> list[Spec]:
+    """The numbers of the dimensions in ink, each right of the last mark of its line; side by side where lines end together.
+
+    `rows` are data of `dim_lines`, in the order of `x`; a dimension has a line for each value of the fields `by`. `span` is
+    what the y axis spans where neither its scale nor the rows say so.
+    """
+    words = {label(dim): str(dim) for dim in inked_dims(shown)[:MOST]}
+    return words_at_ends(rows, words, x, y, ("name", *by), span)
+
+
+def words_at_ends(
+    rows: list[Spec], words: Mapping[str, str], x: Spec, y: Spec, by: Sequence[str], span: Span | None = None
+) -> list[Spec]:
+    """As `names_at_ends`, for lines by the fields `by`, the first of which has the keys of `words` where a line gets any."""
+    values = [row[y["field"]] for row in rows if row[y["field"]] is not None]
+    last = {tuple(row[key] for key in by): row for row in rows if row[y["field"]] is not None}
+    height = _heights(y.get("scale", {}), span or (min(values, default=0.0), max(values, default=1.0)))
+    ends = sorted((row for row in last.values() if row[by[0]] in words), key=lambda row: height(row[y["field"]]))
+    columns: list[list[Spec]] = []  # what stands one above the other
+    for row in ends:
+        said = row | {"says": words[row[by[0]]]}
+        free = next((c for c in columns if height(row[y["field"]]) - height(c[-1][y["field"]]) > NEAR), None)
+        if free is None:
+            columns.append([said])
+        else:
+            free.append(said)
+    shift, layers = 8, []
+    for column in columns:
+        look = {"fontSize": 11.5, "fontWeight": 600, "color": INK, "clip": False}
+        layers.append(text(column, "says", x=x, y=y, align="left", dx=shift, **look))
+        shift += 6 + 7 * max(len(row["says"]) for row in column)
+    return layers
+
+
+def _heights(scale: Spec, span: Span) -> Callable[[float], float]:
+    """Where about a value stands on an axis, from 0 to 1."""
+    constant = scale.get("constant", 1.0)
+    bend: Callable[[float], float] = {
+        "log": math.log,
+        "symlog": lambda v: math.copysign(math.log1p(abs(v) / constant), v),
+    }.get(scale.get("type", ""), float)
+    low, high = (bend(end) for end in scale.get("domain", span))
+    return lambda value: (bend(value) - low) / ((high - low) or 1.0)
+
+
+def names_beside(
+    rows: list[Spec],
+    at: Sequence[tuple[float, float]],
+    bold: Sequence[int],
+    x: Spec,
+    y: Spec,
+    first: int = 0,
+    canvas: tuple[int, int] = CANVAS,
+) -> list[Spec]:
+    """The number of each dimension beside its mark, kept apart from other marks and names, on a halo.
+
+    `at` are the marks' positions from 0 to 1, right and up, in `canvas` pixels; numbers of dimensions in `bold` are bold;
+    the place in `PLACES` numbered `first` is tried first.
+    """
+    width, height = canvas
+    marked = [(right * width, (1 - up) * height) for right, up in at]
+    taken = [(px - 6, py - 6, px + 6, py + 6) for px, py in marked]
+    order = (first, *(i for i in range(len(PLACES)) if i != first))
+    layers: list[Spec] = []
+    for one, (px, py) in zip(rows, marked, strict=True):
+        wide = 8.0 * len(str(one["dim"]))
+        boxes = []
+        for align, dx, dy in PLACES:
+            left = px + dx - {"left": 0.0, "right": wide, "center": wide / 2}[align]
+            boxes.append((left, py + dy - 8, left + wide, py + dy + 8))
+        own = (px - 6, py - 6, px + 6, py + 6)
+        others = [box for box in taken if box != own]
+        inside = [i for i in order if boxes[i][0] > 0 and boxes[i][2] < width]
+        chosen = next((i for i in inside if not any(_overlap(boxes[i], other) for other in others)), first)
+        taken.append(boxes[chosen])
+        align, dx, dy = PLACES[chosen]
+        look: Spec = {"align": align, "dx": dx, "dy": dy, "fontWeight": 700 if one["dim"] in bold else 400}
+        layers += haloed([one | {"text": str(one["dim"])}], "text", x=x, y=y, fontSize=12.5, **look)
+    return layers
+
+
+def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+# --- forms -----------------------------------------------------------------------------------------------------------
+
+
+def lines(
+    rows: Rows | None, x: Spec, y: Spec, look: tuple[Spec, Spec], what: list[Spec], *, width: float = 2, size: int = 60
+) -> list[Spec]:
+    """A line for each name with marks on it; `look` is its colour and shape, as `draw.both` makes them."""
+    colour, shape = look
+    return [
+        line(rows, x=x, y=y, color=colour, strokeWidth=width),
+        points(rows, x=x, y=y, color=colour, shape=shape, tooltip=what, size=size),
+    ]
+
+
+def interval_dots(rows: list[Spec], x: Spec, y: Spec, what: list[Spec], *, size: int = 110, **look: Any) -> list[Spec]:
+    """A dot for each row with the bar of its interval, where it has one; diamonds in the alarm colour unless `look` differs."""
+    shape = look.pop("shape", "diamond")
+    look = {"y": y, "color": ALARM, "tooltip": what} | look
+    return [
+        rule(known(rows), **between(x=x), strokeWidth=2, **look),
+        points(rows, x=x, shape=shape, size=size, **look),
+    ]
+
+
+def null_dots(rows: list[Spec], x: Spec, y: Spec, **look: Any) -> Spec:
+    """Grey dots of random sets, which have a `spread`, within their strips."""
+    dots = {"yOffset": JITTER, "shape": "circle", "size": 55, "color": MUTED, "opacity": 0.6}
+    return points(rows, x=x, y=y, **(dots | look))
+
+
+def heat(cells: Rows | None, x: Spec, y: Spec, shade: Spec, what: list[Spec], **look: Any) -> Spec:
+    """A cell for each pair, of the strength that `strength` gives its value."""
+    return rect(cells, x=x, y=y, opacity=shade, tooltip=what, **look)
+
+
+def strength(name: str, top: float, *, faintest: float = 0.02, strongest: float = 1, **legend: Any) -> Spec:
+    """Opacity of a cell by the size of a field, from 0 to `top`; without a legend unless there is something to say in it."""
+    scale = {"domain": [0, top], "range": [faintest, strongest]}
+    return {"field": name, "type": "quantitative", "scale": scale, "legend": legend or None}
+
+
+def dim_marks(rows: Rows | None, shown: Looks, x: Spec, y: Spec, what: list[Spec], **look: Any) -> list[Spec]:
+    """Named dimensions, rows with `name`, in their colour and shape; those beyond the colours in ink; no legend."""
+    if rows is not None and not rows:
+        return []
+    looks = dim_look(shown, legend=False)
+    return [points(rows, x=x, y=y, **looks, tooltip=what, **look)]
+
+
+def baseline(value: float, says: str, *, y: Spec, color: str = MUTED, **look: Any) -> list[Spec]:
+    """A level of the y axis with its name at the right end; `look` is the line's."""
+    row = [{y["field"]: round_to(value), "says": says}]
+    return [
+        rule(row, y=y, color=color, **({"strokeDash": DASHED} | look)),
+        *haloed(row, "says", y=y, align="right", x="width", dx=-4, dy=-8, color=color),
+    ]
+
+
+# --- panels ----------------------------------------------------------------------------------------------------------
+
+
+def composed(
+    *, name: str, title: str, reading: str, body: Spec, columns: Sequence[str], rows: Iterable[Any], total: int = 0
+) -> Chart:
+    """A chart of several panels in the house style; `total` is the number of rows where `rows` are already cut."""
+    numbers = tuple(tuple(row) for row in rows)
+    spec = framed(body, reading)
+    return Chart(name, title, reading, spec, tuple(columns), numbers[:TABLE_ROWS], total or len(numbers))
+
+
+def heading(text: str, subtitle: str = "", **more: Any) -> Spec:
+    """The title of a panel."""
+    made = {"text": text, "color": INK, "fontSize": 13, "anchor": "start"}
+    if subtitle:
+        made |= {"subtitle": subtitle, "subtitleColor": MUTED, "fontSize": 13.5, "subtitleFontSize": 12}
+    return made | more
+
+
+def panel(layers: Sequence[Spec], width: int, height: int, title: str | Spec = "", **more: Any) -> Spec:
+    """Layers of one size, in pixels; a title in words becomes a `heading`."""
+    made = {"width": width, "height": height, "layer": list(layers)} | more
+    return made | ({"title": heading(title) if isinstance(title, str) else title} if title else {})
+
+
+def inner(one: Chart, **more: Any) -> Spec:
+    """A chart as a part of a larger one, under its title unless `more` has another; its own size unless `more` says so."""
+    kept = {key: value for key, value in one.spec.items() if key not in framed({}, "")}
+    return kept | {"title": heading(one.title)} | more
+
+
+def above(panels: Sequence[Spec], spacing: int, apart: Sequence[str] = (), **more: Any) -> Spec:
+    """Panels one below the other; `apart` are channels with a scale of their own in each."""
+    return {"vconcat": list(panels), "spacing": spacing} | _independent(apart) | more
+
+
+def beside(panels: Sequence[Spec], spacing: int, apart: Sequence[str] = (), **more: Any) -> Spec:
+    """Panels side by side; `apart` as in `above`."""
+    return {"hconcat": list(panels), "spacing": spacing} | _independent(apart) | more
+
+
+def grid(panels: Sequence[Spec], per_row: int, *, across: int, down: int) -> Spec:
+    """Panels in rows of `per_row`, that many pixels apart."""
+    return above([beside(panels[i : i + per_row], across) for i in range(0, len(panels), per_row)], down)
+
+
+def _independent(channels: Sequence[str]) -> Spec:
+    return {"resolve": {"scale": dict.fromkeys(channels, "independent")}} if channels else {}

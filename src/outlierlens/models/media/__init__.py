@@ -1,1 +1,0 @@
-"""How models read pictures and recordings."""
