@@ -14,7 +14,7 @@ import attack_results
 from outlierlens.analyses.attack import Attack, AttackOptions, Watch, attack, cut_texts
 from outlierlens.analyses.attack_edits import (
     KINDS,
-    Search,
+    EditSearch,
     ValueChange,
     Values,
     edited_values,
@@ -155,7 +155,7 @@ def test_a_run_goes_on_where_it_was_stopped(llama: LoadedModel, tmp_path: Path, 
     done = rows.read_bytes()
     both = attack(llama, TEXTS, options, rows=rows)
     assert rows.read_bytes().startswith(done)  # what was measured of the first kind was not measured again
-    monkeypatch.setattr(Search, "find", None)
+    monkeypatch.setattr(EditSearch, "find", None)
     again = attack(llama, TEXTS, options, rows=rows)
     assert first.points == both.points[:2]
     assert (again.points, again.edits) == (both.points, both.edits)
@@ -254,7 +254,7 @@ def test_slopes_are_those_of_finite_differences(llama: LoadedModel) -> None:
     name, place, step = "model.layers.0.input_layernorm.weight", 3, 1e-2
     values = gather(live_parameters(llama.model), {name: {place: place}}, {})
     task = make_task(llama, TEXTS.first(3), TaskOptions(max_length=8))
-    search = Search(llama, task, values, (), AttackOptions())
+    search = EditSearch(llama, task, values, (), AttackOptions())
     ends = [search.value([ValueChange(name, place, values.before[0] + sign * step)]) for sign in (1, -1)]
     assert search.intact_slopes[0, 0] == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=0.02, abs=1e-4)
 

@@ -14,7 +14,7 @@ from outlierlens.ablation.prefix import Prefixes
 from outlierlens.analyses.plan import PlanCall, PlanOptions, PrecisionPlan, Reader, parse_share, plan
 from outlierlens.analyses.plan_exports import TOOLS, own_scheme
 from outlierlens.analyses.plan_rounding import KeptLinear, merged, mixed, n_kept
-from outlierlens.analyses.plan_search import Entry, Group, Search, dimension
+from outlierlens.analyses.plan_search import Entry, Group, PlanSearch, dimension
 from outlierlens.analyses.quantize_places import find_places
 from outlierlens.analyses.quantize_rounding import Keeping, rounded
 from outlierlens.analyses.quantize_schemes import parse
@@ -39,7 +39,7 @@ def searched(
     room: int = 30,
     prices: dict[str, int] | None = None,
     floor: float = 0.0,
-) -> Search:
+) -> PlanSearch:
     """A search over linears of ten weights, each of which gives back `gains` with noise of its own in each text."""
 
     def score(kept: frozenset[Entry], more: Entry | None, group: Group, begin: int, end: int) -> np.ndarray:
@@ -56,7 +56,7 @@ def searched(
     def price(kept: frozenset[Entry]) -> int:
         return sum(prices.get(name, 10) for name in {name for name, _ in kept})
 
-    found = Search(score, {"nominating": ones, "confirming": ones}, price, room, floor, exact=exact)
+    found = PlanSearch(score, {"nominating": ones, "confirming": ones}, price, room, floor, exact=exact)
     found.run(list(gains))
     return found
 

@@ -76,7 +76,7 @@ def test_ablate(family: str, head: str, kind: str, model_folder: Any, text: str,
     assert document["conditions"]["plan"][1] == {"0": [3], "1": [3], "2": [3, 5]}
     code, stdout, err = run("ablate", model, "--dims", "3", "--modes", "zero", "--save", str(tmp_path / "x"), *common)
     assert code == 1
-    assert "--save needs --modes weights, norms or writes" in err
+    assert "--save writes the weights of one mode: --modes weights or norms or writes; zero is not one of them" in err
     code, stdout, err = run("ablate", model, "--dims", "99", *common)
     assert (code, err.strip()) == (1, "error: dimension 99 does not exist; stream 'model': dimensions 0 to 15")
 

@@ -120,11 +120,11 @@ class Switch:
         return f"edited_hidden {self.mode}{factor}"
 
 
-def check_save(directory: Path, mode: str) -> None:
+def check_save(directory: Path, *modes: str) -> None:
     """Raise BadInput where `Switch.save` could not write; ask before measuring."""
-    if mode not in ON_WEIGHTS:
+    if len(modes) != 1 or modes[0] not in ON_WEIGHTS:
         raise BadInput(
-            f"--save needs --modes weights, norms or writes: mode {mode!r} lives in the running network only"
+            f"--save writes the weights of one mode: --modes {' or '.join(ON_WEIGHTS)}; {', '.join(modes)} is not one of them"
         )
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise BadInput(f"{directory} is not empty; name a new folder")

@@ -20,7 +20,6 @@ from annotated_types import Ge
 
 from outlierlens.ablation.controls import Extent, Plan, limited, plan_key
 from outlierlens.ablation.fill import KINDS, Filled, continuation, exercise, fill, filled
-from outlierlens.ablation.mode_names import ON_WEIGHTS
 from outlierlens.ablation.modes import (
     FIRST,
     HALF,
@@ -450,9 +449,7 @@ def run(session: "Session", command: Command) -> Ablation | Predictions:
     options = replace(options, task=task)
     texts = reading.read(offline=session.load.offline)
     if command.save:
-        if options.several:
-            raise BadInput(f"--save writes one copy; name one of --modes {', '.join(ON_WEIGHTS)}")
-        check_save(command.save, options.modes[0])
+        check_save(command.save, *options.modes)
     found = ablate(session.loaded, texts, command.dims, options, progress=session.progress, rows=session.kept)
     if command.save:
         session.then = partial(_save, session, command, found.chosen.plan)
@@ -574,8 +571,9 @@ def _treated(study: Study, mode: Treatment, done: Outcome, zero: Outcome | None,
         share = recovered(study.intact.values, zero.values, done.values, study.weights)
     p = rank_p(study.change(done).value, np.array(random)) if others else None
     sets = tuple(dims_of(one.condition.plan) for one in others)
-    more: dict[str, Any] = {"recovered": share, "random": random, "random_sets": sets, "p": p}
-    return study.row(done, Damage, mode=mode.name, factor=mode.factor, **more)
+    return study.row(
+        done, Damage, mode=mode.name, factor=mode.factor, recovered=share, random=random, random_sets=sets, p=p
+    )
 
 
 def _replies(study: Study, switch: Switch, passage: str, done: list[Outcome]) -> Iterator[Reply]:

@@ -255,7 +255,7 @@ def attack(
     same = replace(options, row=None, task=how, kinds=KINDS, n_random=0, factor=2)
     identity = asdict(same) | {"search": seekers.digest, "stack": loaded.stacks[0].name}
     with Study(loaded, task, judges, identity, rows=rows, progress=progress) as study:
-        search = attack_edits.Search(loaded, make_task(loaded, seekers, how), watch.values, watch.dims, options)
+        search = attack_edits.EditSearch(loaded, make_task(loaded, seekers, how), watch.values, watch.dims, options)
         each = (*options.budgets, *(f"random {number}" for number in range(options.n_random)))
         study.announce([f"{kind} {what}" for kind in options.kinds for what in each])
         done = [_measured(study, search, watch, kind) for kind in options.kinds]
@@ -311,7 +311,7 @@ class Watch:
 
 
 def _measured(
-    study: Study, search: attack_edits.Search, watch: Watch, kind: str
+    study: Study, search: attack_edits.EditSearch, watch: Watch, kind: str
 ) -> tuple[list[EditDamage], list[Edit]]:
     """What edits of a kind do at each budget, and what they are; the whole budget beside random edits, and verified."""
     options, values, budgets = search.options, watch.values, search.options.budgets
@@ -348,7 +348,7 @@ def _measured(
 
 
 def _edits(
-    search: attack_edits.Search, moves: Moves, budget: int, which: Sequence[int], caught: Sequence[bool | None]
+    search: attack_edits.EditSearch, moves: Moves, budget: int, which: Sequence[int], caught: Sequence[bool | None]
 ) -> Iterator[Edit]:
     values = search.values
     for number, (move, seen) in enumerate(zip(which, caught, strict=True)):

@@ -269,7 +269,7 @@ def edited_values(model: "torch.nn.Module", changes: Sequence[ValueChange]) -> I
         yield len(changes)
 
 
-class Search:
+class EditSearch:
     """The search for the moves of several kinds that do most to the texts of `task`, over the same values of one model.
 
     For a loss the first-order effect of a change is slope · change. How far vectors move has slope 0 where nothing is changed;

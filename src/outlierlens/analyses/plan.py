@@ -24,7 +24,7 @@ from outlierlens.ablation.prefix import Prefixes, resumed
 from outlierlens.ablation.study import Progress, Study
 from outlierlens.analyses.plan_exports import TOOLS, export, own_scheme, target_of
 from outlierlens.analyses.plan_rounding import FINE, KeptLinear, MixedRounding, mixed
-from outlierlens.analyses.plan_search import BOTH, CheapPass, Entries, Entry, Group, Search, Trial, What, estimated
+from outlierlens.analyses.plan_search import BOTH, CheapPass, Entries, Entry, Group, PlanSearch, Trial, What, estimated
 from outlierlens.analyses.quantize import says_of
 from outlierlens.analyses.quantize_places import Place, cast_notes, find_places
 from outlierlens.analyses.quantize_schemes import parse
@@ -360,7 +360,7 @@ def plan(
         confirming = study.split["confirming"]
         values = study.score(frozenset(), None, "confirming", 0, len(confirming))
         cost = estimated(values - study.intact[confirming], study.weights[confirming])
-        search = Search(
+        search = PlanSearch(
             study.score, {group: study.weights[some] for group, some in study.split.items()}, study.entries.price,
             study.room, max(options.tolerance, WORTH * cost.value), options.n_candidates, options.exact, study.report,
         )  # fmt: skip
@@ -516,7 +516,7 @@ class PlanStudy:
             change=change, value=estimated(values, weights),
         )  # fmt: skip
 
-    def finding(self, cost: Estimate, search: Search) -> PrecisionPlan:
+    def finding(self, cost: Estimate, search: PlanSearch) -> PrecisionPlan:
         """Judge what was chosen, and say all of it."""
         options, every, judging, weights = self.options, self.entries, self.judging, self.weights[self.judging]
         entries = [trial.entry for trial in search.steps]

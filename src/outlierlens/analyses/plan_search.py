@@ -2,7 +2,7 @@
 
     costs = CheapPass(loaded, task, places, recipe, stack).run(texts)           # {(path, "inputs"): CheapCost}
     entries = Entries(places, stack, costs, grain="column", bits=16)
-    search = Search(score, weights, entries.price, room=4_000_000)
+    search = PlanSearch(score, weights, entries.price, room=4_000_000)
     search.run(entries.order)                       # search.steps: in the order chosen, each confirmed
 
 **Cheap costs** order what is measured, and are never a result. A linear's output moves by δ = (rounded inputs − inputs) Wᵀ, or
@@ -418,7 +418,7 @@ class Trial:
 
 
 @dataclass
-class Search:
+class PlanSearch:
     """A search with its budget.
 
     Attributes:

@@ -288,7 +288,7 @@ def _is_linear(module: "nn.Module") -> bool:
     return isinstance(module, nn.Linear) or (type(module).__name__ == "Conv1D" and hasattr(module, "nf"))
 
 
-class _Running:
+class _StreamInPass:
     """Where a stream is in a pass: the layer that runs, −1 outside, and the stream as the layer reads it."""
 
     def __init__(self, loaded: LoadedModel, stack: BoundStack) -> None:
@@ -320,7 +320,7 @@ class Pass:
 
     def __post_init__(self) -> None:
         self.tally, self.fed = RangeTally(self.every), set[str]()
-        self.running = [_Running(self.loaded, stack) for stack in self.reading.stacks]
+        self.running = [_StreamInPass(self.loaded, stack) for stack in self.reading.stacks]
         head: Any = getattr(self.loaded.model, "get_output_embeddings", lambda: None)()
         self._has_head = head is not None and self.reading.inputs == "texts"
 
@@ -356,11 +356,11 @@ class Pass:
         one.layer, one.states = layer + 1, states
         self.tally.add(one.key("stream", layer_name(layer)), "" if layer < 0 else stack.blocks[layer], states)
 
-    def _inside(self) -> _Running | None:
+    def _inside(self) -> _StreamInPass | None:
         """The stream one of whose blocks runs."""
         return next((one for one in self.running if 0 <= one.layer < one.stack.n_layers), None)
 
-    def _look_at(self, one: _Running, place: TensorPlace, given: "Tensor", made: "Tensor") -> None:
+    def _look_at(self, one: _StreamInPass, place: TensorPlace, given: "Tensor", made: "Tensor") -> None:
         """Take the input and output of a module, in the layer that runs."""
         if given.numel():
             self.fed.add(place.name)
@@ -379,7 +379,7 @@ class Pass:
         if place.squares:
             self.tally.peak(one.key("norm sum of squares", place.layer), place.name, self._squares(place, given, one))
 
-    def _look_at_expert(self, one: _Running, name: str, expert: int, given: "Tensor", made: "Tensor") -> None:
+    def _look_at_expert(self, one: _StreamInPass, name: str, expert: int, given: "Tensor", made: "Tensor") -> None:
         """Take the input and output of one expert's matrix; nobody knows whose tokens it has."""
         if len(given):
             self.fed.add(f"{name}, expert {expert}")
@@ -394,7 +394,7 @@ class Pass:
         kept = self.peaks.setdefault(key, top.new_zeros(n_experts, len(top)))
         kept[expert] = kept[expert].maximum(top)
 
-    def _squares(self, place: TensorPlace, given: "Tensor", one: _Running) -> "Tensor":
+    def _squares(self, place: TensorPlace, given: "Tensor", one: _StreamInPass) -> "Tensor":
         """Σx² of what a norm reads, or Σ(x − mean)² [batch, token]; of several heads the largest."""
         given = given.float()
         squares = given.norm(dim=-1).square()

@@ -35,7 +35,6 @@ from outlierlens.statistics.means import no_interval
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
 from outlierlens.tasks.metrics import Statistic, interval
-from outlierlens.training.finetune.batches import steps_per_epoch
 from outlierlens.training.finetune.options import FinetuneSettings
 from outlierlens.view.pictures import Strips
 from outlierlens.view.section import Change, these
@@ -155,6 +154,7 @@ def recover(
     Raises:
         BadInput: a model without a head for the task, no dimension to switch off, or a folder with another run in it.
     """
+    from outlierlens.training.finetune.batches import steps_per_epoch
     from outlierlens.training.finetune.loop import FinetuneOptions, finetune
 
     options, how = options or RecoverOptions(), how or FinetuneOptions()
