@@ -1,9 +1,12 @@
 """The contract of an experiment: `Experiment`, a row of the table, and the groups of options that commands share.
 
-A row is text alone, so that `--help` imports no experiment. A home holds `options.py` (what is asked), `result.py` (what is
-found), `charts.py` and `view.py` (what is said: `sections`) and `measure.py` (`run(session, options)`, how it is found out);
-where the call is odd, `command.py` has a `run(session, options)` that shows its result itself. A home in `analyses` is one
-module that holds all of these, and its result is a `Finding`.
+A row is text alone, so that `--help` imports no experiment. The home of an analysis is one module of `analyses`: its options,
+rows, `Finding`, measure and `run(session, options)`. `prune test` in `analyses/prune.py` is one of the shortest with controls;
+`tests/test_toy_analysis.py` holds a whole one. What it finds says how it is drawn: its row names no `picture`.
+
+What is not on rows yet has a folder: `options.py` (what is asked), `result.py` (what is found), `charts.py` and `view.py` (what
+is said: `sections`) and `measure.py` (`run(session, options)`, how it is found out); where the call is odd, `command.py` has a
+`run(session, options)` that shows its result itself.
 """
 
 from collections.abc import Mapping
@@ -13,7 +16,9 @@ from typing import Any, Literal
 
 from outlierlens.options import Option, Other, changed
 
-# What a command takes beside its own options, in the order of its help, and where that is declared.
+# What a command takes beside its own options, in the order of its help, and where that is declared. `Session` has what comes
+# of them: `loaded` of "subject" and "loading", `texts()` of "reading", `task_reading.read()` of "task", `output`; and `kept`,
+# the rows of a run, without an option.
 GROUPS = {
     "subject": "session:Subject",
     "reading": "session:Reading",

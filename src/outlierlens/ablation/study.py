@@ -46,7 +46,7 @@ class Condition:
     family: str
     label: str
     plan: Plan
-    off: Callable[[], AbstractContextManager[Any]] = nullcontext
+    enter: Callable[[], AbstractContextManager[Any]] = nullcontext
     key: str = ""
     more: Callable[[Any], dict[str, Any]] | None = None
 
@@ -204,7 +204,7 @@ class Study:
 
     def _measured(self, one: Condition) -> Outcome:
         def now() -> dict[str, Any]:
-            with one.off() as entered:
+            with one.enter() as entered:
                 values, _ = self.task.per_text()
                 touched = entered if isinstance(entered, int) else 0
                 found = {"per_text": values.tolist(), "also": self.task.also(), "touched": touched}

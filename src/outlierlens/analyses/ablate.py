@@ -40,7 +40,7 @@ from outlierlens.ablation.modes import (
 )
 from outlierlens.ablation.study import Condition, Control, Measurement, Outcome, Progress, Study, dims_of
 from outlierlens.ablation.switches import Dims, EditSettings, plan_dims
-from outlierlens.analyses.ablate_sets import check_neurons, control_sets, found_dims, random_plans
+from outlierlens.analyses.ablate_sets import N_RANDOM, check_neurons, control_sets, found_dims, random_plans
 from outlierlens.analyses.predictions import PredictionCall, Predictions, compared
 from outlierlens.data.texts import Data
 from outlierlens.detection.targets import Named
@@ -535,7 +535,8 @@ def _several(work: _Work, progress: Progress | None, rows: Path | Keep | None) -
             f"--stack {work.stack.name}: neurons are switched off in one mode; name one of weights, zero, mean"
         )
     modes = sorted(options.treatments, key=lambda one: one.name != ZERO)
-    controls = [random_plans(loaded, work.stack, one, options) for one in work.plans]
+    n = N_RANDOM if options.n_random is None else options.n_random
+    controls = [random_plans(loaded, work.stack, one, n=n, seed=options.seed) for one in work.plans]
     everything = [*work.plans, *(one for some in controls for one in some)]
     columns = sorted({dim for one in everything for dim in dims_of(one)})
     tasks, numbers = tasks_of_parts(loaded, work.texts, options.task, options.n_folds)

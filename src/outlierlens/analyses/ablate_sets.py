@@ -63,11 +63,10 @@ def found_dims(
     return replace(scanned, by=f"{scanned.by}, and the rules on activations neither")
 
 
-def random_plans(loaded: LoadedModel, stack: "BoundStack", plan: Plan, options: "AblateOptions") -> list[Plan]:
-    """Random sets of as many dimensions; those of several tested sets are the same as far as they can be."""
-    dims, n = dims_of(plan), N_RANDOM if options.n_random is None else options.n_random
-    width = stream_width(loaded.model, stack)
-    drawn = random_sets(width, len(dims), n=n, seed=options.seed, other_than=dims) if n else ()
+def random_plans(loaded: LoadedModel, stack: "BoundStack", plan: Plan, *, n: int, seed: int) -> list[Plan]:
+    """`n` random sets of as many dimensions; those of several tested sets are the same as far as they can be."""
+    dims, width = dims_of(plan), stream_width(loaded.model, stack)
+    drawn = random_sets(width, len(dims), n=n, seed=seed, other_than=dims) if n else ()
     return [relabelled(plan, one) for one in drawn]
 
 

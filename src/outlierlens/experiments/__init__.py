@@ -21,7 +21,6 @@ REPAIRED = ("subject", "reading", "options", "vectors", "fitting", "output", "lo
 WEIGHTS = ("subject", "options", "output", "source")
 SPLITS = ("subject", "splits", "options", "output", "loading")
 VECTORS = ("subject", "options", "vectors", "fitting", "output", "loading")
-EXAMPLES = ("subject", "task", "options", "output", "loading")
 LIMIT = Other(help="Use the first N texts. Default: 16; --thorough: 64.")
 TEXT = Other(REQUIRED, help="Text to run the model on: a file or a hub id.")
 # Of commands that read texts, pictures or recordings, whatever their labels.
@@ -126,7 +125,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "observe", "find",
         "Stream texts (or images, or recordings) through the model once; report statistics of every layer and dimension.",
         home="detection.observe", python="observe", options="Asked",
-        takes=EXAMPLES,
+        takes=CONDITIONS,
         shared=UNLABELLED | {
             "chart": None, "verbose": Other(help="Also list dimensions far from the mean, and the data's SHA-256."),
         },
@@ -150,7 +149,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             ),
             "verbose": Other(help="Show every control set too."),
         },
-        result="Ablation", also=("analyses.predictions:Predictions",), picture="chart",
+        result="Ablation", also=("analyses.predictions:Predictions",),
         examples=(
             "ablate mini-planted --dims 8,24 --data reviews --limit 4 --random 3 --matched 0",
             "ablate mini-planted --dims 8 --modes zero --data reviews --limit 4 --random 3 --matched 0  # the running state",
@@ -162,7 +161,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "sweep", "switch off",
         "Switch off every dimension in turn (or sets, or layer by layer) and rank what breaks, with intervals.\n\n"
         "Every measurement is kept in the run directory as it is made: the same command continues a stopped run.",
-        home="experiments.sweep", odd=True, writes="folder", python="sweep", options="SweepCall", takes=EXAMPLES,
+        home="experiments.sweep", odd=True, writes="folder", python="sweep", options="SweepCall", takes=CONDITIONS,
         shared={
             "output": Other(help="Run directory. Default: runs/MODEL-sweep."),
             "overwrite": Other(help="Start again: drop what was measured."),
@@ -495,7 +494,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "range", "compress",
         "Find the largest |x| of every tensor, layer by layer, and the number formats that hold it.",
-        home="analyses.range", python="range_of", options="RangeOptions", takes=EXAMPLES,
+        home="analyses.range", python="range_of", options="RangeOptions", takes=CONDITIONS,
         shared=UNLABELLED | {"limit": Other(64), "verbose": Other(help="Show every layer of every kind too.")},
         result="Ranges",
         examples=(
@@ -507,7 +506,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "repair", "compress",
         "Write a copy of a model that fits fp16, bf16, fp8 or int8, or has no outlier dimension, and gives the same outputs.",
         home="experiments.repair", places=("folder",), python="repair", options="RepairCall",
-        takes=EXAMPLES,
+        takes=CONDITIONS,
         shared=UNLABELLED | {"limit": Other(16), "chart": None, "output": None}, result="Repaired",
         examples=(
             "repair decoder --fit fp8 --data texts.txt --limit 4 -o decoder-fp8",
@@ -529,10 +528,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "trace", "explain",
         "Follow one dimension through the model: which parts write it, which heads read it, what ends it.",
         home="analyses.trace", python="trace", options="TraceOptions",
-        takes=EXAMPLES,
+        takes=CONDITIONS,
         shared=UNLABELLED
         | {"limit": Other(32, least=1), "verbose": Other(help="Show every block and every head too.")},
-        result="Trace", picture="chart",
+        result="Trace",
         examples=(
             "trace mini-planted --data texts.txt --limit 4",
             "trace mini-planted --dim 45 --data texts.txt --limit 4 -o life.json",

@@ -136,7 +136,11 @@ def edited(
     edit: Callable[[int, "Tensor"], "Tensor"],
     layers: Sequence[int] | None = None,
 ) -> Iterator[None]:
-    """Replace hidden states of `layers` (default: every block's output) by `edit(layer, states)` in every forward pass."""
+    """Replace hidden states of `layers` (default: every block's output) by `edit(layer, states)` in every forward pass.
+
+    `states` are [batch, token, dim]; fewer tokens than were fed where a head reads the first alone. `edit` gives a new tensor:
+    others may hold the one that it gets. What it draws at random comes from a generator made as the context is entered.
+    """
     wanted = range(stack.n_layers) if layers is None else layers
     with ExitStack() as hooks:
         _hook(model, stack, wanted, edit, hooks)

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import outlierlens.view.charts.base as charts
 import outlierlens.view.charts.draw as d
+from outlierlens.errors import BadInput
 from outlierlens.statistics.means import interval_text
-from outlierlens.view.charts import base
 from outlierlens.view.charts.base import COLOURED, INK, MUTED, Chart, Spec, bar, field, round_to, symmetric
 from outlierlens.view.charts.draw import above, composed, heading, interval_dots, lines, null_dots, panel
 from outlierlens.view.section import cell_text, few, point, text_of
@@ -204,7 +205,7 @@ class Lines(Picture):
         shown = d.known(data, self.y)
         values = _extent(shown, grey, self.y)
         y = symmetric(values).encoding(self.y, _folded(self.head(found, self.y)))
-        looks = (base.colours(groups), base.shapes(groups)) if self.by == "fix" else ()
+        looks = (charts.colours(groups), charts.shapes(groups)) if self.by == "fix" else ()
         colour, shape = d.both("group", groups, *looks)
         if len(groups) == 1:
             colour["legend"] = shape["legend"] = None
@@ -227,23 +228,22 @@ class Lines(Picture):
 def draw(found: "Finding") -> Chart:
     """All pictures of a finding that have rows, one below another; its records are the numbers behind them."""
     drawn = [one for one in found.drawn() if one.chosen(found)]
+    if not drawn:
+        raise BadInput(f"{found.title}: it has no row that a picture draws")
     numbers, dims = list(found.records()), few(found.about.dims)
     of = f", {found.about.kind}s {dims}" if dims else ""
     panels = []
     for one in drawn:
         made, legend = one.panel(found), one.legend(found)
         if legend:
-            made["title"] = (
-                heading(one.title, legend) if one.title else heading(legend, color=MUTED, fontWeight="normal")
-            )
+            looks = {} if one.title else {"color": MUTED, "fontWeight": "normal"}
+            made["title"] = heading(*filter(None, (one.title, legend)), **looks)
         panels.append(made)
-    reading = " ".join(
-        filter(None, (*found.sentences(), *(one.caption(found) for one in drawn), "Bars are 95 % intervals."))
-    )
+    said = (*found.sentences(), *(one.caption(found) for one in drawn), "Bars are 95 % intervals.")
     return composed(
         name=found.name,
         title=f"{found.provenance.model}{of}: {found.title[:1].lower()}{found.title[1:]}",
-        reading=reading,
+        reading=" ".join(filter(None, said)),
         body=above(panels, 30, apart=("x", "y", "color", "shape"))
         if len(panels) > 1
         else panels[0] | {"width": "container"},

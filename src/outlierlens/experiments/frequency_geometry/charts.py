@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from outlierlens.experiments.frequency_geometry.result import BY_BAND, FrequencyBands, LayerBands, band_rows
 from outlierlens.vectors.cosines import Estimate
-from outlierlens.view.charts import base, draw
-from outlierlens.view.charts.base import COLOURED, Chart, Spec, field, label, round_to, rounded
+from outlierlens.view.charts import draw
+from outlierlens.view.charts.base import COLOURED, Chart, Spec, colours, field, label, round_to, rounded, shapes
 from outlierlens.view.charts.draw import above, beside, composed, heading, panel
 from outlierlens.view.section import number
 
@@ -79,7 +79,7 @@ def _states(found: FrequencyBands, measure: str) -> Spec:
         _point(row, TITLES[row.state], one) for row in found.rows if math.isfinite((one := getattr(row, measure)).value)
     ]
     titles = [TITLES[state] for state in found.states]
-    look = draw.both("name", titles, base.colours(found.states), base.shapes(found.states), columns=6)
+    look = draw.both("name", titles, colours(found.states), shapes(found.states), columns=6)
     level = 1.0 if measure == "norm_ratio" else 0.0  # where frequent and rare tokens are the same
     scale = _scale([getattr(row, measure) for row in found.rows], level)
     y = field("value", "", scale=scale, axis={"tickCount": 5})
