@@ -57,6 +57,7 @@ ALIASES = (
     "T",
     "P",
     "Listed",
+    "CurvePoint",
     "Measured",
 )
 nitpick_ignore_regex = [

@@ -192,7 +192,7 @@ def test_saved_model_has_the_dimensions_off(tmp_path: Path) -> None:
     assert loaded.model.get_parameter(loaded.stack().scale[1][0].name)[2] != 0
     with pytest.raises(BadInput, match="is not empty"):
         switch.save(plan, folder)
-    with pytest.raises(BadInput, match="needs --modes weights, norms or writes"):
+    with pytest.raises(BadInput, match="--modes weights or norms or writes; zero is not one of them"):
         Switch(loaded, loaded.stack(), "zero").save(plan, tmp_path / "x")
 
 
