@@ -312,8 +312,8 @@ def test_what_is_said_of_a_running_model_and_of_weights() -> None:
         "fp16: overflows, 1.53 times its largest number; the largest |x| is 100,000, at layers.1.mlp"
     )
     assert said[2:4] == [
-        "fp16: 1 values overflow, 0 are below its smallest normal number.",
-        "e4m3: 2 values overflow, 24 are below its smallest normal number.",
+        "fp16: values that overflow: 1; below its smallest normal number: 0.",
+        "e4m3: values that overflow: 2; below its smallest normal number: 24.",
     ]
 
 

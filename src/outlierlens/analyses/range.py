@@ -301,7 +301,7 @@ class Ranges(Finding):
         yield f"{'; '.join(map(self.verdict, forms[1:]))}: unscaled, of that same value."
         for form in NARROW if self.weights else ():
             over, under = (sum(getattr(one, f"{side}_{form}") for one in self.weights) for side in ("over", "below"))
-            yield f"{form}: {over:,} values overflow, {under:,} are below its smallest normal number."
+            yield f"{form}: values that overflow: {over:,}; below its smallest normal number: {under:,}."
         if known := [row for row in self.stored if math.isfinite(row.coarseness)]:
             coarse = max(known, key=lambda row: row.coarseness)
             yield (
