@@ -72,7 +72,7 @@ class PlanOptions:
     """WEIGHTS/INPUTS as of `quantize`: int4-group64/none, … Default: int8-tensor/int8-tensor; with --for the tool's own."""
     keep: Annotated[float, Flag(read="analyses.plan:parse_share", words="4%"), Gt(0), Le(1)] = 0.04
     """Share of the linears' weights that may stay: 4% or 0.04."""
-    bits: int = 16
+    bits: Annotated[int, Ge(8)] = 16
     """What is kept stays as it is (16), or becomes int8-channel/int8-token (8)."""
     grain: Grain | None = None
     """Keep single neurons, dimensions and inputs too (column), or linears alone, which is what tools can be told (linear).

@@ -231,7 +231,7 @@ def draw(found: "Finding") -> Chart:
     if not drawn:
         raise BadInput(f"{found.title}: it has no row that a picture draws")
     numbers, dims = list(found.records()), few(found.about.dims)
-    of = f", {found.about.kind}s {dims}" if dims else ""
+    of = f", {found.about.kind}{'s' * (len(found.about.dims) > 1)} {dims}" if dims else ""
     panels = []
     for one in drawn:
         made, legend = one.panel(found), one.legend(found)

@@ -210,7 +210,10 @@ class Chart:
         """The specification on its own: light colours, fixed width in pixels, and its title, which a page shows above it."""
         # Panels side by side have widths of their own.
         made = concrete(self.spec) | ({"width": width} if "layer" in self.spec else {})
-        return made | {"title": made.get("title") or concrete(HEADING | {"text": self.title})}
+        own = made.get("title") or {}  # of a picture of one panel, which becomes the second line
+        lines = [own[key] for key in ("text", "subtitle") if own.get(key)]
+        below = {"subtitle": lines, "subtitleColor": MUTED, "subtitleFontSize": 12, "subtitlePadding": 6} if lines else {}
+        return made | {"title": concrete(HEADING | {"text": self.title} | below)}
 
     @property
     def numbers(self) -> dict[str, Any]:
