@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 FIRST_WAIT = 0.5  # seconds before the first retry; each further one waits twice as long
 LONGEST_WAIT = 60.0  # of those that nobody asked for
 NUMBER = re.compile(r"[0-9]{1,18}\Z")  # str.isdigit also takes superscripts, which int refuses
-_clock = time.monotonic
+_turn_clock = time.monotonic
 
 
 def _sleep(seconds: float, ended: threading.Event) -> None:
@@ -56,7 +56,7 @@ class Turns:
     def take(self, host: Hashable, *, limited: bool) -> None:
         """Wait for the next free moment of `host`; raises RemoteError once `ended` is set."""
         with self._lock:
-            now = _clock()
+            now = _turn_clock()
             at = max(now, self._next.get(host, now))
             if limited and self.rate:
                 self._next[host] = at + 1 / self.rate
@@ -68,7 +68,7 @@ class Turns:
     def pause(self, host: Hashable, seconds: float) -> None:
         """Let nobody ask `host` for so long."""
         with self._lock:
-            self._next[host] = max(self._next.get(host, 0.0), _clock() + seconds)
+            self._next[host] = max(self._next.get(host, 0.0), _turn_clock() + seconds)
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,7 @@ def seconds_asked(header: str) -> float | None:
 
 LEAST = 1000  # bytes a second
 SECONDS = 30.0  # over which they are counted
+_clock = time.monotonic
 
 
 _bars: list[Callable[[str, int, int], None]] = []
