@@ -157,7 +157,7 @@ def test_a_model_without_a_tokenizer_is_measured_on_token_ids() -> None:
         losses.append(float(torch.nn.functional.cross_entropy(logits, ids[0, 1:])))
     assert off.intact.per_text == pytest.approx(losses, rel=1e-5)
     assert (off.about.task, off.replies, off.about.n_tokens) == ("causal loss", (), 8)
-    assert ol.range_of(model, rows).n_texts == 2
+    assert ol.range_of(model, rows).about.n_texts == 2
     blocks = ol.ablate(model, rows, [3], blocks=True, max_length=5, **QUICK)
     assert (blocks.about.n_texts, blocks.about.n_tokens) == (2, 8)
     masked = build(FAMILIES["bert"], "MaskedLM")
