@@ -212,7 +212,9 @@ class Chart:
         made = concrete(self.spec) | ({"width": width} if "layer" in self.spec else {})
         own = made.get("title") or {}  # of a picture of one panel, which becomes the second line
         lines = [own[key] for key in ("text", "subtitle") if own.get(key)]
-        below = {"subtitle": lines, "subtitleColor": MUTED, "subtitleFontSize": 12, "subtitlePadding": 6} if lines else {}
+        below = (
+            {"subtitle": lines, "subtitleColor": MUTED, "subtitleFontSize": 12, "subtitlePadding": 6} if lines else {}
+        )
         return made | {"title": concrete(HEADING | {"text": self.title} | below)}
 
     @property
