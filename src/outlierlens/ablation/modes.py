@@ -38,7 +38,7 @@ from outlierlens.results.rows import UNKNOWN, Estimate
 from outlierlens.results.safe_files import new_folder
 from outlierlens.statistics.means import ratio_interval
 from outlierlens.tasks.base import Task, TaskOptions
-from outlierlens.tasks.choice import make_task
+from outlierlens.tasks.choice import make_task, vector_task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -338,8 +338,7 @@ def tasks_of_parts(
     Raises:
         BadInput: fewer than two parts are usable, or the task's value is no mean over texts.
     """
-    if options.name == "auto" and loaded.head == "none" and isinstance(texts, Texts):
-        options = replace(options, name="sentence change")
+    options = vector_task(loaded, options) if isinstance(texts, Texts) else options
     # Shuffling draws from all tokens, and the mean of a position needs it to be where the model has it.
     options = replace(options, every_token=True)
     n_folds = min(n_folds, len(texts))

@@ -21,6 +21,7 @@ from outlierlens.ablation.controls import Plan, figures_of, plan_key, times
 from outlierlens.architectures import neurons_of
 from outlierlens.data.texts import Data
 from outlierlens.models.load import LoadedModel, fingerprint
+from outlierlens.models.passes import Progress as Progress  # noqa: PLC0414 -- analyses take it from here
 from outlierlens.results.finding import About
 from outlierlens.results.row_store import Keep, RowStore
 from outlierlens.results.rows import Estimate, More, Quiet, Row
@@ -29,8 +30,6 @@ from outlierlens.tasks.base import Task, begins, check_intact, scored, weighted_
 from outlierlens.tasks.choice import forecast
 from outlierlens.tasks.metrics import paired_interval
 from outlierlens.view.section import Change, Count, P
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from outlierlens.results.rows import Draws, Estimate, More, Quiet, Row
 from outlierlens.statistics.means import no_interval
 from outlierlens.statistics.ranks import rank_p
 from outlierlens.tasks.base import TaskOptions
-from outlierlens.tasks.choice import make_task
+from outlierlens.tasks.choice import make_task, vector_task
 from outlierlens.view.pictures import Lines, Strips
 from outlierlens.view.section import Change, Count, Exact, P, Rows
 
@@ -247,9 +247,7 @@ def attack(
     chosen = set(np.linspace(0, len(texts) - 1, options.n_search).round().astype(int).tolist())
     texts = cut_texts(loaded, texts, options.task.max_length)
     seekers, judges = texts.some(sorted(chosen)), texts.some(sorted({*range(len(texts))} - chosen))
-    how = replace(options.task, seed=options.seed)
-    if loaded.head == "none" and how.name == "auto":  # what is used is the text's vector
-        how = replace(how, name="sentence change")
+    how = vector_task(loaded, replace(options.task, seed=options.seed))
     watch, task = Watch(loaded, options), make_task(loaded, judges, how)
     plan = dict.fromkeys(range(loaded.stacks[0].n_layers), watch.dims)
     same = replace(options, row=None, task=how, kinds=KINDS, n_random=0, factor=2)

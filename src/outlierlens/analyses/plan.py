@@ -41,7 +41,7 @@ from outlierlens.session import Session
 from outlierlens.statistics.means import no_interval, ratio_interval
 from outlierlens.statistics.ranks import rank_p
 from outlierlens.tasks.base import TaskOptions, values_of
-from outlierlens.tasks.choice import make_task
+from outlierlens.tasks.choice import make_task, vector_task
 from outlierlens.view.pictures import Strips
 from outlierlens.view.section import Change, Count, FineShare, Rows, cell_text
 
@@ -413,8 +413,7 @@ class PlanStudy:
         self.stack = loaded.stack(options.stack)
         self.recipe = parse(options.scheme or USUAL)
         task = replace(options.task, seed=options.seed, max_length=row_limit(loaded, texts, options.task.max_length))
-        if loaded.head == "none" and task.name == "auto" and texts.plural == "texts":
-            task = replace(task, name="sentence change")
+        task = vector_task(loaded, task) if texts.plural == "texts" else task
         self.max_length = task.max_length
         self.task = make_task(loaded, texts, task)
         n = self.task.n_texts

@@ -28,7 +28,7 @@ from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.options import FIND
 from outlierlens.tasks.base import Task
-from outlierlens.tasks.choice import make_task
+from outlierlens.tasks.choice import make_task, vector_task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,8 +49,7 @@ class RoundingSettings:
         reading: Any = {"stack": self.stack.name, "max_length": self.max_length, "batch_size": options.task.batch_size}
         self.dims, self.named_by, notes = _outliers(loaded, calibration, options, self.max_length)
         how = replace(options.task, seed=options.seed)
-        if loaded.head == "none" and how.name == "auto" and texts.plural == "texts":
-            how = replace(how, name="sentence change")
+        how = vector_task(loaded, how) if texts.plural == "texts" else how
         self.task: Task = make_task(loaded, texts, how)
         places = find_places(loaded, self.stack.name)
         self.seen = calibrate(loaded, places, calibration, **reading)

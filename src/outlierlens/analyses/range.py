@@ -9,7 +9,7 @@ weights_range(checkpoint)                    # of stored weights, without runnin
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +22,7 @@ from outlierlens.checkpoints import Checkpoint, open_checkpoint
 from outlierlens.checkpoints.stored import LiveCheckpoint
 from outlierlens.data.texts import Data
 from outlierlens.errors import BadInput
-from outlierlens.models.passes import in_windows, reading_of
+from outlierlens.models.passes import Progress, in_windows, reading_of
 from outlierlens.options import check
 from outlierlens.results.document import Provenance
 from outlierlens.results.finding import About, Finding
@@ -33,9 +33,6 @@ from outlierlens.view.section import Count, FineShare, Rows, listed, number
 if TYPE_CHECKING:
     from outlierlens.models.load import LoadedModel
     from outlierlens.session import Session
-
-Progress = Callable[[str, int, int], None] | None
-
 
 # {number format: (largest finite value, smallest positive value of full precision)}: IEEE 754 binary16; bfloat16; the OCP 8-bit
 # floating point specification (2023), table 1.
@@ -373,7 +370,7 @@ def _fits(room: float) -> str:
 
 
 def range_of(
-    loaded: "LoadedModel", texts: Data, options: RangeOptions | None = None, *, progress: Progress = None
+    loaded: "LoadedModel", texts: Data, options: RangeOptions | None = None, *, progress: Progress | None = None
 ) -> Ranges:
     """The largest |x| of every tensor over `texts`, with its place, and its values held against number formats.
 
@@ -437,7 +434,7 @@ def _unseen(one: Pass) -> tuple[str, ...]:
     )
 
 
-def weights_range(checkpoint: Checkpoint, *, progress: Progress = None) -> Ranges:
+def weights_range(checkpoint: Checkpoint, *, progress: Progress | None = None) -> Ranges:
     """What can be said without running: every stored tensor of floating-point values against each format.
 
     Codes with scales are multiplied out. NaN is counted apart: it is no size.

@@ -7,6 +7,7 @@ loaded.notice(forecast(task, 27, rows=None))      # 16 texts, read 27 times: abo
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from outlierlens.data.labelled import Examples
@@ -20,6 +21,12 @@ from outlierlens.view.section import duration
 FITTING = {"causal": "causal loss", "masked": "masked loss", "other": "output change", "none": "output change"}
 CHANGES = ("output change", "sentence change")  # of any model that reads text
 LABELLED = "labelled"
+
+
+def vector_task(loaded: LoadedModel, options: TaskOptions) -> TaskOptions:
+    """For texts: "auto" of a model without a head is the change of each text's own vector, which is what is used of it."""
+    auto = options.name == "auto" and loaded.head == "none"
+    return replace(options, name="sentence change") if auto else options
 
 
 def make_task(loaded: LoadedModel, texts: Data | Sequence[str], options: TaskOptions | None = None) -> Task:

@@ -9,7 +9,7 @@ Correlations of the sums of passes: every dimension beside the named ones, with 
 correlations(passes, named, control)          # passes: intact, off, and random ones; -> tuple of KeyCorrelation
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
@@ -47,6 +47,7 @@ from outlierlens.experiments.attention.result import (
 from outlierlens.models.attention_maps import check_eager, eagerly
 from outlierlens.models.inputs import tokenizer_of
 from outlierlens.models.load import LoadedModel, stream_width
+from outlierlens.models.passes import Progress
 from outlierlens.session import Session
 from outlierlens.statistics.bootstrap import finite_quantiles, percentile_interval
 from outlierlens.statistics.ranks import rank_among
@@ -59,7 +60,6 @@ PARTS: dict[Keys, tuple[str, ...]] = {
 }
 N_CONTROL = 10  # random dimensions of the released code's control
 NO_EXAMPLE = -1
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

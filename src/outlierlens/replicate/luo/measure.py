@@ -43,6 +43,7 @@ from outlierlens.experiments.similarity.sts import sts
 from outlierlens.experiments.similarity.table import DEV, TASKS, fit_text, found_in, has_split, read_sts
 from outlierlens.experiments.similarity.wic import read_wic, wic
 from outlierlens.models.load import LoadedModel, LoadOptions, fingerprint, load_model
+from outlierlens.models.passes import Progress
 from outlierlens.replicate.kept import KeptParts, check_parts, key_of
 from outlierlens.replicate.luo.data import PAIRS, LuoData, published_for, shares_for
 from outlierlens.replicate.luo.options import LuoOptions
@@ -57,7 +58,6 @@ from outlierlens.vectors.read import Budget, ReadOptions, text_stack
 from outlierlens.vectors.spans import Drawing
 
 CLIP_TEXTS = 1000  # the last sentences of SST-2: clipped dimensions come from them, and no part measures them
-Progress = Callable[[str, int, int], None]
 GEOMETRY_TEXTS = 20_000  # sentences that words are looked for in
 CONTEXTS = 10  # of a word; in full 20
 LONG_TEXTS = 400  # of IMDB, to train on and to test; in full all

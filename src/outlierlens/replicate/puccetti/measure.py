@@ -35,6 +35,7 @@ from outlierlens.experiments.frequency_geometry.options import FrequencyGeometry
 from outlierlens.experiments.layer_story.result import FEWEST, layer_story
 from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.models.load import LoadedModel, LoadOptions, fingerprint, load_model
+from outlierlens.models.passes import Progress
 from outlierlens.replicate.kept import KeptParts, check_parts, key_of
 from outlierlens.replicate.outliers import STRONGEST, name_outliers
 from outlierlens.replicate.papers import checkpoint_of
@@ -46,7 +47,6 @@ from outlierlens.tasks.base import TaskOptions
 from outlierlens.vectors.read import ReadOptions, text_stack
 
 COUNTS = "counts.parquet"
-Progress = Callable[[str, int, int], None]
 MAX_LENGTH = 128  # tokens of a text, as in the paper
 ROWS = "layers.rows.jsonl"
 
