@@ -32,10 +32,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from atlas_hub import SIZES, Catalogue, Faults, real_size
 from hub_server import FakeHub, Handler, Seen
-from outlierlens.checkpoints.pace import Turns
-from outlierlens.experiments.atlas.look import Manner, look
-from outlierlens.experiments.atlas.names import Named
-from outlierlens.experiments.atlas.rows import read_rows, write_part
+from outlierlens.analyses.atlas import HubAccess, look
+from outlierlens.analyses.atlas_names import ListEntry
+from outlierlens.analyses.atlas_rows import read_rows, write_part
+from outlierlens.checkpoints.ranges import Rate
 
 LATENCY = 0.05  # seconds before each answer
 
@@ -143,7 +143,7 @@ def sizes() -> None:
             config, path = real_size(Path(place) / name, name, planted=309)
             hub.models[f"org/{name}"] = {"config.json": config, "model.safetensors": path}
             hub.seen.clear()
-            (row,) = look(Named(f"org/{name}"), Manner(max_bytes=8_000_000_000), Turns())
+            (row,) = look(ListEntry(f"org/{name}"), HubAccess(max_bytes=8_000_000_000), Rate())
             to_hub = sum(seen.server == "hub" for seen in hub.seen)
             part = write_part(Path(place) / f"{name}.parquet", [row]).stat().st_size
             print(

@@ -66,24 +66,20 @@ def texts_of(data: str | None, n: int) -> Any:
 
 def reading_of(loaded: Any, texts: Any, max_length: int) -> Any:
     """What our intact pass reads, two dimensions named."""
-    from outlierlens.ablation.modes import Switch
-    from outlierlens.experiments.attention.condition import Reading
-    from outlierlens.experiments.attention.keys import KeyKinds
+    from outlierlens.analyses.attention_maps import KeyKinds, KeyPass
     from outlierlens.vectors.read import text_stack, tokenise
 
     stack, tokens = text_stack(loaded, None), tokenise(loaded, texts, max_length=max_length)
-    return Reading(
-        loaded=loaded, stack=stack, tokens=tokens, lengths=tokens.lengths, kinds=KeyKinds(loaded.tokenizer, tokens),
-        ablation=Switch(loaded, stack), named=(0, 1), batch_size=BATCH, n_bootstrap=200, seed=0,
-    )  # fmt: skip
+    kinds = KeyKinds(loaded.tokenizer, tokens)
+    return KeyPass(loaded, stack, tokens, tokens.lengths, kinds, named=(0, 1), batch_size=BATCH)
 
 
 def ways_of(loaded: Any, texts: Any, max_length: int) -> list[Way]:
     """The four ways."""
     import torch
 
+    from outlierlens.ablation.modes import Switch
     from outlierlens.data.texts import batches
-    from outlierlens.experiments.attention.condition import measure
     from outlierlens.models.devices import fast_products
     from outlierlens.models.forward import TextForward
     from outlierlens.vectors.read import text_stack
@@ -100,7 +96,7 @@ def ways_of(loaded: Any, texts: Any, max_length: int) -> list[Way]:
 
     def ours() -> None:
         loaded.model.set_attn_implementation("eager")
-        measure(reading, None)
+        reading.measure(Switch(loaded, reading.stack))
 
     return [
         Way("eager, weights collected", lambda: forward("eager", output_attentions=True)),
@@ -133,8 +129,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     import torch
 
+    from outlierlens.ablation.modes import Switch
     from outlierlens.errors import OutlierlensError
-    from outlierlens.experiments.attention.condition import measure
     from outlierlens.models.devices import memory_kept
     from outlierlens.models.load import LoadOptions, load_model
 
@@ -148,7 +144,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     if options.memory_only:
-        measure(reading_of(loaded, texts, options.max_length), None)
+        reading = reading_of(loaded, texts, options.max_length)
+        reading.measure(Switch(loaded, reading.stack))
         # Kilobytes, bytes on macOS.
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3))
         return 0

@@ -24,12 +24,12 @@ from pathlib import Path
 
 import numpy as np
 
-from outlierlens.experiments.sweep.bulk import near
-from outlierlens.experiments.sweep.estimate import Estimate, gradient_scale
-from outlierlens.experiments.sweep.levels import FIRST_LOOK, look_sizes
-from outlierlens.experiments.sweep.options import SweepOptions
-from outlierlens.experiments.sweep.schedule import State, adaptive
-from outlierlens.experiments.sweep.units import Differences, Unit
+from outlierlens.analyses.sweep.bulk import near
+from outlierlens.analyses.sweep.estimate import MeanChange, gradient_scale
+from outlierlens.analyses.sweep.levels import FIRST_LOOK, look_sizes
+from outlierlens.analyses.sweep.options import SweepOptions
+from outlierlens.analyses.sweep.schedule import State, adaptive
+from outlierlens.analyses.sweep.units import Differences, Unit
 from outlierlens.statistics.means import mean_interval
 
 
@@ -69,7 +69,7 @@ class Rule:
 class Seed:
     """What one replay found."""
 
-    estimates: list[Estimate]
+    estimates: list[MeanChange]
     covered: np.ndarray  # bool [dim]
     bulk: np.ndarray  # likewise, of those that are known together
     single: np.ndarray  # of those that have an interval of their own
@@ -114,7 +114,7 @@ def replay(matrix: Matrix, rule: Rule, seed: int) -> Seed:
     )
 
 
-def _covers(found: Estimate, truth: float, n_texts: int) -> float:
+def _covers(found: MeanChange, truth: float, n_texts: int) -> float:
     """1 or 0; NaN where all texts were measured, which is no estimate any more."""
     if found.n_texts == n_texts:
         return float("nan")
@@ -377,10 +377,10 @@ def measure(asked: argparse.Namespace, part: Path) -> Matrix:
     """
     import torch
 
+    from outlierlens.analyses.sweep.gradients import first_order
+    from outlierlens.analyses.sweep.runner import make_runner
+    from outlierlens.analyses.sweep.units import INTACT, planned
     from outlierlens.data.texts import Texts, read_texts
-    from outlierlens.experiments.sweep.gradients import first_order
-    from outlierlens.experiments.sweep.runner import make_runner
-    from outlierlens.experiments.sweep.units import INTACT, planned
     from outlierlens.models.load import LoadOptions, load_model
     from outlierlens.tasks.base import TaskOptions
 

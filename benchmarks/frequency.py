@@ -51,9 +51,8 @@ def own_counts(tokenizer: Any, texts: tuple[str, ...]) -> Any:
 
 def ways(loaded: Any, texts: Any, counts: Any, max_length: int) -> list[Way]:
     """The plain pass, and ours."""
+    from outlierlens.analyses.frequency import FrequencyOptions, frequency
     from outlierlens.data.texts import batches
-    from outlierlens.experiments.frequency.measure import frequency
-    from outlierlens.experiments.frequency.options import FrequencyOptions
     from outlierlens.models.forward import TextForward
     from outlierlens.vectors.read import ReadOptions, text_stack
 

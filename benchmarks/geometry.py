@@ -15,7 +15,6 @@ import logging
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -56,18 +55,13 @@ def made_up(n: int) -> tuple[tuple[str, ...], tuple[str, ...], np.ndarray]:
 
 def read_pairs(data: str | None, limit: int | None) -> Any:
     """The test pairs of STS-B in `data`, or made-up ones."""
-    from outlierlens.experiments.similarity.table import TASKS, StsPairs, read_sts
+    from outlierlens.analyses.embed_pairs import TASKS, TextPairs, read_sts
 
     task = TASKS["stsb"]
     if data is None:
         first, second, gold = made_up(limit or PAIRS)
-        return StsPairs(
-            task=task, source="made-up pairs", split="test", first=first, second=second, gold=gold, subset=()
-        )
-    pairs = read_sts(task, data)
-    if limit is None:
-        return pairs
-    return replace(pairs, first=pairs.first[:limit], second=pairs.second[:limit], gold=pairs.gold[:limit])
+        return TextPairs(task.name, "made-up pairs", "test", first, second, gold)
+    return read_sts(task, data, limit=limit)
 
 
 def plain_pass(loaded: Any, sentences: Sequence[str], max_length: int) -> Way:
@@ -89,44 +83,31 @@ def plain_pass(loaded: Any, sentences: Sequence[str], max_length: int) -> Way:
 
 def cost_ways(loaded: Any, pairs: Any, fit_texts: Any, max_length: int) -> list[Way]:
     """The plain pass, ours, and what is timed beside: the fit, and the intervals."""
-    from outlierlens.experiments.similarity.fitting import fit_fixes
-    from outlierlens.experiments.similarity.pooling import Pooling, sentence_vectors
-    from outlierlens.experiments.similarity.scores import Names, choices, elsewhere
-    from outlierlens.experiments.similarity.sts import measure
-    from outlierlens.vectors.clip import Clipping
-    from outlierlens.vectors.fixes import raw_first
-    from outlierlens.vectors.options import Fitting
+    from outlierlens.analyses.embed import EmbedOptions, _sentences
+    from outlierlens.analyses.embed_pass import PairPass, Pooling, sentence_vectors
+    from outlierlens.data.texts import Texts
+    from outlierlens.results.row_store import Kept
     from outlierlens.vectors.read import ReadOptions
 
-    sentences = tuple(dict.fromkeys(pairs.sentences))
-    pooling, options, specs = (
-        Pooling(max_length=max_length),
-        ReadOptions(BATCH, final_norm=True),
-        raw_first(Fitting().specs),
-    )
+    pooling, read = Pooling(max_length=max_length), ReadOptions(BATCH, final_norm=True)
+    options = EmbedOptions(pooling=pooling, read=read, clip="1")
+    fitting, last = [sentence_vectors(loaded, fit_texts, pooling, read)], list[Any]()
 
-    def fit() -> Any:
-        fitting = sentence_vectors(loaded, fit_texts, pooling, options)
-        clipping = Clipping("1", dict.fromkeys(fitting.layers, (1,)), "a dimension, for its cost")
-        return fit_fixes(specs, fitting.layers, fitting, fitting.values.shape[-1], clipping)
+    class Fitted(PairPass):
+        """The text to fit on was read before."""
 
-    fixes = fit()
-    last: list[Any] = []
+        def _fitting(self, _: Any) -> Any:
+            return fitting[0]
 
     def ours() -> None:
-        vectors = sentence_vectors(loaded, sentences, pooling, options)
-        last[:] = [vectors, measure(vectors, sentences, [pairs], fixes)]
-
-    def intervals() -> None:
-        vectors, (measured,) = last
-        names = Names(vectors.layers, tuple(spec.name for spec in specs))
-        list(choices(measured, elsewhere(measured, [], [measured]), names, seed=0))
+        work = Fitted(loaded, [pairs], Texts("fit", tuple(fit_texts)), options)
+        last[:] = [work, work.measured(Kept(None, {}))]
 
     return [
-        plain_pass(loaded, sentences, max_length),
+        plain_pass(loaded, tuple(dict.fromkeys(pairs.sentences)), max_length),
         Way("all layers x all fixes", ours),
-        Way("fit pass and fixes", fit),
-        Way("intervals", intervals),
+        Way("fit pass", lambda: sentence_vectors(loaded, fit_texts, pooling, read)),
+        Way("intervals", lambda: _sentences(last[0], 1, last[1])),
     ]
 
 

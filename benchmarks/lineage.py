@@ -27,13 +27,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 from strangers import STRANGERS, place_of
 
 from outlierlens import architectures as arch
+from outlierlens.analyses.atlas_lookup import ATLAS, LookupOptions, lookup, relatives
+from outlierlens.analyses.atlas_rows import AtlasRow, read_rows
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
 from outlierlens.checkpoints.samples import SAMPLES
 from outlierlens.checkpoints.samples import directory as directory_of
-from outlierlens.detection.scan.measure import sites_of
-from outlierlens.experiments.atlas.rows import AtlasRow, read_rows
-from outlierlens.experiments.lookup.measure import ATLAS, lookup, relatives
-from outlierlens.experiments.lookup.options import LookupOptions
+from outlierlens.detection.weights import sites_of
 
 LEVEL = LookupOptions().level
 SAME = ({"minilm-l6", "minilm-l6-int8"},)  # two copies of one model
@@ -228,7 +227,7 @@ def main() -> None:
                 found = lookup(str(child))
                 stream = found.streams[0]
                 share = found.bytes_read / found.bytes_total
-                near = stream.relatives[0]
+                near = found.relatives[0]
                 results.append(
                     {
                         "model": name, "kind": kind, "parent": stream.parent, "right": is_right(stream.parent, name),

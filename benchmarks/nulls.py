@@ -17,8 +17,8 @@ from math import sqrt
 import numpy as np
 
 from outlierlens.ablation.controls import random_sets
+from outlierlens.analyses.track_changes import change_point
 from outlierlens.detection.rules import Measured, Rule, find
-from outlierlens.experiments.track.change_point import change_point
 from outlierlens.statistics.ranks import rank_p
 
 ALPHA = 0.05

@@ -37,7 +37,7 @@ def cost(model: str, batch_size: int, max_length: int, repeats: int) -> float:
     import torch
 
     from outlierlens.data.texts import Texts
-    from outlierlens.detection.observe.measure import ObserveOptions, Observer
+    from outlierlens.detection.activations import ObserveOptions, Observer
     from outlierlens.models.devices import memory_kept
     from outlierlens.models.load import LoadOptions, load_model
 
@@ -90,15 +90,16 @@ def peak(model: str, n_tokens: int) -> int:
 
 def observe_tokens(model: str, n_tokens: int) -> None:
     """Observe about `n_tokens` tokens and print this process's peak resident bytes."""
+    from outlierlens.analyses.observe import observe
     from outlierlens.data.texts import Texts
-    from outlierlens.detection.observe.measure import ObserveOptions, observe
+    from outlierlens.detection.activations import ObserveOptions
     from outlierlens.models.load import LoadOptions, load_model
 
     loaded = load_model(model, LoadOptions(device="cpu", dtype="float32", offline=True))
     found = observe(
         loaded, Texts("benchmark", texts(n_tokens // 128, 128)), ObserveOptions(max_length=128, batch_size=32)
     )
-    assert 0.9 * n_tokens < found.n_tokens <= n_tokens, found.n_tokens
+    assert 0.9 * n_tokens < found.about.n_tokens <= n_tokens, found.about.n_tokens
     print(_peak_bytes())
 
 

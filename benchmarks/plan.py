@@ -56,7 +56,7 @@ def greedy(asked: argparse.Namespace) -> None:
 def columns(asked: argparse.Namespace) -> None:
     """Print what is left of the cost of rounding with few columns of every linear kept, on the texts that judge."""
     from outlierlens.analyses.plan import PlanOptions, PlanStudy
-    from outlierlens.analyses.plan_rounding import mixed
+    from outlierlens.analyses.quantize_rounding import rounded
     from outlierlens.data.texts import read_texts
     from outlierlens.models.load import load_model
     from outlierlens.statistics.means import ratio_interval
@@ -66,7 +66,7 @@ def columns(asked: argparse.Namespace) -> None:
     options = PlanOptions(scheme=asked.scheme, task=TaskOptions(max_length=asked.max_length))
     study = PlanStudy(loaded, texts, options, None, None)
     weights, intact = study.weights[study.judging], study.intact[study.judging]
-    with mixed(loaded, study.places, study.recipe, stack=study.stack.name) as study.model:
+    with rounded(loaded, study.recipe, stack=study.stack.name, places=study.places) as study.model:
         plain = study.judged([])
         for entries in ([], *([(name, what)] for name, what in study.entries.candidates if name == "every linear")):
             one, back = study.setting("rule", str(entries), entries), (plain - study.judged(entries)) * weights

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from outlierlens.experiments.probe.judge import Judged, Plan, Probes, scales_of
-from outlierlens.experiments.probe.options import ProbeOptions
+from outlierlens.analyses.probe import ProbeOptions
+from outlierlens.analyses.probe_training import JudgedProbes, Plan, Probes, scales_of
 from outlierlens.statistics.bootstrap import poisson_times
 
 LEAST = 0.93
@@ -106,7 +106,9 @@ def named(read: torch.Tensor, weight: torch.Tensor, positions: torch.Tensor) -> 
     return found
 
 
-def trial(case: Case, n_redraws: int, seed: int, large: tuple[torch.Tensor, torch.Tensor]) -> tuple[Judged, np.ndarray]:
+def trial(
+    case: Case, n_redraws: int, seed: int, large: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[JudgedProbes, np.ndarray]:
     """What the probes of one training set get on its evaluated texts, and on a `large` sample of them [variant]."""
     population = Population(case, seed)
     probes = trained(population, n_redraws, seed)
@@ -115,7 +117,7 @@ def trial(case: Case, n_redraws: int, seed: int, large: tuple[torch.Tensor, torc
     right = named(read, probes.weight, positions)
     again = [named(read, probes.redrawn[:, :, redraw], positions).mean(-1) for redraw in range(n_redraws)]
     n = np.bincount(text)
-    judged = Judged(
+    judged = JudgedProbes(
         n=n,
         right=np.stack([np.bincount(text, one) for one in right]).astype(np.int64),
         near=np.zeros((3, len(n)), dtype=np.int64),
@@ -140,7 +142,7 @@ def coverage(case: Case, trials: int, redraws: tuple[int, ...]) -> dict[tuple[st
         some = [replace(one, redrawn=one.redrawn[:n]) for one, _ in found]
         for what, value in wanted.items():
             scores = [
-                one.score(0, seed=0) if what == ACCURACY else one.change(1 if what == CLIPPED else 2, 0, seed=0)
+                one.accuracy(0, seed=0) if what == ACCURACY else one.change(1 if what == CLIPPED else 2, 0, seed=0)
                 for one in some
             ]
             hold = [score.low <= value <= score.high for score in scores]

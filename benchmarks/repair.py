@@ -51,9 +51,8 @@ def force(folder: Path) -> None:
 
 def main() -> None:
     """Print medians of both and their ratios."""
+    from outlierlens.analyses.repair import RepairOptions, repair
     from outlierlens.data.texts import EXCERPT, read_texts
-    from outlierlens.experiments.repair import measure
-    from outlierlens.experiments.repair.options import RepairOptions
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="", help="sample or folder; by default a random one")
@@ -82,7 +81,7 @@ def main() -> None:
             shutil.copytree(source, room / "copy")
             force(room / "copy")
             copied = time.perf_counter()
-            measure.repair(str(source), room / "repaired", options, texts=texts, progress=step)
+            repair(str(source), room / "repaired", options, texts=texts, progress=step)
             end = time.perf_counter()
             if number:  # the first fills caches and imports
                 taken["copy"].append(copied - start)

@@ -25,13 +25,10 @@ import torch
 import outlierlens as ol
 from outlierlens.analyses.quantize_places import find_places
 from outlierlens.analyses.quantize_schemes import parse_all
+from outlierlens.analyses.repair import plan_for
+from outlierlens.analyses.repair_factors import CheckData, check_of, outputs, sizes_of
+from outlierlens.analyses.repair_rewriting import RewritingPlan, repaired, rotated
 from outlierlens.errors import BadInput
-from outlierlens.experiments.repair.check import Check, check_of, outputs, seen_of
-from outlierlens.experiments.repair.measure import plan_for
-from outlierlens.experiments.repair.options import RepairOptions
-from outlierlens.experiments.repair.plan import Plan
-from outlierlens.experiments.repair.rewriting import repaired
-from outlierlens.experiments.repair.rotation import rotated
 from outlierlens.tasks.base import TaskOptions
 
 SCHEMES = "int8-tensor/int8-tensor,int8-channel/int8-token,none/int4-token,int4-channel/int4-token"
@@ -68,24 +65,25 @@ class Fitted:
     factors: list[Any]
     tops: dict[str, torch.Tensor]
 
-    def plan(self, seed: int | None = None) -> Plan:
+    def plan(self, seed: int | None = None) -> RewritingPlan:
         """Its plan, or with a seed that of a control."""
-        plan = Plan()
-        for pair, exponents in self.factors:
-            moved = exponents if seed is None else elsewhere(exponents, self.tops[pair.where], seed)
-            plan.pair(pair, moved)
-        return plan
+        return RewritingPlan().pairs(
+            [
+                (pair, exponents if seed is None else elsewhere(exponents, self.tops[pair.seen[0][0]], seed))
+                for pair, exponents in self.factors
+            ]
+        )
 
 
-def fitted(loaded: Any, check: Check) -> Fitted:
+def fitted(loaded: Any, check: CheckData) -> Fitted:
     """What `--fit int8` does to the model as it is."""
-    seen = seen_of(loaded, check)
+    sizes = sizes_of(loaded, check)
     try:
-        _, _, factors = plan_for(loaded, seen, RepairOptions(fit="int8"), check)
+        _, _, factors = plan_for(loaded, sizes, check.arguments, "int8", margin=1)
     except BadInput as error:
         print(error)
         factors = []
-    return Fitted(factors, {pair.where: top for pair, top in seen.inputs})
+    return Fitted(factors, {pair.seen[0][0]: top for pair, top in sizes.inputs})
 
 
 def copies(loaded: Any, texts: Any, how: argparse.Namespace) -> Iterator[tuple[str, Callable[[ExitStack], bool]]]:
@@ -99,7 +97,8 @@ def copies(loaded: Any, texts: Any, how: argparse.Namespace) -> Iterator[tuple[s
 
     def turn(open_: ExitStack) -> bool:
         try:
-            open_.enter_context(rotated(loaded, lambda: outputs(loaded.model, check), seed=0))
+            run = functools.partial(outputs, loaded.model, check.arguments)
+            open_.enter_context(rotated(loaded, lambda: torch.cat([one.flatten() for one in run()]), seed=0))
         except BadInput as error:
             print(error)
             return False

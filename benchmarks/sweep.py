@@ -103,8 +103,8 @@ class Ours:
     """(c): the runner that `outlierlens sweep --exact` uses, made anew for each round."""
 
     def __init__(self, loaded: Any, texts: Any, task: Any, dims: Sequence[int], layers: Sequence[int] | None = None):
-        from outlierlens.experiments.sweep.options import SweepOptions
-        from outlierlens.experiments.sweep.units import INTACT, Unit
+        from outlierlens.analyses.sweep.options import SweepOptions
+        from outlierlens.analyses.sweep.units import INTACT, Unit
 
         layers = layers or range(loaded.stack().n_layers)
         self.loaded, self.texts, self.dims = loaded, texts, dims
@@ -113,15 +113,15 @@ class Ours:
 
     def make(self) -> Any:
         """A runner: texts read, tables filled, its fast ways held against the plain one."""
-        from outlierlens.experiments.sweep.runner import make_runner
+        from outlierlens.analyses.sweep.runner import make_runner
 
         return make_runner(self.loaded, self.texts, self.options)
 
     def losses(self, runner: Any) -> np.ndarray:
         """Loss of each unit on each text [unit, text], texts as in the task; the first unit is the intact model."""
-        from outlierlens.experiments.sweep.engines import Local
-        from outlierlens.experiments.sweep.schedule import pieces
-        from outlierlens.experiments.sweep.units import Work as Piece
+        from outlierlens.analyses.sweep.schedule import pieces
+        from outlierlens.analyses.sweep.units import Local
+        from outlierlens.analyses.sweep.units import Work as Piece
         from outlierlens.models.devices import memory_kept
 
         found = np.full((len(self.units), runner.n_texts), np.nan)
@@ -137,7 +137,7 @@ class Ours:
         """(d): the default way on the same texts and dimensions."""
         from dataclasses import replace
 
-        from outlierlens.experiments.sweep.measure import sweep
+        from outlierlens.analyses.sweep.measure import sweep
 
         return sweep(self.loaded, self.texts, replace(self.options, exact=False))
 
@@ -301,8 +301,9 @@ def conclude(bench: Bench, dtype: str, *, adaptive: bool) -> bool:
         start = time.perf_counter()
         swept = bench.ours.adaptive()
         each = [effect.n_texts for effect in swept.effects]
-        print(f"(d) adaptive, same texts and sets: {statistics.mean(each):.1f} of {swept.n_texts} texts a set ({min(each)} to "
-              f"{max(each)}), beside {swept.cost.intact} for the intact model and {swept.cost.gradient_texts} for gradients; "
+        print(f"(d) adaptive, same texts and sets: {statistics.mean(each):.1f} of {swept.about.n_texts} texts a set "
+              f"({min(each)} to {max(each)}), beside {swept.cost.intact} for the intact model and "
+              f"{swept.cost.gradient_texts} for gradients; "
               f"{time.perf_counter() - start:.1f} s in all")  # fmt: skip
     return dtype != "float32" or max(differences.values()) < AGREE
 
@@ -332,10 +333,9 @@ def saved_by(file: str) -> str:
 
     swept = load(file)
     return (
-        f"(d) {file}: {swept.provenance.model}, {len(swept.effects)} effects on {swept.n_texts} texts, {swept.method}: "
+        f"(d) {file}: {swept.provenance.model}, {len(swept.effects)} effects on {swept.about.n_texts} texts, {swept.method}: "
         f"{swept.cost.saving:.1f} times fewer evaluations than exact ({swept.cost.exact:,} against {swept.cost.effects:,} "
-        f"for effects, {swept.cost.intact:,} intact, 3 × {swept.cost.gradient_texts:,} for gradients), "
-        f"{swept.cost.seconds / 60:.1f} minutes"
+        f"for effects, {swept.cost.intact:,} intact, 3 × {swept.cost.gradient_texts:,} for gradients)"
     )
 
 

@@ -18,13 +18,12 @@ os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported
 
 import torch
 
+from outlierlens.analyses.sweep.options import SweepOptions
+from outlierlens.analyses.sweep.ray_cluster import Recipe
+from outlierlens.analyses.sweep.ray_engine import RayEngine
+from outlierlens.analyses.sweep.runner import make_runner
+from outlierlens.analyses.sweep.units import Engine, Local, Unit, Work
 from outlierlens.data.texts import Texts
-from outlierlens.experiments.sweep.engines import Engine, Local
-from outlierlens.experiments.sweep.options import SweepOptions
-from outlierlens.experiments.sweep.ray_cluster import Recipe
-from outlierlens.experiments.sweep.ray_engine import RayEngine
-from outlierlens.experiments.sweep.runner import make_runner
-from outlierlens.experiments.sweep.units import Unit, Work
 from outlierlens.models.load import LoadOptions, load_model
 from outlierlens.tasks.base import TaskOptions
 

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from outlierlens.analyses.fingerprint import FingerprintOptions, fingerprint_checkpoint, load_fingerprint
+from outlierlens.analyses.fingerprint_values import list_sensitive, read_entry
+from outlierlens.analyses.fingerprint_verify import verify_checkpoint
+from outlierlens.architectures import bound_stacks
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
-from outlierlens.experiments.integrity.fingerprint import fingerprint_checkpoint, load_fingerprint
-from outlierlens.experiments.integrity.options import FingerprintOptions
-from outlierlens.experiments.integrity.sensitive import Found, bound_stacks, list_sensitive, read_entry
-from outlierlens.experiments.integrity.verify import verify_checkpoint
 from outlierlens.results.document import save
 
 FAMILIES = ("bert", "mpnet", "roberta", "gpt2", "llama", "gemma2", "mixtral", "t5", "vit", "xlnet")
@@ -61,7 +61,7 @@ def edits(source: Checkpoint, n: int, seed: int) -> tuple[int, int, int]:
     """(edits, caught, caught with the right value named and nothing else) of `n` random single-value edits."""
     random = np.random.default_rng(seed)
     baseline = fingerprint_checkpoint(source, FingerprintOptions())
-    dims = {stream.name: Found(stream.dims, stream.how) for stream in baseline.streams}
+    dims = {stream.name: stream.dims for stream in baseline.streams}
     entries = list_sensitive(source, bound_stacks(source), dims)
     sizes = np.array([np.prod(entry.size) for entry in entries])
     checkpoint = Edited(source)

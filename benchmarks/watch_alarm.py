@@ -1,6 +1,6 @@
 """How early warnings of a watched training fare over recorded runs: announced, lead, and false alarms.
 
-    outlierlens pretrain mini-rotary --set training.learning_rate=8e-3 -o runs/rotary      # any number of runs
+    outlierlens lab pretrain mini-rotary --set training.learning_rate=8e-3 -o runs/rotary      # any number of runs
     python benchmarks/watch_alarm.py runs/*/watch.jsonl --shuffles 20
 
 An emergence is a dimension that leaves 3 sigma after the first record and is past it for three records in a row at some

@@ -45,7 +45,12 @@ nitpicky = True
 # and parts of the engine of findings, which architecture.md tells of.
 ALIASES = (
     "Picture",
+    "Row",
     "Rows",
+    "Section",
+    "Advice",
+    "Peak",
+    "Size",
     "RowStore",
     "Treatment",
     "Reading",

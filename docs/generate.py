@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 from structure import map_of_folders
 
-from outlierlens.experiment import Experiment
+from outlierlens.options.experiment import Experiment
 
 DOCS = Path(__file__).parent
 
@@ -82,7 +82,7 @@ def main() -> int:
     """Write or check every generated file; the exit status."""
     stale = []
     pages = {
-        **cli(), "architectures.md": architectures(), "architecture.svg": map_of_folders(), "repair.md": repaired(),
+        **cli(), "architectures.md": architectures(), "architecture.svg": map_of_folders(),
         **{name: make() for name, make in names.PAGES.items()},
     }  # fmt: skip
     (DOCS / "cli").mkdir(exist_ok=True)
@@ -176,16 +176,6 @@ def architectures() -> str:
             others = ", ".join(f"`{write}`" for write in stack.other_writes)
             lines.append(f"| {model_type} | {stack.name} | {stack.norm_site} | `{last}` | {others} |")
     return "\n".join(lines) + "\n" + ROWS_BY_HAND
-
-
-def repaired() -> str:
-    """The page of `repair`, with the table of families at its end."""
-    sys.path.insert(0, str(DOCS.parent / "tests"))
-    import repair_families
-
-    before, start, rest = (DOCS / "repair.md").read_text("utf-8").partition(repair_families.START)
-    _, end, after = rest.partition(repair_families.END)
-    return terms.line(f"{before}{start}{repair_families.table()}{end}{after}", "")
 
 
 def first_line(text: str | None) -> str:

@@ -17,11 +17,9 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
+from outlierlens.analyses.atlas_lookup import ATLAS, LookupOptions, costs, likeness  # noqa: E402
+from outlierlens.analyses.atlas_rows import AtlasRow, read_rows  # noqa: E402
 from outlierlens.detection.rules import Measured, Rule, find, zscore  # noqa: E402
-from outlierlens.experiments.atlas.rows import AtlasRow, read_rows  # noqa: E402
-from outlierlens.experiments.lookup.lineage import likeness  # noqa: E402
-from outlierlens.experiments.lookup.measure import ATLAS, costs  # noqa: E402
-from outlierlens.experiments.lookup.options import LookupOptions  # noqa: E402
 
 PAGE = ROOT / "docs/atlas-science.md"
 RULE = Rule()

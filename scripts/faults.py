@@ -197,7 +197,7 @@ def commands(root: Path, endpoint: str) -> dict[str, Command]:
             "--max-texts",
             "8",
         ]
-        return ["sweep", model, "--data", texts, "-o", str(folder / "run"), *sizes, *common]
+        return ["sweep", model, "--data", texts, "-o", str(folder / "run" / "sweep.json"), *sizes, *common]
 
     def report(folder: Path) -> list[str]:
         return [

@@ -344,22 +344,17 @@ def onnx() -> Reader:
 @reader
 def masks() -> Reader:
     import numpy as np
+    from safetensors.numpy import save
 
-    from outlierlens.analyses.prune_masks import held, open_source
+    from outlierlens.analyses.prune_evidence import held, open_source
 
     def read(path: Path) -> int:
         with open_source(str(path)) as source:
             held(source)
             return sum(values.size for _, values in source.read(source.tensors))
 
-    made = []
-    for save in (np.savez, np.savez_compressed):
-        file = io.BytesIO()
-        save(file, **{"a.weight": np.ones((2, 3), bool), "b.weight": np.arange(4.0)})
-        made.append(file.getvalue())
-    array = io.BytesIO()
-    np.save(array, np.ones((2, 3), np.float32))
-    return Reader("masks.npz", (*seeds(*made), Seed(array.getvalue(), lambda new: zipped({"a.weight.npy": new}))), read)
+    made = save({"a.weight": np.ones((2, 3), bool), "b.weight_mask": np.arange(4.0)})
+    return Reader("masks.safetensors", seeds(made), read)
 
 
 # --- models ------------------------------------------------------------------------------------------------------
@@ -367,7 +362,7 @@ def masks() -> Reader:
 
 @reader
 def config() -> Reader:
-    from outlierlens.detection.scan.measure import scan
+    from outlierlens.analyses.scan import scan
 
     return Reader(
         "config.json", seeds(dumped(BERT)), lambda path: scan(str(path.parent)), {"model.safetensors": packed()}
@@ -464,7 +459,7 @@ def sentence_files() -> dict[str, bytes]:
 
 def pooling_of(path: Path) -> Any:
     """How the model in the file's folder makes a sentence's vector."""
-    from outlierlens.experiments.similarity.pooling import own_pooling
+    from outlierlens.analyses.embed_pass import own_pooling
     from outlierlens.models.load import LoadOptions
 
     return own_pooling(str(path.parent), LoadOptions(offline=True, notice=quiet))
@@ -599,7 +594,7 @@ def labelled_words() -> Reader:
 
 @reader
 def words_in_context() -> Reader:
-    from outlierlens.experiments.similarity.wic import read_wic
+    from outlierlens.analyses.embed_pairs import read_wic
 
     row = {"word": "two", "sentence1": "one two", "sentence2": "two three", "label": "true"}
     by_index = dumped({**row, "index1": 1, "index2": 0}) + "\n"
@@ -609,14 +604,14 @@ def words_in_context() -> Reader:
 
 @reader
 def similarity() -> Reader:
-    from outlierlens.experiments.similarity.table import read_sts, sts_tasks
+    from outlierlens.analyses.embed_pairs import read_sts, sts_tasks
 
     (task,) = sts_tasks("stsb")
     rows = [{"sentence1": "one two", "sentence2": "two", "score": n / 2, "subset": "x"} for n in range(4)]
     return Reader(
         "stsb/test.jsonl",
         seeds("".join(dumped(row) + "\n" for row in rows)),
-        lambda path: len(read_sts(task, path.parents[1]).gold),
+        lambda path: len(read_sts(task, path.parents[1])),
     )
 
 
@@ -626,14 +621,15 @@ def token_counts() -> Reader:
 
     import numpy as np
 
-    from outlierlens.data.token_counts import TokenCounts, open_counts, write_counts
+    from outlierlens.data.token_counts import TokenCounts, read_counts, write_counts
 
+    _tokenizer()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "counts.parquet"
         n = len(WORDS)
         write_counts(TokenCounts(np.arange(n), np.zeros(n, np.int64), WORDS, 3, "texts", ("a note",), (5,)), path)
         content = path.read_bytes()
-    return Reader("counts.parquet", seeds(content), lambda path: open_counts(path).counts.sum())
+    return Reader("counts.parquet", seeds(content), lambda path: read_counts(path, WITH[0]).counts.sum())
 
 
 def published(path: Path) -> int:
@@ -665,20 +661,6 @@ def published_counts() -> Reader:
 def published_parquet() -> Reader:
     _tokenizer()
     return Reader("counts.parquet", seeds(*parquets({"token": ["one", "two", "##s"], "count": [7, 3, 2]})), published)
-
-
-@reader
-def unfinished_count() -> Reader:
-    from outlierlens.experiments.count.measure import _nothing, _Watch
-
-    _tokenizer()
-    identity = {"source": "texts", "vocabulary": "x"}
-    state = dumped({"identity": identity, "position": [0, 2, 3]}).encode() + b"\n" + b"\1\0\0\0\0\0\0\0" * len(WORDS)
-
-    def read(path: Path) -> int:
-        return _Watch(("texts",), None, path.parent, identity).before(_nothing(WITH[0])).position.texts
-
-    return Reader("state", seeds(state), read)
 
 
 # --- pictures and recordings -------------------------------------------------------------------------------------
@@ -757,15 +739,6 @@ def array() -> Reader:
 
 
 @reader
-def sound_arrays() -> Reader:
-    import numpy as np
-
-    made = io.BytesIO()
-    np.savez(made, audio=np.zeros((2, 40), np.float32), sampling_rate=np.array(8000), labels=np.array(["a", "b"]))
-    return Reader("sounds.npz", seeds(made.getvalue()), items_of("audio"))
-
-
-@reader
 def media_table() -> Reader:
     from PIL import Image
 
@@ -815,9 +788,9 @@ def written_results() -> list[str]:
 def fingerprint() -> Reader:
     import tempfile
 
-    from outlierlens.experiments.integrity.fingerprint import fingerprint as taken
-    from outlierlens.experiments.integrity.fingerprint import load_fingerprint
-    from outlierlens.experiments.integrity.verify import verify
+    from outlierlens.analyses.fingerprint import fingerprint as taken
+    from outlierlens.analyses.fingerprint import load_fingerprint
+    from outlierlens.analyses.fingerprint_verify import verify
     from outlierlens.results.document import to_json
 
     files = {"model.safetensors": packed(), "config.json": dumped(BERT).encode()}
@@ -836,13 +809,14 @@ def digested(content: bytes) -> bytes:
     """A fingerprint with the digest that belongs to it, where it can be read."""
     import dataclasses
 
+    from outlierlens.analyses.fingerprint import digest_of
     from outlierlens.errors import OutlierlensError
-    from outlierlens.experiments.integrity.fingerprint import digest_of
     from outlierlens.results.document import from_json, to_json
 
     try:
         found = from_json(content)
-        return to_json(dataclasses.replace(found, digest=digest_of(found))).encode()
+        provenance = dataclasses.replace(found.provenance, fingerprint=digest_of(found))
+        return to_json(dataclasses.replace(found, provenance=provenance)).encode()
     except (OutlierlensError, ValueError, TypeError, AttributeError):
         return content
 
@@ -910,28 +884,21 @@ def training_log() -> Reader:
 
 @reader
 def finished_run() -> Reader:
-    from outlierlens.training.finetune.folder import DONE, MODEL, finished
+    from outlierlens.analyses.finetune import MODEL, ROWS, SeedFolder
+    from outlierlens.results.row_store import RowStore, row_line
 
-    scores = [
-        {"epoch": n, "step": n * 3, "loss": 0.5, "scores": {"accuracy": n / 9}, "train_loss": None} for n in (1, 2)
-    ]
-    run = {"seed": 1, "folder": "model", "epochs": scores, "best_epoch": 2, "low": 0.1, "high": 0.3, "fingerprint": "0"}
-    return Reader(DONE, seeds(dumped(run)), lambda path: finished(path.parent), {f"{MODEL}/config.json": b"{}"})
-
-
-@reader
-def epochs() -> Reader:
-    from outlierlens.training.finetune.folder import EPOCHS, MODEL, Kept
-
-    lines = "".join(
-        dumped({"epoch": n, "step": n * 3, "loss": 0.5, "scores": {"accuracy": n / 9}}) + "\n" for n in (1, 2)
-    )
+    scores = {
+        f"epoch {n}": {"epoch": n, "step": n * 3, "loss": 0.5, "scores": {"accuracy": n / 9}, "train_loss": None}
+        for n in (1, 2)
+    }
+    done = {"low": 0.1, "high": 0.3, "fingerprint": "0", "base_fingerprint": "1", "seconds": 2.0}
+    lines = [{"identity": {}}, *({"key": key, "value": value} for key, value in (scores | {"done": done}).items())]
 
     def read(path: Path) -> Any:
-        kept = Kept(path.parent, "accuracy")
-        return kept.epochs and kept.best_epoch
+        with RowStore.open(path, {}) as rows:
+            return SeedFolder(path.parent, rows, "accuracy").run(1)
 
-    return Reader(EPOCHS, seeds(lines), read, {f"{MODEL}/config.json": b"{}"})
+    return Reader(ROWS, seeds(b"".join(map(row_line, lines))), read, {f"{MODEL}/config.json": b"{}"})
 
 
 # --- what users write --------------------------------------------------------------------------------------------
@@ -968,13 +935,6 @@ def clipping_json() -> Reader:
         seeds(dumped({"source": "x", "dims": {"0-9": [896], "embeddings": [3]}})),
         lambda path: _file(path, 12),
     )
-
-
-@reader
-def positions() -> Reader:
-    from outlierlens.analyses.prune_cells import kept_positions
-
-    return Reader("kept.json", seeds(dumped([0, 1, 3])), lambda path: kept_positions(path, 8, 3).sum())
 
 
 # --- samples -----------------------------------------------------------------------------------------------------

@@ -37,13 +37,12 @@ from outlierlens.ablation.switches import (
     zeroed_weights,
 )
 from outlierlens.analyses.attack_edits import ValueChange, edited_values
-from outlierlens.analyses.prune_budget import Pruner
-from outlierlens.analyses.prune_cells import Cells, Removal
+from outlierlens.analyses.prune_cells import Cells, Pruner, Removal
 from outlierlens.analyses.quantize_rounding import Keeping, rounded
 from outlierlens.analyses.quantize_schemes import parse
+from outlierlens.analyses.super_weights import SuperActivations, last_linears, scaled
+from outlierlens.analyses.sweep.effects import _as_float32
 from outlierlens.architectures import live_parameters
-from outlierlens.experiments.detectors.linears import last_linears, scaled
-from outlierlens.experiments.sweep.summary import _as_float32
 from outlierlens.models.attention_maps import tapped_attention
 from outlierlens.models.changes import frozen
 from outlierlens.models.forward import reader_of
@@ -102,6 +101,8 @@ def contexts(encoder: LoadedModel, decoder: LoadedModel) -> dict[str, tuple[Load
     places = (torch.tensor([0, 1]), torch.tensor([2, 3]))
     assert norm is not None
     assert reader is not None
+    activations = SuperActivations(decoder, body, 0.0)
+    activations.kept[0, 3] = [torch.zeros(2, 7)]
     return {
         "zeroed_weights": (encoder, lambda: zeroed_weights(encoder, DIMS)),
         "zeroed_weights, decoder": (decoder, lambda: zeroed_weights(decoder, DIMS)),
@@ -128,6 +129,7 @@ def contexts(encoder: LoadedModel, decoder: LoadedModel) -> dict[str, tuple[Load
         ),
         "head_only_at": (encoder, lambda: head_only_at(model, places)),
         "last_linears": (decoder, lambda: last_linears(decoder, body, nothing)),
+        "super activations": (decoder, lambda: activations.restored([(0, 3, 4)])),
         "position means": (encoder, lambda: collected(encoder, stack, DIMS)),
         "resumed": (encoder, lambda: resumed(model, stack, kept, [0, 1])),
         "as float32": (decoder, lambda: _as_float32(decoder.model)),

@@ -32,7 +32,7 @@ import faults
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import every_command
 
-STARTED = ("fetch", "doctor", "samples", "explore")  # what these write is looked at elsewhere, or a page that waits
+STARTED = ("fetch", "doctor", "explore")  # what these write is looked at elsewhere, or a page that waits
 SECONDS = 600  # after which a command hangs
 TEXT = (".html", ".md", ".txt", ".py", ".csv", ".svg")
 # Times, and what a command has that replaces a file.
@@ -180,7 +180,7 @@ def written(name: str, words: Sequence[str]) -> list[str]:
         return []
     file = name.replace(" ", "-")
     more = (
-        ["-o", f"{file}.txt" if name == "protect" else f"{file}.json"]
+        ["-o", f"{file}.txt" if name == "prune protect" else f"{file}.json"]
         if BY_NAME[name].writes == "file" and "-o" not in words
         else []
     )

@@ -22,12 +22,10 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 from strangers import ARBITRARY, STRANGERS, Stranger, place_of  # noqa: E402
 
 from outlierlens.analyses.ablate import Ablation  # noqa: E402
+from outlierlens.analyses.atlas_lookup import ATLAS, COSTS, AblationCost  # noqa: E402
+from outlierlens.analyses.atlas_rows import AtlasRow, read_rows, rows_of, write_part  # noqa: E402
 from outlierlens.checkpoints import open_checkpoint  # noqa: E402
 from outlierlens.checkpoints.samples.cache import SAMPLES  # noqa: E402
-from outlierlens.experiments.atlas.measure import rows_of  # noqa: E402
-from outlierlens.experiments.atlas.rows import AtlasRow, read_rows, write_part  # noqa: E402
-from outlierlens.experiments.lookup.measure import ATLAS, COSTS  # noqa: E402
-from outlierlens.experiments.lookup.result import Cost  # noqa: E402
 from outlierlens.results.document import load  # noqa: E402
 from outlierlens.results.safe_files import write_text  # noqa: E402
 
@@ -46,7 +44,7 @@ def rows(folder: Path) -> Iterator[AtlasRow]:
                 yield replace(row, model=name, license=licence, origin=origin, seconds=0.0)
 
 
-def costs(folder: Path) -> Iterator[Cost]:
+def costs(folder: Path) -> Iterator[AblationCost]:
     """What `ablate` measured of dimensions that the weights name; of samples that the folder lacks it is measured now."""
     for name in sorted((*SAMPLES, *STRANGERS)):
         path = folder / "out" / name / "ablate.json"
@@ -60,7 +58,7 @@ def costs(folder: Path) -> Iterator[Cost]:
         control, about = found.family("random"), found.about
         if control is None or control.p is None or found.dims == ARBITRARY:
             continue
-        yield Cost(
+        yield AblationCost(
             model=name, dims=found.dims, task=f"{about.task}, {about.unit}", intact=_short(found.intact.value.value),
             change=_short(found.chosen.change.value), random=_short(control.median), p=_short(control.p),
             n_texts=about.n_texts, texts=read or Path(about.data).stem,

@@ -3,7 +3,7 @@
     python scripts/package_sample.py runs/mini-bert                          # into src/outlierlens/data_files/mini-bert
     python scripts/package_sample.py runs/mini-bert --checkpoint 1500 -o /tmp/stand-in
 
-A run folder is what `outlierlens pretrain` writes: model/ (or checkpoint-N/), recipe.toml, watch.jsonl, outcome.json and
+A run folder is what `outlierlens lab pretrain` writes: model/ (or checkpoint-N/), recipe.toml, watch.jsonl, outcome.json and
 the Trainer's log. The same run gives the same bytes. What is written is read back and compared with the run before it
 takes its place: loss and logits against the float32 weights, tokens, recorded norms, sizes, and that no path of this
 machine is in it.
@@ -20,10 +20,10 @@ from typing import Any
 import jinja2
 import numpy as np
 
+from outlierlens.analyses.scan import scan
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.checkpoints.samples.cache import PACKAGED
 from outlierlens.data.texts import SHIPPED, read_texts
-from outlierlens.detection.scan.measure import scan
 from outlierlens.errors import BadFile, BadInput, OutlierlensError
 from outlierlens.models.load import LoadedModel, LoadOptions, load_model
 from outlierlens.results.document import load
@@ -33,7 +33,7 @@ from outlierlens.tasks.base import TaskOptions, weighted_mean
 from outlierlens.tasks.choice import make_task
 from outlierlens.training.pretrain.loop import RECIPE, WATCH, checkpoints
 from outlierlens.training.pretrain.recipe import Recipe, read_recipe
-from outlierlens.training.pretrain.result import OUTCOME, Outcome
+from outlierlens.training.pretrain.result import OUTCOME, Outcomes, TrainedModel
 from outlierlens.training.run_files import STATE
 from outlierlens.training.watch_rows import read_watch, step_of
 
@@ -61,7 +61,7 @@ class Source:
     step: int
     recipe: Recipe
     log: list[dict[str, Any]]
-    outcome: Outcome | None
+    outcome: TrainedModel | None
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -110,7 +110,7 @@ def find(run: Path, checkpoint: int | None) -> Source:
         BadInput: no such run, not finished and no checkpoint named, or another recipe than the shipped one.
     """
     if not (run / RECIPE).is_file():
-        raise BadInput(f"{run}: holds no {RECIPE}; name the folder of a run of `outlierlens pretrain`")
+        raise BadInput(f"{run}: holds no {RECIPE}; name the folder of a run of `outlierlens lab pretrain`")
     ran = read_recipe(run / RECIPE)
     public = read_recipe(ran.name)
     recipe = ran.changed([f"data.source={json.dumps(public.data.source)}"])
@@ -126,10 +126,11 @@ def find(run: Path, checkpoint: int | None) -> Source:
     if checkpoint is None:
         path = run / OUTCOME
         if not path.is_file():
-            raise BadInput(f"{path}: the run has not been measured; `outlierlens pretrain` does it at the end")
-        outcome = load(path)
-        if not isinstance(outcome, Outcome):
-            raise BadInput(f"{path}: holds a {type(outcome).__name__}, not the outcome of a pre-training run")
+            raise BadInput(f"{path}: the run has not been measured; `outlierlens lab pretrain` does it at the end")
+        found = load(path)
+        if not isinstance(found, Outcomes):
+            raise BadInput(f"{path}: holds a {type(found).__name__}, not the outcome of a pre-training run")
+        (outcome,) = found.runs
     return Source(run, weights, step, recipe, read_log(run, weights, step), outcome)
 
 
@@ -285,6 +286,7 @@ def card(source: Source, seen: dict[str, Any]) -> str:
         recipe=source.recipe,
         step=source.step,
         outcome=source.outcome,
+        random=np.quantile(source.outcome.random, (0.5, 0.95)) if source.outcome and source.outcome.random else None,
         held_out=held_out,
         perplexity=math.exp(held_out[-1][1]) if held_out else None,
         largest=(int(seen_z.argmax()), float(seen_z.max())),

@@ -31,7 +31,8 @@ NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```console\n\$ (outlierlens [^\n]*\bmini-[^\n]*)\n([^$][^`]*)^```", re.MULTILINE)
 KEPT = ("text/plain", "text/html", "image/png")
-COLOURS = 96
+COLOURS = 48
+TALLEST = 2000  # pixels; of taller pictures, of many panels, each side is halved
 SECONDS = 600  # of a cell, where a machine does other things too
 TOLERANCE = 1e-4  # or one in a number's last digit, if that is more; whole numbers are equal
 NUMBER = re.compile(r"(?<![\w.])[-−+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])")
@@ -106,10 +107,10 @@ def _kept(output: Any) -> Any:
 
 
 def _smaller(picture: str) -> str:
-    """The PNG in base64 with a palette of few colours: a quarter of the bytes, alike to the eye."""
+    """The PNG in base64 with a palette of few colours, and not at twice the size where it is tall: a fraction of the bytes."""
     made = io.BytesIO()
     image = Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB")
-    image.quantize(COLOURS).save(made, "PNG", optimize=True)
+    (image if image.height <= TALLEST else image.reduce(2)).quantize(COLOURS).save(made, "PNG", optimize=True)
     return base64.b64encode(made.getvalue()).decode()
 
 

@@ -1,6 +1,6 @@
 """Ten seconds of the live page as an animated picture: `python scripts/record_page.py docs/explore.gif [MODEL]`.
 
-A hand turns the strongest dimension down, switches all off and all on. Needs a Chromium (`OUTLIERLENS_CHROMIUM`, or
+A hand turns the dimensions that stand out from all off to all on, and off again. Needs a Chromium (`OUTLIERLENS_CHROMIUM`, or
 Debian's), playwright, gradio and Pillow.
 """
 
@@ -15,19 +15,19 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 from outlierlens.explore.look import open_explorer
-from outlierlens.explore.options import Place
 from outlierlens.explore.serve import served
+from outlierlens.explore.state import Place
 
 SIZE = {"width": 1100, "height": 640}
-STEPS = (0.75, 0.5, 0.25, 0.0)
-SHOWN_MS = {"open": 1600, "slide": 900, "off": 2600, "on": 1600}
+STEPS = (0.25, 0.5, 0.75, 1.0, 0.0)
+SHOWN_MS = {"open": 2600, "slide": 1300}
 
 
 def frames(page: Any) -> list[tuple[Image.Image, int]]:
     """(picture, milliseconds) of each moment."""
 
     def settled() -> None:
-        page.wait_for_selector("#ol-anisotropy h2")
+        page.wait_for_selector("#ol-inside h3")
         page.wait_for_function("document.querySelector('#ol-link :is(input, textarea)').value === location.href")
 
     def seen(moment: str) -> tuple[Image.Image, int]:
@@ -45,10 +45,7 @@ def frames(page: Any) -> list[tuple[Image.Image, int]]:
         number = page.locator("#ol-left input[type=number]")
         changed(lambda number=number, left=left: (number.fill(str(left)), number.press("Tab")))
         made.append(seen("slide"))
-    changed(page.locator("#ol-all-off").click)
-    made.append(seen("off"))
-    changed(page.locator("#ol-all-on").click)
-    return [*made, seen("on")]
+    return made
 
 
 def main(target: Path, model: str = "mini-planted") -> None:

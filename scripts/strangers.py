@@ -245,7 +245,7 @@ def run(folder: Path, name: str) -> dict[str, Any]:
         call("observe", *few, "-o", str(out / "observe.json"))
         more = (*data, "--limit", "8", "--max-length", "48")  # what it costs comes with the package
         call("ablate", *more, "--dims", dims, "--random", "9", "--matched", "3", "-o", str(out / "ablate.json"))
-        call("sweep", *few, "--dims", dims, "--random", "0", "-o", str(out / "sweep"))
+        call("sweep", *few, "--dims", dims, "--random", "0", "-o", str(out / "sweep.json"))
         call("report", *few, "--random", "3", "--matched", "2", "-o", str(out / "report"))
     return found
 
@@ -316,7 +316,7 @@ def _z(values: np.ndarray) -> np.ndarray:
 
 
 def _tensors(path: Path) -> dict[str, np.ndarray]:
-    """Named float32 arrays, by each format's own library."""
+    """ListEntry float32 arrays, by each format's own library."""
     if path.is_dir():
         files = [one for one in sorted(path.iterdir()) if one.suffix in (".safetensors", ".bin", ".gguf", ".onnx")]
         path = next(one for one in files if one.name not in ("training_args.bin", "encoder.onnx"))
@@ -403,9 +403,9 @@ def _last_operation(tensors: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndar
 def rows(folder: Path) -> str:
     """A line for each row of the packaged atlas: whether plain numpy reads its vectors in the file and names its outliers."""
     sys.path[:0] = [str(Path(__file__).parents[1] / "src")]
+    from outlierlens.analyses.atlas_lookup import ATLAS
+    from outlierlens.analyses.atlas_rows import read_rows
     from outlierlens.checkpoints import samples
-    from outlierlens.experiments.atlas.rows import read_rows
-    from outlierlens.experiments.lookup.measure import ATLAS
 
     lines = []
     for row in read_rows(ATLAS):

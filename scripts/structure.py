@@ -12,20 +12,14 @@ from graphlib import CycleError, TopologicalSorter
 from html import escape
 from pathlib import Path
 
-from outlierlens.experiments import EXPERIMENTS
-
 SOURCE = Path(__file__).parents[1] / "src" / "outlierlens"
-# Lower first: a folder imports only from itself and from those before it. `experiment` is the contract and the table; a file
-# of an experiment's folder that is called like one of FILES stands where its name stands here.
+# Lower first: a folder, or a file of the root, imports only from itself and from those before it.
 ORDER = (
-    "errors", "options", "experiment", "statistics", "view", "results", "architectures", "checkpoints", "data", "models",
-    "tasks", "ablation", "detection", "vectors", "training", "session", "analyses", "options.py", "result.py", "charts.py",
-    "view.py", "experiments", "report", "replicate", "explore", "cli",
+    "errors", "options", "experiments", "statistics", "view", "results", "architectures", "checkpoints", "data", "models",
+    "tasks", "ablation", "detection", "vectors", "training", "session", "analyses", "given", "replicate", "report", "explore",
+    "cli",
 )  # fmt: skip
 RANK = {name: rank for rank, name in enumerate(ORDER)}
-FILES = ("options", "result", "charts", "view")  # of an experiment's folder; they import no torch
-TABLE = ("outlierlens.experiments", "outlierlens.experiments")
-HOMES = {f"outlierlens.{row.home}" for row in EXPERIMENTS}
 
 
 def module_of(path: Path) -> str:
@@ -37,29 +31,14 @@ def module_of(path: Path) -> str:
 MODULES = {module_of(path): path for path in sorted(SOURCE.rglob("*.py"))}
 
 
-def file_of(module: str) -> str:
-    """What a module of an experiment's folder is by its name: of "charts_marks" too "charts"; "" of other folders."""
-    home, _, name = module.rpartition(".")
-    stem = name.partition("_")[0]
-    return stem if home in HOMES and stem in FILES else ""
-
-
-def home_of(module: str) -> str:
-    """The experiment's folder that a module lies in; "" of others."""
-    return next((home for home in HOMES if module == home or module.startswith(f"{home}.")), "")
-
-
 def folder_of(module: str) -> str:
     """The name in ORDER of the folder, or file of the root, that a module is in."""
-    if module in TABLE:
-        return "experiment"
     return "cli" if module.endswith(".command") else module.split(".")[1]
 
 
 def rank(module: str) -> int:
     """Where a module stands in ORDER."""
-    file = file_of(module)
-    return min(RANK[folder_of(module)], RANK[f"{file}.py"]) if file else RANK[folder_of(module)]
+    return RANK[folder_of(module)]
 
 
 def imports(text: str) -> set[str]:
@@ -80,24 +59,8 @@ def imports(text: str) -> set[str]:
 
 
 def wrong_imports(module: str, text: str) -> list[str]:
-    """What this text may not import as `module`: what stands higher, and experiments that its own row does not `need`.
-
-    What an analysis needs may be an experiment still: a file of its own, such as `analyses.attack_edits`, needs the same.
-    """
-    home = home_of(module) or next((one for one in HOMES if module.startswith(f"{one}_")), "")
-    rows = [row for row in EXPERIMENTS if f"outlierlens.{row.home}" == home]
-    needs = {f"outlierlens.experiments.{name}" for row in rows for name in row.needs}
-    wrong = []
-    for name in sorted(imports(text)):
-        other = home_of(name)
-        beside = home.startswith("outlierlens.experiments.") and other.startswith("outlierlens.experiments.")
-        if other == home != "":
-            continue  # a folder's files know one another; that FILES import no torch is tried by itself
-        if home.startswith("outlierlens.analyses.") and other in needs:
-            continue
-        if rank(name) > rank(module) or (beside and other not in needs and not module.endswith(".command")):
-            wrong.append(name)
-    return wrong
+    """What this text may not import as `module`: what stands higher."""
+    return [name for name in sorted(imports(text)) if rank(name) > rank(module)]
 
 
 def graph(modules: Mapping[str, Path] = MODULES) -> dict[str, set[str]]:
@@ -114,7 +77,7 @@ SHADES = (0.35, 0.65, 1.0)
 
 def map_of_folders() -> str:
     """An SVG: a row a folder from the lowest to the highest, a column each, darker where the row imports more of the column."""
-    folders = [name for name in ORDER if not name.endswith(".py")]
+    folders = list(ORDER)
     counts = Counter(
         (folder_of(module), folder_of(other))
         for module, others in graph().items()
@@ -146,8 +109,7 @@ def map_of_folders() -> str:
 
 def _about(folder: str) -> str:
     """The first sentence of a folder's docstring, or of a file's."""
-    module = "experiments" if folder == "experiment" else folder
-    docstring = ast.get_docstring(ast.parse(MODULES[f"outlierlens.{module}"].read_text("utf-8"))) or ""
+    docstring = ast.get_docstring(ast.parse(MODULES[f"outlierlens.{folder}"].read_text("utf-8"))) or ""
     return docstring.split("\n\n")[0].replace("\n", " ").replace("`", "")
 
 

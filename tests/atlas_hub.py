@@ -21,7 +21,7 @@ from architectures import FAMILIES, build
 from hub_server import FakeHub, Handler, Seen
 from outlierlens.architectures import Param, bind, stacks_of
 from outlierlens.checkpoints.formats import write_header
-from outlierlens.detection.scan.measure import sites_of
+from outlierlens.detection.weights import sites_of
 
 # What is wrong with a broken model, and the reason that its row must have.
 WAYS = {

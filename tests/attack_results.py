@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 from outlierlens.analyses.attack import Attack, Edit, EditDamage
-from outlierlens.analyses.update_check import ClientUpdate, UpdateCheck
+from outlierlens.analyses.compare_updates import ClientUpdate, UpdateCheck
 from outlierlens.results.document import Provenance
 from outlierlens.results.finding import About
 from outlierlens.results.rows import Estimate
 
-BY = Provenance("m", "f", command="outlierlens attack m --data d.txt --budget 2", seed=0)
+BY = Provenance("m", "f", command="outlierlens lab attack m --data d.txt --budget 2", seed=0)
 
 
 def attack() -> Attack:

@@ -41,8 +41,8 @@ def own_runs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 # The files that take longest, half a minute or more each; they begin, so that two workers end together.
 LONGEST = (
-    "test_sweep_ray", "test_gold", "test_explore_browser", "test_printed", "test_site", "test_embedder", "test_examples",
-    "test_closed_network", "test_cli_sweep", "test_sts", "test_docs", "test_finetune",
+    "test_sweep_ray", "test_gold", "test_explore_browser", "test_printed", "test_site", "test_embed_export", "test_examples",
+    "test_closed_network", "test_sweep_command", "test_embed", "test_docs", "test_finetune",
 )  # fmt: skip
 
 
@@ -53,8 +53,8 @@ APART = frozenset((
     "test_closed_network", "test_machines", "test_package_sample", "test_samples", "test_toy_analysis", "test_claims",
     "test_callback", "test_pretrain", "test_report_pair", "test_recovery", "test_hostile_files", "test_damaged_files",
     "test_gates", "test_counting", "test_charts", "test_charts_tasks", "test_doctor", "test_docs", "test_writing",
-    "test_survival", "test_pace", "test_main", "test_prune_check", "test_report", "test_gguf", "test_variants", "test_embedder",
-    "test_finetune", "test_sts", "test_replicate", "test_fuzz", "test_estimate", "test_classify", "test_cli_finetune",
+    "test_main", "test_prune_check", "test_report", "test_gguf", "test_variants", "test_embed_export",
+    "test_finetune", "test_embed", "test_replicate", "test_fuzz", "test_sweep_estimate", "test_classify", "test_cli_finetune",
     "test_replicate_luo", "test_probe_redrawn", "test_statistics_subsampling",
 ))  # fmt: skip
 

@@ -23,43 +23,35 @@ RUNS: dict[str, tuple[str, ...]] = {
     "scan": (M,),
     "atlas build": ("names.txt", "-o", "atlas", "--no-progress"),
     "atlas page": ("atlas",),
-    "lookup": (M,),
-    "compare": (M, M, "--values"),
+    "atlas lookup": (M,),
+    "compare": (M, "mini-bert", "--dims", "8", "--chart", "compared.html"),
     "fingerprint": (M, "-o", "print.json"),
     "verify": (M, "--baseline", "print.json"),
     "observe": (M, *FEW[:6], *QUIET),
-    "count": ("--tokenizer", M, "--data", "texts.txt", "-o", "counts.parquet", "--no-progress"),
     "ablate": (M, *FEW, "--random", "1", "--matched", "1", "--save", "off", "-o", "off.json", *QUIET),
     "sweep": (M, *FEW[:6], "--dims", "8", "--random", "2", "--matched", "0", "--windows", "single", "--gradients", "0",
-              "--chart", "sweep.html", "-o", "swept", *QUIET),
+              "--chart", "sweep.html", "-o", "swept.json", *QUIET),
     "prune check": (M, "off", "--dims", "8"),
     "prune protect": (M, "--for", "awq"),
     "prune test": (M, *FEW[:6], "--dims", "8", "--random", "1", "--scattered", "0", "--matched", "0", *QUIET),
-    "pretrain": ("mini-short", *(word for one in SMALL for word in ("--set", one)), "--steps", "2", "-o", "run",
+    "lab pretrain": ("mini-short", *(word for one in SMALL for word in ("--set", one)), "--steps", "2", "-o", "run",
                  "--no-progress", "--device", "cpu"),
-    "track": ("run", "-o", "tracked", "--no-progress"),
-    "outcomes": ("run",),
-    "finetune": (M, *LABELLED, "--epochs", "1", "--batch-size", "8", "-o", "tuned", "--precision", "float32"),
-    "survival": (M, "tuned/seed-42/model", "--chart", "survival.html"),
-    "one-dimension": ("tuned/seed-42/model", *LABELLED, "--dims", "8", "--limit", "8", *QUIET[2:]),
+    "track": ("run", "-o", "track.json", "--no-progress"),
+    "lab finetune": (M, *LABELLED, "--epochs", "1", "--batch-size", "8", "-o", "tuned", "--precision", "float32"),
     "replicate kovaleva-glue": (M, "--tasks", "sst2", "--tuned", "sst2=tuned/seed-42/model", "--data", "paper/glue",
-                                "--labels", "negative,positive", "--random", "1", "--matched", "0", "--windows-task", "none",
+                                "--labels", "negative,positive", "--random", "1", "--matched", "0",
                                 "-o", "kovaleva", *QUIET),
     "replicate puccetti-glue": (M, "--tasks", "sst2", "--tuned", "sst2=tuned/seed-42/model", "--data", "paper/glue",
-                                "--labels", "negative,positive", "--random", "1", "--matched", "0", "--windows-task", "none",
+                                "--labels", "negative,positive", "--random", "1", "--matched", "0",
                                 "-o", "puccetti-glue", *QUIET),
     "replicate luo": (M, "--data", "paper", "--parts", "origin", "-o", "luo", *QUIET),
     "replicate puccetti": (M, *FEW[:4], "--parts", "attention", "-o", "puccetti", *QUIET),
-    "sts": (M, "--data", "paper/sts", "--tasks", "sickr", "--fixes", "clip", "--clip", "8", "--chart", "sts.html", *QUIET),
-    "wic": (M, "--data", "paper/wic", "--fixes", "clip", "--clip", "8", *QUIET),
+    "embed": (M, "--data", "paper/sts", "--sets", "sickr", "--fixes", "clip", "--clip", "8", "--chart", "embed.html", *QUIET),
     "origin": (M, "--chart", "origin.html"),
-    "detectors": (M, *FEW[:6], "--nulls", "none", "--trial-texts", "1", "--chart", "detectors.html", *QUIET),
     "geometry": (M, *FEW[:2], "--limit", "8", "--pairs", "8", "--words", "0", "--tokens", "40", "--bootstrap", "20",
                  "--fixes", "raw", "--dims", "8", "--chart", "geometry.html", *QUIET),
     "frequency": (M, "--counts", "counts.parquet", *FEW[:2], "--dims", "8", "--bootstrap", "50", "--sample", "200",
                   "--types", "200", "--max-length", "16", "-o", "frequency.json", *QUIET),
-    "frequency-geometry": (M, "--counts", "counts.parquet", *FEW[:2], "--bands", "2", "--tokens-per-band", "8", "--dims",
-                           "8", "--random", "1", "--bootstrap", "20", "--max-length", "16", *QUIET),
     "attention": (M, *FEW, "--random", "1", "--bootstrap", "20", "--chart", "attention.html", *QUIET),
     "probe": (M, *FEW[:2], "--limit", "8", "--max-length", "16", "--no-retrain", "--clip", "8", *QUIET),
     "quantize": (M, *FEW, "--schemes", "int8-tensor/none", "--calibrate", "0", "--smooth", "none", "--random", "1", *QUIET),
@@ -69,20 +61,15 @@ RUNS: dict[str, tuple[str, ...]] = {
     "range": (M, *FEW[:6], "--chart", "range.html", *QUIET),
     "mask": (M, *FEW[:6], "--for", "steering", "--to", "steering.py", "--chart", "mask.html", *QUIET),
     "trace": (M, *FEW[:6], "--dim", "8", "--random", "1", "--chart", "life.html", *QUIET),
-    "frozen": (M, *LABELLED, "--limit", "8", "--epochs", "1", "--fixes", "raw", "--clip", "none", *QUIET[2:]),
-    "export-embedder": (M, "--fix", "centre", "-o", "embedder", "--max-length", "16", "--no-progress"),
-    "layer-story": ("swept/sweep.json", "--frequency", "frequency.json", "--chart", "story.html"),
-    "attack": (M, *FEW, "--budget", "1", "--kinds", "zero", "--tries", "2", "--sets", "1", "--random", "1",
+    "lab attack": (M, *FEW, "--budget", "1", "--kinds", "zero", "--tries", "2", "--sets", "1", "--random", "1",
                "--search-texts", "2", *QUIET),
-    "update-check": (M, "off", "--dims", "8", "--draws", "19"),
-    "report": (M, *FEW, "--random", "1", "--matched", "1", "--result", "off.json", "--sweep", "swept/sweep.json",
+    "report": (M, *FEW, "--random", "1", "--matched", "1", "--result", "off.json", "--sweep", "swept.json",
                "--card", "card.md", "-o", "report", *QUIET),
     "explore": (M, "--text", "A film worth seeing.", "--show", "loss", *QUIET[:4]),
     "doctor": (),
-    "samples": (),
     "fetch": (M,),
 }  # fmt: skip
-FOUND = {"verify": 0, "prune check": 3, "update-check": 3, "doctor": 0}  # exit codes that say what was found; else 0
+FOUND = {"verify": 0, "prune check": 3, "doctor": 0}  # exit codes that say what was found; else 0
 
 
 def fill(folder: Path) -> None:
@@ -110,6 +97,18 @@ def fill(folder: Path) -> None:
         rows(f"paper/sts/sickr/{split}.jsonl", pairs)
         rows(f"paper/sts/stsb/{split}.jsonl", pairs)
     decoder(folder / "decoder")
+    counts(folder / "counts.parquet", said)
+
+
+def counts(path: Path, texts: list[str]) -> None:
+    """Write how often the tokens of `M` occur in the texts."""
+    from transformers import AutoTokenizer
+
+    from outlierlens.analyses.frequency_counts import count_texts
+    from outlierlens.checkpoints.samples import directory
+    from outlierlens.data.token_counts import write_counts
+
+    write_counts(count_texts(AutoTokenizer.from_pretrained(directory(M)), texts), path)
 
 
 def decoder(folder: Path) -> None:

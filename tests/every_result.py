@@ -6,15 +6,14 @@ from typing import Any
 
 import attack_results
 import attention_results
-import detector_results
+import definition_results
 import downstream_results
+import embed_results
 import explore_models
-import exported_results
 import finetune_runs
-import frequency_bands_results
+import fingerprint_results
 import frequency_results
 import geometry_results
-import integrity_results
 import layer_story_results
 import mask_results
 import observation_results
@@ -28,18 +27,18 @@ import quantized_results
 import range_results
 import repair_results
 import runs
-import similar_results
 import synthetic_report
 import synthetic_tasks
 import trace_results
-from outlierlens.detection.observe.result import ActivationOutlier, Observation
-from outlierlens.detection.scan.result import Scans
-from outlierlens.experiments.compare.measure import compare
-from outlierlens.experiments.lookup.measure import lookup
-from outlierlens.experiments.track.measure import track
-from outlierlens.replicate.luo.result import LuoReplication
-from outlierlens.replicate.puccetti.result import PuccettiReplication
-from outlierlens.training.pretrain.result import Outcomes
+from outlierlens.analyses.atlas_lookup import lookup
+from outlierlens.analyses.compare import compare
+from outlierlens.analyses.observe import Observation, observed_rows
+from outlierlens.analyses.track import track
+from outlierlens.detection.rules import ActivationOutlier
+from outlierlens.replicate.luo import LuoReplication, effects_of
+from outlierlens.replicate.puccetti import PuccettiReplication
+from outlierlens.replicate.runner import MeasuredPart
+from outlierlens.results.finding import About
 
 
 def of_model(result: Any, model: str) -> Any:
@@ -58,30 +57,27 @@ def made_in(folder: Path) -> dict[str, Any]:
         "ReportData": data,
     }
     made |= {
-        "Scans": Scans((data.scan,)),
         "Comparison": compare(data.scan, data.scan),
         "Lookup": lookup("mini-planted"),
     }
     made["Sweep"] = synthetic_report.sweep()
     made["Replication"] = synthetic_tasks.replication()
     made["Track"] = track([runs.write_run(folder / "run", (0, 100))])
-    made["Outcome"] = pretrain_runs.outcome("mini", 0, 4.0, 1.0)
-    made["Outcomes"] = Outcomes((made["Outcome"],))
+    made["Outcomes"] = pretrain_runs.outcome("mini", 0, 4.0, 1.0)
     made["FineTuned"] = finetune_runs.tuned()
-    made["Exported"] = exported_results.exported()
     made["Repaired"] = repair_results.repaired()
     made["Explored"] = explore_models.explored()
     made["Geometry"] = geometry_results.geometry()
-    made["Detectors"] = detector_results.detectors()
+    made["Definitions"] = definition_results.definitions()
     made["Attention"] = attention_results.attention()
     made["Predictions"] = predicted_results.predictions()
     made["Frequency"] = frequency_results.frequency()
-    made["FrequencyBands"] = frequency_bands_results.frequency_bands()
+    made["FrequencyBands"] = geometry_results.frequency_bands()
     made["Origin"] = origin_models.found(folder / "origin")
-    made |= similar_results.made()
+    made |= embed_results.made()
     made |= attack_results.made()
-    made |= integrity_results.made()
-    made |= downstream_results.made() | probe_results.made()
+    made |= fingerprint_results.made()
+    made |= {"Recovery": downstream_results.recovery()} | probe_results.made()
     made |= {"PruneCheck": pruning_results.check(), "PruneTest": pruning_results.costs()}
     made["LayerStory"] = layer_story_results.story()
     made["Quantized"] = quantized_results.quantized()
@@ -95,21 +91,35 @@ def made_in(folder: Path) -> dict[str, Any]:
 def _observation() -> Observation:
     two = observation_results.TWO
     found = ActivationOutlier("massive", 1, ("0", "1"), (2000.0, 3000.0))
-    return replace(two, stacks=(replace(two.stacks[0], outliers=(found,)), *two.stacks[1:]))
+    stacks = (replace(two.stacks[0], outliers=(found,)), *two.stacks[1:])
+    return replace(two, stacks=stacks, **observed_rows(stacks, "all"))
 
 
 def _papers(provenance: Any, made: dict[str, Any]) -> dict[str, Any]:
     """Replications, made of the others."""
     luo = {
-        "words": "WordInContext",
-        "sts": "Similarity",
-        "geometry": "Geometry",
-        "probe": "PositionProbe",
         "origin": "Origin",
+        "probe": "PositionProbe",
+        "geometry": "Geometry",
+        "sts": "Similarity",
+        "frozen-sst2": "FrozenScores",
     }
-    parts: Any = {part: made[kind] for part, kind in luo.items()}
-    found = LuoReplication(provenance, "", "by hand", {"0": (5,)}, frozen=(made["FrozenScores"],), **parts)
-    named = {"frequency": "Frequency", "attention": "Attention", "story": "LayerStory", "bands": "FrequencyBands"}
-    parts = {part: made[kind] for part, kind in (named | {"predictions": "Predictions"}).items()}
-    other = PuccettiReplication(provenance, "", (2, 5), "the weights", "counts", **parts)
+    parts: Any = {name: made[kind] for name, kind in luo.items()} | {"words": embed_results.words()}
+    clipped = {"0": (5,)}
+    found = LuoReplication(
+        **_whole(provenance, parts), clipped=clipped, clipping="by hand", effects=tuple(effects_of(parts, clipped))
+    )
+    puccetti = {"frequency": "Frequency", "attention": "Attention", "layers": "LayerStory", "bands": "FrequencyBands"}
+    parts = {name: made[kind] for name, kind in (puccetti | {"predictions": "Predictions"}).items()}
+    other = PuccettiReplication(**_whole(provenance, parts), counts="counts")
     return {"LuoReplication": found, "PuccettiReplication": other}
+
+
+def _whole(provenance: Any, parts: dict[str, Any]) -> dict[str, Any]:
+    measured = tuple(MeasuredPart(part=name, title=name, seconds=1.0) for name in parts)
+    return {
+        "provenance": provenance,
+        "about": About(dims=("2", "5")),
+        "measured": measured,
+        "parts": tuple(parts.values()),
+    }

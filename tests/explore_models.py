@@ -29,50 +29,31 @@ def tiny(words: Any, family: str = "gpt2", head: str = "CausalLM", kind: str = "
 
 def explored() -> Any:
     """A result written by hand, every view in it."""
-    import numpy as np
-
     from outlierlens.ablation.fill import Blank, Continuation, Filled
-    from outlierlens.explore.result import (
-        Anisotropy,
-        AttentionMaps,
-        Explored,
-        Guess,
-        Guesses,
-        GuessList,
-        Life,
-        Loss,
-        LossRow,
-        Off,
-        OneDimension,
-        Passage,
-        State,
-        Vectors,
-    )
+    from outlierlens.explore.look import AttentionSink, Explored, Guess, LargestValue, Off, TextCosine, TextLoss
+    from outlierlens.explore.state import State
     from outlierlens.results.document import Provenance
+    from outlierlens.results.finding import About
+    from outlierlens.results.rows import Estimate
 
-    conditions = (Off("intact", (), ()), Off("random", (3,), (0, 1)), Off("chosen", (2,), (0, 1)))
-    fills = tuple(Filled(one.label, one.dims, ("a ", "."), (Blank(1, "b", "b", "c", "same"),)) for one in conditions)
+    conditions = (Off("intact"), Off("random", (3,), (0, 1)), Off("chosen", (2,), (0, 1)))
+    places = [(layer, one) for layer in ("embeddings", "0", "1") for one in conditions]
     return Explored(
         provenance=Provenance("tiny", "0" * 64, command="outlierlens explore tiny", seed=0),
-        state=State(text="a c.", dims=(2,), last=1, stack="model", vector_layer="1", attention_layer=1),
-        read="a c.",
-        conditions=conditions,
+        about=About(task="masked loss", unit="nats per token", stack="model", dims=("2",), n_texts=1, n_tokens=2),
         notes=("the text has 97 tokens; the first 96 are read",),
-        passage=Passage(fills, (Continuation("intact", (), "a", "c"),)),
-        loss=Loss("masked loss", "nats per token", 2, (LossRow("intact", 1.5, 1.0, 2.0, 0.0, 0.0, 0.0),)),
-        dimension=OneDimension(
-            2,
-            ("embeddings", "0", "1"),
-            ("a", "c"),
-            np.arange(6.0).reshape(3, 2),
-            np.full((3, 2), 0.5),
-            Loss("masked loss", "nats per token", 2, (LossRow("alone", 2.5, 2.0, 3.0, 1.0, 0.5, 1.5),)),
-            (Blank(1, "d", "b", "c", "other"),),
-            1,
+        state=State(text="a c.", dims=(2,), last=1, stack="model"), read="a c.", blank="c", conditions=conditions,
+        fills=tuple(Filled(one.label, one.dims, ("a ", "."), (Blank(1, "b", "b", "c", "same"),)) for one in conditions),
+        continuations=(Continuation("intact", (), "a", "c"),),
+        losses=tuple(
+            TextLoss(condition=one.label, off=one.names, loss=Estimate(1.5 + i, 1.0 + i, 2.0 + i), perplexity=4.5 + i,
+                     change=Estimate(float(i), i / 2, 2.0 * i))
+            for i, one in enumerate(conditions)
         ),
-        guesses=Guesses(0, "c", (GuessList("intact", (Guess("b", 0.5), Guess("c", 0.25))),)),
-        vectors=Vectors("1", ("a", "c"), "a", np.eye(3, 4), (2,), np.arange(6.0).reshape(3, 2, 1), np.ones((3, 2))),
-        attention=AttentionMaps(1, 0, 2, ("a", "c"), (True, False), np.full((3, 2, 2), 0.5)),
-        anisotropy=Anisotropy(("embeddings", "0", "1"), np.full((3, 3), 0.25), np.zeros((3, 3)), 2),
-        life=Life(2, ("embeddings", "0", "1"), ("a", "c"), np.arange(6.0).reshape(3, 2), 1, np.full((3, 6), 0.5)),
-    )
+        guesses=tuple(Guess(rank=1, condition=one.label, said="b  50.0 %", word="b", probability=0.5) for one in conditions),
+        largest=tuple(LargestValue(layer=layer, dim=2, size=2.0 + i, value=-2.0 - i, token="1 c", share=0.5)
+                      for i, layer in enumerate(("embeddings", "0", "1"))),
+        sinks=tuple(AttentionSink(layer=layer, condition=one.label, first=0.5, special=0.75)
+                    for layer, one in places if layer != "embeddings"),
+        cosines=tuple(TextCosine(layer=layer, condition=one.label, cosine=0.25, share=0.125) for layer, one in places),
+    )  # fmt: skip

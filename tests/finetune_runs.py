@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from moments import die, die_in_checkpoint
+from outlierlens.analyses.finetune import EpochScore, FineTuned, SeedRun
 from outlierlens.results.document import Provenance
-from outlierlens.training.finetune.result import EpochScore, FineTuned, SeedRun
+from outlierlens.results.finding import About
+from outlierlens.results.rows import Estimate
 
 QUIET = {"progress": lambda line: None}
 
@@ -72,9 +74,8 @@ def examples(data: Path, kind: str = "classify", text: str = "text", label: str 
 
 def train(base: str, data: Any, folder: Path, *, seeds: tuple[int, ...] = (42,), **settings: Any) -> FineTuned:
     """Fine-tune on the processor, in silence; `data` is a folder, or (train, dev)."""
+    from outlierlens.analyses.finetune import FinetuneOptions, FinetuneSettings, finetune
     from outlierlens.models.load import LoadOptions
-    from outlierlens.training.finetune.loop import FinetuneOptions, finetune
-    from outlierlens.training.finetune.options import FinetuneSettings
 
     options = {"command": "", "overwrite": False, **QUIET, **settings.pop("options", {})}
     load = LoadOptions(device="cpu", notice=options.pop("notice", lambda line: None))
@@ -105,21 +106,23 @@ def train_alone(base: str, data: Path, folder: Path, settings: dict[str, Any], c
 
 def _arm(crash: str, folder: Path) -> None:
     """Have this process kill itself at a moment that lasts too short to be met from outside."""
-    import importlib
-    import shutil
+    from outlierlens.analyses import finetune as tuning
+    from outlierlens.results import row_store
+    from outlierlens.training import finetune as training
 
-    files: Any = importlib.import_module("outlierlens.training.finetune.folder")
-    loop: Any = importlib.import_module("outlierlens.training.finetune.loop")
+    files: Any = tuning
+    store: Any = row_store
     paths: Any = Path
     kind, _, count = crash.partition(" ")
     left = int(count or 1)
 
-    def nth(real: Any, when: Any, *, after: bool = False) -> Any:
+    def nth(real: Any, when: Any, *, after: bool = False, first: Any = lambda: None) -> Any:
         def call(*arguments: Any, **named: Any) -> Any:
             nonlocal left
             mine = when(*arguments)
             left -= mine
             if mine and not left and not after:
+                first()
                 die()
             value = real(*arguments, **named)
             if mine and not left and after:
@@ -128,51 +131,51 @@ def _arm(crash: str, folder: Path) -> None:
 
         return call
 
+    def half() -> None:
+        with next(folder.glob("seed-*")).joinpath(files.ROWS).open("ab") as file:
+            file.write(b'{"key":"epoch 2","value":{"epo')
+
     if kind == "model":  # its weights are written, its name is not yet
-        loop.np.savez = nth(loop.np.savez, lambda *_: True)
+        files.np.savez = nth(files.np.savez, lambda *_: True)
     elif kind == "named":  # the new best model has its name, the row that makes it count is not written
-        paths.replace = nth(paths.replace, lambda path, _: path.name == ".best.part", after=True)
+        paths.replace = nth(paths.replace, lambda _, to: Path(to).name.startswith("best-"), after=True)
     elif kind == "step":  # the step is computed, and nothing of it is logged
-        ended = loop._Moments.on_step_end
-        loop._Moments.on_step_end = nth(ended, lambda _, args, state, *__: state.global_step == int(count))
+        moments: Any = training._Moments
+        moments.on_step_end = nth(moments.on_step_end, lambda _, args, state, *__: state.global_step == int(count))
         left = 1
     elif kind == "row":  # half of a row is written
-        dumps = files.json.dumps
-
-        def half(value: Any, **named: Any) -> str:
-            nonlocal left
-            text = dumps(value, **named)
-            mine = isinstance(value, dict) and "scores" in value
-            left -= mine
-            if mine and not left:
-                with next(folder.glob("seed-*")).joinpath(files.EPOCHS).open("a") as file:
-                    file.write(text[:30])
-                die()
-            return text
-
-        files.json.dumps = half
+        store.row_line = nth(store.row_line, lambda row: str(row.get("key")).startswith("epoch "), first=half)
     elif kind == "removal":  # the old best model is half removed
-        real = shutil.rmtree
-
-        def remove(path: Any, **named: Any) -> None:
-            if Path(path).name.startswith("best-") and Path(path).exists():
-                (Path(path) / "config.json").unlink()
-                die()
-            real(path, **named)
-
-        files.shutil.rmtree = remove
+        files.shutil.rmtree = nth(files.shutil.rmtree, _begins_to_remove)
     elif kind == "done":  # the model is in its place, and nothing says that the run is finished
-        loop.dataclasses.asdict = nth(loop.dataclasses.asdict, lambda value, *_: isinstance(value, SeedRun))
+        store.row_line = nth(store.row_line, lambda row: row.get("key") == "done")
     else:
         raise ValueError(crash)
+
+
+def _begins_to_remove(path: Any, **_: Any) -> bool:
+    """Whether this is an old best model, of which a file goes then."""
+    mine = Path(path).name.startswith("best-") and Path(path).exists()
+    if mine:
+        (Path(path) / "config.json").unlink()
+    return mine
 
 
 def tuned(task: str = "glue:rte", base: str = "minilm-l6") -> FineTuned:
     """A result made up: two seeds of two epochs."""
     epochs = (EpochScore(1.0, 5, 0.7, {"accuracy": 0.5}), EpochScore(2.0, 10, 0.6, {"accuracy": 0.75}, 0.65))
-    runs = tuple(SeedRun(seed, f"runs/seed-{seed}/model", epochs, 2.0, 0.6, 0.9, "f") for seed in (42, 43))
-    settings = {"epochs": 2, "off": [1, 2], "hold": False}
+    runs = tuple(
+        SeedRun(
+            seed=seed, best_epoch=2.0, loss=0.6, value=Estimate(0.75, 0.6, 0.9), fingerprint="f",
+            folder=f"runs/seed-{seed}/model", epochs=epochs,
+        )
+        for seed in (42, 43)
+    )  # fmt: skip
     return FineTuned(
-        Provenance("m", "f", command="outlierlens finetune m --task rte"),
-        base, task, "accuracy", settings, "train.parquet", "dev.parquet", 40, 20, "a" * 64, "b" * 64, runs,
+        provenance=Provenance(base, "f", command="outlierlens lab finetune m --task rte"),
+        about=About(
+            data="dev.parquet", data_digest="b" * 64, inputs="examples", task=task, metric="accuracy", n_texts=20
+        ),
+        seeds=runs, settings={"epochs": 2, "off": [1, 2], "hold": False}, train="train.parquet", train_digest="a" * 64,
+        n_train=40,
     )  # fmt: skip

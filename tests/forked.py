@@ -13,7 +13,7 @@ from moments import finish
 
 # The server is one to a test process: whoever starts it first loads this for all who come later.
 PRELOADED = [
-    "outlierlens.training.finetune.loop",
+    "outlierlens.training.finetune",
     "outlierlens.training.pretrain.loop",
     "outlierlens.training.pretrain.build",
     "outlierlens.training.callback",

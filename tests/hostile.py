@@ -224,8 +224,7 @@ def endless(liar: Liar, handler: Handler, seen: Seen, chance: Random) -> None:
 
 def dripping(liar: Liar, handler: Handler, seen: Seen, chance: Random) -> None:
     handler.close_connection = True
-    if chance.random() < 0.8:
-        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n" + b"\r\n" * (chance.random() < 0.7))
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
     while not liar.ended.wait(0.005):
         seen.sent += handler.wfile.write(b"a")
 

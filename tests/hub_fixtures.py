@@ -8,15 +8,15 @@ import pytest
 from huggingface_hub import constants
 
 from hub_server import FakeHub
-from outlierlens.checkpoints import pace
+from outlierlens.checkpoints import ranges
 
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[float]]:
     """No waiting (what would have been waited is listed), no proxy, no token, an empty cache."""
     recorded: list[float] = []
-    monkeypatch.setattr(pace, "_sleep", lambda seconds, ended: recorded.append(seconds))
-    monkeypatch.setattr(pace, "_turn_clock", lambda: sum(recorded))
+    monkeypatch.setattr(ranges, "_sleep", recorded.append)
+    monkeypatch.setattr(ranges, "_clock", lambda: sum(recorded))
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE"):

@@ -1,55 +1,45 @@
-"""A made-up result of `layer-story`, and those it is made of."""
+"""A made-up story by layer, and what it is made of."""
 
 from dataclasses import replace
 
 import numpy as np
 
+import attention_results
+import frequency_results
 import synthetic_report as synthetic
-from outlierlens.experiments.attention.result import Attention, KeyCorrelation
-from outlierlens.experiments.frequency.result import Correlations, Frequency, View
-from outlierlens.experiments.layer_story.result import LayerStory, layer_story
-from outlierlens.experiments.sweep.result import Sweep
+from outlierlens.analyses.attention import Attention, KeyCorrelation
+from outlierlens.analyses.frequency import Frequency
+from outlierlens.analyses.sweep.finding import Sweep
+from outlierlens.replicate.layers import LayerStory, layer_story
+from outlierlens.results.rows import Estimate
 
 LAYERS, WIDTH = 6, 8
 NAMED = (2, 5)
 R = np.random.default_rng(3).uniform(-0.6, 0.6, size=(LAYERS + 1, WIDTH))  # embeddings first
 
 
-def correlations(value: np.ndarray, error: float = 0.02) -> Correlations:
-    return Correlations(value, np.full(value.shape, error), np.zeros(value.shape))
-
-
 def frequency(of: Sweep, value: np.ndarray = R) -> Frequency:
-    view = View(
-        100,
-        10,
-        0,
-        0.0,
-        0.0,
-        correlations(value),
-        correlations(value[::-1].copy()),
-        correlations(value),
-        value,
-        value,
-        100,
-    )
-    return Frequency(
-        of.provenance, "text", "", "counts", 0, 10, of.stack, False, 128, WIDTH,
-        ("embeddings", *map(str, range(LAYERS))), 5, 100, 1.96, NAMED, "the weights",
-        {"without_special": view, "all": view}, correlations(value), 10, 1.96, (), (),
-    )  # fmt: skip
+    """Raw counts give `value`, log counts the same in the reverse order of layers."""
+    made = frequency_results.frequency(value, NAMED, provenance=of.provenance)
+    r = np.stack([np.stack([value, value[::-1]] + [value] * 4)] * 2)
+    return replace(made, about=replace(made.about, stack=of.about.stack), r=r, error=np.full(r.shape, 0.02))
 
 
 def attention(of: Sweep, value: np.ndarray = R[1:]) -> Attention:
-    named = value[:, list(NAMED)]
-    nothing = np.zeros((LAYERS, 2, len(NAMED)))
-    one = KeyCorrelation(
-        "seen", "without_special", 50, value, value, named - 0.1, named + 0.1, nothing, nothing, nothing,
-        np.zeros((LAYERS, 2, 5)), np.zeros((LAYERS, 2)), named, named, *[np.zeros(2)] * 5, named, named[None],
+    rows = tuple(
+        KeyCorrelation(
+            mean="seen", keys="without_special", layer=str(layer), dim=dim,
+            r=Estimate(r[dim], r[dim] - 0.1, r[dim] + 0.1), rank=1, p=0.5, others_5=0.0, others_median=0.0, others_95=0.0,
+            off=0.0,
+        )
+        for layer, r in enumerate(value) for dim in NAMED
     )  # fmt: skip
-    return Attention(
-        of.provenance, "text", "", of.stack, tuple(map(str, range(LAYERS))), 2, WIDTH, 5, 100, 10, 128, False, NAMED,
-        "the weights", "zeroed_weights", 0.3, 100, (), (), False, np.zeros((4, LAYERS)), (), (one,),
+    made, heads = attention_results.attention(), np.zeros((1, 3, LAYERS, 2))
+    return replace(
+        made, provenance=of.provenance, correlations=rows, hidden_size=WIDTH, means=("seen",), every_r=np.stack([[value] * 3]),
+        control=heads,
+        about=replace(made.about, stack=of.about.stack, layers=tuple(range(LAYERS)), dims=tuple(map(str, NAMED))),
+        heads_r=np.zeros((1, 3, LAYERS, 2, len(NAMED))), heads=np.zeros((4, 7, LAYERS, 2)),
     )  # fmt: skip
 
 

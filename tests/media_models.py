@@ -166,16 +166,3 @@ def write_sounds(folder, recordings, labels, names=TONES):
     for number, (one, label) in enumerate(zip(recordings, labels, strict=True)):
         write_wav(Path(folder) / names[label] / f"{number:03}.wav", one)
     return folder
-
-
-def pack_sounds(path, recordings, labels=None, **more):
-    """An .npz with shorter recordings padded."""
-    lengths = np.array([len(one) for one in recordings])
-    audio = np.zeros((len(recordings), lengths.max()), dtype=np.float32)
-    for row, one in zip(audio, recordings, strict=True):
-        row[: len(one)] = one
-    more = {"sampling_rate": RATE, "lengths": lengths, **more}
-    np.savez(
-        path, audio=audio, **more, **({} if labels is None else {"labels": labels, "label_names": np.array(TONES)})
-    )
-    return path

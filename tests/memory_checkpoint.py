@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from outlierlens.analyses.fingerprint_rounding import WORDS, round_to
 from outlierlens.checkpoints import Checkpoint, TensorInfo
-from outlierlens.experiments.integrity.rounding import WORDS, round_to
 
 
 class Memory(Checkpoint):

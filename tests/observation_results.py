@@ -2,8 +2,10 @@
 
 import numpy as np
 
-from outlierlens.detection.observe.result import FLAT, QUANTILES, Observation, StackObservation, Statistics
+from outlierlens.analyses.observe import Observation, observed_rows
+from outlierlens.detection.observed import FLAT, QUANTILES, StackObservation, Statistics
 from outlierlens.results.document import Provenance
+from outlierlens.results.finding import About
 
 VIEWS = ("all", "without_special")
 
@@ -29,7 +31,9 @@ def observation(*stacks: tuple[str, int, tuple[int, ...]]) -> Observation:
         layers = ("embeddings", *map(str, range(blocks)))
         views = {view: statistics(len(layers), len(dims), 10 * i + k) for k, view in enumerate(VIEWS)}
         made.append(StackObservation(name, layers, 1000, dims, views, (), 1 / 65))
-    return Observation(Provenance("made", "0"), "text", "0", 1, 2, 0, 128, 3.0, tuple(made))
+    about = About(data="text", data_digest="0", n_texts=1, n_tokens=2, max_length=128)
+    rows = observed_rows(made, "all")
+    return Observation(provenance=Provenance("made", "0"), about=about, n_sigma=3.0, stacks=tuple(made), **rows)
 
 
 TWO = observation(("encoder", 2, (3, 7, 40)), ("decoder", 1, (5, 900)))

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from outlierlens.experiments.origin.measure import OriginOptions, origin
-from outlierlens.experiments.origin.result import Origin
+from outlierlens.analyses.origin import Origin, OriginOptions, origin
 
 WIDTH, LAYERS, TOKENS, POSITIONS = 20, 2, 60, 8
 NORMS = ("attention.output.LayerNorm", "output.LayerNorm")

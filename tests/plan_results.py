@@ -3,7 +3,7 @@
 from typing import Any
 
 from outlierlens.analyses.plan import PlanSetting, PlanStep, PrecisionPlan, Sensitivity
-from outlierlens.analyses.plan_rounding import KeptLinear
+from outlierlens.analyses.quantize_rounding import KeptLinear
 from outlierlens.results.document import Provenance
 from outlierlens.results.finding import About
 from outlierlens.results.rows import Estimate
@@ -26,11 +26,11 @@ def setting(family: str, name: str, change: float, n: int = 0, **more: Any) -> P
 def found() -> PrecisionPlan:
     """Inputs of a down projection stay; weights of an up projection were nominated after it."""
     down = Sensitivity(
-        path=DOWN, what="inputs", layer=1, part="mlp.down_proj", kind="neuron", column=7, row=None, n_weights=60,
+        path=DOWN, what="inputs", reason="reads neuron 7: 2,824 × the median", n_weights=60,
         estimate=0.4, ratio=2824.0, error=0.02, gain=estimate(0.5, 0.1), n_texts=16,
     )  # fmt: skip
     up = Sensitivity(
-        path=UP, what="weights", layer=0, part="mlp.up_proj", kind="dimension", column=3, row=5, n_weights=60,
+        path=UP, what="weights", reason="weighs dimension 3 for output 5: 90 × the median", n_weights=60,
         estimate=0.1, ratio=90.0, error=0.01, gain=estimate(0.02, 0.03), n_texts=16,
     )  # fmt: skip
     steps = [

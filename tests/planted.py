@@ -10,7 +10,7 @@ from architectures import FAMILIES, Family, build
 from conftest import Words
 from outlierlens.data.texts import Texts
 from outlierlens.data.token_counts import TokenCounts
-from outlierlens.detection.observe.result import QUANTILES
+from outlierlens.detection.observed import QUANTILES
 from outlierlens.models.load import LoadedModel, from_objects
 
 TEXT_FAMILIES = [family for family in FAMILIES.values() if family.inputs in ("text", "pair", "cross", "image and text")]

@@ -13,8 +13,10 @@ from typing import Any
 
 from moments import die, die_in_checkpoint, end_at
 from outlierlens.results.document import Provenance
+from outlierlens.results.finding import About
+from outlierlens.results.rows import UNKNOWN, Estimate
 from outlierlens.training.pretrain.recipe import DataRecipe, ModelRecipe, Recipe, TokenizerRecipe, TrainingRecipe
-from outlierlens.training.pretrain.result import LossChange, Outcome
+from outlierlens.training.pretrain.result import Outcomes, TrainedModel
 
 N_PLACES = 14
 
@@ -77,32 +79,13 @@ def train_alone(recipe: Recipe, folder: Path, cache: Path, crash: str = "") -> N
     train(recipe, folder)
 
 
-def outcome(recipe: str, seed: int, loss: float, off: float | None) -> Outcome:
-    """A measured run, made up, of a recipe and seed with this loss; `off` nats for dimension 1."""
-    return Outcome(
-        provenance=Provenance("m", "f"),
-        recipe=recipe,
-        about="",
-        toml="",
-        seed=seed,
-        steps=10,
-        n_parameters=1,
-        tokens=1,
-        held_out_loss=loss,
-        text_loss=loss,
-        text="texts",
-        text_digest="d",
-        both=(1,),
-        scale_alone=(2, 3),
-        bias_alone=(3, 4),
-        largest_z=4.0,
-        kurtosis=2.0,
-        inf_norm=9.0,
-        off=None if off is None else LossChange(off, off - 1, off + 1, (1,)),
-        random_median=None,
-        random_high=None,
-        worst=LossChange(0.5, 0.4, 0.6, (7,)),
-        dim_median=0.1,
-        dim_high=0.2,
-        int8=LossChange(0.01, 0.0, 0.02),
-    )
+def outcome(recipe: str, seed: int, loss: float, off: float | None, **more: Any) -> Outcomes:
+    """A measured run, made up, of a recipe and seed with this loss; `off` nats for dimension 1, or nothing is named."""
+    values: dict[str, Any] = {
+        "about": "", "toml": "", "steps": 10, "n_parameters": 1, "tokens": 1, "held_out_loss": loss, "text": "texts",
+        "text_digest": "d", "both": (1,), "scale_alone": (2, 3), "bias_alone": (3, 4), "largest_z": 4.0, "kurtosis": 2.0,
+        "inf_norm": 9.0, "worst": Estimate(0.5, 0.4, 0.6), "worst_dims": (7,), "dim_median": 0.1, "dim_high": 0.2,
+        "int8": Estimate(0.01, 0.0, 0.02), "off": UNKNOWN if off is None else Estimate(off, off - 1, off + 1),
+    }  # fmt: skip
+    run = TrainedModel(recipe=recipe, seed=seed, text_loss=loss, **values | more)
+    return Outcomes(provenance=Provenance("m", "f"), about=About(), runs=(run,))

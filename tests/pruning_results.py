@@ -1,9 +1,7 @@
 """Results of pruning made up by hand: `check()` is broken at an outlier, `costs()` has controls that cost less."""
 
-from typing import Any
-
+from outlierlens.ablation.study import Control
 from outlierlens.analyses.prune import (
-    BudgetUse,
     PositionCheck,
     PruneCheck,
     PruneTest,
@@ -19,7 +17,9 @@ from outlierlens.results.rows import Estimate
 COUNTS = (0, 4, 0, 2, 0, 0, 1, 0)  # of four layers, the constraint at two
 
 
-def check(counts: tuple[int, ...] = COUNTS, outliers: tuple[int, ...] = (1, 5), scope: Any = "all") -> PruneCheck:
+def check(
+    counts: tuple[int, ...] = COUNTS, outliers: tuple[int, ...] = (1, 5), only_outliers: bool = False
+) -> PruneCheck:
     """Position 1 is gone everywhere, 3 in two layers, 6 in one."""
     broken = tuple(sorted((dim for dim, n in enumerate(counts) if n >= 2), key=lambda dim: -counts[dim]))
     stream = StreamCheck(
@@ -36,23 +36,27 @@ def check(counts: tuple[int, ...] = COUNTS, outliers: tuple[int, ...] = (1, 5), 
     )  # fmt: skip
     weight = WeightCheck(neuron="1:7", dim=5, stack="model", weight=25.0, times_median=1234.5, gone=False)
     return PruneCheck(
-        provenance=Provenance("masks.npz", "ab", command="outlierlens prune check bert masks.npz"),
+        provenance=Provenance("masks.pt", "ab", command="outlierlens prune check bert masks.pt"),
         about=About(stack="model", layers=(0, 1, 2, 3), dims=tuple(map(str, outliers)), named_by="given"),
-        streams=(stream,), positions=positions, weights=(weight,), before="bert", after="masks.npz", evidence="masks",
-        rule=Removal(scope=scope), bytes_read=900, total_bytes=10_000, notes=("a note",),
+        streams=(stream,), positions=positions, weights=(weight,), before="bert", after="masks.pt", evidence="masks",
+        rule=Removal(only_outliers=only_outliers), bytes_read=900, total_bytes=10_000, notes=("a note",),
     )  # fmt: skip
 
 
 def costs() -> PruneTest:
     """Position 1 forced, beside three random ones."""
     families = {"chosen": (1.5,), "magnitude": (0.01,), "random position": (0.0, 0.02, 0.04)}
-    uses = []
-    for name, sets in families.items():
-        one = Estimate(sets[0], sets[0] - 0.02, sets[0] + 0.02) if len(sets) == 1 else Estimate(sets[1])
-        more: dict[str, Any] = {} if len(sets) == 1 else {
-            "percentile_95": 0.038, "mean": 0.02, "p": 0.25, "times_median": 75.0, "sets": sets,
-        }  # fmt: skip
-        uses.append(BudgetUse(family=name, n=len(sets), change=one, **more))
+    change = Estimate(1.5, 1.48, 1.52)
+    controls = (
+        Control(
+            family="magnitude", n=1, median=0.01, percentile_95=0.01, mean=0.01, times_median=150.0, times_percentile_95=150.0,
+            times_mean=150.0, p=None, change=change, sets=(0.01,),
+        ),
+        Control(
+            family="random position", n=3, median=0.02, percentile_95=0.038, mean=0.02, times_median=75.0,
+            times_percentile_95=1.5 / 0.038, times_mean=75.0, p=0.25, change=change, sets=(0.0, 0.02, 0.04),
+        ),
+    )  # fmt: skip
     conditions = tuple(
         PruningCondition(
             family=name, label=name + f" {i + 1}" * (len(sets) > 1), dims="1", perplexity=20.0, plan={0: (1,)}, also={},
@@ -68,6 +72,6 @@ def costs() -> PruneTest:
             data="reviews", data_digest="cd", task="masked loss", unit="nats per token", stack="model", layers=(0, 1),
             dims=("1",), named_by="given", n_texts=2, n_tokens=40,
         ),
-        uses=tuple(uses), conditions=conditions, site="output.LayerNorm", n_candidates=32, forced=4, budget=8,
+        controls=controls, conditions=conditions, site="output.LayerNorm", n_candidates=32, forced=4, budget=8,
         notes=("a note on the test",),
     )  # fmt: skip

@@ -9,7 +9,6 @@ from outlierlens.analyses.quantize import (
     OutlierGain,
     Quantized,
     Setting,
-    SmoothScale,
     says_of,
 )
 from outlierlens.analyses.quantize_settings import KEPT, MIXED, RANDOM, ROUNDED, SMOOTHED
@@ -99,9 +98,5 @@ def quantized(schemes: tuple[str, ...] = tuple(COSTS), **more: Any) -> Quantized
         ),
         blocks=tuple(one for scheme in schemes for one in blocks(scheme)),
         linears=tuple(one for scheme in schemes for one in linears(scheme)),
-        smoothing=tuple(
-            SmoothScale(layer=layer, parts=("up",), dim=5, scale=scale, rank=rank, median=2.0, largest=12.0 + scale)
-            for layer, scale, rank in ((0, 40.0, 1), (1, 10.0, 2))
-        ),
         calibration="d.txt", n_calibration=2, n_error_texts=2, notes=("a note",), noise_draws=3, n_noise_texts=2, **how,
     )  # fmt: skip

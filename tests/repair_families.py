@@ -4,30 +4,28 @@
     tried.verdict, tried.difference          # "exact", 0.0
     paired(FAMILIES["bart"], "values")       # Tried("exact", 0.0), or None where a family has no such pair
 
-`table()` is what docs/repair.md shows; `python docs/generate.py` writes it there.
+`table()` is what docs/repair.md shows; `python tests/repair_families.py` writes it there.
 """
 
 import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from architectures import FAMILIES, Family, batch, build
+from outlierlens.analyses.repair import NEAR, difference_of
+from outlierlens.analyses.repair_factors import KINDS, CheckData, Kind, Sizes, pairs_of, sizes_of
+from outlierlens.analyses.repair_rewriting import RewritingPlan, repaired, stream_plan
 from outlierlens.data.texts import Batch
 from outlierlens.errors import BadInput
-from outlierlens.experiments.repair.check import Seen, seen_by
-from outlierlens.experiments.repair.measure import NEAR, difference_of
-from outlierlens.experiments.repair.pairs import Kind, pairs_of
-from outlierlens.experiments.repair.plan import Plan, stream_plan
-from outlierlens.experiments.repair.rewriting import repaired
 from outlierlens.models.load import LoadedModel, from_objects
 
 OUTPUTS = ("logits", "image_embeds", "pooler_output", "last_hidden_state")
 EXPONENT = -4
-KINDS: tuple[Kind, ...] = ("neurons", "values", "keys", "norms")
 # Keys of a config that say which activation an MLP has: with a ReLU, neurons of ungated ones can take factors.
 ACTIVATIONS = ("hidden_act", "activation", "activation_function", "ff_activation", "dense_act_fn", "feed_forward_proj")
 
@@ -83,10 +81,10 @@ class Given:
         return ("",) * len(ids)
 
 
-def seen(loaded: LoadedModel, inputs: dict[str, Any]) -> Seen:
+def seen(loaded: LoadedModel, inputs: dict[str, Any]) -> Sizes:
     """How large its tensors get on these inputs."""
-    reading = Given(loaded, inputs)
-    return seen_by(loaded, reading, reading.batches())
+    reading: Any = Given(loaded, inputs)
+    return sizes_of(loaded, CheckData(None, 0, tuple(reading.batches()), (), 0, 0), reading)  # type: ignore[arg-type]
 
 
 @functools.cache
@@ -97,9 +95,9 @@ def paired(name: str, kind: Kind) -> Tried | None:
     pairs = pairs_of(loaded, (kind,))
     if not pairs:
         return None
-    plan, random = Plan(), torch.Generator().manual_seed(0)
-    for pair in pairs:
-        plan.pair(pair, torch.randint(-3, 4, (len(pair.shared),), generator=random)[pair.shared])
+    random = torch.Generator().manual_seed(0)
+    factors = [(pair, torch.randint(-3, 4, (len(pair.shared),), generator=random)[pair.shared]) for pair in pairs]
+    plan = RewritingPlan().pairs(factors)
     wanted = output(loaded.model, inputs)
     with repaired(loaded, plan):
         found = output(loaded.model, inputs)
@@ -137,7 +135,8 @@ def _rescaled(name: str) -> Tried:
     return Tried(verdict, 0.0 if torch.equal(wanted, found) else far, "; ".join(plan.reasons))
 
 
-START, END = "<!-- python docs/generate.py -->\n", "<!-- end -->"
+PAGE = Path(__file__).parents[1] / "docs" / "repair.md"
+START, END = "<!-- python tests/repair_families.py -->\n", "<!-- end -->"
 
 
 def table() -> str:
@@ -158,3 +157,8 @@ def table() -> str:
     lines = ["| families | stream | largest difference | pairs | why |", "|---|---|---|---|---|"]
     lines += [f"| {', '.join(names)} | {row}" for row, names in rows.items()]
     return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    before, start, rest = PAGE.read_text("utf-8").partition(START)
+    PAGE.write_text(f"{before}{start}{table()}{END}{rest.partition(END)[2]}", "utf-8")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outlierlens.experiments.sweep.result import Sweep
+from outlierlens.analyses.sweep.finding import Sweep
 from outlierlens.results.row_store import row_line
 
 
@@ -19,10 +19,10 @@ def rows_in(path: Path) -> list[dict[str, Any]]:
 
 
 def measured_rows(path: Path) -> dict[str, Any]:
-    """Values by key of all that a sweep measured, each key once; without the times that are noted."""
+    """Values by key of all that a sweep measured, each key once."""
     rows = rows_in(path)[1:]
     assert len({row["key"] for row in rows}) == len(rows)
-    return {row["key"]: row["value"] for row in rows if not row["key"].startswith("seconds")}
+    return {row["key"]: row["value"] for row in rows}
 
 
 def assert_same_table(one: Sweep, other: Sweep) -> None:
@@ -30,7 +30,7 @@ def assert_same_table(one: Sweep, other: Sweep) -> None:
     assert [e.label for e in one.effects] == [e.label for e in other.effects]
     for ours, theirs in zip(one.effects, other.effects, strict=True):
         assert (ours.n_texts, ours.stopped) == (theirs.n_texts, theirs.stopped), ours.label
-        numbers = [(e.change, e.low, e.high, e.spread, e.first_order) for e in (ours, theirs)]
+        numbers = [(e.change.value, e.change.low, e.change.high, e.spread, e.first_order) for e in (ours, theirs)]
         assert numbers[0] == pytest.approx(numbers[1], abs=1e-7, rel=1e-5), ours.label
     for null, same in zip(one.nulls, other.nulls, strict=True):
         assert null.p == same.p

@@ -8,11 +8,13 @@ from outlierlens.ablation.controls import times
 from outlierlens.ablation.fill import Blank, Filled
 from outlierlens.ablation.study import Control, Measurement
 from outlierlens.analyses.ablate import Ablation, Damage, Reply
-from outlierlens.detection.observe.result import ActivationOutlier, Observation, Passage, StackObservation, Statistics
-from outlierlens.detection.rules import Measured, Rule, find
-from outlierlens.detection.scan.measure import MAP_CELLS
-from outlierlens.detection.scan.result import Scan, StackScan
-from outlierlens.experiments.sweep.result import Cost, Effect, Null, Sweep
+from outlierlens.analyses.observe import Observation, observed_rows
+from outlierlens.analyses.scan import scan_found
+from outlierlens.analyses.sweep.finding import Sweep
+from outlierlens.analyses.sweep.rows import Cost, Effect, Null
+from outlierlens.detection.observed import Passage, StackObservation, Statistics
+from outlierlens.detection.rules import ActivationOutlier, Measured, Rule, find
+from outlierlens.detection.weights import MAP_CELLS, StackScan
 from outlierlens.report import ReportData
 from outlierlens.results.document import Provenance
 from outlierlens.results.finding import About
@@ -65,13 +67,13 @@ def stack_scan(needles=NEEDLES, *, n_layers=30, hidden_size=576, bias=False, hei
 
 
 def scan(*stacks, model="smollm2-135m", rule=None):
-    return Scan(
-        provenance=Provenance(model, "9f" * 32, "outlierlens scan " + model),
+    return scan_found(
+        Provenance(model, "9f" * 32, "outlierlens scan " + model),
+        stacks or (stack_scan(),),
         model_type="llama",
         source="gguf",
         rule=rule or Rule(),
         view="last",
-        stacks=stacks or (stack_scan(),),
         bytes_read=53_084_160,
         total_bytes=271_000_000,
     )
@@ -135,15 +137,12 @@ def observation(*, n_layers=30, hidden_size=576, columns=None, massive=(507, 22_
             states[3:-1, 0, wide.index(dim)] = value
     return Observation(
         provenance=Provenance("smollm2-135m", "9f" * 32),
-        data="excerpt",
-        data_digest="ab" * 32,
-        n_texts=16,
-        n_tokens=1234,
+        about=About(data="excerpt", data_digest="ab" * 32, n_texts=16, n_tokens=1234, max_length=128),
         n_special=16,
-        max_length=128,
         n_sigma=3.0,
         stacks=(stack,),
         passages=(Passage("model", tokens, layers, wide, states.astype(np.float32)),),
+        **observed_rows((stack,), "all"),
     )
 
 
@@ -264,9 +263,8 @@ def effect(dim, change, *, window="all layers", layers=tuple(range(30)), half=0.
         by_layer={},
         window=window,
         layers=layers,
-        change=change,
-        low=change - half,
-        high=change + half,
+        change=Estimate(change, change - half, change + half),
+        found=set(dims) <= set(NEEDLES),
         spread=half * n_texts**0.5 / 2,
         n_texts=n_texts,
         stopped="precise",
@@ -278,20 +276,22 @@ def effect(dim, change, *, window="all layers", layers=tuple(range(30)), half=0.
 def null(of, changes, kind="random", *, n_texts=16):
     changes = tuple(sorted(float(change) for change in changes))
     mean = float(np.mean(changes))
-    p = (1 + sum(change >= of.change for change in changes)) / (1 + len(changes))
+    change = of.change.value
+    p = (1 + sum(one >= change for one in changes)) / (1 + len(changes))
     return Null(
         label=of.label,
         window=of.window,
         kind=kind,
+        n=len(changes),
         n_texts=n_texts,
-        change=of.change,
+        change=change,
         changes=changes,
         p=p,
         q=p,
         median=float(np.median(changes)),
         percentile_95=float(np.percentile(changes, 95)),
         mean=mean,
-        times_mean=of.change / mean if mean > 0 else None,
+        times_mean=change / mean if mean > 0 else None,
         closeness=0.93 if kind == "matched" else None,
     )
 
@@ -300,13 +300,12 @@ def swept(effects, nulls=(), *, windows="all", found=NEEDLES, width=576, n_layer
     spent = sum(one.n_texts for one in effects)
     made = Sweep(
         provenance=PROVENANCE,
-        data="wikitext-2 test",
-        data_digest="cd" * 32,
-        task="causal loss",
-        unit="nats per token",
+        about=About(
+            data="wikitext-2 test", data_digest="cd" * 32, task="causal loss", unit="nats per token", stack="model",
+            layers=tuple(range(n_layers)), n_texts=2261, n_tokens=289_408,
+        ),
         text="block of 128 tokens",
         mode="zeroed_weights",
-        stack="model",
         n_layers=n_layers,
         width=width,
         windows=windows,
@@ -318,18 +317,15 @@ def swept(effects, nulls=(), *, windows="all", found=NEEDLES, width=576, n_layer
         widening=(3.0, 30.0),
         look_level=0.991,
         looks=(8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 2261),
-        n_texts=2261,
-        n_tokens=289_408,
-        intact=3.31,
-        intact_low=3.27,
-        intact_high=3.35,
+        intact=Estimate(3.31, 3.27, 3.35),
         found=found,
         separated=True,
         effects=tuple(effects),
         nulls=tuple(nulls),
-        cost=Cost(2261, spent, 3200, 256, 2261 + spent + 3200 + 768, 2261 * len(effects), 3_000_000, 4100.0),
-    )
-    return replace(made, **changes)
+        cost=Cost(2261, spent, 3200, 256, 2261 + spent + 3200 + 768, 2261 * len(effects), 3_000_000),
+    )  # fmt: skip
+    about = {name: changes.pop(name) for name in ("task", "unit", "metric", "n_texts", "kind") if name in changes}
+    return replace(made, **{"about": replace(made.about, **about), **changes})
 
 
 def sweep(width=576, *, seed=6, strong=STRONG, **changes):

@@ -1,15 +1,14 @@
 """Plausible synthetic results on labelled tasks: sweeps for figure 2, and the tables of `replicate`."""
 
-from dataclasses import replace
-
 import numpy as np
 
 import synthetic_report as synthetic
-from outlierlens.experiments.sweep.result import Sweep
-from outlierlens.replicate.glue.result import Replication, Row, TaskTable
+from outlierlens.analyses.sweep.finding import Sweep
+from outlierlens.replicate.glue import Replication, TaskModel, losses_of
+from outlierlens.results.finding import About
+from outlierlens.results.rows import Estimate
 
 OUTLIERS = (143, 283, 557)
-NAN = float("nan")
 
 
 def task_sweep(task="glue:rte", metric="accuracy", intact=0.66, *, dims=None, width=768, strong=None, seed=0, **more):
@@ -23,13 +22,13 @@ def task_sweep(task="glue:rte", metric="accuracy", intact=0.66, *, dims=None, wi
         for dim in (range(width) if dims is None else dims)
     ]
     return synthetic.swept(
-        effects,
+        more.pop("effects", effects),
         more.pop("nulls", ()),
         task=f"{task} {metric}" if metric else f"{task} loss",
         unit=f"1 − {metric}" if metric else "nats per example",
         metric=metric,
         text="pair of at most 256 tokens",
-        intact=1 - intact if metric else intact,
+        intact=Estimate(1 - intact if metric else intact, 3.27, 3.35),
         width=width,
         n_layers=6,
         found=more.pop("found", OUTLIERS),
@@ -51,20 +50,22 @@ def four() -> list[Sweep]:
     ]
 
 
-def row(kind, label, lost, **more) -> Row:
-    made = Row(kind, label, (), 3, 1, "all layers", 0.66 - lost, NAN, NAN, lost, lost - 0.02, lost + 0.02)
-    return replace(made, **more)
+def task_model(label="rte seed-42", task="glue:rte", dims=OUTLIERS, **more) -> TaskModel:
+    made = {"metric": "accuracy", "intact": Estimate(0.66, 0.6, 0.72), "n_examples": 277, "named_by": "the rule"} | more
+    return TaskModel(
+        model=label, task=task, dims=dims, **{"by_rule": True, "n_parameters": 65_000_000} | made, folder="m",
+        fingerprint="ab" * 32, data=task,
+    )  # fmt: skip
 
 
 def replication(base="models/distilbert", task="glue:rte", lost=0.12, mean=0.003, dims=OUTLIERS) -> Replication:
-    rows = [row("intact", "intact", 0.0, size=0)]
-    if dims:
-        times = lost / mean if mean > 0 else None
-        enough = lost >= 5 * mean if mean > 0 else lost > 0.02
-        rows.append(row("together", "143, 283, 557", lost, dims=dims, times_random=times, enough=enough, p=0.05))
-    rows.append(row("random", "19 random sets of 3", 0.002, n_sets=19, mean=mean))
-    table = TaskTable(
-        task, "accuracy", "m", "rte seed-42", "ab" * 32, "rte", 277, "model", 6, 768, 65_000_000, dims, "kovaleva", True,
-        tuple(rows),
+    """One model whose outliers lose `lost`, beside 19 random sets."""
+    label = f"{task.rpartition(':')[2]} seed-42"
+    both = synthetic.effect(dims, lost, half=0.02, n_texts=277)
+    null = synthetic.null(both, (mean,) * 19, n_texts=277)
+    swept = task_sweep(task, dims=(), effects=(both,), nulls=(null,))
+    model = task_model(label, task, dims)
+    return Replication(
+        provenance=synthetic.PROVENANCE, about=About(dims=tuple(map(str, dims))), paper="kovaleva-glue", base=base,
+        settings={}, losses=losses_of(swept, None, model), models=(model,),
     )  # fmt: skip
-    return Replication(synthetic.PROVENANCE, "kovaleva-glue", base, {}, (table,))

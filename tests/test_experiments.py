@@ -14,8 +14,9 @@ import pytest
 
 import every_command
 from outlierlens.cli.app import Usage, program, read, run
-from outlierlens.experiments import BY_NAME, BY_RESULT, EXPERIMENTS, GROUP_NAMES, Experiment
+from outlierlens.experiments import BY_NAME, BY_RESULT, EXPERIMENTS
 from outlierlens.options import Option, bounds_text
+from outlierlens.options.experiment import GROUP_NAMES, Experiment
 from outlierlens.view.render import print_section, sections_html
 
 ROWS = pytest.mark.parametrize("row", EXPERIMENTS, ids=lambda row: row.name.replace(" ", "-"))
@@ -33,10 +34,7 @@ def test_its_row_is_whole(row: Experiment) -> None:
     assert first[0].isupper()
     assert callable(row.run())
     if row.result:
-        assert callable(row.sections())
-        assert BY_RESULT[row.kind].sections() is row.sections()
-    if row.picture:
-        assert callable(row.draw())
+        assert callable(getattr(importlib.import_module(f"outlierlens.{row.kinds[row.kind]}"), row.kind).sections)
     for option in options(row):
         module, _, function = option.flag.read.partition(":")
         if module:
@@ -45,7 +43,6 @@ def test_its_row_is_whole(row: Experiment) -> None:
             )
         if option.name == "dims":  # one meaning each: those given, "find" or "all"; none is ()
             assert option.default is not None, row.name
-    assert bool(row.picture) <= ("chart" in {one.name for one in options(row)})
 
 
 def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,9 +127,9 @@ NUMBER = re.compile(r"[+−-]\d\S*|\d[\d,]*\.\d+\S*|\d+(,\d{3})+|\d\S* ?%")
 def test_its_view_is_shown_everywhere(kind: str, made: dict[str, Any]) -> None:
     if kind not in made:
         pytest.skip("no result of this kind is made by hand")
-    found, row = made[kind], BY_RESULT[kind]
+    found = made[kind]
     for verbose in (False, True):
-        shown = list(row.sections()(found, verbose=verbose))
+        shown = list(found.sections(verbose=verbose))
         assert shown
         out = io.StringIO()
         for section in shown:
@@ -150,7 +147,7 @@ def test_its_view_is_shown_everywhere(kind: str, made: dict[str, Any]) -> None:
         assert out.getvalue().strip()
         page = sections_html(shown)
         assert all(word not in page for word in ("<script", "http://", "https://"))
-    assert sections_html(row.sections()(found)) == found._repr_html_()
+    assert sections_html(found.sections()) == found._repr_html_()
 
 
 def test_a_home_has_its_files() -> None:

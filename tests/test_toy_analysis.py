@@ -80,7 +80,7 @@ def run(session: Session, options: ToyOptions) -> Toy:
 '''
 ROW = """    Experiment(
         "toy", "explain", "Count texts, several times each.", home="analyses.toy", options="ToyOptions",
-        result="Toy", picture="toy", python="toy",
+        result="Toy", python="toy",
     ),
 """
 
@@ -93,7 +93,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(source, folder / "outlierlens", ignore=shutil.ignore_patterns("__pycache__"))
     package = folder / "outlierlens"
     (package / "analyses" / "toy.py").write_text(TOY.lstrip(), "utf-8")
-    table = package / "experiments" / "__init__.py"
+    table = package / "experiments.py"
     text = table.read_text("utf-8")
     first = text.index("    Experiment(\n")
     table.write_text(text[:first] + ROW + text[first:], "utf-8")
@@ -106,7 +106,7 @@ def python(place: Path, *words: str) -> str:
     done = subprocess.run(
         [sys.executable, *words], cwd=place, env=environment, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from sphinx.application import Sphinx
 
-from outlierlens.experiments.atlas.page import write_site
-from outlierlens.experiments.atlas.rows import read_rows
-from outlierlens.experiments.lookup.measure import ATLAS
+from outlierlens.analyses.atlas_lookup import ATLAS
+from outlierlens.analyses.atlas_page import write_site
+from outlierlens.analyses.atlas_rows import read_rows
 
 
 def write(app: Sphinx, error: Exception | None) -> None:

@@ -111,20 +111,25 @@ def parts_of(names: list[str], told: Sequence[str] = ()) -> list[str]:
 
 def spoken_of(name: str) -> set[str]:
     """Names of the package in the annotations of a function's signature or a class's fields, where they are defined."""
-    module = sys.modules[str(look_up(name).__module__)]
-    tree = ast.parse(inspect.getsource(module))
+    homes = homes_in(str(look_up(name).__module__))
+    annotations = getattr(look_up(name), "__annotations__", {}).values()
+    words = {word for one in annotations for word in re.findall(r"\w+", inspect.formatannotation(one))}
+    bases = [f"{base.__module__}.{base.__qualname__}" for base in getattr(look_up(name), "__bases__", ())]
+    inherited = [spoken_of(base) for base in bases if base.startswith("outlierlens.")]
+    return {homes[word] for word in words if word in homes}.union(*inherited)
+
+
+@functools.cache
+def homes_in(module: str) -> dict[str, str]:
+    """{name that a module knows: where it is defined} of what is the package's own."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
     homes = {
         alias.asname or alias.name: f"{node.module}.{alias.name}"
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("outlierlens")
         for alias in node.names
     }
-    homes |= {node.name: f"{module.__name__}.{node.name}" for node in tree.body if isinstance(node, ast.ClassDef)}
-    annotations = getattr(look_up(name), "__annotations__", {}).values()
-    words = {word for one in annotations for word in re.findall(r"\w+", inspect.formatannotation(one))}
-    bases = [f"{base.__module__}.{base.__qualname__}" for base in getattr(look_up(name), "__bases__", ())]
-    inherited = [spoken_of(base) for base in bases if base.startswith("outlierlens.")]
-    return {homes[word] for word in words if word in homes}.union(*inherited)
+    return homes | {node.name: f"{module}.{node.name}" for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 def page(title: str, says: str, parts: list[tuple[str, list[str]]]) -> str:

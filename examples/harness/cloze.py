@@ -15,8 +15,7 @@ import numpy as np
 from lm_eval.models.huggingface import HFLM
 
 import outlierlens as ol
-from outlierlens.experiments.repair.measure import repair
-from outlierlens.experiments.repair.options import RepairOptions
+from outlierlens.analyses.repair import RepairOptions, repair
 
 MEAN = {"aggregation": "mean", "higher_is_better": True}
 CLOZE = {

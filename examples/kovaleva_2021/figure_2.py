@@ -13,8 +13,8 @@ import os
 from pathlib import Path
 
 from outlierlens import charts
-from outlierlens.replicate.glue.measure import Replicating, replicate, sweeps_of
-from outlierlens.training.finetune.options import FinetuneSettings
+from outlierlens.analyses.finetune import FinetuneSettings
+from outlierlens.replicate.glue import GlueOptions, replicate, sweeps_of
 
 DATA = os.environ.get("OUTLIERLENS_DATA")
 QUICK = FinetuneSettings(epochs=2, learning_rate=3e-4, train_limit=6000, max_length=64)
@@ -29,14 +29,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("-o", "--output", type=Path, default=Path("runs/kovaleva_2021/figure_2"), help="run folder")
     args = parser.parse_args(arguments)
 
-    job = Replicating(
-        "kovaleva-glue", args.model, tasks=tuple(args.tasks.split(",")), directory=args.output, data=args.data,
-        settings=FinetuneSettings() if args.full else QUICK, limit=None if args.full else 200, every=True,
-        n_random=19, n_matched=0, windows_task="none",
+    options = GlueOptions(
+        tasks=tuple(args.tasks.split(",")), data=args.data, settings=FinetuneSettings() if args.full else QUICK,
+        limit=None if args.full else 200, every=True, n_random=19, n_matched=0,
     )  # fmt: skip
-    made = replicate(job)
-    named = tuple(dict.fromkeys(dim for table in made.tables for dim in table.dims))
-    chart = charts.figure2(sweeps_of(args.output, made), named, model=args.model)
+    made = replicate(args.model, options, args.output)
+    chart = charts.figure2(sweeps_of(args.output, made), made.dims, model=args.model)
 
     (args.output / "figure-2.png").write_bytes(charts.picture(chart, "png"))
     print(f"{chart.title}: {chart.reading}")

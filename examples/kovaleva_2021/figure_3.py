@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
 
     tracked = ol.track(args.checkpoints)
-    chart = charts.emergence(tracked)
+    chart = tracked.chart()
 
     args.output.mkdir(parents=True, exist_ok=True)
     (args.output / "figure-3.png").write_bytes(charts.picture(chart, "png"))

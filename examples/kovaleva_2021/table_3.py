@@ -13,12 +13,11 @@ import os
 from pathlib import Path
 
 from outlierlens import charts
-from outlierlens.replicate.glue.measure import Replicating, replicate
-from outlierlens.training.finetune.options import FinetuneSettings
+from outlierlens.analyses.finetune import FinetuneSettings
+from outlierlens.replicate.glue import GlueOptions, replicate
 
 DATA = os.environ.get("OUTLIERLENS_DATA")
 QUICK = FinetuneSettings(epochs=2, learning_rate=3e-4, train_limit=6000, max_length=64)
-PAPER = "kovaleva-glue"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -31,15 +30,12 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
 
     quick = {} if args.full else {"settings": QUICK, "limit": 200, "n_random": 19, "n_matched": 5}
-    tasks = tuple(args.tasks.split(","))
-    made = replicate(
-        Replicating(PAPER, args.model, tasks=tasks, directory=args.output, data=args.data, windows_task="none", **quick)
-    )
+    options = GlueOptions(tasks=tuple(args.tasks.split(",")), data=args.data, **quick)
+    made = replicate(args.model, options, args.output)
     table = made.to_pandas()
     table.to_csv(args.output / "table-3.csv", index=False)
     print(table[["task", "off", "metric", "value", "lost", "lost_low", "lost_high"]].to_string(index=False))
-    chart = charts.outliers_against_random([made])
-    (args.output / "outliers-against-random.png").write_bytes(charts.picture(chart, "png"))
+    (args.output / "outliers-against-random.png").write_bytes(charts.picture(made.chart(), "png"))
 
 
 if __name__ == "__main__":

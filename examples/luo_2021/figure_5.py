@@ -12,9 +12,7 @@ from pathlib import Path
 
 import outlierlens as ol
 from outlierlens import charts
-from outlierlens.experiments.probe.flow import split_texts
-from outlierlens.experiments.probe.measure import probe_positions
-from outlierlens.experiments.probe.options import ProbeOptions
+from outlierlens.analyses.probe import ProbeOptions, probe_positions, split_texts
 from outlierlens.vectors.clip import resolve_clipping
 
 
@@ -32,11 +30,11 @@ def main(arguments: list[str] | None = None) -> None:
     split = split_texts(ol.read_texts(args.data, limit=args.limit), None, seed=0)
     clipping = resolve_clipping(args.clip, loaded, fit_texts=split.train.first(1000))
     found = probe_positions(loaded, split, clipping, ProbeOptions(epochs=args.epochs))
-    chart = charts.probe(found)
+    chart = found.chart()
 
     args.output.mkdir(parents=True, exist_ok=True)
     (args.output / "figure-5.png").write_bytes(charts.picture(chart, "png"))
-    found.to_pandas().to_csv(args.output / "probe.csv", index=False)
+    found.to_pandas("contributions").to_csv(args.output / "probe.csv", index=False)
     print(chart.reading)
 
 

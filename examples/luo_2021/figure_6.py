@@ -12,8 +12,7 @@ from pathlib import Path
 
 import outlierlens as ol
 from outlierlens import charts
-from outlierlens.experiments.geometry.measure import geometry
-from outlierlens.experiments.geometry.options import GeometryOptions
+from outlierlens.analyses.geometry import GeometryOptions, geometry
 from outlierlens.vectors.fixes import parse_fixes
 from outlierlens.vectors.spans import Drawing
 
@@ -34,7 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = GeometryOptions(fixes=parse_fixes("raw,clip"), clip=args.clip, drawing=drawing)
     rest = texts.some(range(half, len(texts)))
     found = geometry(ol.load_model(args.model), texts.first(half), options, fit=rest)
-    chart = charts.geometry(found)
+    chart = found.chart()
 
     args.output.mkdir(parents=True, exist_ok=True)
     (args.output / "figure-6.png").write_bytes(charts.picture(chart, "png"))

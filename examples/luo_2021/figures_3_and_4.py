@@ -21,12 +21,12 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
 
     found = ol.origin(args.model, dims=args.dims or "find")
-    drawn = [charts.origin_rows(found.stacks[0]), charts.origin_ranks(found.stacks[0])]
+    chart = found.chart()
 
     args.output.mkdir(parents=True, exist_ok=True)
-    for chart in drawn:
-        (args.output / f"{chart.name}.png").write_bytes(charts.picture(chart, "png"))
-        print(f"{chart.title}: {chart.reading}")
+    (args.output / "figures-3-and-4.png").write_bytes(charts.picture(chart, "png"))
+    found.to_pandas("norms").to_csv(args.output / "norms.csv", index=False)
+    print(f"{chart.title}: {chart.reading}")
 
 
 if __name__ == "__main__":

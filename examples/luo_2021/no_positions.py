@@ -1,7 +1,7 @@
 """Luo et al. (2021), pre-training without position embeddings: do outliers still come?
 
     python examples/luo_2021/no_positions.py --data imdb/train.parquet --limit 25000 --steps 1500      # ten minutes a recipe
-    outlierlens pretrain roberta-base-no-positions                                                     # theirs: days of GPUs
+    outlierlens lab pretrain roberta-base-no-positions  # theirs: days of GPUs
 
 The paper trains two RoBERTa-base on Wikipedia for 200,000 steps, with and without positions, and finds an outlier only with
 them. Here two small BERTs differ in nothing else. The default is 50 steps on the packaged reviews, which shows how it is done

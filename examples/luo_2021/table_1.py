@@ -14,9 +14,9 @@ from pathlib import Path
 
 import outlierlens as ol
 from outlierlens import charts
-from outlierlens.experiments.similarity.options import WicOptions
-from outlierlens.experiments.similarity.wic import read_wic, wic
-from outlierlens.replicate.luo.data import LuoData
+from outlierlens.analyses.embed import EmbedOptions
+from outlierlens.analyses.embed_pairs import read_wic
+from outlierlens.replicate.data import PaperData
 from outlierlens.vectors.fixes import parse_fixes
 
 
@@ -29,11 +29,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("-o", "--output", type=Path, default=Path("runs/luo_2021/table_1"), help="folder")
     args = parser.parse_args(arguments)
 
-    folder = LuoData(args.data).folder("wic")
-    train, validation = (read_wic(folder, split, limit=args.limit) for split in ("train", "validation"))
-    options = WicOptions(fixes=parse_fixes("raw,clip"), clip=args.clip)
-    found = wic(ol.load_model(args.model), train, validation, options, fit=ol.read_texts("reviews"))
-    chart = charts.wic_layers(found)
+    folder = PaperData(args.data).folder("wic")
+    splits = [read_wic(folder, split, limit=args.limit) for split in ("train", "validation")]
+    options = EmbedOptions(fixes=parse_fixes("raw,clip"), clip=args.clip)
+    found = ol.embed(ol.load_model(args.model), splits, options, fit=ol.read_texts("reviews"))
+    chart = found.chart()
 
     args.output.mkdir(parents=True, exist_ok=True)
     (args.output / "table-1.png").write_bytes(charts.picture(chart, "png"))

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import outlierlens as ol
 from outlierlens import charts
-from outlierlens.experiments.similarity.options import StsOptions
-from outlierlens.experiments.similarity.sts import sts
-from outlierlens.experiments.similarity.table import fit_text, has_split, read_sts, sts_tasks
-from outlierlens.replicate.luo.data import LuoData
+from outlierlens.analyses.embed import EmbedOptions
+from outlierlens.analyses.embed_pairs import fit_text, has_split, read_sts, sts_tasks
+from outlierlens.replicate.data import PaperData
 from outlierlens.vectors.fixes import parse_fixes
 
 
@@ -29,13 +28,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("-o", "--output", type=Path, default=Path("runs/luo_2021/table_2"), help="folder")
     args = parser.parse_args(arguments)
 
-    rows, root = sts_tasks(args.tasks), LuoData(args.data).pairs_root()
+    rows, root = sts_tasks(args.tasks), PaperData(args.data).folder("sts")
     pairs = [read_sts(task, root) for task in rows]
     dev = [read_sts(task, root, split="validation") for task in rows if has_split(task, root, "validation")]
-    options = StsOptions(fixes=parse_fixes("raw,clip"), clip=args.clip)
+    options = EmbedOptions(fixes=parse_fixes("raw,clip"), clip=args.clip)
     fit = fit_text(rows, root) or ol.read_texts("reviews")
-    found = sts(ol.load_model(args.model), pairs, options, fit=fit, dev=dev)
-    chart = charts.sts_layers(found)
+    found = ol.embed(ol.load_model(args.model), pairs, options, fit=fit, dev=dev)
+    chart = found.chart()
 
     args.output.mkdir(parents=True, exist_ok=True)
     (args.output / "table-2.png").write_bytes(charts.picture(chart, "png"))

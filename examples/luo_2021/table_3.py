@@ -13,11 +13,10 @@ from pathlib import Path
 
 import outlierlens as ol
 from outlierlens import charts
+from outlierlens.analyses.probe_classifiers import read_frozen
+from outlierlens.analyses.probe_frozen import FrozenOptions, frozen
 from outlierlens.data.labelled import find_task
-from outlierlens.experiments.frozen.measure import frozen
-from outlierlens.experiments.frozen.options import FrozenOptions
-from outlierlens.experiments.frozen.splits import read_frozen
-from outlierlens.replicate.luo.data import LuoData
+from outlierlens.replicate.data import PaperData
 from outlierlens.vectors.clip import resolve_clipping
 from outlierlens.vectors.fixes import parse_fixes
 
@@ -32,12 +31,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("-o", "--output", type=Path, default=Path("runs/luo_2021/table_3"), help="folder")
     args = parser.parse_args(arguments)
 
-    folder = LuoData(args.data).folder(args.task)
+    folder = PaperData(args.data).folder(args.task)
     splits = read_frozen(find_task(args.task), folder, limit=args.limit, test_limit=args.limit)
     loaded = ol.load_model(args.model)
     options = FrozenOptions(fixes=parse_fixes("raw,clip"))
     found = frozen(loaded, splits, options, clip=lambda texts: resolve_clipping(args.clip, loaded, fit_texts=texts))
-    chart = charts.frozen(found)
+    chart = found.chart()
 
     args.output.mkdir(parents=True, exist_ok=True)
     (args.output / "table-3.png").write_bytes(charts.picture(chart, "png"))

@@ -3,8 +3,7 @@
     python examples/puccetti_2022/attention.py --model minilm-l6 --dims 223 127 --data wikitext/test.parquet
 
 Correlation, by layer, of |h| with the attention that a token receives, over all dimensions; the share that special tokens
-receive intact, with the outliers off and with random dimensions off; and the maps of all heads of one layer for one text, as
-the paper shows them for MNLI. Ten seconds.
+receive intact, with the outliers off and with random dimensions off. Ten seconds.
 """
 
 import argparse
@@ -25,11 +24,11 @@ def main(arguments: list[str] | None = None) -> None:
 
     texts = ol.read_texts(args.data, limit=args.limit)
     found = ol.attention(args.model, texts, dims=args.dims or "find")
-    chart = charts.attention(found)
+    chart = found.chart()
 
     args.output.mkdir(parents=True, exist_ok=True)
     (args.output / "attention.png").write_bytes(charts.picture(chart, "png"))
-    found.to_pandas().to_csv(args.output / "attention.csv", index=False)
+    found.to_pandas("correlations").to_csv(args.output / "attention.csv", index=False)
     print(chart.reading)
 
 

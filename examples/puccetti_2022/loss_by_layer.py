@@ -12,11 +12,9 @@ from pathlib import Path
 
 import outlierlens as ol
 from outlierlens import charts
-from outlierlens.data.token_counts import read_counts
-from outlierlens.experiments.count.measure import count_texts
-from outlierlens.experiments.frequency.measure import frequency
-from outlierlens.experiments.frequency.options import FrequencyOptions
-from outlierlens.experiments.layer_story.result import layer_story
+from outlierlens.analyses.frequency import FrequencyOptions, frequency
+from outlierlens.analyses.frequency_counts import count_texts, counts_of
+from outlierlens.replicate.layers import layer_story
 from outlierlens.tasks.base import TaskOptions
 
 
@@ -26,7 +24,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--dims", type=int, nargs="+", help="dimensions; default: what the weights name")
     parser.add_argument("--data", default="reviews", help="texts: a file, a hub id, or reviews / excerpt (packaged)")
     parser.add_argument("--limit", type=int, default=64, help="texts")
-    parser.add_argument("--counts", help="token counts that `outlierlens count` wrote")
+    parser.add_argument("--counts", help="token counts, or a corpus to count")
     parser.add_argument("-o", "--output", type=Path, default=Path("runs/puccetti_2022/loss_by_layer"), help="folder")
     args = parser.parse_args(arguments)
 
@@ -38,12 +36,12 @@ def main(arguments: list[str] | None = None) -> None:
         dims=dims, sets=sets, with_found=False, windows="single", n_random=0, gradients=0, task=task
     )
     swept = ol.sweep(loaded, texts, options)
-    own = args.counts or count_texts(loaded.tokenizer, texts.texts)
-    counts = read_counts(own, loaded.tokenizer) if args.counts else own
+    tokenizer = loaded.tokenizer
+    counts = counts_of(args.counts, tokenizer) if args.counts else count_texts(tokenizer, texts.texts)
     story = layer_story(swept, frequency=frequency(loaded, texts, counts, FrequencyOptions(dims=dims)))
 
     args.output.mkdir(parents=True, exist_ok=True)
-    for chart in (charts.sweep_windows(swept), charts.layer_story(story)):
+    for chart in (swept.chart(), story.chart()):
         (args.output / f"{chart.name}.png").write_bytes(charts.picture(chart, "png"))
         print(f"{chart.title}: {chart.reading}")
 

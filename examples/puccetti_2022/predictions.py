@@ -12,8 +12,7 @@ from pathlib import Path
 
 import outlierlens as ol
 from outlierlens import charts
-from outlierlens.data.token_counts import read_counts
-from outlierlens.experiments.count.measure import count_texts
+from outlierlens.analyses.frequency_counts import count_texts, counts_of
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -22,14 +21,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--dims", type=int, nargs="+", help="dimensions; default: what the weights name")
     parser.add_argument("--data", default="reviews", help="texts: a file, a hub id, or reviews / excerpt (packaged)")
     parser.add_argument("--limit", type=int, default=64, help="texts")
-    parser.add_argument("--counts", help="token counts that `outlierlens count` wrote")
+    parser.add_argument("--counts", help="token counts, or a corpus to count")
     parser.add_argument("--random", type=int, default=5, help="random sets")
     parser.add_argument("-o", "--output", type=Path, default=Path("runs/puccetti_2022/predictions"), help="folder")
     args = parser.parse_args(arguments)
 
     loaded, texts = ol.load_model(args.model), ol.read_texts(args.data, limit=args.limit)
     tokenizer = loaded.tokenizer
-    counts = read_counts(args.counts, tokenizer) if args.counts else count_texts(tokenizer, texts.texts)
+    counts = counts_of(args.counts, tokenizer) if args.counts else count_texts(tokenizer, texts.texts)
     found = ol.predictions(loaded, texts, counts, args.dims or "find", n_random=args.random)
     chart = found.chart()
 

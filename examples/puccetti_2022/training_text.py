@@ -1,7 +1,7 @@
 """Puccetti et al. (2022), pre-training on other rows (SPLIT, ONE_SEP) and flattened frequencies: do outliers still come?
 
     python examples/puccetti_2022/training_text.py --data imdb/train.parquet --limit 25000 --steps 1500   # ten minutes a recipe
-    outlierlens pretrain bert-medium-one-sep                                                              # theirs: days of GPUs
+    outlierlens lab pretrain bert-medium-one-sep  # theirs: days of GPUs
 
 The paper trains BERT-medium on Wikipedia and BookCorpus with fewer [CLS] and [SEP], and with half of the frequent tokens
 replaced by rare ones. Here small BERTs differ in nothing else. The default is 50 steps on the packaged reviews, which shows how

@@ -9,6 +9,7 @@ Importing this needs neither torch nor a library for command lines.
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +22,7 @@ from outlierlens.vectors.options import Fitting, VectorReading
 
 if TYPE_CHECKING:
     from outlierlens.data.texts import Texts
-    from outlierlens.detection.scan.measure import ScanOptions
+    from outlierlens.detection.weights import ScanOptions
     from outlierlens.models.load import LoadedModel, LoadOptions
     from outlierlens.results.row_store import Keep
 
@@ -108,26 +109,17 @@ class Output:
         return not self.no_progress and not self.quiet
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Where finished measurements are kept."""
-
-    rows: Path | None = None
-    """Append finished conditions here; a rerun continues."""
-
-
 @dataclass
 class Session:
     """One call of an experiment: what it runs on, read when it is asked for.
 
     Attributes:
-        subject, reading, vectors, fitting, loading, rows, output: what the command line gave, where the row takes it.
+        subject, reading, vectors, fitting, loading, output: what the command line gave, where the row takes it.
         name: of the command. command: the command line.
         progress: called as (label, done, total).
         notice: called with a line for stderr.
-        show: what `sections` of the view gets beside the result and `verbose`.
-        draw: what the row's picture gets beside the result.
         then: called once the result is written and shown.
+        resumable: inside it an interrupt says that a file keeps what was measured.
     """
 
     subject: Subject = Subject("")
@@ -135,15 +127,13 @@ class Session:
     vectors: VectorReading = VectorReading()
     fitting: Fitting = Fitting()
     loading: Source = Loading()
-    rows: Rows = Rows()
     output: Output = Output()
     name: str = ""
     command: str = ""
     progress: Callable[[str, int, int], None] = lambda *_: None
     notice: Callable[[str], None] = print
-    show: dict[str, Any] = field(default_factory=dict)
-    draw: dict[str, Any] = field(default_factory=dict)
     then: Callable[[], None] | None = None
+    resumable: Callable[[Path], AbstractContextManager[Any]] = nullcontext
 
     @cached_property
     def load(self) -> "LoadOptions":
@@ -160,7 +150,7 @@ class Session:
 
     def scanning(self, asked: "ScanOptions | None" = None, **more: Any) -> "ScanOptions":
         """How weights are read: as `asked`, from where the command line says; `more` are other fields of `ScanOptions`."""
-        from outlierlens.detection.scan.measure import ScanOptions
+        from outlierlens.detection.weights import ScanOptions
 
         one = self.loading
         return replace(

@@ -125,7 +125,7 @@ def test_what_has_no_such_axis_is_told_in_one_line() -> None:
         loaded("t5").axis("mlp")
     with pytest.raises(
         BadInput,
-        match=r"neurons are read by scan, observe, detectors, ablate, sweep and prune protect;.* residual stream: model",
+        match=r"neurons are read by scan, observe, ablate and sweep;.* residual stream: model",
     ):
         loaded("llama").stack("mlp")
     with pytest.raises(BadInput, match="use mode weights"), removed_writes(loaded("llama"), {0: (1,)}, stack="mlp"):

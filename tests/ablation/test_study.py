@@ -127,13 +127,13 @@ def test_rows_are_read_back_and_other_work_is_refused(study: Study, task: Counte
     with again() as one:
         first = one.measure(wanted)
     identity, *kept = map(json.loads, rows.read_text().splitlines())
-    assert list(identity["identity"]) == ["model", "data", "seed"]
+    assert list(identity["identity"]) == ["model", "reader", "data", "seed"]
     assert kept[0]["value"] == {"per_text": [1.5, 2.0, 4.0], "also": {"off": 1.0}, "touched": 10}
     task.n_asked = 0
     with again() as other:
         second = other.measure(wanted)
     assert task.n_asked == 1  # the intact model
     assert [one.values.tolist() for one in second] == [one.values.tolist() for one in first]
-    assert lines == [f"{one.loaded.name}: soon", f"{rows}: all 2 measurements are taken from there"]
+    assert lines == [f"{one.loaded.name}: soon", f"{rows}: every measurement is taken from there"]
     with pytest.raises(BadInput, match="seed was 3, is 4"), again(seed=4):
         pass

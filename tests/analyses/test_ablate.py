@@ -12,14 +12,16 @@ import torch
 from every_command import FEW, QUIET, M, call, fill
 from moments import contents
 from outlierlens.ablation.modes import Switch
+from outlierlens.ablation.study import Control
 from outlierlens.analyses.ablate import AblateOptions, ablate
+from outlierlens.analyses.ablate_sets import size_alone
+from outlierlens.analyses.sweep.measure import sweep
 from outlierlens.cli.experiment import print_sections
-from outlierlens.detection.observe.measure import magnitude
+from outlierlens.detection.activations import magnitude
 from outlierlens.errors import BadInput
-from outlierlens.experiments import BY_NAME
-from outlierlens.experiments.sweep.measure import sweep
 from outlierlens.models.load import load_model
 from outlierlens.results.document import from_json, to_json
+from outlierlens.results.rows import Estimate
 from planted import tiny, turning_texts
 
 TEXTS = turning_texts(8 + i % 6 for i in range(18))
@@ -147,7 +149,7 @@ def test_a_set_that_leaves_no_number_is_reported_without_a_p(capsys: Any) -> Non
     assert math.isnan(found.chosen.change.value)
     assert found.families[0].p is None
     assert "with these dimensions off the masked loss is no number (NaN) on 18 of 18 texts" in found.notes[-1]
-    print_sections(BY_NAME["ablate"], found)
+    print_sections(found)
     out = capsys.readouterr().out
     assert "the masked loss is infinite or undefined" in out
     row = next(line for line in out.splitlines() if line.startswith("random "))
@@ -231,8 +233,25 @@ def test_rows_that_are_to_be_replaced_stay_where_the_command_is_refused_first(
     for wrong in (("--save", "full"), ("--arch", "none.toml")):
         said = call(*words, *wrong, "--overwrite")
         assert (said.code, contents(tmp_path)) == (1, before), said.err
-    assert "are taken from there" in call(*words).err
+    assert "is taken from there" in call(*words).err
     assert call(*words, "--seed", "1").code == 0  # rows of its own
     assert len(list((tmp_path / "runs").rglob("*.jsonl"))) == 2
     again = call(*words, "--overwrite")
-    assert (again.code, "are taken from there" in again.err) == (0, False)
+    assert "what an earlier run measured is dropped (--overwrite)" in again.err
+    assert (again.code, "is taken from there" in again.err) == (0, False)
+
+
+def test_what_matched_sets_tell_of_size() -> None:
+    def told(family: str = "matched", judged: str = "damaging", closeness: float = 1.0, change: float = 2.0) -> str:
+        numbers = dict.fromkeys(
+            ("median", "percentile_95", "mean", "times_median", "times_percentile_95", "times_mean"), 1.0
+        )
+        beside = Control(
+            family=family, n=2, **numbers, p=None, closeness=closeness, change=Estimate(change), sets=(0.5, 1.5)
+        )  # fmt: skip
+        return size_alone(beside, change, judged)
+
+    assert told(family="random") == told(judged="harmless") == ""
+    assert told() == "; none does as much: size alone does not explain the damage"
+    assert told(change=1.5) == "; some do as much: size alone may explain the damage"
+    assert told(closeness=0.79).startswith("; their weights reach 79% of these, so whether size alone explains")

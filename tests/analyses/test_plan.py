@@ -13,10 +13,9 @@ import torch
 from outlierlens.ablation.prefix import Prefixes
 from outlierlens.analyses.plan import PlanCall, PlanOptions, PrecisionPlan, Reader, parse_share, plan
 from outlierlens.analyses.plan_exports import TOOLS, own_scheme
-from outlierlens.analyses.plan_rounding import KeptLinear, merged, mixed, n_kept
-from outlierlens.analyses.plan_search import Entry, Group, PlanSearch, dimension
+from outlierlens.analyses.plan_search import Entry, Group, PlanSearch, dimension, merged, n_kept
 from outlierlens.analyses.quantize_places import find_places
-from outlierlens.analyses.quantize_rounding import Keeping, rounded
+from outlierlens.analyses.quantize_rounding import Keeping, KeptLinear, rounded
 from outlierlens.analyses.quantize_schemes import parse
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel
@@ -179,7 +178,7 @@ def test_rounding_is_that_of_quant(planted: LoadedModel) -> None:
         wanted, _ = task.per_text()
     with rounded(planted, recipe, Keeping(dims=(3,))):
         without, _ = task.per_text()
-    with mixed(planted, places, recipe) as model:
+    with rounded(planted, recipe, places=places) as model:
         assert np.array_equal(task.per_text()[0], wanted)
         model.keep({place.name: KeptLinear(path=place.name, weights=True, inputs=True) for place in places})
         assert np.allclose(task.per_text()[0], 0.0, atol=1e-6)
@@ -210,7 +209,7 @@ def test_what_cannot_be_planned_is_refused(planted: LoadedModel) -> None:
 
 
 def test_tools_of_the_command_are_those_that_have_a_writer() -> None:
-    assert get_args(Reader) == tuple(TOOLS)
+    assert get_args(Reader) == tuple(name for name, row in TOOLS.items() if row.own)
 
 
 def test_a_tool_and_its_file_go_together() -> None:
@@ -223,7 +222,7 @@ def test_a_tool_and_its_file_go_together() -> None:
     assert (PlanOptions().unit, PlanOptions(bits=8).unit) == ("column", "linear")
 
 
-@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("tool", get_args(Reader))
 def test_a_tool_s_own_scheme_is_one_that_it_knows(tool: Any, planted: LoadedModel) -> None:
     assert all(TOOLS[tool].called(parse(name), parse(name)) is not None for name in TOOLS[tool].own)
     scheme = own_scheme(tool, planted)  # of 16 and 32 inputs

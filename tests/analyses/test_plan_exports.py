@@ -3,14 +3,15 @@
 import json
 import re
 from fnmatch import fnmatch
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from outlierlens.analyses.plan import Reader
 from outlierlens.analyses.plan_exports import TOOLS, Target, export, target_of
-from outlierlens.analyses.plan_rounding import KeptLinear
+from outlierlens.analyses.quantize_rounding import KeptLinear
 from outlierlens.analyses.quantize_schemes import parse
 from outlierlens.checkpoints import onnx as onnx_files
 from outlierlens.errors import BadInput
@@ -63,10 +64,10 @@ SCHEMES = {
     "mlx": "int4-group64-asym/none",
     "onnxruntime": "int8-tensor/int8-tensor",
 }
-WHOLE = ("bitsandbytes", "onnxruntime")  # of what they are asked here, they keep all of a linear or nothing
+WHOLE = ("bitsandbytes", "onnxruntime")  # of what it is asked here, it keeps all of a linear or nothing
 
 
-@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("tool", get_args(Reader))
 def test_every_tool_refuses_in_one_line_what_it_cannot(tool: str, target: Target) -> None:
     for kept, scheme, wanted in (
         (KEPT, "e5m2-tensor/int8-token-asym", f"{TOOLS[tool].title} has no scheme"),
@@ -82,7 +83,7 @@ def test_an_unknown_tool_is_refused_with_those_there_are(target: Target) -> None
         said("gptq", "int8-tensor/int8-tensor", target)
 
 
-@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("tool", get_args(Reader))
 def test_what_a_tool_cannot_keep_apart_stays_whole_and_is_remarked(tool: str, target: Target) -> None:
     _, found = export(tool, KEPT, scheme=parse(SCHEMES[tool]), target=target)
     assert bool(found) == (tool in WHOLE)

@@ -486,7 +486,7 @@ def test_the_command_s_errors(folder: Path, run: Any) -> None:
         ([*counted, "--each"], "--each is not for --predictions; leave it out"),
         ([*counted, "--save", str(folder / "off")], "--save is not for --predictions"),
         ([*counted, "--task", "classify"], "leave --task out"),
-        (["--input", "next"], "belong to --predictions"),
+        (["--input", "next"], "--input belongs to --predictions"),
     ):
         code, _, err = run(*words, *more)
         assert code == 1, (more, err)

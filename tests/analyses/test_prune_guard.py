@@ -78,16 +78,11 @@ def test_no_mask_breaks_the_constraint_and_budgets_are_met(data: Any) -> None:
         if data.draw(st.booleans())
         else {}
     )
-    first = (
-        {n: np.random.default_rng(2).random(v.shape) < 0.4 for n, v in scores.items()}
-        if data.draw(st.booleans())
-        else {}
-    )
     n = sum(v.size for v in scores.values()) - sum(int(v.sum()) for v in pruned.values())
     budget = data.draw(st.integers(0, n))
     protect = data.draw(st.lists(st.integers(0, cells.width - 1), max_size=2, unique=True))
     nothing = {name: pruned.get(name, np.zeros(v.shape, bool)) for name, v in scores.items()}
-    state = State(pruned, {}, first)
+    state = State(pruned)
     if broken_by(cells, nothing):
         with pytest.raises(BadInput, match="is already removed in"):
             guarded_masks(scores, n, [cells], protect=protect, state=state)
@@ -112,7 +107,7 @@ def test_no_mask_breaks_the_constraint_and_budgets_are_met(data: Any) -> None:
         for param in params:
             assert not np.moveaxis(new[param.name], param.axis, 0)[protect].any()
     assert found.score == pytest.approx(sum(float(scores[name][values].sum()) for name, values in new.items()))
-    if not first and not protect:
+    if not protect:
         assert found.score_lost >= -1e-9
         assert bool(found.swaps) == bool(found.broken_without["model"])
 
@@ -181,7 +176,7 @@ def test_what_a_guard_refuses(scores: Any, budget: Any, message: str) -> None:
 
 def test_positions_that_do_not_exist_are_no_protection() -> None:
     cells = cells_of(2, 2, Removal(), norm=True)
-    with pytest.raises(BadInput, match="dimension 2 does not exist; stream 'model' has 0 to 1"):
+    with pytest.raises(BadInput, match="dimension 2 does not exist; stream model has dimensions 0 to 1"):
         guarded_masks(draw_scores(cells, 0, False), 1, [cells], protect=[2])
 
 
@@ -213,18 +208,19 @@ def test_global_pruning_under_guard(family: str) -> None:
     prune.global_unstructured(without, pruning_method=prune.L1Unstructured, amount=0.4)
     assert same_position_guard(alone).broken() == {"model": (5,)}
 
-    prune.global_unstructured(parameters, pruning_method=guard.method(parameters, prune.L1Unstructured), amount=0.4)
+    found = guard.prune(parameters, 0.4)
     assert guard.broken() == {"model": ()}
     assert zeros(parameters) == zeros(without) == round(0.4 * total)
-    assert guard.last is not None
-    assert guard.last.broken_without == {"model": (5,)}
+    assert found.broken_without == {"model": (5,)}
     # Three layers, fewer than two may lose it: one weight stays in each of two.
-    assert guard.last.swaps == 2
+    assert found.swaps == 2
+    # All else is as torch has it: what it takes and the guard keeps is two weights of position 5.
+    masks = ([getattr(module, f"{name}_mask") for module, name in some] for some in (parameters, without))
+    assert sum(int((ours > theirs).sum()) for ours, theirs in zip(*masks, strict=True)) == 2
 
     more = total // 9
-    prune.global_unstructured(
-        parameters, pruning_method=guard.method(parameters, prune.RandomUnstructured), amount=more
-    )
+    scores = {one: torch.rand_like(getattr(*one)) for one in parameters}
+    guard.prune(parameters, more, scores)
     assert guard.broken() == {"model": ()}
     assert zeros(parameters) == round(0.4 * total) + more
     assert model(torch.arange(4)[None]).last_hidden_state.isfinite().all()
@@ -241,7 +237,7 @@ def test_pruning_one_tensor_after_the_other(seed: int, amount: float, steps: int
         for module, name in parameters:
             left = int(getattr(module, f"{name}_mask", torch.ones_like(getattr(module, name))).sum())
             try:
-                guard.apply(module, name, prune.L1Unstructured, amount=amount)
+                guard.prune([(module, name)], amount)
             except BadInput as error:  # nothing was pruned: the budget is out of reach
                 messages.append(str(error))
             else:
@@ -253,47 +249,28 @@ def test_pruning_one_tensor_after_the_other(seed: int, amount: float, steps: int
 TINY = {"llama": lambda: build(FAMILIES["llama"])}
 
 
-def test_whole_positions_are_swapped() -> None:
+def test_protected_positions_lose_nothing_in_a_model() -> None:
     model = build(FAMILIES["llama"])
     guard = same_position_guard(model, protect=(2,))
     parameters = last_weights(model, guard)
     with torch.no_grad():
         for module, name in parameters:
             getattr(module, name)[[2, 9]] *= 1e-3  # rows of the output: positions
-    for module, name in parameters:
-        guard.apply(module, name, prune.LnStructured, amount=4, n=2, dim=0)
-    assert guard.broken() == {"model": ()}
-    gone = [{int(row) for row in np.flatnonzero((getattr(m, f"{n}_mask") == 0).all(1))} for m, n in parameters]
-    assert [len(rows) for rows in gone] == [4, 4, 4]
-    assert [9 in rows for rows in gone] == [True, False, False]
-    assert not any(2 in rows for rows in gone)
-    assert not gone[0] & gone[1]
-    with pytest.raises(BadInput, match="positions can be pruned within the constraint"):
-        guard.apply(*parameters[0], prune.LnStructured, amount=12, n=2, dim=0)
-
-
-def test_columns_that_would_empty_rows_are_refused() -> None:
-    model = build(FAMILIES["llama"])
-    guard = same_position_guard(model, Removal(row_fraction=0.5))
-    parameters = last_weights(model, guard)
-    guard.apply(*parameters[0], prune.LnStructured, amount=0.75, n=2, dim=1)
-    with pytest.raises(BadInput, match="along axis 1 would remove position 0 in 2 of 3 layers"):
-        guard.apply(*parameters[1], prune.LnStructured, amount=0.75, n=2, dim=1)
+    guard.prune(parameters, 0.4)
+    assert all((getattr(module, f"{name}_mask")[2] == 1).all() for module, name in parameters)
+    assert [bool((getattr(module, f"{name}_mask")[9] == 0).all()) for module, name in parameters].count(True) == 1
 
 
 def test_what_the_torch_guard_refuses() -> None:
     model = build(FAMILIES["bert"])
     guard = same_position_guard(model)
     parameters = last_weights(model, guard)
-    with pytest.raises(BadInput, match=r"use guard\.apply"):
-        guard.method(parameters, prune.LnStructured)
     with pytest.raises(BadInput, match="is no parameter of the guarded model"):
-        guard.method([(torch.nn.Linear(2, 2), "weight")], prune.L1Unstructured)
-    with pytest.raises(BadInput, match="give the same parameters"):
-        prune.global_unstructured(
-            parameters[:2], pruning_method=guard.method(parameters, prune.L1Unstructured), amount=3
-        )
-    with pytest.raises(BadInput, match="no stream 'decoder'"):
+        guard.prune([(torch.nn.Linear(2, 2), "weight")], 1)
+    with pytest.raises(BadInput, match="the budget is 10000; it must be at most"):
+        guard.prune(parameters, 10_000)
+    assert not hasattr(parameters[0][0], "weight_mask")  # nothing was pruned
+    with pytest.raises(BadInput, match="--stack must be one of model, not 'decoder'"):
         same_position_guard(model, stack="decoder")
 
 
@@ -301,10 +278,9 @@ def test_a_mask_does_not_remove_where_norms_multiply_by_one_plus_weight() -> Non
     model = build(FAMILIES["gemma2"])
     guard = same_position_guard(model)
     parameters = last_weights(model, guard)
-    prune.global_unstructured(parameters, pruning_method=guard.method(parameters, prune.L1Unstructured), amount=0.9)
+    found = guard.prune(parameters, 0.9)
     assert guard.broken() == {"model": ()}
-    assert guard.last is not None
-    assert (guard.last.swaps, guard.last.broken_without) == (0, {"model": ()})
+    assert (found.swaps, found.broken_without) == (0, {"model": ()})
 
 
 def test_per_dim_off_of_a_stack_of_experts() -> None:

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from outlierlens.analyses.prune import PruneTest, PruneTestOptions, prune_test
-from outlierlens.analyses.prune_budget import Pruner
-from outlierlens.analyses.prune_cells import Cells, Removal
+from outlierlens.analyses.prune_cells import Cells, Pruner, Removal
 from outlierlens.architectures import live_parameters
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel
@@ -53,7 +52,7 @@ def test_every_condition_prunes_the_same_number_and_puts_it_back(planted: Loaded
     assert found.forced == found.budget == 3 * per_layer
     assert found.n_candidates == 16 * found.budget
     families = ["chosen", "magnitude", "random position", "scattered", "matched"]
-    assert [one.family for one in found.uses] == families
+    assert [one.family for one in found.controls] == families[1:]
     assert [one.family for one in found.conditions] == ["intact", *families[:2]] + [
         f for f in families[2:] for _ in "ab"
     ]
@@ -64,9 +63,10 @@ def test_every_condition_prunes_the_same_number_and_puts_it_back(planted: Loaded
     assert found.chosen.change.value == pytest.approx(
         np.average(np.subtract(found.chosen.per_text, intact.per_text), weights=weights_of(planted))
     )
-    for use, label in ((found.uses[2], "random position"), (found.uses[4], "matched")):
-        changes = [one.change.value for one in found.conditions if one.family == label]
-        assert (use.sets, use.change.value, use.n) == (tuple(changes), pytest.approx(sum(changes) / 2), 2)
+    for use in found.controls[1:]:
+        changes = [one.change.value for one in found.conditions if one.family == use.family]
+        assert (use.sets, use.median, use.n) == (tuple(changes), pytest.approx(sum(changes) / 2), 2)
+        assert use.change == found.chosen.change
     after = planted.model.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
     for one in found.conditions[3:]:
@@ -84,22 +84,27 @@ def weights_of(loaded: LoadedModel) -> np.ndarray:
 def test_a_budget_beyond_one_position_is_filled_with_the_smallest(planted: LoadedModel) -> None:
     shapes = {name: tuple(value.shape) for name, value in live_parameters(planted.model).items()}
     pruner = Pruner(planted.model, Cells.of(planted.stacks[0], shapes, Removal()))
-    forced = pruner.forced({0: (6,), 2: (6, 1)})
+    plan = {0: (6,), 2: (6, 1)}
+    forced = pruner.pruned(plan, 0)
     assert int(forced.sum()) == 3 * int(pruner.cells.total[0])
-    taken = pruner.pruned({0: (6,), 2: (6, 1)}, int(forced.sum()) + 10)
+    for layer, dims in plan.items():
+        for param in pruner.cells.params[layer]:
+            assert np.moveaxis(pruner.row.parts(forced)[param.name], param.axis, 0)[list(dims)].all()
+    taken = pruner.pruned(plan, int(forced.sum()) + 10)
     assert int(taken.sum()) == int(forced.sum()) + 10
     assert taken[forced].all()
-    others = np.sort(pruner.scores[~forced])
-    np.testing.assert_array_equal(np.sort(pruner.scores[taken & ~forced]), others[:10])
+    scores, live = pruner.row.values, live_parameters(planted.model)
+    others = np.sort(scores[~forced])
+    np.testing.assert_array_equal(np.sort(scores[taken & ~forced]), others[:10])
     with pruner.off(taken) as n_off:
-        values = np.concatenate([pruner.live[p.name].detach().reshape(-1).numpy() for p in pruner.params])
+        values = np.concatenate([live[name].detach().reshape(-1).numpy() for name in pruner.params])
         assert (values[taken] == 0).all()
         assert n_off == int(taken.sum())
         assert np.count_nonzero(values[~taken] == 0) == 0
     with pytest.raises(RuntimeError, match="inside"), pruner.off(taken):
         raise RuntimeError("inside")
-    values = np.concatenate([pruner.live[p.name].detach().reshape(-1).numpy() for p in pruner.params])
-    assert (np.abs(values) == pruner.scores).all()
+    values = np.concatenate([live[name].detach().reshape(-1).numpy() for name in pruner.params])
+    assert (np.abs(values) == scores).all()
 
 
 def test_sparsity_is_a_share_of_the_candidates() -> None:
@@ -110,7 +115,7 @@ def test_sparsity_is_a_share_of_the_candidates() -> None:
     assert (found.magnitude.n_set, found.chosen.n_set) == (288, 288)
     # All 72 forced weights are the largest there are, so magnitude took 72 others.
     assert (found.magnitude.swaps, found.chosen.swaps) == (0, 72)
-    assert len(found.uses) == 2
+    assert [one.family for one in found.controls] == ["magnitude"]
 
 
 def test_finished_conditions_are_not_measured_again(tmp_path: Path) -> None:
@@ -124,7 +129,7 @@ def test_finished_conditions_are_not_measured_again(tmp_path: Path) -> None:
     again = prune_test(loaded, TEXTS, options, rows=rows)
     assert again.chosen.per_text == (9.0,) * 18
     assert again.magnitude == first.magnitude
-    assert again.uses[2].sets == first.uses[2].sets
+    assert again.controls[1].sets == first.controls[1].sets
     with pytest.raises(BadInput, match="budget was 6, is 12"):
         prune_test(loaded, TEXTS, PruneTestOptions(dims=(6, 7), n_random=0), rows=rows)
 
@@ -166,9 +171,8 @@ def test_a_position_is_condemned_only_where_it_costs_more_than_all_else(costs: P
     def with_changes(chosen: Estimate, magnitude: float = 0.01) -> PruneTest:
         changes = {"chosen": chosen, "magnitude": Estimate(magnitude)}
         rows = [replace(one, change=changes.get(one.family, one.change)) for one in costs.conditions]
-        return replace(
-            costs, conditions=tuple(rows), uses=(*costs.uses[:2], replace(costs.uses[2], percentile_95=0.04))
-        )
+        ends = [replace(one, percentile_95=high) for one, high in zip(costs.controls, (magnitude, 0.04), strict=False)]
+        return replace(costs, conditions=tuple(rows), controls=tuple(ends))
 
     costly = with_changes(Estimate(1.5, 1.48, 1.52))
     assert costly.worse
@@ -188,9 +192,7 @@ def test_a_position_is_condemned_only_where_it_costs_more_than_all_else(costs: P
 
 def test_what_the_budget_costs_is_one_table_and_one_picture(costs: PruneTest) -> None:
     (table,) = costs.shown()
-    assert [row[0] for row in table.rows] == ["chosen", "magnitude", "random position", "scattered", "matched"]
-    assert table.columns[:4] == ("weights that go first", "sets", "change of the masked loss (nats per token)", "95 %")
+    assert [row[0] for row in table.rows] == ["magnitude", "random position", "scattered", "matched"]
+    assert table.columns[:4] == ("control", "n", "median", "95th percentile")
     assert len(list(costs.shown(verbose=True))) == 2
-    chart = costs.chart()
-    assert f"magnitude {costs.magnitude.change.value:+.3g} (" in chart.reading
-    assert picture(chart, "svg").startswith(b"<svg")
+    assert picture(costs.chart(), "svg").startswith(b"<svg")

@@ -13,11 +13,10 @@ from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
 from outlierlens.analyses.quantize import Quantized, QuantizeOptions, quantize, says_of
-from outlierlens.analyses.quantize_errors import weight_error
 from outlierlens.analyses.quantize_places import calibrate, find_places, smooth_factors, without_foreign_readers
 from outlierlens.analyses.quantize_rounding import Keeping, loss_change, rounded
 from outlierlens.analyses.quantize_schemes import fake_quantize, fake_quantize_inputs, parse, parse_all
-from outlierlens.analyses.quantize_settings import KEPT, MIXED, ROUNDED, SMOOTHED
+from outlierlens.analyses.quantize_settings import KEPT, MIXED, ROUNDED, SMOOTHED, weight_error
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel
 from outlierlens.results.document import to_json
@@ -248,7 +247,7 @@ def test_an_error_that_one_column_makes_is_due_to_it(bert: LoadedModel) -> None:
     assert sum(shares) == pytest.approx(1)
 
 
-def test_a_planted_outlier_is_what_costs_and_keeping_it_gives_that_back(found: Quantized) -> None:
+def test_a_planted_outlier_is_what_costs_and_keeping_it_gives_that_back(found: Quantized, planted: LoadedModel) -> None:
     scheme = "none/int8-tensor"
     cost, kept = found.setting(scheme).change.value, found.setting(scheme, KEPT)
     (gain,) = (one for one in found.gains if one.scheme == scheme)
@@ -265,8 +264,11 @@ def test_a_planted_outlier_is_what_costs_and_keeping_it_gives_that_back(found: Q
     assert found.verdict.startswith("keep dimension 5 in 16 bit: none/int8-tensor +")
     assert found.setting(scheme, MIXED).change.value < 0.1 * cost
     # SmoothQuant gives the outlier the largest scale of all, in every tensor that is read.
-    assert {scale.rank for scale in found.smoothing} == {1}
-    assert len(found.smoothing) == 6
+    places = find_places(planted)
+    seen = calibrate(planted, places, TEXTS, stack=None, max_length=16, batch_size=16)
+    factors = smooth_factors(places, seen, 0.5)
+    assert len({id(scale) for scale in factors.values()}) == 6
+    assert {int(scale.argmax()) for scale in factors.values()} == {PLANTED}
 
 
 def test_what_a_scheme_does_not_round_has_no_error(found: Quantized) -> None:
@@ -338,7 +340,7 @@ def test_activations_name_outliers_where_the_weights_name_none(planted: LoadedMo
         result = quantize(planted, TEXTS, options)
         for bias, old in zip(biases, before, strict=True):
             bias.copy_(old)
-    assert result.about.named_by == "the activations, rule massive"
+    assert result.about.named_by == "the rule massive on activations"
     (gain,) = result.gains
     assert (result.dims, gain.random, gain.p, result.draws) == ((PLANTED,), (), None, ())
     assert math.isnan(gain.beyond_random.value)

@@ -11,6 +11,7 @@ import torch
 import downstream_results
 import finetune_runs
 from outlierlens.analyses import recover as analysis
+from outlierlens.analyses.finetune import FinetuneOptions, FinetuneSettings
 from outlierlens.analyses.recover import RecoverOptions, Recovery, recover, regrown
 from outlierlens.detection.rules import Measured
 from outlierlens.errors import BadInput
@@ -21,8 +22,6 @@ from outlierlens.results.rows import Estimate
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
 from outlierlens.tasks.metrics import interval
-from outlierlens.training.finetune.loop import FinetuneOptions
-from outlierlens.training.finetune.options import FinetuneSettings
 
 DIMS = (3, 7)
 
@@ -135,7 +134,7 @@ def test_finished_arms_are_read_and_not_trained_again(tuned: Any, found: Any) ->
     assert not any("training," in line for line in said)
     assert sum("finished earlier" in line for line in said) == 5
     assert load(folder / "recovery.json").arms == result.arms
-    with pytest.raises(BadInput, match=r"off was \[3, 7\], is \[3, 8\].*name another folder with -o"):
+    with pytest.raises(BadInput, match=r"off was \[3, 7\], is \[3, 8\]\); use another directory"):
         recover(model, train, dev, folder, options((3, 8)), how())
 
 
@@ -232,13 +231,13 @@ def test_the_command(tuned: Any, tmp_path: Path, run: Any) -> None:
     ]
     words += ["--epochs", "1", "--batch-size", "8", "--max-length", "16", "--device", "cpu"]
     folder = tmp_path / "run"
-    code, out, err = run("finetune", model, *words, "-o", str(folder))
+    code, out, err = run("lab", "finetune", model, *words, "-o", str(folder))
     assert code == 0, err
     assert "Accuracy lost with dimensions 3 and 7 of model off: off " in out
     assert f"result: {folder / 'recovery.json'}" in out
-    assert load(folder / "recovery.json").provenance.command.startswith("outlierlens finetune ")
+    assert load(folder / "recovery.json").provenance.command.startswith("outlierlens lab finetune ")
     words[words.index("--epochs") + 1] = "2"
-    code, _, err = run("finetune", model, *words, "-o", str(folder))
+    code, _, err = run("lab", "finetune", model, *words, "-o", str(folder))
     assert (code, "holds" in err) == (1, True), err
 
 

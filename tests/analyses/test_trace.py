@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from architectures import FAMILIES, build
-from media_models import PLANTED, RATE, pictures, save_vit, sounds, write_pictures
+from media_models import PLANTED, RATE, pictures, save_vit, sounds, write_pictures, write_wav
 from outlierlens import trace
 from outlierlens.analyses import trace_passes
 from outlierlens.analyses.trace import GROUPS, Trace, TraceOptions
@@ -63,7 +63,7 @@ def test_the_parts_sum_to_the_value_in_every_block_of_every_family(family: str) 
 @pytest.mark.parametrize(
     "family", [one for one in FAMILIES.values() if one.inputs in ("image", "audio")], ids=lambda one: one.name
 )
-def test_pictures_and_recordings_are_followed_too(family: Any) -> None:
+def test_pictures_and_recordings_are_followed_too(family: Any, tmp_path: Path) -> None:
     from transformers import ViTImageProcessorPil, Wav2Vec2FeatureExtractor
 
     model: Any = build(family)
@@ -74,7 +74,8 @@ def test_pictures_and_recordings_are_followed_too(family: Any) -> None:
     else:
         pads = model.config.feat_extract_norm == "layer"
         processor = Wav2Vec2FeatureExtractor(sampling_rate=RATE, return_attention_mask=pads)
-        parts = tuple(Part(str(number), array=one, rate=RATE) for number, one in enumerate(sounds(4, seed=1)[0]))
+        written = [write_wav(tmp_path / f"{i}.wav", one) for i, one in enumerate(sounds(4, seed=1)[0])]
+        parts = tuple(Part(str(path), path) for path in written)
     loaded = from_objects(model, processor=processor)
     found = trace(loaded, Items("made", family.inputs, parts), TraceOptions(dim=DIM, n_random=1))
     assert 0 < found.error <= 1e-5

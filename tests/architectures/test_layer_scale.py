@@ -8,13 +8,15 @@ import pytest
 import torch
 
 from architectures import FAMILIES, build
+from outlierlens.analyses.fingerprint_values import list_sensitive
+from outlierlens.analyses.observe import observe
+from outlierlens.analyses.scan import scan
+from outlierlens.architectures import bound_stacks
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.data.media import read_items
 from outlierlens.data.media.read import ItemOptions
-from outlierlens.detection.observe.measure import ObserveOptions, observe
-from outlierlens.detection.scan.measure import scan
+from outlierlens.detection.activations import ObserveOptions
 from outlierlens.errors import BadInput
-from outlierlens.experiments.integrity.sensitive import bound_stacks, list_sensitive
 from outlierlens.models.load import from_objects
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
@@ -62,7 +64,7 @@ def test_a_picture_of_another_size_is_read_where_positions_are_interpolated(
     processor = ViTImageProcessor(size={"height": 32, "width": 32})  # the config says 16
     loaded = from_objects(build(FAMILIES[family]), processor=processor)
     if is_read:
-        assert observe(loaded, pictures).n_tokens == 3 * (1 + 4 * 4)
+        assert observe(loaded, pictures).about.n_tokens == 3 * (1 + 4 * 4)
     else:
         with pytest.raises(BadInput, match="the image processor makes"):
             observe(loaded, pictures)
@@ -79,7 +81,7 @@ def test_pictures_of_several_shapes_share_no_batch(tmp_path: Path) -> None:
     loaded = from_objects(build(FAMILIES["dinov2"]), processor=processor)
     pictures = read_items("image", str(tmp_path), ItemOptions(labelled=False))
     together, alone = (observe(loaded, pictures, ObserveOptions(batch_size=size)) for size in (4, 1))
-    assert together.n_tokens == alone.n_tokens == 4 + 4 * 4 + 2 * 4 * 6 + 4 * 4
+    assert together.about.n_tokens == alone.about.n_tokens == 4 + 4 * 4 + 2 * 4 * 6 + 4 * 4
     np.testing.assert_allclose(together.stacks[0].view().mean, alone.stacks[0].view().mean, atol=1e-5)
     task = make_task(loaded, pictures, TaskOptions(batch_size=4))
     slots = [feed.slots for feed in task.feeds(task.texts)]

@@ -10,6 +10,7 @@ from outlierlens.errors import near
 MISTYPED = [
     (("scna", "mini-bert"), 2, 'Did you mean "scan"?'),
     (("replicate", "lou", "mini-bert"), 2, 'Did you mean "luo"?'),
+    (("finetune", "mini-bert"), 2, 'Did you mean "lab finetune"?'),
     (("scan", "mini-bert", "--rlue", "luo"), 2, "--rule"),
     (("scan", "mini-bret"), 1, "did you mean the sample mini-bert?"),
     (("observe", "mini-bret"), 1, "did you mean the sample mini-bert?"),

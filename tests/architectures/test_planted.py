@@ -12,9 +12,10 @@ import torch
 
 from architectures import FAMILIES, config_of
 from outlierlens import architectures as arch
+from outlierlens.analyses.scan import scan_checkpoint
 from outlierlens.architectures import BoundStack, Param
 from outlierlens.checkpoints.base import Checkpoint, TensorInfo
-from outlierlens.detection.scan.measure import ScanOptions, scan_checkpoint
+from outlierlens.detection.weights import ScanOptions
 
 WIDTH, LAYERS = 64, 4
 WIDTH_KEYS = {"hidden_size", "d_model", "n_embd", "dim"}

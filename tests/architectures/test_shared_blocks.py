@@ -17,14 +17,14 @@ from outlierlens.ablation.switches import removed_writes, zero_weights_, zeroed_
 from outlierlens.analyses.ablate import AblateOptions, ablate
 from outlierlens.analyses.predictions import PredictionOptions, predictions
 from outlierlens.analyses.prune_lists import ProtectOptions, protect
+from outlierlens.analyses.scan import scan
+from outlierlens.analyses.sweep.measure import sweep
+from outlierlens.analyses.sweep.options import SweepOptions
 from outlierlens.data.texts import Texts
-from outlierlens.detection.scan.measure import scan
 from outlierlens.errors import BadInput
-from outlierlens.experiments.sweep.measure import sweep
-from outlierlens.experiments.sweep.options import SweepOptions
-from outlierlens.explore.result import State
+from outlierlens.explore.state import State
 from outlierlens.models.load import LoadedModel, LoadOptions, from_objects
-from outlierlens.replicate.glue.measure import Replicating, replicate
+from outlierlens.replicate.glue import GlueOptions, replicate
 from outlierlens.report.page import render
 from outlierlens.report.result import ReportData
 from outlierlens.results.document import load
@@ -111,7 +111,7 @@ def test_a_layer_alone_is_off_in_what_it_gives(family: str, words: Any) -> None:
     )  # fmt: skip
     assert [effect.layers for effect in swept.effects] == [(layer,) for layer in range(swept.n_layers)]
     for layer, effect in enumerate(swept.effects):
-        assert swept.intact + effect.change == pytest.approx(loss_by_hand(loaded, layer, 3), rel=1e-5)
+        assert swept.intact.value + effect.change.value == pytest.approx(loss_by_hand(loaded, layer, 3), rel=1e-5)
     # Off in all the layers of a block, weights and what they give are one.
     weights, hidden = (
         ablate(loaded, TEXTS, [3], replace(options, layers=layers, modes=(mode,))).chosen
@@ -141,14 +141,11 @@ def test_other_commands_refuse_a_part_of_a_block_before_they_measure(words: Any,
     explorer = explore_models.tiny(words, "albert", "MaskedLM", "masked")
     with pytest.raises(BadInput, match="layers 0–2 run one block"):
         explorer.look(State(text=explore_models.TEXT, dims=(3,), first=1, last=2))
-    assert explorer.look(State(text=explore_models.TEXT, dims=(3,), first=1, last=2, mode="zero"), ("loss",)).loss.rows
+    assert explorer.look(State(text=explore_models.TEXT, dims=(3,), first=1, last=2, mode="zero"), ("loss",)).losses
     loaded.model.save_pretrained(tmp_path)  # type: ignore[operator]
-    with pytest.raises(BadInput, match="layers 1, 3 run one block, which is spared as a whole; name all of them"):
-        protect(str(tmp_path), "llm-compressor", ProtectOptions(dims=(3,), layers=(1,)))
-    with pytest.raises(BadInput, match="layer 8 does not exist; there are 0 to 7"):
-        protect(str(tmp_path), "llm-compressor", ProtectOptions(dims=(3,), layers=(8,)))
-    (module,) = protect(str(tmp_path), "llm-compressor", ProtectOptions(dims=(3,), layers=(5, 7))).modules
-    assert module == "albert.encoder.albert_layer_groups.1.albert_layers.1.ffn_output"
+    made = protect(str(tmp_path), "llm-compressor", ProtectOptions(dims=(3,), layers="all"))
+    assert (made.layers, len(set(made.modules))) == ((0, 1, 2, 3), 4)  # a block that several layers run is named once
+    assert made.modules[-1] == "albert.encoder.albert_layer_groups.1.albert_layers.1.ffn_output"
 
 
 def test_a_paper_s_single_layers_are_edited_where_weights_are_shared(tmp_path: Path) -> None:
@@ -158,13 +155,13 @@ def test_a_paper_s_single_layers_are_edited_where_weights_are_shared(tmp_path: P
     model.save_pretrained(tmp_path / "model")
     Words.build().save_pretrained(tmp_path / "model")
     tuned_models.write_data(tmp_path / "data")
-    job = Replicating(
-        base="tiny", paper="kovaleva-glue", tasks=("cola",), directory=tmp_path / "run", data=str(tmp_path / "data"),
-        tuned={"cola": (str(tmp_path / "model"),)}, dims=(3,), n_random=1, n_matched=1, limit=20,
+    options = GlueOptions(
+        tasks=("cola",), data=str(tmp_path / "data"), tuned=(f"cola={tmp_path / 'model'}",), dims=(3,), n_random=1,
+        n_matched=1, limit=20, layers=True,
     )  # fmt: skip
-    (table,) = replicate(job, LoadOptions(dtype="float32", device="cpu")).tables
-    assert "layer by layer, dimensions are off in what a layer gives, as layers share their weights" in table.notes
-    assert [row.window for row in table.windows] == ["layer 0", "layer 1", "layer 2"]
+    made = replicate("tiny", options, tmp_path / "run", load=LoadOptions(dtype="float32", device="cpu"))
+    assert "layer by layer, dimensions are off in what a layer gives, as layers share their weights" in made.notes
+    assert [row.layer for row in made.by_layer] == [0, 1, 2]
     (by_layer,) = (load(path) for path in (tmp_path / "run").rglob("*.json") if "layer" in path.stem)
     assert by_layer.mode == "edited_hidden zero"
 
@@ -185,7 +182,7 @@ def test_a_scan_says_what_was_tested(tmp_path: Path, run: Any) -> None:
     assert f">{groups.stacks[0].shape}<" in render(ReportData(groups.provenance, groups))
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS.texts))
     code, out, err = run(
-        "detectors", str(tmp_path / "albert"), "--data", str(tmp_path / "texts.txt"), "--nulls", "none"
+        "observe", str(tmp_path / "albert"), "--rule", "all", "--data", str(tmp_path / "texts.txt"), "--nulls", "none"
     )
     assert code == 0, err
     assert "ranks over layers cannot agree: fewer than two blocks, each counted once, have a norm" in " ".join(

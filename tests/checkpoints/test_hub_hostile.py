@@ -1,5 +1,6 @@
 """Hubs that refuse, stumble or lie: one clear line each, few retries, nothing believed unchecked."""
 
+import itertools
 import json
 import struct
 import threading
@@ -13,8 +14,9 @@ import pytest
 from hub_models import MODEL, one_file, packed, sharded, spaced
 from hub_server import FakeHub, Handler, Seen
 from outlierlens import errors
+from outlierlens.checkpoints import ranges
 from outlierlens.checkpoints.formats import write_header
-from outlierlens.checkpoints.hub import HubCheckpoint
+from outlierlens.checkpoints.hub import open_hub
 
 pytest_plugins = ["hub_fixtures"]
 
@@ -48,8 +50,12 @@ N = len(GOOD)
         (lie(GOOD, {"Content-Range": f"bytes 8-{N + 7}/{N + 8}"}), errors.RemoteError, "answered the range"),
         (lie(GOOD, {"Content-Range": f"bytes 0-{N - 1}/{10**18}"}), errors.RemoteError, "answered the range"),
         (lie(GOOD, {"Content-Range": "bytes 0-" + "9" * 30 + "/" + "9" * 30}), errors.RemoteError, "the range"),
-        (lie(GOOD[:99], {"Content-Range": f"bytes 0-{N - 1}/{N}"}), errors.RemoteError, "sent 99 bytes where"),
-        (lie(GOOD + b"x", {"Content-Range": f"bytes 0-{N - 1}/{N}"}), errors.RemoteError, "sent more bytes where"),
+        (lie(GOOD[:99], {"Content-Range": f"bytes 0-{N - 1}/{N}"}), errors.RemoteError, "sends 99 of 2,344 bytes"),
+        (
+            lie(GOOD + b"x", {"Content-Range": f"bytes 0-{N - 1}/{N}"}),
+            errors.RemoteError,
+            "sends more than 2,344 bytes",
+        ),
         (
             lie(GOOD, {"Content-Range": f"bytes 0-{N - 1}/{N}", "Content-Encoding": "gzip"}),
             errors.RemoteError,
@@ -70,7 +76,7 @@ def test_a_lying_store(
     hub.add(MODEL, {"config.json": b"{}", "model.safetensors": GOOD})
     hub.tamper["model.safetensors"] = answer
     with pytest.raises(kind, match=message) as caught:
-        HubCheckpoint(MODEL)
+        open_hub(MODEL)
     assert "\n" not in str(caught.value)
     assert "secret" not in str(caught.value)  # the signature of the store's address
 
@@ -79,7 +85,7 @@ def test_a_whole_file_is_not_downloaded_when_ranges_are_ignored(hub: FakeHub) ->
     hub.add(MODEL, {"config.json": b"{}", "model.safetensors": GOOD})
     hub.tamper["model.safetensors"] = lie(bytes(BIG), {}, 200)
     with pytest.raises(errors.RemoteError, match="download the model"):
-        HubCheckpoint(MODEL)
+        open_hub(MODEL)
     huggingface_hub.close_session()
     assert hub.requests("model.safetensors")[-1].sent < BIG / 4
 
@@ -98,7 +104,7 @@ HEADERS = {
 def test_a_lying_header(hub: FakeHub, name: str) -> None:
     hub.add(MODEL, {"config.json": b"{}", "model.safetensors": HEADERS[name]})
     with pytest.raises(errors.BadFile, match=r"org/model/model.safetensors") as caught:
-        HubCheckpoint(MODEL)
+        open_hub(MODEL)
     assert "\n" not in str(caught.value)
 
 
@@ -116,9 +122,9 @@ def test_a_lying_index(hub: FakeHub, changed: dict[str, Any], message: str) -> N
     files = sharded(spaced(1, 10))
     hub.add(MODEL, files | {"model.safetensors.index.json": json.dumps(changed).encode()})
     with pytest.raises(errors.BadFile, match=message):
-        list(HubCheckpoint(MODEL).read(["a"]))
+        list(open_hub(MODEL).read(["a"]))
     with pytest.raises(errors.BadFile, match=message):
-        HubCheckpoint(MODEL).tensors["a"]
+        open_hub(MODEL).tensors["a"]
 
 
 @pytest.mark.parametrize(
@@ -132,12 +138,12 @@ def test_a_lying_index(hub: FakeHub, changed: dict[str, Any], message: str) -> N
 def test_a_bad_config(hub: FakeHub, config: bytes, kind: type[Exception], message: str) -> None:
     hub.add(MODEL, {"config.json": config, "model.safetensors": GOOD})
     with pytest.raises(kind, match=message):
-        HubCheckpoint(MODEL)
+        open_hub(MODEL)
 
 
 def test_a_file_that_changes_between_requests(hub: FakeHub) -> None:
     hub.add(MODEL, {"config.json": b"{}", "model.safetensors": GOOD})
-    checkpoint = HubCheckpoint(MODEL)
+    checkpoint = open_hub(MODEL)
     hub.headers = {"ETag": '"another"'}
     with pytest.raises(errors.RemoteError, match="the file changed while it was read; run again"):
         list(checkpoint.read(["norm.0.1"]))
@@ -145,7 +151,7 @@ def test_a_file_that_changes_between_requests(hub: FakeHub) -> None:
 
 def test_an_address_that_ran_out_is_asked_for_again(hub: FakeHub) -> None:
     hub.add(MODEL, {"config.json": b"{}", "model.safetensors": GOOD})
-    checkpoint = HubCheckpoint(MODEL)
+    checkpoint = open_hub(MODEL)
     refused: list[Seen] = []
 
     def once(handler: Handler, seen: Seen) -> bool:
@@ -185,26 +191,29 @@ def hang_up_halfway(handler: Handler) -> None:
 @pytest.mark.parametrize(
     ("act", "expected"),
     [
-        (lambda handler: handler.reply(503, b"busy"), [0.5, 1.0, 2.0]),
-        (lambda handler: handler.reply(429, b"", {"Retry-After": "7"}), [7.0, 7.0, 7.0]),
-        (lambda handler: handler.reply(429, b"", {"Retry-After": "\u00b2"}), [0.5, 1.0, 2.0]),
-        (lambda handler: handler.reply(429, b"", {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}), [0.5, 1.0, 2.0]),
-        (hang_up, [0.5, 1.0, 2.0]),
-        (hang_up_halfway, [0.5, 1.0, 2.0]),
+        (lambda handler: handler.reply(503, b"busy"), [0.5, 1.0, 2.0, 4.0]),
+        (lambda handler: handler.reply(429, b"", {"Retry-After": "7"}), [7.0, 7.0, 7.0, 7.0]),
+        (lambda handler: handler.reply(429, b"", {"Retry-After": "\u00b2"}), [0.5, 1.0, 2.0, 4.0]),
+        (
+            lambda handler: handler.reply(429, b"", {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}),
+            [0.5, 1.0, 2.0, 4.0],
+        ),
+        (hang_up, [0.5, 1.0, 2.0, 4.0]),
+        (hang_up_halfway, [0.5, 1.0, 2.0, 4.0]),
     ],
 )
 def test_retries_are_few_and_patient(
     hub: FakeHub, waits: list[float], act: Callable[[Handler], None], expected: list[float]
 ) -> None:
     hub.add(MODEL, {"config.json": b'{"a": 2}', "model.safetensors": GOOD})
-    hub.tamper["config.json"] = failing(3, act)
-    assert HubCheckpoint(MODEL).config == {"a": 2}
-    assert waits == expected
     hub.tamper["config.json"] = failing(4, act)
+    assert open_hub(MODEL).config == {"a": 2}
+    assert waits == expected
+    hub.tamper["config.json"] = failing(5, act)
     seen = len(hub.seen)
-    with pytest.raises(errors.RemoteError, match="4 times; check the network and HF_ENDPOINT, or pass --offline"):
-        HubCheckpoint(MODEL)
-    assert len(hub.seen) - seen == 4
+    with pytest.raises(errors.RemoteError, match="5 times; check the network and HF_ENDPOINT, or pass --offline"):
+        open_hub(MODEL)
+    assert len(hub.seen) - seen == 5
 
 
 def test_models_are_asked_for_side_by_side(hub: FakeHub, waits: list[float]) -> None:
@@ -217,63 +226,84 @@ def test_models_are_asked_for_side_by_side(hub: FakeHub, waits: list[float]) -> 
 
     hub.tamper["config.json"] = together
     with ThreadPoolExecutor(2) as pool:
-        assert [found.config for found in pool.map(HubCheckpoint, [MODEL, MODEL])] == [{"a": 2}] * 2
+        assert [found.config for found in pool.map(open_hub, [MODEL, MODEL])] == [{"a": 2}] * 2
     assert waits == []
 
 
 def test_a_server_that_asks_for_an_hour_is_not_waited_for(hub: FakeHub, waits: list[float]) -> None:
     hub.tamper["config.json"] = failing(9, lambda handler: handler.reply(429, b"", {"Retry-After": "3600"}))
     with pytest.raises(errors.RemoteError, match="status 429; the server asks to wait 3,600 s; try again then"):
-        HubCheckpoint(MODEL)
+        open_hub(MODEL)
     assert waits == []
     assert len(hub.seen) == 1
+
+
+def test_a_hub_that_drips_is_given_up(hub: FakeHub, waits: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then keeps each read of the connection short; the clock goes ten seconds a look."""
+    given_up = threading.Event()
+
+    def drip(handler: Handler, seen: Seen) -> bool:
+        handler.send_response(200)
+        handler.end_headers()
+        while not given_up.wait(0.005):
+            handler.wfile.write(b"a")
+        return True
+
+    hub.tamper["config.json"] = drip
+    monkeypatch.setattr(ranges, "_clock", itertools.count(0, 10).__next__)
+    with pytest.raises(
+        errors.RemoteError, match=r"config.json: ReadTimeout: fewer than 1,000 bytes a second, 5 times; check the net"
+    ):
+        open_hub(MODEL)
+    given_up.set()
+    assert len(hub.seen) == 5
 
 
 def test_gated_and_forbidden(hub: FakeHub) -> None:
     hub.add(MODEL, {"config.json": b"{}", "model.safetensors": GOOD})
     hub.token = "hf_right"
     with pytest.raises(errors.RemoteError) as caught:
-        HubCheckpoint(MODEL)
+        open_hub(MODEL)
     assert str(caught.value) == (
         f"{hub.endpoint}/org/model/resolve/main/config.json: status 401 (Access is restricted.); the model is gated: "
         "accept its terms on its page, then run `hf auth login` or set HF_TOKEN"
     )
     hub.tamper["config.json"] = lambda handler, seen: bool(handler.reply(403, b"")) or True
     with pytest.raises(errors.RemoteError, match="status 403; check the model's name; if it is private or gated, run"):
-        HubCheckpoint(MODEL)
+        open_hub(MODEL)
     with pytest.raises(errors.BadInput, match="the hub token holds characters that no token has") as caught_input:
-        HubCheckpoint(MODEL, token="hf_a\r\nX: y")
+        open_hub(MODEL, token="hf_a\r\nX: y")
     assert "hf_a" not in str(caught_input.value)
 
 
 def test_unknown_models_and_revisions(hub: FakeHub) -> None:
     hub.add(MODEL, one_file(spaced(1, 10)))
     with pytest.raises(errors.UnknownModel, match=r"shows no such model at 'main'.*near: the sample 'minilm-l6'"):
-        HubCheckpoint("someone/minilm-l12")
+        open_hub("someone/minilm-l12")
     with pytest.raises(errors.UnknownModel, match=r"knows no revision 'v9'; pass a branch.*org/model/commits/main"):
-        HubCheckpoint(MODEL, revision="v9")
+        open_hub(MODEL, revision="v9")
     hub.tamper["config.json"] = lambda handler, seen: bool(handler.reply(401, b"Invalid username")) or True
     with pytest.raises(errors.UnknownModel, match="`hf auth login`"):
-        HubCheckpoint("org/private")
+        open_hub("org/private")
     for model in ("a--b/c", "a/b/c", "a/..", "../a", ""):
         with pytest.raises(errors.UnknownModel, match="not a hub id"):
-            HubCheckpoint(model)
+            open_hub(model)
     assert len(hub.seen) == 3
 
 
 def test_a_server_that_knows_nothing(hub: FakeHub) -> None:
     hub.tamper[""] = lambda handler, seen: bool(handler.reply(404, b"nginx")) or True
     with pytest.raises(errors.UnknownModel, match=r"127.0.0.1:\d+ shows no such model"):
-        HubCheckpoint(MODEL)
+        open_hub(MODEL)
 
 
 @pytest.mark.parametrize("value", ["../x", "a/../b", "a//b", "/etc", "a\\b", "a\nb", "C:x", "."])
 def test_path_tricks(hub: FakeHub, value: str) -> None:
     with pytest.raises(errors.BadInput, match="is not a plain name"):
-        HubCheckpoint(MODEL, revision=value)
+        open_hub(MODEL, revision=value)
     if not value.startswith("/"):
         with pytest.raises(errors.BadInput, match="is not a plain name"):
-            HubCheckpoint(MODEL, subfolder=value)
+            open_hub(MODEL, subfolder=value)
     assert hub.seen == []
 
 
@@ -281,7 +311,7 @@ def test_path_tricks(hub: FakeHub, value: str) -> None:
 def test_a_bad_endpoint(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
     with pytest.raises(errors.BadInput, match=r"HF_ENDPOINT is .*set it to an address such as"):
-        HubCheckpoint(MODEL)
+        open_hub(MODEL)
 
 
 def test_no_server(waits: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +319,7 @@ def test_no_server(waits: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
         endpoint = gone.endpoint
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
     with pytest.raises(errors.RemoteError, match=r"/config.json: ConnectError.*check the network and HF_ENDPOINT"):
-        HubCheckpoint(MODEL)
+        open_hub(MODEL)
 
 
 def test_a_hostile_commit_is_not_believed(hub: FakeHub) -> None:
@@ -301,6 +331,6 @@ def test_a_hostile_commit_is_not_believed(hub: FakeHub) -> None:
         return True
 
     hub.tamper["config.json"] = with_commit
-    checkpoint = HubCheckpoint(MODEL)
+    checkpoint = open_hub(MODEL)
     assert checkpoint.requests == 2
     assert hub.seen[1].path == "/org/model/resolve/main/model.safetensors"

@@ -10,9 +10,10 @@ import pytest
 
 from imatrix_files import legacy, write_gguf
 from memory_checkpoint import Memory, of_model
+from outlierlens.analyses.observe import Observation
+from outlierlens.analyses.observe_imatrix import second_moments
 from outlierlens.checkpoints.imatrix import read_imatrix
-from outlierlens.detection.observe.imatrix import observe_imatrix
-from outlierlens.detection.observe.view import sections
+from outlierlens.detection.rules import ActivationRules
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.results.document import from_json, to_json
 
@@ -127,9 +128,9 @@ def test_observe_names_neurons_and_dimensions(form: str, tmp_path: Path) -> None
         write_gguf(file, {name: (one * 16, np.array([16])) for name, one in moments.items()})
     else:
         file.write_bytes(legacy(moments))
-    found = observe_imatrix(checkpoint, file)
+    found = Observation(**second_moments(checkpoint, file, ActivationRules()))
     assert len(found.moments) == 3 * 7 + 1
-    assert {one.path: one.names for one in found.moments if one.outliers} == {
+    assert {one.path: one.outliers for one in found.moments if one.outliers} == {
         "model.layers.1.mlp.down_proj": ("1:5",),
         "model.layers.2.self_attn.q_proj": ("3",),
     }
@@ -139,11 +140,11 @@ def test_observe_names_neurons_and_dimensions(form: str, tmp_path: Path) -> None
     assert down.median == pytest.approx(0.01)
     assert any("the family's row does not name, such as blk.0.strange.weight" in note for note in found.notes)
     assert from_json(to_json(found)) == found
-    (section,) = sections(found)
+    (section,) = found.sections()
     said = " ".join(section.sentences)
-    assert "finds neurons 1:5." in said
+    assert "finds neuron 1:5." in said
     assert "finds dimension 3." in said
-    (whole,) = sections(found, verbose=True)
+    (whole,) = found.sections(verbose=True)
     assert [len(one.tables[0].rows) for one in (section, whole)] == [8, 22]
     assert len(list(found.records())) == 22
 
@@ -152,10 +153,10 @@ def test_a_matrix_of_another_model_is_refused(tmp_path: Path) -> None:
     checkpoint = of_model("llama", "CausalLM")
     (tmp_path / "m").write_bytes(legacy({"blk.0.attn_q.weight": np.ones(99)}))
     with pytest.raises(BadInput, match=r"has 99 values of model.layers.0.self_attn.q_proj, whose weight"):
-        observe_imatrix(checkpoint, tmp_path / "m")
+        second_moments(checkpoint, tmp_path / "m", ActivationRules())
     (tmp_path / "m").write_bytes(legacy({"blk.0.other.weight": np.ones(99)}))
     with pytest.raises(BadInput, match=r"no tensor of it is one of memory \(family llama\)"):
-        observe_imatrix(checkpoint, tmp_path / "m")
+        second_moments(checkpoint, tmp_path / "m", ActivationRules())
 
 
 def test_the_command_runs_nothing(model_folder: Any, run: Any, tmp_path: Path) -> None:
@@ -164,7 +165,7 @@ def test_the_command_runs_nothing(model_folder: Any, run: Any, tmp_path: Path) -
     folder = model_folder("llama", "CausalLM", "causal")
     code, out, _ = run("observe", folder, "--imatrix", str(tmp_path / "m.dat"), "--data", str(tmp_path / "absent.txt"))
     assert code == 0
-    assert "neurons 1:5" in out
+    assert "neuron 1:5" in out
     code, _, err = run("observe", folder, "--imatrix", str(tmp_path / "m.dat"), "--without-special")
     assert code != 0
     assert "--imatrix runs nothing" in err

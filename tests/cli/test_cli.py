@@ -1,6 +1,5 @@
 """The command line end to end on a tiny saved model, with the network closed, and its small parsers."""
 
-import contextlib
 import json
 import re
 from pathlib import Path
@@ -10,10 +9,10 @@ import pytest
 
 from outlierlens.checkpoints.samples import SAMPLES
 from outlierlens.cli.app import program
-from outlierlens.cli.app import run as run_words
 from outlierlens.cli.common import resumable
 from outlierlens.cli.overview import overview
 from outlierlens.errors import BadInput
+from outlierlens.experiments import EXPERIMENTS
 from outlierlens.options import parse_bytes, parse_dims, parse_layers
 from outlierlens.results.document import load
 
@@ -27,15 +26,16 @@ def text(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("width", [60, 80, 133])
-def test_the_quick_help_says_what_the_library_for_commands_says(
-    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    program.cache_clear()  # its console keeps the width that it began with
-    with contextlib.suppress(SystemExit):
-        run_words(["--help"])
-    slow = [line.rstrip() for line in capsys.readouterr().out.rstrip("\n").split("\n")]
-    assert overview(width).split("\n") == slow
+def test_the_first_help_names_every_command_and_fits(width: int) -> None:
+    lines = overview(width).split("\n")
+    assert max(map(len, lines)) <= width
+    named = [line.split()[0] for line in lines if re.match(r"  [a-z]", line)]
+    assert len(named) == len({*named})
+    assert {*named} == {row.name.split()[0] for row in EXPERIMENTS}
+    assert {*named} == {name for name in program() if not name.startswith("-")}
+    if width >= 80:
+        assert len(named) <= 28
+        assert len(lines) <= 60
 
 
 FAMILY = [("bert", "MaskedLM", "masked"), ("gpt2", "CausalLM", "causal"), ("bert", "", "masked"), ("t5", "", "masked")]
@@ -55,7 +55,7 @@ def test_observe(family: str, head: str, kind: str, model_folder: Any, text: str
         "observe", model_folder(family, head, kind), "--data", text, "--json", "--parquet", str(parquet)
     )
     document = json.loads(stdout)
-    assert document["n_texts"] == 5
+    assert document["about"]["n_texts"] == 5
     import pandas
 
     assert set(pandas.read_parquet(parquet).columns) >= {"stack", "layer", "dim", "mean", "kurtosis", "argmin_share"}
@@ -258,13 +258,7 @@ def test_maps_single_texts_and_empty_comparisons_are_shown_as_they_are(model_fol
     assert "no outlier in either model" in out
 
 
-@pytest.mark.parametrize(
-    ("hint", "says"),
-    [(True, "interrupted; nothing was kept (no --rows FILE)\n"), (False, "interrupted; nothing was kept\n")],
-)
-def test_ctrl_c_names_rows_only_where_a_command_has_them(
-    hint: bool, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stop, resumable(None, hint=hint):
+def test_ctrl_c_says_where_nothing_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop, resumable(None):
         raise KeyboardInterrupt
-    assert (stop.value.code, capsys.readouterr().err) == (130, says)
+    assert (stop.value.code, capsys.readouterr().err) == (130, "interrupted; nothing was kept\n")

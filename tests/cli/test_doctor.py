@@ -142,8 +142,8 @@ def test_bash_completes_commands_and_values(tmp_path: Path) -> None:
     program.chmod(0o755)
     script = """
     eval "$(outlierlens --show-completion bash)"
-    for words in "fin" "scan mini-p" "fetch smollm" "ablate mini-planted --modes z" "ablate x --task masked" \
-            "scan x --rule pu" "finetune x --task rt" "quantize x --dtype flo" "scan x --family gpt2"; do
+    for words in "fi" "scan mini-p" "fetch smollm" "ablate mini-planted --modes z" "ablate x --task masked" \
+            "scan x --rule pu" "lab finetune x --task rt" "quantize x --dtype flo" "scan x --family gpt2"; do
         COMP_WORDS=(outlierlens $words)
         COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
         _outlierlens
@@ -156,7 +156,7 @@ def test_bash_completes_commands_and_values(tmp_path: Path) -> None:
         ["bash", "-c", script], env=os.environ | {"PATH": path}, capture_output=True, text=True, check=True
     )
     first, *lines, shown = done.stdout.splitlines()
-    assert first.split() == ["fingerprint", "finetune"], done.stderr
+    assert first.split() == ["fingerprint"], done.stderr
     assert lines[0] == "mini-planted"
     assert "smollm2-135m" in lines[1].split()
     assert lines[2:] == ["zero", "masked-loss", "puccetti", "rte", "float32 float16", "gpt2"]

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from architectures import FAMILIES, build
+from outlierlens.analyses import scan as scan_command
+from outlierlens.analyses.observe import observe
 from outlierlens.cli import main
 from outlierlens.data.texts import Texts
-from outlierlens.detection.observe.measure import observe
-from outlierlens.detection.scan import command as scan_command
 from outlierlens.errors import BadFile, takes_a_line, told
 from outlierlens.models.load import load_model
 
@@ -54,7 +54,7 @@ def test_a_place_that_cannot_be_written_and_letters_that_cannot_be_shown() -> No
     assert run("scan", "mini-bert", PYTHONIOENCODING="utf-8") == (0, "")
 
 
-@pytest.mark.parametrize("module", ["outlierlens.errors", "cyclopts", "numpy", "outlierlens.detection.scan.measure"])
+@pytest.mark.parametrize("module", ["outlierlens.errors", "cyclopts", "numpy", "outlierlens.analyses.scan"])
 def test_an_interrupt_while_the_program_starts_is_one_line(module: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"
@@ -123,7 +123,7 @@ def test_what_a_config_makes_of_a_models_own_code_is_one_line(
 @pytest.mark.parametrize("part", ["x", 5, [1], {}])
 def test_a_config_whose_part_is_none_is_read_as_a_whole(part: Any, words: Any, tmp_path: Path) -> None:
     loaded = load_model(saved_with({"text_config": part}, words, tmp_path))
-    assert observe(loaded, Texts("texts", ("w1 w2 w3",))).n_tokens == 5
+    assert observe(loaded, Texts("texts", ("w1 w2 w3",))).about.n_tokens == 5
 
 
 def saved_with(change: dict[str, Any], words: Any, folder: Path) -> str:

@@ -6,7 +6,7 @@ import sys
 import pytest
 from tqdm.auto import tqdm
 
-from outlierlens.checkpoints import pace
+from outlierlens.checkpoints.samples import cache
 from outlierlens.cli import common
 from outlierlens.cli.common import Progress
 
@@ -39,7 +39,7 @@ def test_steps_downloads_and_bars_of_others_are_one_bar_that_goes_before_output(
         progress._bar.refresh()
         assert "switching off" in shown(err)
         assert "1/4" in shown(err)
-        pace.arriving("fetching a sample", 12_000_000, 93_000_000)
+        cache.arriving("fetching a sample", 12_000_000, 93_000_000)
         progress._bar.refresh()
         assert "fetching a sample, MB" in shown(err)
         assert "12/93" in shown(err)
@@ -53,7 +53,7 @@ def test_steps_downloads_and_bars_of_others_are_one_bar_that_goes_before_output(
     assert out.getvalue() == "the answer\n"
     assert sys.stdout is out
     assert "the answer" not in err.getvalue()
-    assert not pace.is_told()
+    assert not cache.is_told()
     with tqdm(total=2, desc="afterwards", mininterval=0, file=err) as bar:
         bar.update()
     assert "afterwards" in err.getvalue()
@@ -81,5 +81,5 @@ def test_a_pipe_gets_a_line_per_step_and_nothing_of_downloads(monkeypatch: pytes
         for done in (1, 2):
             progress("switching off", done, 2)
             silent("never", done, 2)
-        pace.arriving("fetching a sample", 1, 2)
+        cache.arriving("fetching a sample", 1, 2)
     assert err.getvalue() == "switching off (1/2)\n"

@@ -17,7 +17,7 @@ import pytest
 
 import media_models as made
 from outlierlens.data.media import Items, LabelledItems, kind_of, read_items
-from outlierlens.data.media.items import picture, recording, samples
+from outlierlens.data.media.items import picture, recording
 from outlierlens.data.media.read import ItemOptions
 from outlierlens.data.tables import open_table
 from outlierlens.errors import BadFile, BadInput, MissingExtra
@@ -76,14 +76,13 @@ def test_the_digest_follows_items_labels_and_how_much_is_read(folder: Path) -> N
     assert bare.digest != items.digest
     sounds = [Items("s", "audio", (part := made_part(),), seconds) for seconds in (1.0, 2.0)]
     assert sounds[0].digest != sounds[1].digest
-    assert part.array is not None
     assert Items("s", "audio", (part,), 1.0).digest == sounds[0].digest
 
 
 def made_part() -> Any:
     from outlierlens.data.media.items import Part
 
-    return Part("one", array=np.zeros(5, dtype=np.float32), rate=10)
+    return Part("one", data=b"RIFF")
 
 
 def test_arrays_are_pictures_whichever_axis_holds_the_channels(tmp_path: Path) -> None:
@@ -149,24 +148,6 @@ def test_a_picture_that_links_to_itself(tmp_path: Path) -> None:
     (tmp_path / "list.jsonl").write_text(json.dumps({"image": "loop.png", "label": "red"}))
     with pytest.raises(BadInput, match=r"row 1: .*'loop.png'"):
         read_items("image", tmp_path / "list.jsonl")
-
-
-@pytest.mark.parametrize(
-    "sound",
-    [
-        {"array": [0.5]},
-        {"array": ["loud"], "sampling_rate": 16000},
-        {"array": 5, "sampling_rate": 16000},
-        {"array": [[0.1, 0.2]], "sampling_rate": 16000},
-        {"array": [0.5], "sampling_rate": 16000.7},
-    ],
-)
-def test_an_array_of_sound_needs_numbers_and_a_rate(tmp_path: Path, sound: dict[str, Any]) -> None:
-    (tmp_path / "list.jsonl").write_text(json.dumps({"audio": sound, "label": "red"}))
-    with pytest.raises(
-        BadInput, match="row 1: an array must be a list of numbers, with a whole sampling_rate beside it"
-    ):
-        read_items("audio", tmp_path / "list.jsonl")
 
 
 def test_of_a_hub_data_set_files_are_left_undecoded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,11 +275,6 @@ def test_recordings_that_lie_or_are_damaged_are_named(tmp_path: Path) -> None:
         file.setframerate(8000)
     with pytest.raises(BadFile, match=r"0 samples at 8,000 a second"):
         recording(empty.getvalue(), "a.wav", max_seconds=1)
-    with pytest.raises(BadFile, match=r"clip: NaN or infinite samples; leave it out"):
-        samples(np.array([0.0, np.nan]), 10, "clip", max_seconds=1)
-    with pytest.raises(BadInput, match=r"samples are uint16; use float32, int16, int32 or uint8"):
-        samples(np.zeros(4, dtype=np.uint16), 10, "clip", max_seconds=1)
-    assert samples(np.array([-32768, 16384], dtype=np.int16), 10, "clip", max_seconds=1).samples.tolist() == [-1, 0.5]
 
 
 def test_other_formats_are_read_by_soundfile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -345,36 +321,6 @@ def test_a_flac_file_is_read_as_it_was_written() -> None:
     np.testing.assert_allclose(sound.samples, (wave_of / 2 + wave_of // 2 / 2) / 32768, atol=1e-6)
 
 
-def test_recordings_of_arrays_have_their_own_lengths(tmp_path: Path) -> None:
-    recordings, labels = made.sounds(5, seed=0)
-    items = read_items("audio", made.pack_sounds(tmp_path / "a.npz", recordings, labels))
-    assert [part.rate for part in items.parts] == [made.RATE] * 5
-    for part, one in zip(items.parts, recordings, strict=True):
-        assert np.array_equal(part.array, one)  # type: ignore[arg-type]
-    assert named(items) == [made.TONES[label] for label in labels]
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"sampling_rate": np.array([1, 2])}, "no sampling_rate, one whole number of samples a second"),
-        ({"sampling_rate": 7.5}, "no sampling_rate, one whole number"),
-        ({"lengths": np.array([1, 200])}, "lengths must be 2 whole numbers from 1 to 9"),
-        ({"audio": np.zeros(9)}, r"audio is \[9\]; need \[item, sample\]"),
-    ],
-)
-def test_recordings_that_do_not_fit_are_named(tmp_path: Path, more: dict[str, Any], message: str) -> None:
-    np.savez(tmp_path / "a.npz", **{"audio": np.zeros((2, 9)), "sampling_rate": 10, **more})
-    with pytest.raises(BadInput, match=message):
-        read_items("audio", tmp_path / "a.npz", UNLABELLED)
-
-
-def test_sampling_rate_cannot_be_guessed(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", np.zeros((2, 9)))
-    with pytest.raises(BadInput, match=r"no sampling_rate.*in an \.npz"):
-        read_items("audio", tmp_path / "a.npy", UNLABELLED)
-
-
 def test_a_file_that_is_too_large_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outlierlens.data.media.items.MAX_BYTES", 100)
     with pytest.raises(BadFile, match=r"\.png: 0\.0 GB, more than 0; cut it"):
@@ -404,16 +350,13 @@ def test_what_holds_nothing_is_named(tmp_path: Path, folder: Path) -> None:
 def test_kinds_are_told_by_name(tmp_path: Path, folder: Path) -> None:
     recordings, labels = made.sounds(2, seed=0)
     made.write_sounds(tmp_path / "sounds", recordings, labels)
-    made.pack_sounds(tmp_path / "s.npz", recordings)
     np.savez(tmp_path / "p.npz", images=PIXELS)
     for name, text in (("t.csv", "image,text\na,b\n"), ("i.csv", "image,label\na,b\n"), ("bad.jsonl", "{")):
         (tmp_path / name).write_text(text)
     (tmp_path / "empty").mkdir()
-    found = {
-        name: kind_of(tmp_path / name) for name in ("sounds", "s.npz", "p.npz", "t.csv", "i.csv", "bad.jsonl", "empty")
-    }
+    found = {name: kind_of(tmp_path / name) for name in ("sounds", "p.npz", "t.csv", "i.csv", "bad.jsonl", "empty")}
     assert found == {
-        "sounds": "audio", "s.npz": "audio", "p.npz": "image", "t.csv": None, "i.csv": "image", "bad.jsonl": None, "empty": None
+        "sounds": "audio", "p.npz": "image", "t.csv": None, "i.csv": "image", "bad.jsonl": None, "empty": None
     }  # fmt: skip
     assert (kind_of(folder), kind_of("excerpt"), kind_of("owner/name")) == ("image", None, None)
 

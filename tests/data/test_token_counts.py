@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from outlierlens.data import token_counts
 from outlierlens.data.published_counts import by_id
-from outlierlens.data.token_counts import TokenCounts, compat_counts, open_counts, read_counts, write_counts
+from outlierlens.data.token_counts import TokenCounts, compat_counts, read_counts, write_counts
 from outlierlens.data.token_texts import added_around, kind_of, texts_of, vocabulary_of
 from outlierlens.errors import BadFile, BadInput
 from tiny_tokenizers import BYTES, PIECES, byte_level, word_pieces
@@ -159,11 +159,11 @@ def test_json_pairs_are_read_as_parquet_is(pieces: Any, tmp_path: Path) -> None:
 def test_our_own_file_comes_back_as_it_was(pieces: Any, tmp_path: Path) -> None:
     before = ours(notes=("texts were counted whole",), ambiguous=(3, 7))
     path = write_counts(before, tmp_path / "own.parquet")
-    for after in (read_counts(path, pieces), open_counts(path)):
-        assert after.counts.tolist() == before.counts.tolist()
-        assert after.special.tolist() == before.special.tolist()
-        assert (after.tokens, after.n_texts, after.source) == (PIECES, 6, "x")
-        assert (after.notes, after.ambiguous) == (before.notes, before.ambiguous)
+    after = read_counts(path, pieces)
+    assert after.counts.tolist() == before.counts.tolist()
+    assert after.special.tolist() == before.special.tolist()
+    assert (after.tokens, after.n_texts, after.source) == (PIECES, 6, "x")
+    assert (after.notes, after.ambiguous) == (before.notes, before.ambiguous)
     assert [file.name for file in tmp_path.iterdir()] == ["own.parquet"]
 
 
@@ -174,13 +174,13 @@ def test_counts_add_up_and_other_vocabularies_are_refused(pieces: Any, tmp_path:
     assert both.counts.tolist() == (ours().counts + read_counts(second, pieces).counts).tolist()
     assert both.n_texts == 46
     assert both.source == f"x, {second}"
-    with pytest.raises(BadInput, match=r"different vocabularies .14 and 13 tokens; id 5 is 'the' and 'cat'."):
+    with pytest.raises(BadInput, match=r"different vocabularies .14 and 13 tokens."):
         ours() + ours((*PIECES[:5], *PIECES[6:]))
 
 
 def test_our_own_file_is_read_with_its_vocabulary_only(words: Any, tmp_path: Path) -> None:
     path = write_counts(ours(), tmp_path / "own.parquet")
-    with pytest.raises(BadInput, match=r"another vocabulary \(14 tokens, this tokenizer has 8; id 1 is '\[UNK\]' and"):
+    with pytest.raises(BadInput, match=r"another vocabulary \(14 tokens, this tokenizer has 8\)"):
         read_counts(path, words(3))
 
 
@@ -204,7 +204,7 @@ def test_what_is_no_file_of_counts_is_said(columns: Any, message: str, pieces: A
 
 def test_damaged_and_missing_files_are_said(pieces: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
-        BadInput, match=r"nowhere.parquet: no such file of token counts; make one with: outlierlens count"
+        BadInput, match=r"nowhere.parquet: no such file of token counts; name one, or a corpus to count"
     ):
         read_counts(tmp_path / "nowhere.parquet", pieces)
     path = tmp_path / "x.parquet"
@@ -212,8 +212,6 @@ def test_damaged_and_missing_files_are_said(pieces: Any, tmp_path: Path, monkeyp
     with pytest.raises(BadFile, match="cannot be read as a parquet file of token counts"):
         read_counts(path, pieces)
     published(path, PUBLISHED)
-    with pytest.raises(BadInput, match="keyed by text, without ids; read it with a tokenizer"):
-        open_counts(path)
     with pytest.raises(BadInput, match="has no tokenizer beside it"):
         read_counts(path, None)
     monkeypatch.setattr(token_counts, "LARGEST_VOCABULARY", 9)

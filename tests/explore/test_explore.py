@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
+import copy
 import http.client
-import io
 import itertools
 import json
 import re
@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,10 +25,9 @@ import explore_models
 from explore_models import PLANTED, TEXT
 from outlierlens.ablation.fill import Blank, Filled
 from outlierlens.errors import BadInput
-from outlierlens.explore import html, snippets
-from outlierlens.explore.look import Explorer, open_explorer
-from outlierlens.explore.result import VIEWS, Explored, Off, Passage, State, parse_dims, spans
-from outlierlens.explore.serve import write_space
+from outlierlens.explore import page as pages
+from outlierlens.explore.look import Explored, Explorer, Off, open_explorer
+from outlierlens.explore.state import VIEWS, State, parse_dims
 from outlierlens.models.load import LoadOptions, fingerprint
 from outlierlens.results.document import from_json
 
@@ -38,19 +36,13 @@ STATES = st.builds(
     State,
     text=st.text(max_size=40),
     dims=st.lists(st.integers(0, 99_999), unique=True, max_size=5).map(tuple),
+    left=st.floats(0, 1),
+    mode=st.sampled_from(["weights", "zero", "mean"]),
     first=st.integers(0, 99),
     last=st.none() | st.integers(0, 99),
-    mode=st.sampled_from(["weights", "scale", "mean"]),
-    factor=st.floats(-3, 3),
-    left=st.floats(0, 1),
     stack=st.sampled_from(["", "encoder"]),
     seed=st.integers(0, 999),
     blank=st.integers(0, 9),
-    dimension=st.none() | st.integers(0, 99),
-    vector_layer=st.sampled_from(["", "embeddings", "3"]),
-    vector_token=st.none() | st.integers(0, 9),
-    attention_layer=st.none() | st.integers(0, 9),
-    head=st.integers(0, 9),
 )
 
 
@@ -90,16 +82,13 @@ def test_a_new_page_has_no_query_and_other_names_are_passed_over() -> None:
     [
         ("dims=1,x", "cannot read dimensions '1,x'; write whole numbers"),
         ("dims=99999999999", "cannot read dimensions"),
-        ("first=-1", "first is '-1' in this link; it must be a whole number from 0 on"),
-        ("head=²", "head is '²'"),
-        ("factor=nan", "factor is 'nan' in this link; it must be a number"),
-        ("factor=" + "9" * 99, "x"),
+        ("first=-1", "first is '-1'; it must be a whole number from 0 on"),
+        ("blank=²", "blank is '²'"),
+        ("left=nan", "left is 'nan'; it must be a number"),
+        ("left=2", "left is 2"),
     ],
 )
 def test_a_link_that_cannot_be_read_says_what(query: str, message: str) -> None:
-    if message == "x":
-        assert State.from_query(query).factor == pytest.approx(1e99)
-        return
     with pytest.raises(BadInput, match=re.escape(message)):
         State.from_query(query)
 
@@ -107,30 +96,25 @@ def test_a_link_that_cannot_be_read_says_what(query: str, message: str) -> None:
 def test_dimensions_are_read_once_each_in_their_order() -> None:
     assert parse_dims(" 5, 3;5,, ") == (5, 3)
     assert parse_dims("") == ()
-    assert spans((0, 1, 2, 5, 7, 8)) == "0–2, 5, 7–8"
 
 
 # What is measured.
 
 
 def test_the_page_lists_what_the_scan_finds(planted: Explorer) -> None:
-    listed = planted.listed()
-    assert sorted(one.dim for one in listed) == list(PLANTED)
-    assert all(one.found and one.layers == (0, 1, 2, 3) and abs(one.strongest) > 3 for one in listed)
-    assert re.fullmatch(r"\d+ · layers 0–3 of 4 · \|z\| up to \d\.\d", listed[0].label)
+    assert sorted(planted.listed()) == list(PLANTED)
+    label = planted.label(8)
+    assert re.fullmatch(r"8 · layers 0–3 of 4 · \|z\| up to \d\.\d", label)
+    strongest = planted.scan.stacks[0].z_scale[:, planted.scan.stacks[0].map_dims.index(8)]
+    assert label.endswith(f"up to {np.abs(strongest).max():.1f}")
     assert planted.verdict().startswith("8 outlier dimensions of 128: past 3 sigma in at least 2 of 4 layers")
-    assert planted.start().dims == ()
-    assert planted.standing_out() == PLANTED
-    assert abs(next(one.strongest for one in listed if one.dim == planted.strongest())) == max(
-        abs(one.strongest) for one in listed
-    )
+    assert (planted.start().dims, planted.start().left) == (PLANTED, 0)  # a new page begins with all of them off
 
 
 def test_without_outliers_the_strongest_are_listed_and_it_says_so(causal: Explorer) -> None:
     assert not any(stack.outliers for stack in causal.scan.stacks)
-    listed = causal.listed()
-    assert [one.dim for one in listed] == list(causal.scan.stacks[0].strongest_dims(3))
-    assert not any(one.found for one in listed)
+    assert list(causal.listed()) == list(causal.scan.stacks[0].strongest_dims(3))
+    assert causal.start().dims == causal.listed()[:1]
     assert causal.verdict().startswith("No outlier dimension: none of ")
     assert causal.verdict().endswith("Listed are the 3 strongest.")
 
@@ -140,26 +124,19 @@ def test_outliers_break_the_text_and_random_dimensions_do_not(planted: Explorer)
     assert [one.label for one in found.conditions] == ["intact", "random", "chosen"]
     assert not set(found.conditions[1].dims) & set(PLANTED)
     assert len(found.conditions[1].dims) == 8
-    intact, random, chosen = found.loss.rows
-    assert (intact.change, intact.change_low, intact.change_high) == (0, 0, 0)
-    assert chosen.change_low > 1 > 3 * abs(random.change)
-    assert chosen.value - intact.value == pytest.approx(chosen.change)
-    assert intact.low < intact.value < intact.high
-    kinds = [[blank.kind for blank in one.blanks] for one in found.passage.fills]
+    intact, random, chosen = found.losses
+    assert (intact.change.value, intact.change.low, intact.change.high) == (0, 0, 0)
+    assert chosen.change.low > 1 > 3 * abs(random.change.value)
+    assert chosen.loss.value - intact.loss.value == pytest.approx(chosen.change.value)
+    assert intact.loss.low < intact.loss.value < intact.loss.high
+    assert intact.perplexity == pytest.approx(np.exp(intact.loss.value))
+    kinds = [[blank.kind for blank in one.blanks] for one in found.fills]
     assert set(kinds[0]) == {"same"}
     assert set(kinds[2]) - {"same"}
     # Behind a block the chosen dimensions are 0, so they add nothing to a cosine.
-    assert (found.anisotropy.share[2, 1:] == 0).all()
-    assert (found.anisotropy.share[0, 1:] > 0.01).all()
-
-
-def test_the_life_of_the_first_dimension_adds_up(planted: Explorer) -> None:
-    seen = planted.look(replace(SHORT, dimension=SHORT.dims[0]), ("life",)).life
-    assert seen.dim == SHORT.dims[0]
-    values = seen.values[:, seen.at]
-    assert np.abs(seen.values).max() == np.abs(values).max()
-    # The embeddings carry nothing over: their parts are the whole value.
-    assert seen.added[0].sum() == pytest.approx(values[0], abs=1e-5)
+    share = {(row.condition, row.layer): row.share for row in found.cosines}
+    assert all(value == 0 for (label, layer), value in share.items() if label == "chosen" and layer != "embeddings")
+    assert all(value > 0.01 for (label, layer), value in share.items() if label == "intact" and layer != "embeddings")
 
 
 def test_losses_by_token_are_those_by_text(planted: Explorer, causal: Explorer) -> None:
@@ -175,200 +152,118 @@ def test_losses_by_token_are_those_by_text(planted: Explorer, causal: Explorer) 
         np.testing.assert_allclose(sums / weights, values, rtol=1e-12)
 
 
-def test_vectors_and_attention_are_the_model_s_own(planted: Explorer) -> None:
+def test_values_attention_and_cosines_are_the_model_s_own(planted: Explorer) -> None:
     import torch
 
-    state = replace(SHORT, vector_layer="1", vector_token=2, attention_layer=2, head=1, dims=())
-    found = planted.look(state, ("vectors", "attention"))
+    found = planted.look(replace(SHORT, dims=()), ("dimensions", "attention", "anisotropy"))
     encoded = planted.loaded.tokenizer(SHORT.text, return_tensors="pt")
     with torch.inference_mode():
         output = planted.loaded.model(**encoded, output_hidden_states=True, output_attentions=True)
-    np.testing.assert_allclose(found.vectors.values[0], output.hidden_states[2][0, 2].numpy(), atol=1e-5)
-    np.testing.assert_allclose(found.attention.weights[0], output.attentions[2][0, 1].numpy(), atol=1e-6)
-    assert found.vectors.tokens[:3] == ("[CLS]", "the", "story")
-    assert found.vectors.named == tuple(one.dim for one in planted.listed())
-    assert found.attention.special[0]
-    assert not found.attention.special[1]
+    tokens = planted.loaded.tokenizer.convert_ids_to_tokens(encoded["input_ids"][0])
+    names = ["embeddings", "0", "1", "2", "3"]
+    for row in found.largest:
+        states = output.hidden_states[names.index(row.layer)][0].numpy()  # [token, dim]
+        at = int(np.abs(states[:, row.dim]).argmax())
+        assert row.value == pytest.approx(states[at, row.dim], abs=1e-5)
+        assert row.size == abs(row.value)
+        assert row.token == f"{at} {tokens[at]}"
+        assert row.share == pytest.approx(row.size / np.linalg.norm(states[at]), rel=1e-5)
+    for row in found.sinks:
+        weights = output.attentions[int(row.layer)][0].numpy()  # [head, query, key]
+        assert row.first == pytest.approx(weights[:, :, 0].mean(), abs=1e-6)
+        assert row.special == pytest.approx((weights[:, :, 0] + weights[:, :, -1]).mean(), abs=1e-6)
+    for row in found.cosines:
+        states = output.hidden_states[names.index(row.layer)][0, 1:-1].numpy()
+        units = states / np.linalg.norm(states, axis=1, keepdims=True)
+        pairs = (units @ units.T)[np.triu_indices(len(units), 1)]
+        assert row.cosine == pytest.approx(pairs.mean(), abs=1e-5)
 
 
 def test_guesses_are_the_head_s_and_belong_to_the_blank(planted: Explorer) -> None:
     found = planted.look(replace(SHORT, blank=1), ("guesses", "passage"))
-    assert found.guesses.original == found.passage.fills[0].blanks[1].original
-    for filled, guessed in zip(found.passage.fills, found.guesses.lists, strict=True):
+    assert found.blank == found.fills[0].blanks[1].original
+    for filled in found.fills:
+        guesses = [one for one in found.guesses if one.condition == filled.label]
         asked = [blank for blank in filled.blanks if blank.kind != "changed"]
-        assert guessed.guesses[0].word.lstrip("#") == asked[1].filled.lstrip("#")
-        chances = [guess.probability for guess in guessed.guesses]
+        assert guesses[0].word.lstrip("#") == asked[1].filled.lstrip("#")
+        chances = [one.probability for one in guesses]
         assert chances == sorted(chances, reverse=True)
         assert 0 < sum(chances) <= 1
-    last = planted.look(replace(SHORT, blank=99), ("guesses",)).guesses
-    assert last.number == len(found.passage.fills[0].blanks) - 1
+        assert [one.rank for one in guesses] == list(range(1, 9))
+    last = planted.look(replace(SHORT, blank=99), ("guesses",))
+    assert last.blank == found.fills[0].blanks[-1].original
 
 
 def test_nothing_chosen_shows_the_intact_model_alone(planted: Explorer) -> None:
-    found = planted.look(replace(SHORT, dims=()))
-    assert [one.label for one in found.conditions] == ["intact"]
-    assert len(found.loss.rows) == 1
-    assert "Everything is on" in html.said(found)
+    for state in (replace(SHORT, dims=()), replace(SHORT, left=1.0)):
+        found = planted.look(state)
+        assert [one.label for one in found.conditions] == ["intact"]
+        assert len(found.losses) == 1
+        assert "Everything is on" in pages.said(found)
 
 
-def test_the_strongest_dimension_is_turned_down_and_nothing_is_left_of_what_is_off(planted: Explorer) -> None:
-    strongest, on = planted.strongest(), replace(SHORT, dims=())
+def test_the_set_is_turned_down_between_off_and_on(planted: Explorer) -> None:
+    def loss(**change: Any) -> float:
+        return planted.look(replace(SHORT, **change), ("loss",)).losses[-1].loss.value
 
-    def loss(state: State) -> list[float]:
-        return [row.value for row in planted.look(state, ("loss",)).loss.rows]
-
-    half, none = planted.look(replace(on, left=0.5), ("loss",)), planted.look(replace(on, left=0.0), ("loss",))
-    assert half.conditions[2] == Off("chosen", (), (0, 1, 2, 3), (strongest,), 0.5)
-    assert half.conditions[1].turned[0] not in PLANTED
-    assert f"{strongest} × 0.5" in html.said(half)
-    assert loss(on)[0] < half.loss.rows[2].value < none.loss.rows[2].value
-    assert none.loss.rows[2].value == loss(replace(on, dims=(strongest,), mode="zero"))[2]
-    assert loss(replace(on, left=1.0)) == loss(on)
-    both = planted.look(replace(on, dims=(strongest,), left=0.3), ("loss",))
-    assert both.state.left == 1
-    assert both.conditions[2].names == (str(strongest),)
-    other = next(dim for dim in PLANTED if dim != strongest)
-    assert loss(replace(on, dims=(other,), left=0.5))[2] > half.loss.rows[2].value
+    half = planted.look(replace(SHORT, left=0.5), ("loss",))
+    assert half.conditions[2] == Off("chosen", PLANTED, (0, 1, 2, 3), 0.5)
+    assert half.conditions[1].left == 0.5
+    assert not set(half.conditions[1].dims) & set(PLANTED)
+    assert "× 0.5 in layers 0–3" in pages.said(half)
+    intact, off = loss(left=1.0), loss(mode="zero")
+    assert intact < half.losses[2].loss.value < off
+    # Where nearly nothing is left it is nearly off.
+    assert loss(left=1e-6) == pytest.approx(off, abs=1e-3)
     assert fingerprint(planted.loaded.model) == planted.fingerprint
 
 
-def test_one_dimension_says_where_it_fires_and_what_it_breaks(planted: Explorer) -> None:
-    import torch
-
-    one = planted.look(replace(SHORT, dims=(), dimension=24), ("dimension",)).dimension
-    encoded = planted.loaded.tokenizer(SHORT.text, return_tensors="pt")
-    with torch.inference_mode():
-        states = torch.stack(planted.loaded.model(**encoded, output_hidden_states=True).hidden_states)[:, 0].numpy()
-    np.testing.assert_allclose(one.values, states[..., 24], atol=1e-5)
-    np.testing.assert_allclose(one.shares, np.abs(states[..., 24]) / np.linalg.norm(states, axis=-1), atol=1e-5)
-    assert one.peak == np.unravel_index(np.abs(states[..., 24]).argmax(), states.shape[:2])
-    off = planted.look(replace(SHORT, dims=(24,), dimension=24))
-    assert [row.value for row in one.loss.rows] == [row.value for row in off.loss.rows if row.label != "random"]
-    changed = [blank for blank in off.passage.fills[2].blanks if blank.kind != "same"]
-    assert list(one.words) == changed
-    with pytest.raises(BadInput, match="dimension 128 does not exist"):
-        planted.look(replace(SHORT, dimension=128))
-
-
-def test_scale_by_one_changes_nothing_and_another_seed_draws_another_set(planted: Explorer) -> None:
-    found = planted.look(replace(SHORT, mode="scale", factor=1.0), ("loss",))
-    assert [row.change for row in found.loss.rows] == [0, 0, 0]
-    other = planted.look(replace(SHORT, seed=1), ("loss",))
-    assert other.conditions[1].dims != found.conditions[1].dims
-    assert planted.random_dims(SHORT, 1)[0] not in PLANTED
-
-
-# What reproduces a view.
-
-
-def outcome(found: Explored, view: str) -> dict[str, Any]:
-    """A view's numbers as its Python leaves them in `result`."""
-    labels = [one.label for one in found.conditions]
-    if view == "passage":
-        said = found.passage.continuations or (None,) * len(labels)
-        more = [None if one is None else (one.prompt, one.text) for one in said]
-        return {label: (one, two) for label, one, two in zip(labels, found.passage.fills, more, strict=True)}
-    if view == "loss":
-        return {
-            row.label: (row.value, (row.low, row.high), row.change, (row.change_low, row.change_high))
-            for row in found.loss.rows
-        }
-    if view == "guesses":
-        return {one.label: one.guesses for one in found.guesses.lists}
-    if view == "dimension":
-        one = found.dimension
-        return {row.label: (row.value, row.change) for row in one.loss.rows} | {"intact values": one.values}
-    if view == "anisotropy":
-        seen = found.anisotropy
-        pairs = zip(labels, seen.cosine, seen.share, strict=True)
-        return {label: dict(zip(seen.layers, zip(*both, strict=True), strict=True)) for label, *both in pairs}
-    if view == "life":
-        return {"intact": found.life.values}
-    values = found.vectors.values if view == "vectors" else found.attention.weights
-    return dict(zip(labels, values, strict=True))
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, np.ndarray):
-        return np.array_equal(one, other, equal_nan=True)
-    return one == other
-
-
-MODES = ("weights", "norms", "zero", "mean", "scale", "resample", "writes", "zero")
-
-
-@pytest.mark.parametrize(("view", "mode"), list(zip(VIEWS, MODES, strict=True)))
-def test_the_python_of_a_view_gives_its_numbers(planted: Explorer, view: str, mode: str) -> None:
-    state = replace(
-        SHORT,
-        dims=(8, 120),
-        first=1,
-        last=2,
-        mode=mode,
-        factor=0.25,
-        blank=1,
-        vector_layer="embeddings",
-        head=1,
-        left=0.4,
-    )
-    found = planted.look(state, (view,))
-    known: dict[str, Any] = {}
-    with contextlib.redirect_stdout(io.StringIO()):
-        exec(compile(snippets.python(planted, found, view), view, "exec"), known)
-    result = known["result"]
-    if view == "dimension":
-        result = {label: said[1:] for label, said in result.items()} | {"intact values": result["intact"][0]}
-    assert same(outcome(found, view), result)
-
-
-@pytest.mark.parametrize("view", ["passage", "loss", "attention"])
-def test_the_python_of_a_decoder_gives_its_numbers(causal: Explorer, view: str) -> None:
-    found = causal.look(State(text=TEXT, dims=(5,)), (view,))
-    known: dict[str, Any] = {}
-    with contextlib.redirect_stdout(io.StringIO()):
-        exec(compile(snippets.python(causal, found, view), view, "exec"), known)
-    assert same(outcome(found, view), known["result"])
-    if view == "passage":
-        assert found.passage.continuations[0].prompt == TEXT
+def test_another_seed_draws_another_set_and_the_same_gives_the_same(planted: Explorer) -> None:
+    one, same, other = (planted.look(replace(SHORT, seed=seed), ("loss",)) for seed in (0, 0, 1))
+    assert one.conditions == same.conditions
+    assert one.losses == same.losses
+    assert one.conditions[1].dims != other.conditions[1].dims
+    assert one.losses[2] == other.losses[2]
 
 
 def test_the_command_of_all_views_prints_them(planted: Explorer, run: Any) -> None:
-    state = replace(SHORT, dims=(8, 120), mode="scale", factor=0.25, blank=1, vector_token=3, attention_layer=0, seed=7)
-    found = planted.look(state)
-    line = found.provenance.command
-    assert line == snippets.command("mini-planted", planted.options, found.state, VIEWS)
-    code, out, err = run(*shlex.split(line)[1:])
+    found = planted.look(replace(SHORT, dims=(8, 120), left=0.25, blank=1, seed=7))
+    code, out, err = run(*shlex.split(found.provenance.command)[1:], "--json")
     assert (code, err) == (0, "")
     again = from_json(out)
+    assert isinstance(again, Explored)
     assert again.state == found.state
-    for view in VIEWS:
-        ours, theirs = outcome(found, view), outcome(again, view)
-        # Arrays are written with seven digits.
-        flat = (
-            [(np.asarray(ours[key]), np.asarray(theirs[key])) for key in ours]
-            if view in ("vectors", "attention", "life")
-            else []
-        )
-        assert same(ours, theirs) or flat or view in ("anisotropy", "dimension")
-        for one, other in flat:
-            np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
-    np.testing.assert_allclose(found.anisotropy.cosine, again.anisotropy.cosine, rtol=1e-6)
-    np.testing.assert_allclose(found.dimension.values, again.dimension.values, rtol=1e-6)
-    assert (found.dimension.loss, found.dimension.words) == (again.dimension.loss, again.dimension.words)
+    assert again.fills == found.fills
+    for table in ("losses", "guesses", "largest", "sinks", "cosines"):
+        for ours, theirs in zip(found.records(table), again.records(table), strict=True):
+            for name, value in ours.items():
+                near = isinstance(value, float)
+                assert (
+                    pytest.approx(theirs[name], rel=1e-6, abs=1e-9, nan_ok=True) == value
+                    if near
+                    else theirs[name] == value
+                )
 
 
-def test_commands_quote_texts_and_hide_tokens() -> None:
-    options = LoadOptions(token="hf_secret", revision="v1", offline=True, trust_remote_code=True)
-    state = State(text="-x 'y' $(z)\n", dims=(3,), last=1)
-    line = snippets.command("a/b", options, state, ("loss",))
+def test_commands_quote_texts_and_hide_tokens(planted: Explorer) -> None:
+    planted = replace_options(
+        planted, LoadOptions(token="hf_secret", revision="v1", offline=True, trust_remote_code=True)
+    )
+    line = planted.look(State(text="-x 'y' $(z)\n good", dims=(3,), last=1), ("loss",)).provenance.command
     assert "secret" not in line
     # What holds a line break stands in $'…', which shells read and shlex does not.
     shown = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, text=True, check=True)
     words = shown.stdout.split("\0")[:-1]
-    assert words[:4] == ["outlierlens", "explore", "a/b", "--text=-x 'y' $(z)\n"]
-    assert words[-6:] == ["loss", "--revision", "v1", "--trust-remote-code", "--offline", "--json"]
+    assert words[:4] == ["outlierlens", "explore", "mini-planted", "--text=-x 'y' $(z)\n good"]
+    assert words[-5:-2] == ["model", "--revision", "v1"]
+    assert words[-2:] == ["--trust-remote-code", "--offline"]
+
+
+def replace_options(explorer: Explorer, options: LoadOptions) -> Explorer:
+    """The same model, as if it had been loaded so."""
+    made = copy.copy(explorer)
+    made.options = options
+    return made
 
 
 # What is refused, politely.
@@ -384,11 +279,9 @@ def test_commands_quote_texts_and_hide_tokens() -> None:
         ({"dims": tuple(range(65))}, "65 dimensions are chosen; this page switches off 64 at most"),
         ({"first": 3, "last": 2}, "layers 3 to 2 cannot be; model has layers 0 to 3"),
         ({"last": 4}, "layers 0 to 4 cannot be"),
-        ({"mode": "melt"}, "unknown mode 'melt'; modes are weights"),
+        ({"mode": "melt"}, "mode is 'melt'; it must be one of weights"),
+        ({"mode": "scale"}, "mode is 'scale'; it must be one of weights"),
         ({"stack": "decoder"}, "there is no stream 'decoder'; mini-planted has model"),
-        ({"vector_layer": "4"}, "layer '4' does not exist; there are embeddings and 0 to 3"),
-        ({"attention_layer": 4}, "layer 4 does not exist; model has layers 0 to 3"),
-        ({"vector_token": 500}, "token 500 does not exist; the text has tokens 0 to"),
     ],
 )
 def test_what_cannot_be_shown_is_said(planted: Explorer, change: dict[str, Any], message: str) -> None:
@@ -407,18 +300,18 @@ def test_an_unknown_view_names_the_views(planted: Explorer) -> None:
 )
 def test_odd_texts_are_read(planted: Explorer, text: str) -> None:
     found = planted.look(State(text=text, dims=(8,)))
-    assert found.loss.rows
-    assert html.drawn(planted, found)
+    assert found.losses
+    assert pages.drawn(found)
+    assert pages.passage(found)
 
 
 def test_a_long_text_is_cut_and_that_is_said(planted: Explorer, causal: Explorer) -> None:
-    found = planted.look(State(text="good film " * 190, dims=(8,)), ("vectors", "loss"))
-    limit = len(found.vectors.tokens)
-    assert found.notes == (f"the text has 382 tokens; the first {limit} are read",)
-    assert len(found.read.split()) == limit - 2
-    assert f"first {limit} are read" in html.said(found)
+    found = planted.look(State(text="good film " * 190, dims=(8,)), ("loss",))
+    (limit,) = re.findall(r"the text has 382 tokens; the first (\d+) are read", found.notes[0])
+    assert len(found.read.split()) == int(limit) - 2
+    assert f"first {limit} are read" in pages.said(found)
     found = causal.look(State(text="w1 w2 " * 90, dims=(2,)))
-    assert len(found.vectors.tokens) <= 96
+    assert len(found.read.split()) <= 96
     assert found.notes[0].startswith("the text has 180 tokens")
 
 
@@ -429,7 +322,7 @@ def test_people_at_once_get_what_each_gets_alone(planted: Explorer) -> None:
     states = [
         replace(SHORT, dims=(dim,), mode=mode) for dim in (8, 17) for mode in ("weights", "zero", "mean", "writes")
     ]
-    alone = [planted.look(state, ("loss",)).loss for state in states]
+    alone = [planted.look(state, ("loss",)).losses for state in states]
     planted._kept.clear()
     found: dict[int, Any] = {}
     wrong: list[int] = []
@@ -439,7 +332,7 @@ def test_people_at_once_get_what_each_gets_alone(planted: Explorer) -> None:
             with pytest.raises(BadInput):
                 planted.look(replace(SHORT, dims=(8, 999)))
             wrong.append(number)
-        found[number] = planted.look(states[number], ("loss",)).loss
+        found[number] = planted.look(states[number], ("loss",)).losses
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(states))]
     for thread in threads:
@@ -461,13 +354,13 @@ def test_a_failure_while_something_is_off_leaves_the_model_whole(
         return sum(len(module._forward_hooks) for module in planted.loaded.model.modules())
 
     before = hooks()
-    monkeypatch.setattr("outlierlens.explore.inside.continuation", fail)
+    monkeypatch.setattr("outlierlens.explore.look.continuation", fail)
     with pytest.raises(RuntimeError):
         planted.look(replace(SHORT, dims=(9,)), ("passage",))
     monkeypatch.undo()
     assert fingerprint(planted.loaded.model) == planted.fingerprint
     assert hooks() == before
-    assert planted.look(replace(SHORT, dims=(9,)), ("passage",)).passage.fills
+    assert planted.look(replace(SHORT, dims=(9,)), ("passage",)).fills
 
 
 # Models of other kinds.
@@ -476,15 +369,14 @@ def test_a_failure_while_something_is_off_leaves_the_model_whole(
 def test_a_headless_model_says_what_it_cannot_show(words: Callable[..., Any]) -> None:
     explorer = explore_models.tiny(words, "bert", "", "masked")
     found = explorer.look(State(text=TEXT, dims=(3,)))
-    assert "has no head that says words" in found.passage.missing
-    assert found.guesses.missing == found.passage.missing
-    assert found.loss.task == "output change"
-    assert found.loss.rows[0].change == 0
-    assert found.loss.rows[2].value > 0
-    assert found.vectors.values.shape[0] == found.attention.weights.shape[0] == 3
-    pieces = html.drawn(explorer, found)
-    assert "has no head that says words" in pieces["passage"]
-    assert "how far its outputs move" in pieces["loss"]
+    assert [note for note in found.notes if "has no head that says words" in note]
+    assert (found.fills, found.guesses) == ((), ())
+    assert found.about.task == "output change"
+    assert found.losses[0].change.value == 0
+    assert found.losses[2].loss.value > 0
+    assert found.losses[2].perplexity is None
+    assert "has no head that says words" in pages.said(found)
+    assert {row.condition for row in found.sinks} == {"intact", "random", "chosen"}
 
 
 def test_an_encoder_decoder_has_two_streams_to_look_at(words: Callable[..., Any]) -> None:
@@ -493,15 +385,15 @@ def test_an_encoder_decoder_has_two_streams_to_look_at(words: Callable[..., Any]
     for stack in ("", "decoder"):
         found = explorer.look(State(text=TEXT, dims=(3,), stack=stack))
         assert found.state.stack == (stack or "encoder")
-        assert found.loss.rows[2].value > 0
-        assert html.drawn(explorer, found).keys() == set(VIEWS)
+        assert found.losses[2].loss.value > 0
+        assert len(found.largest) == (explorer.stack(stack).n_layers + 1) * len({3, *explorer.listed(stack)})
 
 
 def test_a_model_that_makes_no_weights_says_so(words: Callable[..., Any]) -> None:
     explorer = explore_models.tiny(words)
     explorer.loaded.model.set_attn_implementation("sdpa")
     found = explorer.look(State(text=TEXT, dims=(3,)), ("attention",))
-    assert "computes no attention weights" in found.attention.missing
+    assert "computes no attention weights" in found.notes[0]
 
 
 # What is drawn.
@@ -510,57 +402,32 @@ def test_a_model_that_makes_no_weights_says_so(words: Callable[..., Any]) -> Non
 def test_what_is_typed_never_becomes_markup_or_code(planted: Explorer) -> None:
     text = '<img src=x onerror=alert(1)> "the" film {{value}} ${value} `x` \\n was the best of the year'
     found = planted.look(State(text=text, dims=(8,)))
-    for piece in html.drawn(planted, found).values():
+    for piece in (pages.said(found), pages.number(found), pages.passage(found), pages.drawn(found)):
         assert "<img" not in piece
         assert not re.search(r"[{}`\\]|\$", piece)
-        assert "http" not in piece
-        assert piece.count("data-copy=") == 2
+        assert 'src="http' not in piece
         assert piece.count("<details") == piece.count("</details>")
-    assert html.escaped("a<b>&{}") == "a&lt;b&gt;&amp;&#123;&#125;"
-    assert "<b" not in html.alert("<b>")
+    assert "&lt;img" in pages.passage(found)
+    assert "<b" not in pages.piece("alert", message="<b>")
 
 
-def test_blanks_are_buttons_with_their_number_and_sign() -> None:
-    blanks = (Blank(2, "x", "y", "z", "other"), Blank(5, "<", "<", "<", "nonsense"))
-    piece = html.passage(Passage((Filled("chosen", (1,), ("a ", " b", ""), blanks),)), (Off("chosen", (1,), (0,)),))
-    buttons = re.findall(r'<button type="button" class="(\w+)" data-blank="(\d)"[^>]*><i>(.)</i>([^<]*)<', piece)
+def test_blanks_are_buttons_with_their_number_and_sign(planted: Explorer) -> None:
+    blanks = (Blank(2, "x", "y", "z", "other"), Blank(4, "v", "v", "w", "changed"), Blank(5, "<", "<", "<", "nonsense"))
+    found = planted.look(SHORT, ("loss",))
+    piece = pages.passage(replace(found, fills=(Filled("chosen", (1,), ("a ", " b", "", ""), blanks),)))
+    buttons = re.findall(r'<button type="button" class="(\w+)" data-blank="(\d)"[^>]*><i>(.)</i><bdi>([^<]*)<', piece)
     assert buttons == [("other", "0", "≠", "x"), ("nonsense", "1", "✗", "&lt;")]
     assert 'aria-label="blank 1: x, another word; the text says z"' in piece
-    assert "<small>1 off</small>" in piece
 
 
-def test_pictures_show_the_numbers() -> None:
-    import base64
-    import struct
-    import zlib
-
-    content = base64.b64decode(html.png(np.array([[0.0, 1.0], [0.5, 0.25]]), "#ffffff", "#102030"))
-    assert content.startswith(b"\x89PNG")
-    palette = content[content.index(b"PLTE") + 4 :]
-    assert (palette[:3], palette[765:768]) == (b"\xff\xff\xff", b"\x10\x20\x30")
-    at = content.index(b"IDAT")
-    (length,) = struct.unpack(">I", content[at - 4 : at])
-    assert zlib.decompress(content[at + 4 : at + 4 + length]) == bytes([0, 0, 255, 0, 128, 64])
-    shares = np.array([[1.0, 0.0, 0.0], [0.25, 0.7504, 0.0]])
-    drawn = html.heat(shares, ["a", "<b>"], ["x", "y", "z"], "m", ("from", "to"))
-    cells = json.loads(unescape(re.findall(r'data-cells="([^"]*)"', drawn)[0]))
-    assert cells["parts"] == [[1000, 0, 0], [250, 750, 0]]
-    assert (cells["rows"], cells["columns"], cells["units"]) == (["a", "<b>"], ["x", "y", "z"], ["from", "to"])
-    assert "<b>" not in drawn
-    assert drawn.count("<image") == 2
-    legend = html.heat_legend("share")
-    assert re.findall(r"left:([\d.]+)%\">(\d+)%", legend) == [
-        ("0.0", "0"), ("10.0", "1"), ("31.6", "10"), ("50.0", "25"), ("70.7", "50"), ("100.0", "100"),
-    ]  # fmt: skip
-    values = np.zeros(5000)
-    values[[7, 4321]] = 9, -9
-    drawn = html.spikes(values, -9, 9, (7, 4321), "v")
-    heights = [float(y) for y in re.findall(r"[\d.]+,([\d.]+)", re.findall(r'points="([^"]*)"', drawn)[0])]
-    assert (min(heights), max(heights)) == (24.0, 166.0)  # no extreme is lost where dimensions share a column
-    assert re.findall(r"<title>([^<]*)", drawn) == ["dimension 7: 9.000", "dimension 4321: -9.000"]
+def test_the_charts_of_a_piece_are_beside_it(planted: Explorer) -> None:
+    piece = pages.drawn(planted.look(SHORT))
+    specs = json.loads(unescape(re.findall(r'data-specifications="([^"]*)"', piece)[0]))
+    assert list(specs) == re.findall(r'data-chart="([^"]*)"', piece) == ["one-text"]
+    assert len(specs["one-text"]["vconcat"]) == 3
 
 
-# The command and the Space.
+# The command.
 
 
 @pytest.mark.parametrize(
@@ -570,85 +437,28 @@ def test_pictures_show_the_numbers() -> None:
         (["--layers", "0,2", "--show", "loss"], "--layers '0,2' is no range"),
         (["--show", "loss", "--dims", "999"], "dimension 999 does not exist"),
         (["--show", "taste"], "unknown view 'taste'"),
-        (["--space", "x", "--port", "1"], "--space writes a folder and starts nothing"),
     ],
 )
 def test_the_command_refuses(run: Any, words: list[str], message: str) -> None:
     code, out, err = run("explore", "mini-planted", *words)
-    assert (code, out) == (2 if "is no range" in message else 1, "")
+    assert (code, out) == (1 if "does not exist" in message or "belong" in message else 2, "")
     assert err.startswith("error: ")
     assert message in err
 
 
 def test_the_command_prints_views_for_people(run: Any) -> None:
-    code, out, err = run(
-        "explore", "mini-planted", "--text", SHORT.text, "--show", "all", "--layers", "0-3", "--dtype", "float32"
-    )
+    code, out, err = run("explore", "mini-planted", "--text", SHORT.text, "--show", "all", "--dtype", "float32")
     assert (code, err) == (0, "")
-    assert "chosen: 8, 24, 40, 56, 72, 88, 104, 120 off in layers 0–3, mode weights" in out
+    assert "chosen: 8, 24, 40, 56, 72, 88 and 2 more off in layers 0–3." in out
     assert re.search(r"chosen\s+\d\.\d{3}", out)
     for said in (
-        "Masked loss",
-        "alone off",
-        "is largest after layer",
-        "in the text:",
-        "Vectors after layer 3",
-        "Layer 3, head 0",
-        "Mean cosine",
+        "Loss of this text",
+        "Guesses for one blank",
+        "Largest |x|",
+        "Attention on the first token",
+        "Anisotropy",
     ):
         assert said in out
-
-
-def test_a_space_holds_all_that_it_needs(tmp_path: Path, run: Any) -> None:
-    folder = tmp_path / "space"
-    code, out, _ = run("explore", "mini-planted", "--space", str(folder))
-    assert code == 0
-    assert "hf upload OWNER/NAME" in out
-    front = (folder / "README.md").read_text("utf-8").split("---")[1]
-    fields = dict(re.findall(r"^(\w+): (.*)$", front, re.MULTILINE))
-    assert (fields["sdk"], fields["app_file"]) == ("gradio", "app.py")
-    assert re.fullmatch(r"6\.\d+\.\d+", fields["sdk_version"])
-    assert json.loads(fields["title"]) == "Outlier dimensions of mini-planted"
-    assert len(fields["short_description"]) <= 60
-    needed = (folder / "requirements.txt").read_text("utf-8").split()
-    assert {re.split(r"[<>=]", line)[0] for line in needed} >= {"torch", "transformers", "numpy", "cyclopts", "jinja2"}
-    assert not any(line.startswith(("gradio", "pytest", "outlierlens")) for line in needed)
-    compile((folder / "app.py").read_text("utf-8"), "app.py", "exec")
-    assert (folder / "outlierlens" / "data_files" / "mini-planted" / "model.safetensors").is_file()
-    assert not (folder / "outlierlens" / "data_files" / "mini-bert").exists()
-    assert not list(folder.rglob("__pycache__"))
-    code, _, err = run("explore", "mini-planted", "--space", str(folder))
-    assert code == 1
-    assert "is not empty; name a new folder" in err
-    code, _, err = run("explore", str(tmp_path), "--space", str(tmp_path / "other"))
-    assert "is on this machine, where a Space cannot read it" in err
-
-
-def test_a_space_of_a_hub_model_names_it_and_of_a_sample_fetches_it(tmp_path: Path) -> None:
-    write_space(tmp_path / "hub", "owner/model-1.0", LoadOptions(revision="v2", token="hf_secret"))
-    assert 'models:\n- "owner/model-1.0"\n' in (tmp_path / "hub" / "README.md").read_text("utf-8")
-    app = (tmp_path / "hub" / "app.py").read_text("utf-8")
-    assert "open_explorer('owner/model-1.0', LoadOptions(revision='v2'))" in app
-    assert "fetch" not in app
-    write_space(tmp_path / "sample", "smollm2-135m", LoadOptions())
-    assert "fetch('smollm2-135m')" in (tmp_path / "sample" / "app.py").read_text("utf-8")
-    assert "gguf" in (tmp_path / "sample" / "requirements.txt").read_text("utf-8")
-    for model, options in (("../x", LoadOptions()), ("owner/model", LoadOptions(tokenizer=str(tmp_path)))):
-        with pytest.raises(BadInput, match="push it to the hub and give its id"):
-            write_space(tmp_path / "bad", model, options)
-
-
-def test_a_space_reads_the_model_as_it_was_told_to(tmp_path: Path, run: Any) -> None:
-    folder = tmp_path / "space"
-    asked = ("--family", "bert", "--tokenizer", "mini-bert", "--space", str(folder))
-    assert run("explore", "owner/model", *asked)[0] == 0
-    app = (folder / "app.py").read_text("utf-8")
-    assert "open_explorer('owner/model', LoadOptions(row='bert', tokenizer='mini-bert'))" in app
-    assert (folder / "outlierlens" / "data_files" / "mini-bert").is_dir()
-    assert not (folder / "outlierlens" / "data_files" / "mini-planted").exists()
-    assert 'models:\n- "owner/model"\n' in (folder / "README.md").read_text("utf-8")
-    write_space(tmp_path / "other", "owner/model", LoadOptions(tokenizer="minilm-l6"))
-    assert "fetch('minilm-l6')" in (tmp_path / "other" / "app.py").read_text("utf-8")
 
 
 def test_a_taken_port_is_said() -> None:
@@ -687,9 +497,9 @@ def test_a_server_that_starts_late_is_waited_for_and_one_that_ends_is_not() -> N
 
 
 def test_a_busy_machine_may_take_its_time_to_start_the_page(monkeypatch: pytest.MonkeyPatch, words: Any) -> None:
-    from outlierlens.explore.options import Place
     from outlierlens.explore.page import gradio
     from outlierlens.explore.serve import served
+    from outlierlens.explore.state import Place
 
     gradio()
     hours = itertools.count(0.0, 3600.0)
@@ -803,8 +613,8 @@ def test_what_a_page_of_another_site_asks_for_is_refused(site: str) -> None:
 
 
 def test_the_server_has_the_door(planted: Explorer) -> None:
-    from outlierlens.explore.options import Place
     from outlierlens.explore.serve import served
+    from outlierlens.explore.state import Place
 
     with served(planted, SHORT, Place()) as (address, _):
         port = int(address.rstrip("/").rpartition(":")[2])
@@ -821,10 +631,8 @@ def test_a_failure_is_said_and_the_next_request_is_answered(
     from outlierlens.explore.page import _Page, gradio
 
     shown = _Page(gradio(), planted, SHORT)
-    asked = {"wrong": "", "listed": [8], "others": "", "text": "A film.", "mode": "weights", "factor": 0.5, "stack": ""}
-    asked |= {"left": 1, "dimension": 8}
-    asked |= {"vector_token": "", "vector_layer": "3", "first": 0, "last": 3, "head": 0, "blank": 0, "seed": 0}
-    asked["attention_layer"] = "3"
+    asked = {"wrong": "", "listed": [8], "others": "", "text": "A film.", "mode": "weights", "stack": "", "left": 0}
+    asked |= {"first": 0, "last": 3, "blank": 0, "seed": 0}
 
     def fail(*_: Any) -> None:
         raise failure
@@ -838,4 +646,4 @@ def test_a_failure_is_said_and_the_next_request_is_answered(
     first, rest = shown._shown(dict(asked))
     assert "This cannot be shown" not in str([first, rest])
     assert "off in layers" in str(first)
-    assert State.from_query(rest[-1][1:]).dims == (24, 40, 56, 72, 88, 104, 120)
+    assert State.from_query(rest[-1][1:]).dims == (8,)

@@ -4,7 +4,6 @@ Screenshots and the log of requests go to `runs/explore/` (or $OUTLIERLENS_ARTEF
 """
 
 import contextlib
-import json
 import os
 import random
 import re
@@ -19,11 +18,10 @@ from urllib.request import urlopen
 
 import pytest
 
-from closed import sitecustomize as network
 from conftest import needs_chromium
 from moments import HANGS, until
 from outlierlens.errors import BadInput
-from outlierlens.explore.result import VIEWS, State
+from outlierlens.explore.state import State
 
 ARTEFACTS = Path(os.environ.get("OUTLIERLENS_ARTEFACTS") or Path(__file__).parents[2] / "runs" / "explore")
 TEXT = (
@@ -75,7 +73,7 @@ def unclaimed_port() -> int:
 
 @pytest.fixture(scope="module")
 def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The command, serving the packaged model with outliers; a Space's variables do not open it to others."""
+    """The command, serving the packaged model with outliers; variables that gradio reads do not open it to others."""
     port = unclaimed_port()
     words = ("-m", "outlierlens", "explore", "mini-planted", "--text", TEXT, "--port", str(port))
     server = Server(
@@ -88,36 +86,21 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def space(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A Space of the packaged model without outliers, started as the hub starts it: its folder, its copy of the package."""
-    from outlierlens.explore.serve import write_space
+def servers(command: Server, words: Any) -> Iterator[dict[str, str]]:
+    """Addresses: of the command, and in this process of the packaged model without outliers and of a tiny decoder."""
+    import explore_models
+    from outlierlens.explore.look import open_explorer
+    from outlierlens.explore.serve import served
+    from outlierlens.explore.state import Place
     from outlierlens.models.load import LoadOptions
 
-    folder = write_space(tmp_path_factory.mktemp("space") / "made", "mini-bert", LoadOptions(dtype="float32"))
-    port, given = (
-        unclaimed_port(),
-        {"GRADIO_SERVER_NAME": "127.0.0.2", "PYTHONPATH": str(Path(network.__file__).parent)},
-    )
-    server = Server(folder, "app.py", port=port, GRADIO_SERVER_PORT=str(port), **given)
-    server.address = server.address.replace("127.0.0.1", "127.0.0.2")
-    try:
-        yield server
-    finally:
-        server.close()
-
-
-@pytest.fixture(scope="module")
-def servers(command: Server, space: Server, words: Any) -> Iterator[dict[str, str]]:
-    """Addresses: of the command, of the Space, and in this process of a tiny decoder."""
-    import explore_models
-    from outlierlens.explore.options import Place
-    from outlierlens.explore.serve import served
-
-    decoder = explore_models.tiny(words)
-    with served(decoder, replace(decoder.start(), text=WORDS), Place(unclaimed_port())) as (address, _):
+    decoder, plain = explore_models.tiny(words), open_explorer("mini-bert", LoadOptions(dtype="float32"))
+    with (
+        served(decoder, replace(decoder.start(), text=WORDS, left=1.0), Place(unclaimed_port())) as (address, _),
+        served(plain, plain.start(), Place(unclaimed_port())) as (without, _),
+    ):
         command.wait()
-        space.wait()
-        yield {"planted": command.address, "space": space.address, "decoder": address}
+        yield {"planted": command.address, "plain": without, "decoder": address}
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +137,7 @@ class Visitor:
 
     def open(self, address: str, state: State | None = None) -> "Visitor":
         self.page.goto(address + ("?" + state.query() if state else ""))
-        self.page.wait_for_selector("#ol-anisotropy h2, #ol-said [role=alert]")
+        self.page.wait_for_selector("#ol-inside h3, #ol-said [role=alert]")
         self.settle()
         return self
 
@@ -170,8 +153,8 @@ class Visitor:
         self.settle()
 
     def losses(self) -> dict[str, float]:
-        rows = self.page.locator("#ol-loss tr[data-condition]")
-        return {row.get_attribute("data-condition"): float(row.locator("td").first.inner_text()) for row in rows.all()}
+        rows = self.page.locator("#ol-tables .block").first.locator("tbody tr")
+        return {row.locator("th").inner_text(): float(row.locator("td").first.inner_text()) for row in rows.all()}
 
     def number(self) -> float:
         return float(self.page.locator("#ol-big").inner_text())
@@ -209,66 +192,45 @@ def visit(browser: Any) -> Iterator[Any]:
             log.write("\n".join(one.asked) + "\n")
 
 
-def test_an_outlier_changes_the_text_and_raises_the_loss_and_a_random_dimension_does_not(
-    servers: dict[str, str], visit: Any
-) -> None:
+def test_all_off_breaks_the_text_and_as_many_random_ones_do_not(servers: dict[str, str], visit: Any) -> None:
     one = visit(servers["planted"])
     page = one.page
     assert page.locator("h1").first.inner_text() == "mini-planted"
     assert page.locator("#ol-verdict").inner_text().startswith("8 outlier dimensions of 128")
     boxes = page.locator("#ol-listed input[type=checkbox]")
-    assert boxes.count() == 8
+    assert (boxes.count(), page.locator("#ol-listed input:checked").count(), one.slider()) == (8, 8, 0)
     assert page.locator("#ol-listed label").first.inner_text().startswith("8 · layers 0–3 of 4 · |z| up to")
-    assert list(one.losses()) == ["intact"]
-    assert "Everything is on" in page.locator("#ol-said").inner_text()
-    assert page.locator("#ol-listed input:checked").count() == 8
-    intact = one.losses()["intact"]
-    assert one.number() == round(intact, 2)
-    for number in range(8):
-        one.changed(boxes.nth(number).uncheck)
-    assert one.dims() == (8, 24, 40, 56, 72, 88, 104, 120)
+    assert one.dims() == (8, 24, 40, 56, 72, 88, 104, 120)  # a new page begins with all of them off
     losses = one.losses()
-    assert losses["intact"] == intact
-    assert losses["chosen"] > intact + 1
-    assert abs(losses["random"] - intact) < 0.3
+    assert losses["chosen"] > losses["intact"] + 1
+    assert abs(losses["random"] - losses["intact"]) < 0.3
     assert one.words("chosen") != one.words("intact")
     assert one.number() == round(losses["chosen"], 2)
-    assert one.slider() == 0
-    one.changed(page.get_by_role("button", name="A random one instead").click)
-    assert len(one.dims()) == 1
-    assert not set(one.dims()) & {8, 24, 40, 56, 72, 88, 104, 120}
-    assert page.locator("#ol-listed input:checked").count() == 8
-    assert one.slider() == 1
-    assert abs(one.losses()["chosen"] - intact) < 0.3
-    assert one.words("chosen") == one.words("intact")
+    before = page.locator("#ol-said").inner_text()
+    one.changed(page.get_by_role("button", name="Another random set").click)
+    assert page.locator("#ol-said").inner_text() != before
+    assert one.losses()["chosen"] == losses["chosen"]
+    for number in range(8):
+        one.changed(boxes.nth(number).uncheck)
+    assert one.dims() == ()
+    assert list(one.losses()) == ["intact"]
+    assert "Everything is on" in page.locator("#ol-said").inner_text()
+    assert one.number() == round(losses["intact"], 2)
 
 
-def test_the_slider_turns_the_strongest_down_and_its_switch_agrees(servers: dict[str, str], visit: Any) -> None:
+def test_the_slider_turns_the_whole_set_down(servers: dict[str, str], visit: Any) -> None:
     one = visit(servers["planted"])
-    page, boxes = one.page, one.page.locator("#ol-listed input[type=checkbox]")
-    slider = page.locator("#ol-left input[type=range]")
-    intact = one.number()
-    assert "dimension 40, the strongest" in page.locator("#ol-left").inner_text()
-    one.changed(lambda: slider.press("Home"))
-    assert (one.query()["left"], one.dims()) == ("0.0", ())
-    assert "chosen: 40 × 0" in page.locator("#ol-said").inner_text()
-    assert one.number() > intact
-    one.changed(boxes.nth(2).uncheck)
-    assert one.dims() == (40,)
-    assert "left" not in one.query()
+    slider = one.page.locator("#ol-left input[type=range]")
+    off, intact = one.number(), one.losses()["intact"]
     one.changed(lambda: slider.press("ArrowRight"))
-    assert (one.query()["left"], one.dims()) == ("0.05", ())
-    assert boxes.nth(2).is_checked()
-    one.changed(boxes.nth(2).uncheck)
-    assert one.slider() == 0
-    one.changed(boxes.nth(2).check)
-    assert one.slider() == 1
-    assert one.number() == intact
-    one.changed(page.get_by_role("button", name="All off").click)
-    assert one.dims() == (8, 24, 40, 56, 72, 88, 104, 120)
-    assert (one.slider(), page.locator("#ol-listed input:checked").count()) == (0, 0)
-    one.changed(page.get_by_role("button", name="All on").click)
-    assert (one.dims(), one.slider(), one.number()) == ((), 1, intact)
+    assert one.query()["left"] == "0.05"
+    assert "× 0.05 in layers 0–3" in one.page.locator("#ol-said").inner_text()
+    one.changed(lambda: slider.press("End"))
+    assert (one.query()["left"], list(one.losses())) == ("1.0", ["intact"])
+    assert one.number() == round(intact, 2) < off
+    one.changed(lambda: slider.press("Home"))
+    assert "left" not in one.query()
+    assert one.number() == off
 
 
 def test_an_example_is_one_press_and_ctrl_enter_shows_what_is_typed(servers: dict[str, str], visit: Any) -> None:
@@ -284,30 +246,15 @@ def test_an_example_is_one_press_and_ctrl_enter_shows_what_is_typed(servers: dic
     assert one.query()["text"] == "A film that nobody should have to see, I would say."
 
 
-def test_a_map_says_what_a_cell_holds_to_pointer_and_keys_in_both_themes(servers: dict[str, str], visit: Any) -> None:
-    one = visit(servers["planted"], State(text="A good film.", attention_layer=0))
-    page = one.page
-    held = page.locator("#ol-attention svg").first
-    said = page.locator("#ol-attention .ol-readout").first
-    parts = json.loads(held.get_attribute("data-cells"))
-    n = len(parts["rows"])
-    box = held.locator(".ol-frame").bounding_box()
-    held.scroll_into_view_if_needed()
-    box = held.locator(".ol-frame").bounding_box()
-    page.mouse.move(box["x"] + box["width"] * 1.5 / n, box["y"] + box["height"] * 2.5 / n)
-    assert said.inner_text() == f"from {parts['rows'][2]}, to {parts['columns'][1]}: {parts['parts'][2][1] / 10:.1f} %"
-    page.mouse.move(0, 0)
-    held.press("ArrowDown")
-    assert said.inner_text().startswith(f"from {parts['rows'][3]}, to {parts['columns'][1]}: ")
-    shown = [held.locator(f".ol-by-{when}").is_visible() for when in ("day", "night")]
-    assert shown == [True, False]
-    page.emulate_media(color_scheme="dark")
-    page.goto(page.url)
-    page.wait_for_selector("#ol-anisotropy h2")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_charts_are_drawn(servers: dict[str, str], visit: Any, scheme: str) -> None:
+    one = visit(servers["planted"])
+    one.page.emulate_media(color_scheme=scheme)
+    one.page.goto(one.page.url)
+    one.page.wait_for_selector("#ol-inside [data-drawn=yes] svg")
     one.settle()
-    assert [held.locator(f".ol-by-{when}").is_visible() for when in ("day", "night")] == [False, True]
-    one.changed(lambda: (page.locator("#ol-one input").fill("24"), page.locator("#ol-one input").press("Enter")))
-    assert "Dimension 24 is largest after" in page.locator("#ol-dimension").inner_text()
+    said = one.page.locator("#ol-inside svg text").all_text_contents()
+    assert {"Largest |x|, intact", "Attention on the first token", "Mean cosine of the tokens"} <= set(said)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -317,7 +264,7 @@ def test_axe_finds_nothing(servers: dict[str, str], visit: Any, width: int, sche
     one = visit(servers["planted"], State(text=TEXT, dims=(8, 24), left=0.5), width=width)
     one.page.emulate_media(color_scheme=scheme)
     one.page.goto(one.page.url)
-    one.page.wait_for_selector("#ol-anisotropy h2")
+    one.page.wait_for_selector("#ol-inside h3")
     one.settle()
     found = axe.Axe().run(one.page, options={"exclude": []}).response["violations"]
     assert [(rule["id"], [node["html"][:300] for node in rule["nodes"]]) for rule in found] == []
@@ -333,47 +280,34 @@ def test_on_a_phone_results_come_first_and_the_number_stays_in_sight(servers: di
 
 
 def test_a_link_restores_everything(servers: dict[str, str], visit: Any) -> None:
-    state = State(
-        text=TEXT, dims=(8, 17), first=1, last=2, mode="scale", factor=-0.5, seed=3, blank=1,
-        vector_layer="embeddings", vector_token=2, attention_layer=1, head=1, left=0.35, dimension=24,
-    )  # fmt: skip
+    state = State(text=TEXT, dims=(8, 17), first=1, last=2, mode="zero", seed=3, blank=1)
     one = visit(servers["planted"], state)
     page = one.page
     assert State.from_query(one.query() | {"stack": ""}) == state
     assert page.locator("#ol-text textarea").input_value() == TEXT
-    assert page.locator("#ol-listed input:not(:checked)").count() == 1
-    assert page.locator("#ol-one input").input_value() == "24"
-    assert one.slider() == 0.35
+    assert page.locator("#ol-listed input:checked").count() == 1
     assert page.locator("#ol-others :is(input, textarea)").input_value() == "17"
-    assert page.locator("#ol-factor").is_visible()
-    assert "mode scale × -0.5" in page.locator("#ol-said").inner_text()
-    assert "off in layers 1–2" in page.locator("#ol-said").inner_text()
-    assert "After the embeddings: went" in page.locator("#ol-vectors").inner_text()
-    assert "Layer 1, head 1 of 0–1" in page.locator("#ol-attention").inner_text()
-    assert "Blank 2;" in page.locator("#ol-guesses").inner_text()
+    assert "8, 17 off in layers 1–2, mode zero" in page.locator("#ol-said").inner_text()
     shown, losses = page.url, one.losses()
     again = visit(servers["planted"])
     again.page.goto(shown)
-    again.page.wait_for_selector("#ol-anisotropy h2")
+    again.page.wait_for_selector("#ol-inside h3")
     again.settle()
     assert again.losses() == losses
     assert again.page.url == shown
 
 
-# What the page shows is what the switches say: dimensions, the random set's seed, the blank, the layer of the vectors.
+# What the page shows is what the boxes say: dimensions, the random set's seed, the blank.
 AGREES = r"""() => {
   const value = (id) => document.querySelector(`#ol-${id} :is(input, textarea)`).value;
   const numbers = (text) => (text || '').split(',').filter((one) => one.trim()).map(Number);
-  const off = [...document.querySelectorAll('#ol-listed label')].filter((one) => !one.querySelector('input').checked);
-  const dims = off.map((one) => parseInt(one.innerText)).concat(numbers(value('others'))).sort((a, b) => a - b);
-  const chosen = /chosen: ([0-9, ]+)/.exec(document.querySelector('#ol-said').innerText);
-  const shown = new URLSearchParams(location.search);
-  const said = (id, text) => document.querySelector(`#ol-${id}`).innerText.includes(text);
-  return value('link') === location.href
-    && String(numbers(chosen && chosen[1])) === String(dims) && String(numbers(shown.get('dims'))) === String(dims)
-    && Number(shown.get('seed') || 0) === Number(value('seed')) && Number(shown.get('blank') || 0) === Number(value('blank'))
-    && said('guesses', `Blank ${Number(value('blank')) + 1};`)
-    && said('vectors', `After ${value('vector').replace(/^(\d)/, 'layer $1').replace(/^e/, 'the e')}:`);
+  const on = [...document.querySelectorAll('#ol-listed label')].filter((one) => one.querySelector('input').checked);
+  const dims = on.map((one) => parseInt(one.innerText)).concat(numbers(value('others'))).sort((a, b) => a - b);
+  const shown = new URLSearchParams(location.search), said = document.querySelector('#ol-said').innerText;
+  const chosen = /chosen: ([0-9, ]+)/.exec(said), first = (chosen ? numbers(chosen[1]) : []).slice(0, 6);
+  return value('link') === location.href && String(first) === String(dims.slice(0, 6))
+    && String(numbers(shown.get('dims'))) === String(dims)
+    && Number(shown.get('seed') || 0) === Number(value('seed')) && Number(shown.get('blank') || 0) === Number(value('blank'));
 }"""
 FAST = """async ([ids, gap]) => {
   for (const id of ids) {
@@ -386,7 +320,7 @@ FAST = """async ([ids, gap]) => {
 @pytest.mark.parametrize("gap", [0, 50, 200])
 def test_clicks_faster_than_answers_end_at_what_is_ticked(servers: dict[str, str], visit: Any, gap: int) -> None:
     """The gap is what a person does, not what the page is given: it is waited for until it agrees."""
-    one = visit(servers["planted"], State(text=TEXT, dims=(8, 24, 40, 56, 72, 88, 104, 120)))
+    one = visit(servers["planted"])
     page = one.page
     page.evaluate(FAST, [list(range(8)), gap])
     page.wait_for_function(AGREES)
@@ -395,18 +329,12 @@ def test_clicks_faster_than_answers_end_at_what_is_ticked(servers: dict[str, str
     assert list(one.losses()) == ["intact"]
     page.evaluate(FAST, [[0, 3, 3, 5, 0, 3], gap])
     page.locator("#ol-passage button").nth(1).click()
-    page.get_by_role("button", name="Another random control").click()
-    page.get_by_role("button", name="Another random control").click()
+    page.get_by_role("button", name="Another random set").click()
+    page.get_by_role("button", name="Another random set").click()
     page.wait_for_function(AGREES)
     assert (one.dims(), one.query()["blank"], one.query()["seed"]) == ((56, 88), "1", "2")
     again = visit(servers["planted"], State(text=TEXT, dims=(56, 88), seed=2, blank=1))
     assert again.losses() == one.losses()
-    page.evaluate(FAST, [[1], gap])
-    page.locator("#ol-vector input").fill("embeddings")
-    page.locator("#ol-vector input").press("Enter")
-    page.get_by_role("button", name="A random one instead").click()
-    page.evaluate(FAST, [[7], gap])
-    page.wait_for_function(AGREES)
 
 
 def test_what_two_people_choose_stays_apart(servers: dict[str, str], visit: Any) -> None:
@@ -415,12 +343,12 @@ def test_what_two_people_choose_stays_apart(servers: dict[str, str], visit: Any)
     one.page.locator("#ol-text textarea").fill("A film that nobody should have to see, I would say.")
     one.changed(one.page.get_by_role("button", name="Show", exact=True).click)
     other.changed(other.page.locator("#ol-listed input").nth(3).uncheck)
-    assert (one.dims(), other.dims()) == ((8,), (56,))
+    assert (one.dims(), other.dims()) == ((24, 40, 56, 72, 88, 104, 120), (8, 24, 40, 72, 88, 104, 120))
     assert other.query()["text"] == TEXT
     assert other.page.locator("#ol-text textarea").input_value() == TEXT
     assert one.query()["text"].startswith("A film that nobody")
     # The other's intact model is intact while something is off for the one.
-    alone = visit(servers["planted"], State(text=TEXT, dims=(56,)))
+    alone = visit(servers["planted"], State(text=TEXT, dims=(8, 24, 40, 72, 88, 104, 120)))
     assert alone.losses() == other.losses()
 
 
@@ -445,21 +373,18 @@ def test_the_keyboard_is_enough(servers: dict[str, str], visit: Any) -> None:
     while page.evaluate("document.activeElement.type") != "range":  # before it are its number and its reset
         page.keyboard.press("Tab")
         assert focused() == "ol-left"
-    one.changed(lambda: page.keyboard.press("ArrowLeft"))
-    assert one.query()["left"] == "0.95"
-    tab_to("ol-all-on")
-    one.changed(lambda: page.keyboard.press("Enter"))
+    one.changed(lambda: page.keyboard.press("ArrowRight"))
+    assert one.query()["left"] == "0.05"
     tab_to("ol-text")
     tab_to("ol-listed")
     one.changed(lambda: page.keyboard.press("Space"))
-    assert one.dims() == (8,)
+    assert one.dims() == (24, 40, 56, 72, 88, 104, 120)
     tab_to("ol-others")
-    page.keyboard.type("24, 40")
+    page.keyboard.type("17, 18")
     one.changed(lambda: page.keyboard.press("Enter"))
-    assert one.dims() == (8, 24, 40)
+    assert one.dims() == (17, 18, 24, 40, 56, 72, 88, 104, 120)
     tab_to("blank 1")
     one.changed(lambda: page.keyboard.press("Enter"))
-    assert "Blank 2;" in page.locator("#ol-guesses").inner_text()
     assert one.query()["blank"] == "1"
     assert focused() == "blank 1"
 
@@ -473,13 +398,13 @@ def test_what_cannot_be_is_said_politely(servers: dict[str, str], visit: Any) ->
         text.fill(typed)
         page.get_by_role("button", name="Show", exact=True).click()
         page.wait_for_function("wanted => document.querySelector('#ol-said').innerText.includes(wanted)", arg=message)
-        assert page.locator("#ol-loss tr").count() == 0
+        assert page.locator("#ol-tables tr").count() == 0
 
     shows("", "There is no text to read; write a sentence.")
     shows("word " * 10_000, "This text has 50,000 letters, and the page reads 2,000 at most")
     one.changed(lambda: (text.fill("A 🦜 {{value}} ${1+1} <b>film</b> of the year."), page.locator("#ol-run").click()))
     assert alert.count() == 0
-    assert "{{value}} ${1+1} <b>film</b>" in page.locator("#ol-passage pre").first.text_content()
+    assert "<b>film</b>" in page.locator("#ol-tables pre").first.text_content()
     assert page.locator("#ol-passage td b").count() == 0
     others = page.locator("#ol-others :is(input, textarea)")
     for typed, message in (("999", "Dimension 999 does not exist"), ("x", "Cannot read dimensions 'x'")):
@@ -492,40 +417,31 @@ def test_what_cannot_be_is_said_politely(servers: dict[str, str], visit: Any) ->
     assert "Cannot read dimensions '1,x'" in bad.page.locator("#ol-said").inner_text()
 
 
-def test_a_space_of_a_model_without_outliers_says_so_and_holds(
-    servers: dict[str, str], space: Server, visit: Any
-) -> None:
-    one = visit(servers["space"], State(text=TEXT, dims=(0, 1, 2)))
+def test_a_model_without_outliers_says_so_and_holds(servers: dict[str, str], visit: Any) -> None:
+    one = visit(servers["plain"], State(text=TEXT, dims=(0, 1, 2)))
     assert one.page.locator("h1").first.inner_text() == "mini-bert"
     assert "No outlier dimension" in one.page.locator("#ol-verdict").inner_text()
     assert "Listed are the 3 strongest." in one.page.locator("#ol-verdict").inner_text()
     assert one.page.locator("#ol-listed input").count() == 3
     losses = one.losses()
     assert abs(losses["chosen"] - losses["intact"]) < 0.3
-    before = one.page.locator("#ol-said").inner_text()
-    one.changed(one.page.get_by_role("button", name="Another random control").click)
-    assert one.page.locator("#ol-said").inner_text() != before
-    assert _listening(space.process.pid) == ["127.0.0.2"]  # where the environment told it to
-    assert space.said.read_text("utf-8") == ""
 
 
 def test_a_decoder_goes_on_and_what_is_copied_is_what_is_shown(servers: dict[str, str], visit: Any) -> None:
     one = visit(servers["decoder"])
-    page = one.page
+    page, slider = one.page, one.page.locator("#ol-left input[type=range]")
     one.context.grant_permissions(["clipboard-read", "clipboard-write"])
     assert page.locator(".ol-says tr").count() == 1
-    one.changed(page.get_by_role("button", name="All off").click)
+    one.changed(lambda: slider.press("Home"))
     assert page.locator(".ol-says tr").count() == 3
     assert page.locator(".ol-says").bounding_box()["y"] < page.locator("#ol-passage button").first.bounding_box()["y"]
-    assert page.locator("#ol-loss").inner_text().count("causal loss") == 1
-    page.locator("#ol-loss summary", has_text="Copy as command").click()
-    page.get_by_role("button", name="Copy Loss of this text as command").click()
+    assert page.locator("#ol-tables").inner_text().count("causal loss") == 1
+    page.locator("#ol-tables summary", has_text="The same on the command line").click()
+    page.locator("#ol-tables [data-copy]").click()
     page.wait_for_selector("text=Copied")
     copied = page.evaluate("navigator.clipboard.readText()")
-    assert copied == page.locator("#ol-loss pre").nth(1).text_content()
+    assert copied == page.locator("#ol-tables pre").text_content()
     assert re.match(r"outlierlens explore \S+ '--text=w1 w2 ", copied)
-    one.changed(lambda: page.locator("#ol-passage button").nth(1).click())
-    assert "Blank 2;" in page.locator("#ol-guesses").inner_text()
 
 
 @pytest.mark.parametrize(("name", "width", "height"), [("desktop", 1280, 900), ("phone", 390, 844)])
@@ -534,10 +450,8 @@ def test_it_fits_and_is_photographed(servers: dict[str, str], visit: Any, name: 
         servers["planted"], State(text=TEXT, dims=(8, 24, 40, 56, 72, 88, 104, 120)), width=width, height=height
     )
     assert one.page.evaluate("document.documentElement.scrollWidth") <= width
-    for view in VIEWS:
-        assert one.page.locator(f"#ol-{view} h2").count() == 1
-        assert one.page.locator(f"#ol-{view} details.ol-copy").count() == 2
-    assert one.page.locator("#ol-vectors svg").count() == one.page.locator("#ol-attention svg").count() == 3
+    assert one.page.locator("#ol-tables .block").count() == 2
+    assert one.page.locator("#ol-inside .block").count() == 3
     assert one.page.locator("svg[role=img]:not([aria-label])").count() == 0
     ARTEFACTS.mkdir(parents=True, exist_ok=True)
     one.page.screenshot(path=ARTEFACTS / f"{name}.png", full_page=True)

@@ -14,7 +14,8 @@ import typing
 from typing import Any
 
 from outlierlens.cli.app import ABOUT
-from outlierlens.experiments import BY_NAME, EXPERIMENTS, Experiment
+from outlierlens.experiments import BY_NAME, EXPERIMENTS
+from outlierlens.options.experiment import Experiment
 
 
 def table() -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 WIDTH = 120
-LONG, ENDS = 24, 4  # a list of more entries than LONG is told by ENDS at each end and its sums
+LONG, ENDS = 12, 2  # a list of more entries than LONG is told by ENDS at each end and its sums
 CLOSE = 1e-4  # relative
 SMALL = 1e-6  # absolute: what is left of a float32 difference that is zero
 NUMBER = re.compile(r"(?<![\w.])[-−+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?!\w)")

@@ -10,10 +10,8 @@ from gold.files import brief
 # When, how long, where and with what it was measured: not what was found.
 ASIDE = frozenset(("created", "libraries", "version", "command", "path", "folder", "platform"))
 # Commands that see a model trained here: on another processor its weights have other last bits.
-TRAINED = frozenset(("pretrain", "track", "outcomes", "finetune", "survival", "one-dimension",
+TRAINED = frozenset(("lab pretrain", "track", "lab finetune",
                      "replicate kovaleva-glue", "replicate puccetti-glue"))  # fmt: skip
-# Nothing but the rounding of two ways to compute the same, which every processor does otherwise; the command bounds it.
-ROUNDING = {"export-embedder": frozenset(("difference",))}
 MACHINE = {"doctor", "fetch"}  # what they say is of this machine
 
 
@@ -30,7 +28,7 @@ def results(said: dict[str, every_command.Said], folder: Path) -> dict[str, Any]
         if name == "report":
             document = json.loads((folder / "report" / "results.json").read_text("utf-8"))
         aside = ASIDE | {"fingerprint"} if name in TRAINED else ASIDE
-        found[name] = brief(lasting(document, str(folder), aside | ROUNDING.get(name, frozenset())))
+        found[name] = brief(lasting(document, str(folder), aside))
     return found
 
 

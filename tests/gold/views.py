@@ -6,6 +6,7 @@ Results are those of `every_result`, made by hand: nothing here depends on a pro
 
 import inspect
 import io
+import json
 import re
 from collections.abc import Iterator
 from contextlib import redirect_stdout
@@ -20,18 +21,26 @@ import every_result
 import runs
 import synthetic_report
 import synthetic_tasks
-from gold.files import brief
+from gold.files import brief, text_of
 from outlierlens import __version__, charts
+from outlierlens.analyses.track import track
 from outlierlens.cli.experiment import print_sections
-from outlierlens.detection.observe.result import QUANTILES
-from outlierlens.experiments import BY_RESULT
-from outlierlens.experiments.track.measure import track
+from outlierlens.detection.observed import QUANTILES
+from outlierlens.results.finding import Finding
 from outlierlens.view.charts.base import CONFIG, DARK, LIGHT, SHAPES, Chart
 
 
 def views(made: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """{kind: {"terminal", "notebook": lines, "table": columns and rows, "section": lines, where it joins a report}}."""
-    return {kind: _lasting(_shown(kind, found), folder) for kind, found in made.items()}
+    """{kind: {"terminal", "notebook": lines, "table": columns and rows, "section": lines, where it joins a report}}.
+
+    Of findings on the engine one of each form: plain tables, a table laid out over two fields, a picture of its own.
+    """
+    forms = ("Ablation", "Geometry", "Comparison")
+    return {
+        kind: _lasting(_shown(kind, found), folder)
+        for kind, found in made.items()
+        if kind in forms or not isinstance(found, Finding)
+    }
 
 
 def _shown(kind: str, found: Any) -> dict[str, Any]:
@@ -58,7 +67,7 @@ def _shown(kind: str, found: Any) -> dict[str, Any]:
                 for t in one.tables
             ],
         }
-        for one in BY_RESULT[kind].sections()(found)
+        for one in found.sections()
     ]
     return shown
 
@@ -77,7 +86,7 @@ def _value(cell: Any) -> Any:
 def _terminal(kind: str, found: Any) -> list[str]:
     out = io.StringIO()
     with redirect_stdout(out):
-        print_sections(BY_RESULT[kind], found, verbose=True)
+        print_sections(found, verbose=True)
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
@@ -98,15 +107,15 @@ def page(made: dict[str, Any], folder: Path) -> Any:
 
 
 def pages(made: dict[str, Any], folder: Path) -> dict[str, list[str]]:
-    """{"report", "pair": a page's text by line, "card": its Markdown}."""
-    from outlierlens.report import paired, render
+    """{"report", "both": a page's text by line, "card": its Markdown}."""
+    from outlierlens.report import Both, render
     from outlierlens.report.card import card
-    from outlierlens.report.pair_page import render_pair
+    from outlierlens.report.page import render_both
 
     data = page(made, folder)
     shown = {
         "report": text_lines(render(data)),
-        "pair": text_lines(render_pair(paired(*_two(made)))),
+        "both": text_lines(render_both(Both(_two(made)))),
         "card": card(data).splitlines(),
     }
     return _lasting(shown, folder)  # type: ignore[no-any-return]
@@ -122,12 +131,9 @@ def _two(made: dict[str, Any]) -> tuple[Any, Any]:
 
 def drawn(made: dict[str, Any], folder: Path) -> dict[str, Any]:
     """{name: a chart, with the house's configuration left out}: those of the pages, then every public function of charts."""
-    from outlierlens.report import paired
-    from outlierlens.report.figures import all_charts
-    from outlierlens.report.pair_page import pair_charts
+    from outlierlens.report.files import charts_of
 
-    found = {f"page {one.name}": one for one in all_charts(page(made, folder))}
-    found |= {f"pair {one.name}": one for one in pair_charts(paired(*_two(made)))}
+    found = {f"page {one.name}": one for one in charts_of(page(made, folder))}
     for name in dir(charts):
         function = getattr(charts, name)
         if name in ("Chart", "can_export", "picture"):
@@ -141,34 +147,63 @@ def drawn(made: dict[str, Any], folder: Path) -> dict[str, Any]:
                     if (key := f"alone {name}" + (f" {number + i}" if number + i else "")) not in found
                 )
                 found[key] = one
-    # A chart alone that is also on a page, under another name perhaps, says nothing more.
-    on_page = [replace(one, name="x") for key, one in found.items() if not key.startswith("alone")]
-    kept = {
-        key: one for key, one in found.items() if not key.startswith("alone") or replace(one, name="x") not in on_page
-    }
     house = {"config": CONFIG, "light": LIGHT, "dark": DARK, "shapes": SHAPES}
-    return {"the house": _lasting(house, folder), **{key: _lasting(_told(one), folder) for key, one in kept.items()}}
+    told = {key: _lasting(_told(one), folder) for key, one in found.items()}
+    return {"the house": _lasting(house, folder), **_one_of_each_form(told)}
+
+
+WORDS = frozenset((
+    "data", "datum", "values", "domain", "range", "title", "text", "axis", "legend", "tooltip", "format", "labelExpr", "name",
+    "description", "width", "height", "padding", "sort", "scale", "field", "test", "condition",
+))  # fmt: skip
+
+
+def _one_of_each_form(told: dict[str, Any]) -> dict[str, Any]:
+    """The shortest charts that together have every form of a panel: marks, channels and layers, whatever they show."""
+    seen: set[str] = set()
+    kept = {}
+    for key in sorted(told, key=lambda key: (len(text_of(told[key])), key)):
+        new = set(_panels(told[key]["spec"])) - seen
+        seen |= new
+        if new:
+            kept[key] = told[key]
+    return kept
+
+
+def _panels(spec: Any) -> Iterator[str]:
+    inside = next((spec[key] for key in ("vconcat", "hconcat", "concat", "spec") if key in spec), None)
+    if inside is None:
+        yield json.dumps(
+            {key: _form(one) for key, one in spec.items() if key in ("layer", "mark", "encoding", "facet")}
+        )
+        return
+    several = (
+        [*inside.get("first", []), *inside.get("last", [])]
+        if isinstance(inside, dict) and "first" in inside
+        else inside
+    )
+    for one in several if isinstance(several, list) else [several]:
+        yield from _panels(one)
+
+
+def _form(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _form(one) for key, one in sorted(value.items()) if key not in WORDS}
+    if isinstance(value, list):
+        return sorted({json.dumps(_form(one)) for one in value})
+    return value if isinstance(value, str | bool) else "·"
 
 
 def _calls(name: str, function: Any, made: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
     """The arguments that a chart is drawn from: results of its kind, parts of them, and what else it needs."""
     dims, kind = (100, 247, 507), next(iter(inspect.signature(function).parameters.values())).annotation
-    sweep = (made["Sweep"], synthetic_report.layer_sweep())
     special: dict[str, list[tuple[Any, ...]]] = {
         "figure2": [(synthetic_tasks.four(),)],
-        "outliers_against_random": [
-            ([synthetic_tasks.replication(), synthetic_tasks.replication(task="glue:cola", lost=0.3)],)
-        ],
-        "gammas": [(one,) for one in made["Observation"].stacks],
-        "sweep_map": [(sweep[1],)],
-        "sweep_windows": [(sweep[1],), (synthetic_report.layer_sweep(windows="from"),)],
-        "norm_panel": [(made["Track"], "scale"), (made["Track"], "bias")],
         "weight_maps": [(synthetic_report.stack_scan(n_layers=6, hidden_size=520, bias=True),)],
     }
     parts: dict[str, list[tuple[Any, ...]]] = {
         "StackObservation": [(one, dims) for one in made["Observation"].stacks],
         "Passage": [(made["Observation"].passages[0], dims)],
-        "StackOrigin": [(one,) for one in made["Origin"].stacks],
     }
     named = getattr(kind, "__name__", str(kind))
     yield from special.get(name) or parts.get(named) or ([(made[named],)] if named in made else [])
@@ -246,9 +281,8 @@ def everything(folder: Path) -> dict[str, Any]:
     )
     run = runs.write_run(folder / "needles", (0, 250, 500, 1000, 2000), needles={7: 300, 20: 900})
     tracked = track([run])
-    random, width = np.random.default_rng(0), tracked.scale.shape[1]
-    states, tokens = random.normal(size=(len(tracked.steps), width)), random.normal(size=(4, width))
-    whole = replace(tracked, states=states.astype(np.float32), tokens=tokens.astype(np.float32), text="the <b>film</b>")
+    states = np.random.default_rng(0).normal(size=tracked.scale.shape).astype(np.float32)
+    whole = replace(tracked, state=states, text="the <b>film</b>")
     return made | {"Observation": replace(made["ReportData"].observation, stacks=stacks), "Track": whole}
 
 

@@ -12,10 +12,11 @@ from safetensors.torch import save_file
 from architectures import FAMILIES, build
 from onnx_files import ONE_NODE, initializer, save
 from outlierlens import architectures as arch
+from outlierlens.analyses.scan import scan
 from outlierlens.architectures.rows import of_weights
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.checkpoints.onnx import OnnxCheckpoint
-from outlierlens.detection.scan.measure import ScanOptions, scan
+from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadInput, UnknownArchitecture, UnknownModel
 from outlierlens.models.load import LoadOptions, load_model
 

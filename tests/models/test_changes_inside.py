@@ -19,8 +19,8 @@ from architectures import FAMILIES, batch, build
 from outlierlens.ablation.switches import edited_hidden, removed_writes, zeroed_norms, zeroed_weights
 from outlierlens.analyses.quantize_rounding import rounded
 from outlierlens.analyses.quantize_schemes import parse
+from outlierlens.analyses.repair_rewriting import untie
 from outlierlens.errors import BadInput
-from outlierlens.experiments.repair.rewriting import untie
 from outlierlens.models.changes import Settable, frozen
 from outlierlens.models.load import from_objects
 
@@ -167,15 +167,13 @@ def test_a_weight_that_is_normed_inside_is_an_error() -> None:
 
 
 def test_no_linear_stays_rounded_where_one_was_replaced() -> None:
-    from outlierlens.analyses.plan_rounding import mixed
-    from outlierlens.analyses.quantize_places import find_places
 
     model = build(FAMILIES["bert"], "MaskedLM")
     before = {name: value.clone() for name, value in model.state_dict().items()}
     loaded = from_objects(model)
     with (
         pytest.raises(BadInput, match="cannot come back"),
-        mixed(loaded, find_places(loaded, loaded.stack().name), parse("int8-channel/none")),
+        rounded(loaded, parse("int8-channel/none")),
     ):
         model.bert.encoder.layer[1].output.dense = nn.Identity()
     for name, value in model.state_dict().items():

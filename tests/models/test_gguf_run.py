@@ -324,19 +324,18 @@ FEW = ("--data", "texts.txt", "--limit", "4", "--max-length", "16")
 COMMANDS: dict[str, tuple[str, ...]] = {
     "observe": FEW,
     "ablate": (*FEW, "--dims", "11", "--random", "1", "--matched", "1"),
-    "sweep": (*FEW, "--dims", "11", "--random", "2", "--matched", "0", "--windows", "single", "--gradients", "0", "-o", "s"),
+    "sweep": (*FEW, "--dims", "11", "--random", "2", "--matched", "0", "--windows", "single", "--gradients", "0"),
     "report": (*FEW, "--random", "1", "--matched", "1", "-o", "page"),
     "quantize": (*FEW, "--dims", "11", "--schemes", "int8-tensor/none", "--calibrate=0", "--smooth=none", "--random=1"),
     "attention": (*FEW, "--dims", "11", "--random", "1", "--bootstrap", "20"),
     "probe": (*FEW[:2], "--limit", "8", "--max-length", "16", "--no-retrain", "--clip", "11"),
-    "attack": (*FEW, "--dims", "11", "--budget", "1", "--kinds", "zero", "--tries", "2", "--sets", "1", "--random", "1",
+    "lab attack": (*FEW, "--dims", "11", "--budget", "1", "--kinds", "zero", "--tries", "2", "--sets", "1", "--random", "1",
                "--search-texts", "2"),
     "geometry": (*FEW[:2], "--limit", "8", "--pairs", "8", "--words", "0", "--tokens", "40", "--bootstrap", "20", "--fixes",
                  "raw", "--dims", "11"),
-    "detectors": (*FEW, "--nulls", "none", "--trial-texts", "1"),
-    "export-embedder": ("--fix", "centre", "-o", "embedder", "--max-length", "16"),
+    "embed": ("--fix", "centre", "--export", "embedder", "--max-length", "16"),
     "origin": (),
-    "count": ("-o", "counts.parquet", "--data", "texts.txt"),
+    "frequency": ("--counts", "texts.txt", "--write-counts", "counts.parquet", *FEW[:2], "--bootstrap", "50"),
     "explore": ("--text", "A film worth seeing.", "--show", "loss"),
 }  # fmt: skip
 
@@ -347,8 +346,7 @@ def test_commands_run_a_file(
     command: str, planted: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ("--tokenizer", planted) if command == "count" else (planted,)
     quietly = () if command in ("origin", "explore") else ("--no-progress",)
-    code, out, err = run(command, *words, *COMMANDS[command], *quietly)
+    code, out, err = run(*command.split(), planted, *COMMANDS[command], *quietly)
     assert code == 0, err
     assert out + err

@@ -13,15 +13,17 @@ import media_models as made
 from outlierlens.ablation.modes import Switch
 from outlierlens.ablation.switches import edited_hidden, zeroed_norms
 from outlierlens.analyses.ablate import AblateOptions, ablate
+from outlierlens.analyses.observe import observe
+from outlierlens.analyses.scan import scan
+from outlierlens.analyses.sweep.measure import sweep
+from outlierlens.analyses.sweep.options import SweepOptions
 from outlierlens.data.media import LabelledItems, read_items
 from outlierlens.data.media.read import ItemOptions
 from outlierlens.data.tables import OF_ITEMS
-from outlierlens.detection.observe.measure import ObserveOptions, observe
+from outlierlens.detection.activations import ObserveOptions
 from outlierlens.detection.rules import Rule
-from outlierlens.detection.scan.measure import ScanOptions, scan
+from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadFile, BadInput, MissingExtra
-from outlierlens.experiments.sweep.measure import sweep
-from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.models.load import LoadedModel, LoadOptions, load_model
 from outlierlens.models.media import Prepare
 from outlierlens.results.document import from_json, to_json
@@ -158,7 +160,7 @@ def test_statistics_count_every_token_and_no_padding(
     for batch_size in (1, 4):
         found = observe(models(name), items, ObserveOptions(batch_size=batch_size, passage_tokens=2 * (batch_size > 1)))
         view = found.stacks[0].view()
-        assert found.n_tokens == len(states[0])
+        assert found.about.n_tokens == len(states[0])
         assert found.stacks[0].layers == ("embeddings", "0", "1", "2")
         for row, vectors in enumerate(states):
             assert np.allclose(view.mean[row], vectors.mean(0), atol=1e-5)
@@ -166,11 +168,11 @@ def test_statistics_count_every_token_and_no_padding(
             assert np.allclose(
                 view.argmax_share[row], np.bincount(vectors.argmax(1), minlength=made.WIDTH) / len(vectors)
             )
-    assert found.inputs == ("images" if name == "image" else "recordings")
+    assert found.about.inputs == ("images" if name == "image" else "recordings")
     assert found.n_special == (12 if name == "image" else 0)
     without = found.stacks[0].view("without_special").tokens
-    assert without.tolist() == [found.n_tokens - found.n_special] * 4
-    assert from_json(to_json(found)).inputs == found.inputs
+    assert without.tolist() == [found.about.n_tokens - found.n_special] * 4
+    assert from_json(to_json(found)).about == found.about
 
 
 def test_tokens_are_named_by_place(models: Callable[[str], LoadedModel], data: dict[str, LabelledItems]) -> None:
@@ -218,7 +220,7 @@ def test_a_sweep_finds_the_planted_dimension(
     assert not swept.notes  # batches mix ablations, and passes start behind the first touched layer
     if measure == "metric":  # which is of all items
         alone = ablate(models(kind), data[kind], [made.PLANTED], AblateOptions(n_random=0, n_matched=0))
-        assert by_dim[made.PLANTED,].change == pytest.approx(alone.chosen.change.value)
+        assert by_dim[made.PLANTED,].change.value == pytest.approx(alone.chosen.change.value)
     longest = make_task(models(kind), data[kind]).lengths.max()
     assert swept.text == (
         "image of 17 tokens" if kind == "image" else f"recording of at most 30 seconds, {longest} tokens"
@@ -241,7 +243,7 @@ def test_windows_of_layers_and_models_normed_over_time(
             effect.dims,
             AblateOptions(layers=effect.layers, n_random=0, n_matched=0, task=options.task),
         )
-        assert effect.change == pytest.approx(alone.chosen.change.value, abs=1e-6)
+        assert effect.change.value == pytest.approx(alone.chosen.change.value, abs=1e-6)
     assert {effect.window for effect in swept.effects} == {"layer 0", "layer 1", "layer 2"}
     assert any("only recordings of the same number of samples" in note for note in swept.notes)
 
@@ -363,9 +365,10 @@ def test_what_does_not_fit_is_named(
     made.write_wav(tmp_path / "w" / "low" / "a.wav", np.zeros(200), rate=8000)
     with pytest.raises(BadInput, match=r"a\.wav: 8,000 samples a second; .* reads 1,000; resample it first"):
         observe(models("audio"), read_items("audio", tmp_path / "w"))
-    short = made.pack_sounds(tmp_path / "short.npz", [np.zeros(50), np.zeros(5)])
-    with pytest.raises(BadInput, match=r"short\.npz\[1\]: 5 samples are too few for one token; leave it out"):
-        make_task(models("audio"), read_items("audio", short, UNLABELLED))
+    made.write_wav(tmp_path / "short" / "a.wav", np.zeros(50))
+    made.write_wav(tmp_path / "short" / "b.wav", np.zeros(5))
+    with pytest.raises(BadInput, match=r"b\.wav: 5 samples are too few for one token; leave it out"):
+        make_task(models("audio"), read_items("audio", tmp_path / "short", UNLABELLED))
     monkeypatch.setattr(models("image").processor, "size", {"height": 8, "width": 8})
     with pytest.raises(BadInput, match=r"makes \[3, 8, 8\] of it, .* reads \[3, 16, 16\]"):
         observe(models("image"), data["image"])
@@ -450,7 +453,7 @@ def test_the_commands_take_them(kind: str, folder: Path, tmp_path: Path, run: An
     plural = "images" if kind == "image" else "recordings"
     code, out, _ = run("observe", model, "--data", where, "--limit", "8", "--batch-size", "8", *quick)
     assert code == 0
-    assert f"8 {plural}, " in out
+    assert f": 8 {plural} of " in out
     code, out, _ = run(
         "ablate", model, "--dims", "11", "--task", task, "--data", where, "--random", "2", "--matched", "0", *quick
     )
@@ -462,30 +465,26 @@ def test_the_commands_take_them(kind: str, folder: Path, tmp_path: Path, run: An
     assert f"reads {plural}, not text; {OF_ITEMS} take them" in err
 
 
-def test_a_sweep_writes_its_report_and_goes_on(folder: Path, tmp_path: Path, run: Any, models: Any) -> None:
-    directory = tmp_path / "sweep"
+def test_a_sweep_goes_on(folder: Path, tmp_path: Path, run: Any, models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTLIERLENS_RUNS", str(tmp_path))
     code, out, _ = run(
         "sweep", str(folder / "audio"), "--task", "audio-classification", "--data", str(folder / "data-audio"), "--dims",
-        "11,4", "--no-found-set", "--random", "2", "--matched", "0", "-o", str(directory), "--json", "--no-progress",
-        "--device", "cpu",
-        "--dtype", "float32",
+        "11,4", "--no-found-set", "--random", "2", "--matched", "0", "--json", "--no-progress", "--device", "cpu", "--dtype",
+        "float32",
     )  # fmt: skip
     assert code == 0
     swept = from_json(out)
-    assert swept.metric == "accuracy"
-    assert (directory / "report.html").exists()
-    rows = (directory / "rows.jsonl").read_text()
+    assert swept.about.metric == "accuracy"
+    (file,) = (tmp_path / "audio-sweep").glob("*.jsonl")
+    rows = file.read_text()
     options = SweepOptions(
         dims=(11, 4), with_found=False, n_random=2, n_matched=0, task=TaskOptions("labelled", True, 256)
     )
-    again = sweep(models("audio"), read_items("audio", folder / "data-audio"), options, rows=directory / "rows.jsonl")
-    assert (directory / "rows.jsonl").read_text() == rows
+    again = sweep(models("audio"), read_items("audio", folder / "data-audio"), options, rows=file)
+    assert file.read_text() == rows
     assert [effect.change for effect in again.effects] == [effect.change for effect in swept.effects]
     with pytest.raises(BadInput, match="other"):
-        sweep(
-            models("audio"), read_items("audio", folder / "data-audio", ItemOptions(limit=9)), options,
-            rows=directory / "rows.jsonl",
-        )  # fmt: skip
+        sweep(models("audio"), read_items("audio", folder / "data-audio", ItemOptions(limit=9)), options, rows=file)
 
 
 @pytest.mark.parametrize(

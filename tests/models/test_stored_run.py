@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 
 from architectures import FAMILIES, build
 from outlierlens.analyses.range import weights_range
+from outlierlens.analyses.scan import scan
 from outlierlens.architectures import bind, stacks_of
 from outlierlens.checkpoints import open_checkpoint
-from outlierlens.detection.scan.measure import scan
 from outlierlens.errors import BadFile
 from outlierlens.models.load import from_objects, load_model
 

@@ -11,15 +11,15 @@ import torch
 
 from architectures import FAMILIES, build
 from outlierlens.analyses.ablate import ablate
+from outlierlens.analyses.embed_pass import Pooling, sentence_vectors
+from outlierlens.analyses.observe import observe
 from outlierlens.data.texts import Texts
-from outlierlens.detection.observe.measure import observe
 from outlierlens.errors import BadInput
-from outlierlens.experiments.similarity.pooling import static_vectors
 from outlierlens.models.folder import row_count
 from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
-from outlierlens.vectors.read import tokenise
+from outlierlens.vectors.read import ReadOptions
 
 KNOWN = Texts("known", tuple(f"w{i} w{i + 1} w{i + 2} w{i + 3}" for i in range(12)))
 FOREIGN = Texts("foreign", (*KNOWN.texts, "w3 w38 w4"))
@@ -40,7 +40,7 @@ def test_an_id_without_a_row_is_named(words: Any, kind: str) -> None:
         lambda: ablate(loaded, FOREIGN, [2]),
         lambda: make_task(loaded, FOREIGN, TaskOptions()),
         lambda: make_task(loaded, FOREIGN, TaskOptions(name="output change")),
-        lambda: static_vectors(loaded, tokenise(loaded, FOREIGN.texts, max_length=8)),
+        lambda: sentence_vectors(loaded, FOREIGN.texts, Pooling(max_length=8), ReadOptions()),
     ]
     for measure in measures:
         with pytest.raises(BadInput, match=LINE):
@@ -49,7 +49,7 @@ def test_an_id_without_a_row_is_named(words: Any, kind: str) -> None:
 
 def test_texts_without_such_ids_are_read_and_masks_draw_none_of_them(words: Any) -> None:
     loaded = small(words)
-    assert observe(loaded, KNOWN).n_texts == 12
+    assert observe(loaded, KNOWN).about.n_texts == 12
     for seed in range(20):
         make_task(loaded, KNOWN, TaskOptions(seed=seed, mask_fraction=0.9)).per_text()
 
@@ -61,8 +61,8 @@ def test_the_remedy_works_and_padding_counts(words: Any) -> None:
     with pytest.raises(BadInput, match=r"token id 55 \('\[MORE\]'\) has no row"):
         observe(loaded, padded)
     loaded.model.resize_token_embeddings(56)  # type: ignore[operator]
-    assert observe(loaded, padded).n_texts == 2
-    assert observe(loaded, FOREIGN).n_texts == 13
+    assert observe(loaded, padded).about.n_texts == 2
+    assert observe(loaded, FOREIGN).about.n_texts == 13
 
 
 def test_only_such_models_are_watched_and_they_can_be_copied_and_sent(words: Any, tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ import torch
 
 from architectures import FAMILIES, build
 from outlierlens.analyses.ablate import AblateOptions, ablate
+from outlierlens.analyses.frequency_counts import count_texts
+from outlierlens.analyses.observe import observe
+from outlierlens.analyses.repair import RepairOptions, repair
 from outlierlens.data.texts import Texts
 from outlierlens.data.token_texts import special_ids, unknown_id
-from outlierlens.detection.observe.measure import ObserveOptions, observe
+from outlierlens.detection.activations import ObserveOptions
 from outlierlens.errors import BadInput
-from outlierlens.experiments.count.measure import count_texts
-from outlierlens.experiments.repair.measure import repair
-from outlierlens.experiments.repair.options import RepairOptions
 from outlierlens.models.inputs import check_known, token_ids
 from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.tasks.base import TaskOptions

@@ -13,6 +13,7 @@ import claims
 import numpy as np
 import pytest
 import tables
+from safetensors.numpy import save_file
 
 from outlierlens.cli.app import read
 
@@ -149,9 +150,16 @@ def test_what_ran_does_not_run_again(tmp_path: Path) -> None:
 
 
 def test_a_command_that_fails_leaves_nothing_that_ran(tmp_path: Path) -> None:
-    np.savez(tmp_path / "masks.npz", **{f"encoder.layer.{i}.output.LayerNorm.weight": np.zeros(128) for i in range(4)})
+    save_file(
+        {f"encoder.layer.{i}.output.LayerNorm.weight": np.zeros(128, bool) for i in range(4)},
+        tmp_path / "masks.safetensors",
+    )
     broken = claims.Claim(
-        "check", [f"outlierlens prune check mini-planted {tmp_path / 'masks.npz'} --scale-alone"], {}, {}, "cheap"
+        "check",
+        [f"outlierlens prune check mini-planted {tmp_path / 'masks.safetensors'} --scale-alone"],
+        {},
+        {},
+        "cheap",
     )
     with pytest.raises(subprocess.CalledProcessError):
         claims.run(broken, tmp_path / "run")

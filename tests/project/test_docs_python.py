@@ -99,7 +99,7 @@ def test_tracking_a_run(here: Path) -> None:
         save_file(stored, folder / "model.safetensors")
     names = run("docs/track.md")
     assert [(one.dim, one.step) for one in names["found"].outliers] == [(7, 600)]
-    assert 500 <= names["found"].outliers[0].onset.step <= 600
+    assert 500 <= names["found"].outliers[0].onset.value <= 600
 
 
 def test_training_a_recipe_of_ones_own(here: Path) -> None:
@@ -109,8 +109,8 @@ def test_training_a_recipe_of_ones_own(here: Path) -> None:
     assert outcome.steps == 20
     assert (here / "runs" / "mine" / "model" / "model.safetensors").is_file()
     assert 0 < outcome.text_loss < 4
-    assert outcome.worst.change >= outcome.dim_median
-    assert outcome.worst.dims[0] in range(16)
+    assert outcome.worst.value >= outcome.dim_median
+    assert outcome.worst_dims[0] in range(16)
 
 
 def test_the_sample_of_the_package(here: Path) -> None:

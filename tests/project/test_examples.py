@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import script_modules
-from outlierlens.training.finetune.options import FinetuneSettings
+from outlierlens.analyses.finetune import FinetuneSettings
 from tiny_tokenizers import BYTES, byte_level
 
 ROOT = Path(__file__).parents[2]

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from outlierlens.ablation.switches import zeroed_weights
+from outlierlens.analyses.scan import scan
+from outlierlens.analyses.sweep.measure import sweep
+from outlierlens.analyses.sweep.options import SweepOptions
+from outlierlens.analyses.track import track
 from outlierlens.checkpoints import open_checkpoint, samples
 from outlierlens.data.texts import Texts, batches, read_texts
 from outlierlens.detection.rules import Rule
-from outlierlens.detection.scan.measure import scan
-from outlierlens.experiments.sweep.measure import sweep
-from outlierlens.experiments.sweep.options import SweepOptions
-from outlierlens.experiments.track.measure import track
 from outlierlens.models.folder import model_folder
 from outlierlens.models.load import LoadedModel, LoadOptions, load_model
 from outlierlens.results.document import load
@@ -244,7 +244,7 @@ def test_a_sweep_ranks_its_dimensions(loaded: LoadedModel, reviews: Texts) -> No
     few = Texts("reviews", reviews.texts[:4])
     options = SweepOptions(exact=True, with_found=False, gradients=0, task=TaskOptions(max_length=64, seed=0))
     swept = sweep(loaded, few, options)
-    changes = np.array([one.change for one in swept.singles()])
+    changes = np.array([one.change.value for one in swept.singles()])
     assert len(changes) == 128
     assert np.isfinite(changes).all()
     assert np.abs(changes).max() < 3  # no single one of them carries the model
@@ -258,7 +258,7 @@ def test_the_report_is_made_offline_on_reviews(tmp_path: Path, run: Callable[...
     assert code == 0, err
     assert out.strip().endswith("report.html")
     data = load(tmp_path / "r" / "results.json")
-    assert (data.observation.data, data.observation.n_texts) == ("reviews", 4)
+    assert (data.observation.about.data, data.observation.about.n_texts) == ("reviews", 4)
     assert [track.provenance.model for track in data.tracks] == [NAME]
     # Switched off is what is found, or else what stands out one-sidedly.
     (found,), (seen,) = data.scan.stacks, data.observation.stacks
@@ -279,11 +279,11 @@ def test_the_report_is_made_offline_on_reviews(tmp_path: Path, run: Callable[...
 
 
 def test_the_list_of_samples_says_that_it_is_there(run: Callable[..., tuple[int, str, str]]) -> None:
-    code, out, _ = run("samples", "--json")
+    code, out, _ = run("fetch", "--json")
     listed = {row["name"]: row for row in json.loads(out)}
     assert (code, listed[NAME]["packaged"], listed[NAME]["fetched"]) == (0, True, True)
     assert not listed["minilm-l6"]["packaged"]
-    _, out, _ = run("samples")
+    _, out, _ = run("fetch")
     assert next(line for line in out.splitlines() if line.startswith(NAME)).split()[1] == "packaged"
     code, out, err = run("fetch", NAME)
     assert (code, out.split()) == (0, ["mini-bert:", str(samples.directory(NAME))])

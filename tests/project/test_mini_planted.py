@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from outlierlens.analyses.ablate import AblateOptions, Ablation, ablate
+from outlierlens.analyses.observe import observe
+from outlierlens.analyses.scan import scan
 from outlierlens.checkpoints import samples
 from outlierlens.data.texts import Texts
-from outlierlens.detection.observe.measure import ObserveOptions, observe
-from outlierlens.detection.scan.measure import scan
+from outlierlens.detection.activations import ObserveOptions
 from outlierlens.models.load import LoadedModel
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.training.pretrain.recipe import read_recipe

@@ -14,22 +14,25 @@ from safetensors.numpy import load_file, save_file
 from outlierlens.checkpoints import samples
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.results.document import Provenance, save
+from outlierlens.results.finding import About
+from outlierlens.results.rows import Estimate
 from outlierlens.training.pretrain.recipe import read_recipe
-from outlierlens.training.pretrain.result import LossChange, Outcome
+from outlierlens.training.pretrain.result import Outcomes, TrainedModel
 from outlierlens.training.watch_rows import read_watch, step_of
 from row_files import rows_in, write_rows
 
 LOCAL = "/somewhere/private/reviews.parquet"
 
 
-def outcome() -> Outcome:
-    return Outcome(
-        provenance=Provenance.now("mini-bert", "0" * 64), recipe="mini-bert", about="", toml="", seed=3, steps=6000,
-        n_parameters=1_800_000, tokens=12_288_000, held_out_loss=3.9, text_loss=3.456, text="128 held-out texts",
-        text_digest="0" * 64, both=(7,), scale_alone=(4, 9), bias_alone=(), largest_z=5.0, kurtosis=3.0, inf_norm=9.0,
-        off=LossChange(0.25, 0.125, 0.375, (7,)), random_median=0.01, random_high=0.05, worst=LossChange(0.5, 0.4, 0.6, (11,)),
-        dim_median=0.02, dim_high=0.04, int8=LossChange(0.1, 0.0625, 0.14),
+def outcome() -> Outcomes:
+    run = TrainedModel(
+        recipe="mini-bert", about="", toml="", seed=3, steps=6000, n_parameters=1_800_000, tokens=12_288_000,
+        held_out_loss=3.9, text_loss=3.456, text="128 held-out texts", text_digest="0" * 64, both=(7,), scale_alone=(4, 9),
+        bias_alone=(), largest_z=5.0, kurtosis=3.0, inf_norm=9.0, off=Estimate(0.25, 0.125, 0.375),
+        random=tuple(np.interp(range(21), (0, 10, 19, 20), (0, 0.01, 0.05, 0.06)).tolist()),
+        worst=Estimate(0.5, 0.4, 0.6), worst_dims=(11,), dim_median=0.02, dim_high=0.04, int8=Estimate(0.1, 0.0625, 0.14),
     )  # fmt: skip
+    return Outcomes(provenance=Provenance.now("mini-bert", "0" * 64), about=About(), runs=(run,))
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ import outlierlens as ol
 from explore_models import planted
 from outlierlens.errors import BadInput
 from outlierlens.experiments import BY_RESULT, EXPERIMENTS
-from outlierlens.experiments.given import accepting, given_model, given_texts
+from outlierlens.given import accepting, given_model, given_texts
 from outlierlens.options import given_dims
 from outlierlens.view.charts.base import chart
 
@@ -82,7 +82,10 @@ def test_a_scan_of_a_name_a_folder_and_a_live_model_agree(tmp_path: Path) -> Non
         assert ol.scan(model).stacks[0].dims == stored
     twice = ol.compare(ol.scan("mini-planted"), ol.scan("mini-planted"))
     for other in ("mini-planted", loaded.model):
-        assert list(ol.compare("mini-planted", other).records()) == list(twice.records())
+        assert ol.compare("mini-planted", other).streams[0].stayed == twice.streams[0].stayed == stored
+        assert [one.z_after for one in ol.compare("mini-planted", [other]).changes] == [
+            one.z_after for one in twice.changes
+        ]
 
 
 def test_names_sentences_and_one_number_measure_what_objects_measure() -> None:
@@ -96,7 +99,7 @@ def test_names_sentences_and_one_number_measure_what_objects_measure() -> None:
         assert again.chosen.change.value == pytest.approx(plain.chosen.change.value, abs=1e-5)  # two ways to attend
     with ol.zeroed_weights(loaded, 40) as n:
         assert n > 0
-    assert ol.observe("mini-planted", "excerpt", ol.ObserveOptions(passage_tokens=0)).data == "excerpt"
+    assert ol.observe("mini-planted", "excerpt", ol.ObserveOptions(passage_tokens=0)).about.data == "excerpt"
 
 
 @pytest.mark.parametrize(

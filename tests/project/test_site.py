@@ -12,8 +12,8 @@ import pytest
 
 from conftest import needs_chromium
 from moments import HANGS
-from outlierlens.experiments.atlas.rows import read_rows
-from outlierlens.experiments.lookup.measure import ATLAS
+from outlierlens.analyses.atlas_lookup import ATLAS
+from outlierlens.analyses.atlas_rows import read_rows
 
 ROOT = Path(__file__).parents[2]
 OUTSIDE = re.compile(r"^\s*(?:[a-z][a-z0-9+.-]*:)?//", re.IGNORECASE)
@@ -129,7 +129,7 @@ def test_the_search_works_from_the_files_alone(site: Path, browser: Any) -> None
     page.goto(f"{(site / 'search.html').as_uri()}?q=anisotropy")
     page.wait_for_selector("ul.search li a")
     page.wait_for_selector("text=How do vectors lie in space?")
-    assert "outlierlens.view.charts.anisotropy" in page.text_content("ul.search")
+    assert "outlierlens.analyses.geometry.LayerGeometry.anisotropy" in page.text_content("ul.search")
     page.goto((site / "formulas.html").as_uri())
     assert page.evaluate("document.querySelector('math').getBoundingClientRect().height") > 8
     assert page.evaluate("document.documentElement.scrollWidth") <= 400  # a phone scrolls formulas, not the page

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from architectures import FAMILIES, build
+from outlierlens.analyses.atlas_lookup import ATLAS
+from outlierlens.analyses.atlas_rows import read_rows
+from outlierlens.analyses.scan import scan
 from outlierlens.checkpoints import samples
-from outlierlens.detection.scan.measure import scan
-from outlierlens.experiments.atlas.rows import read_rows
-from outlierlens.experiments.lookup.measure import ATLAS
 
 
 @pytest.fixture

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 import tuned_models
+from outlierlens.data.texts import read_texts
 from outlierlens.errors import BadInput
-from outlierlens.models.load import LoadOptions
-from outlierlens.replicate.puccetti import measure as puccetti_parts
-from outlierlens.replicate.puccetti import options
-from outlierlens.replicate.puccetti.measure import PARTS, PuccettiJob, replicate_puccetti
-from outlierlens.replicate.puccetti.view import link_table, sentences
+from outlierlens.models.load import LoadOptions, load_model
+from outlierlens.replicate.puccetti import NAMES, PARTS, PuccettiOptions, PuccettiReplication, replicate_puccetti
 from outlierlens.report import rerender
 from outlierlens.results.document import from_json, load, to_json
 
@@ -35,78 +33,76 @@ def place(tmp_path_factory: pytest.TempPathFactory, words: Any) -> Path:
     return folder
 
 
-def job(place: Path, name: str, **more: Any) -> PuccettiJob:
-    return PuccettiJob(str(place / "tiny"), str(place / "texts.txt"), place / name, **more)
+def made_of(
+    place: Path, name: str, *, model: str = "tiny", limit: int | None = None, **asked: Any
+) -> PuccettiReplication:
+    loaded, texts = load_model(str(place / model), LOAD), read_texts(str(place / "texts.txt"), limit=limit)
+    return replicate_puccetti(loaded, texts, PuccettiOptions(**asked), folder=place / name)
 
 
 @pytest.fixture(scope="module")
-def whole(place: Path) -> Any:
-    return replicate_puccetti(job(place, "whole"), LOAD)
+def whole(place: Path) -> PuccettiReplication:
+    return made_of(place, "whole")
 
 
-def test_every_part_that_the_model_can_do_is_measured_and_kept(place: Path, whole: Any) -> None:
-    found = whole.puccetti
-    assert set(found.dims) == set(tuned_models.PLANTED)
-    assert None not in (found.frequency, found.attention, found.story, found.bands)
-    assert found.predictions is None
-    assert any("what the model says without them: left out, for" in note for note in found.notes)
-    assert any("token frequencies are those of the measured texts (240 tokens)" in note for note in found.notes)
+def test_every_part_that_the_model_can_do_is_measured_and_kept(place: Path, whole: PuccettiReplication) -> None:
+    assert set(whole.dims) == set(tuned_models.PLANTED)
+    assert [one.part for one in whole.measured] == ["frequency", "attention", "layers", "bands"]
+    assert any("what the model says without them: left out, for" in note for note in whole.notes)
+    assert any("token frequencies are those of the measured texts (240 tokens)" in note for note in whole.notes)
     kept = {path.stem for path in (place / "whole/parts").glob("*.json")}
-    assert kept == {"frequency", "attention", "layers", "bands"} == set(found.seconds)
-    (swept,) = whole.sweeps
+    assert kept == {one.part for one in whole.measured}
+    swept, story = load(place / "whole/parts/layers.json"), whole.part("layers")
     assert swept.windows == "single"
     # every outlier alone and all together, in each of four layers; the story has a line for each
     assert len(swept.effects) == 4 * tuned_models.LAYERS
-    assert [line.dims for line in found.story.lines] == [*((dim,) for dim in sorted(found.dims)), found.dims]
-    assert found.story.lines[0].link("frequency, raw").value.shape == (tuned_models.LAYERS,)
+    labels = dict.fromkeys(row.dims for row in story.by_layer)
+    assert [*labels] == [*map(str, sorted(whole.dims)), ", ".join(map(str, whole.dims))]
+    assert len(story.by_layer) == len(labels) * tuned_models.LAYERS
 
 
-def test_links_are_those_of_the_frequency_part(whole: Any) -> None:
-    found = whole.puccetti
-    links = list(found.links())
-    assert [(one.what, one.tokens) for one in links] == [
-        ("frequency, raw", "without_special"), ("frequency, log", "without_special"),
-        ("frequency, raw", "all"), ("frequency, log", "all"),
+def test_links_are_those_of_the_frequency_part(whole: PuccettiReplication) -> None:
+    assert [(one.measure, one.view) for one in whole.links] == [
+        ("raw", "without_special"), ("log", "without_special"), ("raw", "all"), ("log", "all"),
     ]  # fmt: skip
-    contrast = found.frequency.contrast("log")
-    assert (links[1].difference, links[1].low, links[1].p) == (contrast.difference, contrast.low, contrast.p)
-    table = link_table(found)
-    assert table.rows[1][4] == contrast.difference
-    said = sentences(found)
-    assert "5, 11 and 20" in said[0] or "11" in said[0]
-    assert f"a difference of {contrast.difference:+.3f}" in " ".join(said)
-    assert links[1].says == contrast.verdict
+    contrast = whole.part("frequency").contrast("log")
+    assert whole.links[1] == contrast
+    said = list(whole.sentences())
+    assert said[0].startswith("5, 11 and 20 follow token frequency ")
+    assert f"a difference of {contrast.difference.value:+.3f}" in said[0]
+    assert len(said) == 5
 
 
 def test_a_stopped_run_goes_on_and_other_settings_are_not_mixed_in(
-    place: Path, whole: Any, monkeypatch: pytest.MonkeyPatch
+    place: Path, whole: PuccettiReplication, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured: list[str] = []
     for name, part in PARTS.items():
 
-        def measure(at: Any, texts: Any, name: str = name, part: Any = part) -> Any:
+        def measure(run: Any, name: str = name, part: Any = part) -> Any:
             measured.append(name)
-            return part.measure(at, texts)
+            return part.measure(run)
 
-        monkeypatch.setitem(puccetti_parts.PARTS, name, replace(part, measure=measure))
-    again = replicate_puccetti(job(place, "whole"), LOAD)
+        monkeypatch.setitem(PARTS, name, replace(part, measure=measure))
+    again = made_of(place, "whole")
     assert measured == []
-    assert to_json(again.puccetti.frequency) == to_json(whole.puccetti.frequency)
+    assert to_json(again.part("frequency")) == to_json(whole.part("frequency"))
     (place / "whole/parts/attention.json").unlink()
-    replicate_puccetti(job(place, "whole"), LOAD)
+    made_of(place, "whole")
     assert measured == ["attention"]
     with pytest.raises(BadInput, match=r"frequency\.json was made with other settings, data or weights"):
-        replicate_puccetti(job(place, "whole", limit=30), LOAD)
+        made_of(place, "whole", limit=30)
 
 
 def test_where_the_weights_name_nothing_the_strongest_are_a_fallback_that_is_said(place: Path, words: Any) -> None:
     tuned_models.save_model(place / "plain", words, planted=False)
-    plain = replace(job(place, "plain-run", parts=("frequency",)), model=str(place / "plain"))
-    found = replicate_puccetti(plain, LOAD).puccetti
+    found = made_of(place, "plain-run", model="plain", parts=("frequency",))
     assert len(found.dims) == 2
-    assert found.named_by.startswith("fallback: the 2 of largest |z|")
-    assert any("are a fallback, the strongest by |z|" in note for note in found.notes)
-    assert found.story is None
+    assert found.about.named_by == "largest |z| in the weights, as the scan names none"
+    assert any("are the 2 of largest |z| in the weights, which is no finding" in note for note in found.notes)
+    alone = made_of(place, "alone", parts=("layers",))
+    assert alone.parts == ()
+    assert "no rank correlation over layers: that needs 4 layers, and frequency or attention" in alone.notes
 
 
 @pytest.mark.usefixtures("no_picture_files")
@@ -115,7 +111,7 @@ def test_the_command_writes_a_report_with_what_was_found(place: Path, whole: Any
         "replicate", "puccetti", str(place / "tiny"), "--data", str(place / "texts.txt"), "-o", str(place / "whole")
     )
     assert code == 0, err
-    assert "Outliers and token frequency" in out
+    assert next(whole.sentences()) in out.replace("\n", " ")
     page = (place / "whole/report.html").read_text()
     for title in (
         "Token frequency (Puccetti et al. 2022)",
@@ -125,8 +121,11 @@ def test_the_command_writes_a_report_with_what_was_found(place: Path, whole: Any
         assert title in page
     assert rerender(place / "whole") == page
     assert (place / "whole/charts/puccetti-layers.vl.json").is_file()
-    assert json.loads((place / "whole/results.json").read_text())["puccetti"]["dims"] == list(whole.puccetti.dims)
-    read = load(place / "whole/results.json").puccetti
+    assert json.loads((place / "whole/results.json").read_text())["puccetti"]["counts"] == whole.counts
+    data = load(place / "whole/results.json")
+    assert [one.windows for one in data.sweeps] == ["single"]
+    read = data.puccetti
+    assert read.dims == whole.dims
     assert to_json(from_json(to_json(read))) == to_json(read)
     code, _, err = run(
         "replicate", "puccetti", str(place / "tiny"), "--data", str(place / "texts.txt"), "--parts", "poems"
@@ -136,4 +135,4 @@ def test_the_command_writes_a_report_with_what_was_found(place: Path, whole: Any
 
 
 def test_the_parts_of_the_command_are_the_parts_there_are() -> None:
-    assert tuple(PARTS) == options.PARTS
+    assert tuple(PARTS) == NAMES == PuccettiOptions().parts

@@ -100,11 +100,9 @@ def test_a_result_of_another_model_does_not_join(made: dict[str, Any]) -> None:
         )
     with pytest.raises(BadInput, match=r"is of smollm2-135m \(fingerprint eeee"):
         job.with_results(data, {path: replace(damage, provenance=replace(own, fingerprint="e" * 64))})
-    with pytest.raises(BadInput, match=r"^the sweep by .* is of gpt2 \("):
-        job.with_sweeps(
-            data,
-            (every_result.of_model(replace(made["Sweep"], provenance=replace(own, fingerprint="e" * 64)), "gpt2"),),
-        )
+    sweep = replace(made["Sweep"], provenance=replace(own, fingerprint="e" * 64))
+    with pytest.raises(BadInput, match=r"^sweep.json is of gpt2 \("):
+        job.with_results(data, {Path("sweep.json"): every_result.of_model(sweep, "gpt2")})
 
 
 def test_every_section_that_joins_says_its_model() -> None:

@@ -5,11 +5,9 @@ from dataclasses import replace
 import pytest
 
 import synthetic_report as synthetic
-from outlierlens import charts
-from outlierlens.experiments.sweep.result import Precision, Screening, Sweep
-from outlierlens.experiments.sweep.view import sections, sentences
+from outlierlens.analyses.sweep.finding import Sweep
+from outlierlens.analyses.sweep.rows import Precision, Screening
 from outlierlens.report.page import render
-from outlierlens.report.words import finding
 from synthetic_tasks import task_sweep
 
 
@@ -19,7 +17,8 @@ def mcc() -> Sweep:
     screening = Screening(pairs=1000, measured=150, audited=17, flipped=1, bound=0.2501, safety=4.0)
     found = task_sweep("glue:cola", "mcc", 0.49, strong={557: 0.31}, width=768)
     cost = replace(found.cost, intact=554, gradient_texts=277)
-    return replace(found, method="screened", screening=screening, cost=cost, n_tokens=277)
+    about = replace(found.about, n_tokens=277)
+    return replace(found, method="screened", screening=screening, cost=cost, about=about)
 
 
 def page(sweep: Sweep) -> str:
@@ -27,16 +26,16 @@ def page(sweep: Sweep) -> str:
 
 
 def test_the_strongest_lowers_the_metric(mcc: Sweep) -> None:
-    (first, *_) = sentences(mcc)
+    (first, *others) = mcc.sentences()
     assert first.startswith(
         "Of 768 dimensions switched off one at a time, 557 lowers the mcc on glue:cola most: "
         "0.49 → 0.18 (lost +0.31, 95 % interval +0.29 to +0.33)"
     )
-    assert any("above twice the tolerance (0.02 of mcc)" in one for one in sentences(mcc))
+    assert any("above twice the tolerance (0.02 of mcc)" in one for one in others)
 
 
 def test_what_may_be_chance_is_no_loss() -> None:
-    (first, *_) = sentences(task_sweep("glue:rte", "accuracy", 0.66, strong={5: 0.0199}, dims=(5,)))
+    (first, *_) = task_sweep("glue:rte", "accuracy", 0.66, strong={5: 0.0199}, dims=(5,)).sentences()
     assert first == (
         "Of one dimension switched off one at a time none is shown to lower the accuracy on glue:rte: the largest loss, 5, is "
         "0.66 → 0.64 (lost +0.0199, 95 % interval -0.0001 to +0.0399)."
@@ -45,8 +44,9 @@ def test_what_may_be_chance_is_no_loss() -> None:
 
 def test_the_page_says_how_a_metric_was_measured(mcc: Sweep) -> None:
     text = page(mcc)
-    assert "Changes: lost mcc on glue:cola against the intact model" in text
-    assert "mcc on glue:cola of 277 texts, where a text is a pair of at most 256 tokens; intact 0.49 (" in text
+    assert "change (mcc lost)" in text
+    assert "A text is a pair of at most 256 tokens; intact 0.49" in text
+    assert "glue:cola mcc (1 − mcc) on 277 texts" in text
     assert "what the metric of all texts loses" in text
     assert "Measured on 15 % of 1,000 pairs of text and ablation" in text
     assert (
@@ -54,18 +54,16 @@ def test_the_page_says_how_a_metric_was_measured(mcc: Sweep) -> None:
         in text
     )
     assert "277 tokens" not in text  # each example counts once, whatever its tokens
-    assert '<th scope="col">first order</th>' not in text  # gradients chose the examples, they estimate no effect
+    assert "first order" not in next(mcc.shown()).columns  # gradients chose the examples, they estimate no effect
     assert "Glue:cola" not in text
     whole = page(replace(mcc, method="exact", screening=None))
     assert "pairs of text and ablation" not in whole
     assert "Every effect is measured on every text" in whole
 
 
-def test_axes_and_titles_say_what_is_lost(mcc: Sweep) -> None:
-    drawn = charts.sweep_effects(mcc)
-    assert drawn.title.startswith("Mcc on glue:cola with one dimension off at a time")
-    assert "lost mcc on glue:cola" in str(drawn.spec)
-    assert "change of the causal loss, nats per token" in str(charts.sweep_effects(synthetic.sweep()).spec)
+def test_the_axis_says_what_is_lost(mcc: Sweep) -> None:
+    assert "change (mcc lost)" in str(mcc.chart().spec)
+    assert "change (nats per token)" in str(synthetic.sweep().chart().spec)
 
 
 def test_damage_is_said_as_from_and_to() -> None:
@@ -73,13 +71,13 @@ def test_damage_is_said_as_from_and_to() -> None:
         chosen=0.34, intact=0.36, random=0.004, matched=0.01, task="glue:rte accuracy", fills=False
     )
     damage = replace(damage, about=replace(damage.about, metric="accuracy", unit="1 − accuracy"))
-    said = finding(synthetic.report_data(damages=(damage,)))
-    assert any("takes the accuracy on glue:rte from 0.64 to 0.30" in one for one in said), said
+    said = synthetic.report_data(damages=(damage,)).finding()
+    assert any("off the accuracy on glue:rte changes by +0.34 accuracy lost" in one for one in said), said
 
 
 def test_a_screen_that_left_nothing_out_says_so(mcc: Sweep) -> None:
-    (section,) = sections(replace(mcc, screening=Screening(1000, 1000, 0, 0, 1.0, 4.0)))
-    assert "Screening left nothing out: all 1,000 pairs of text and ablation were measured." in section.sentences
+    said = replace(mcc, screening=Screening(1000, 1000, 0, 0, 1.0, 4.0)).sentences()
+    assert "Screening left nothing out: all 1,000 pairs of text and ablation were measured." in said
 
 
 @pytest.mark.parametrize(
@@ -96,7 +94,5 @@ def test_a_screen_that_left_nothing_out_says_so(mcc: Sweep) -> None:
 def test_precision_says_what_it_is_of(mcc: Sweep, precision: Precision, message: str) -> None:
     sweep = replace(mcc, precision=precision)
     assert message in page(sweep)
-    (section,) = sections(sweep)
-    said = " ".join(section.sentences)
+    said = " ".join(sweep.sentences())
     assert f"bfloat16: {message}" in said
-    assert "of 277 texts, where a text is" in said

@@ -6,18 +6,16 @@ from typing import Any
 
 import pytest
 
-from outlierlens.analyses.prune_cells import kept_positions
+from outlierlens.analyses.finetune import claim
 from outlierlens.architectures.stack import load_toml
 from outlierlens.data.tables import _json_rows
 from outlierlens.data.token_counts import _pairs
 from outlierlens.errors import BadFile, BadInput, OutlierlensError
-from outlierlens.experiments.embedder import folder
 from outlierlens.models import folder as model_folder
-from outlierlens.replicate.kept import KeptParts
+from outlierlens.replicate.runner import kept
 from outlierlens.results import safe_files as documents
 from outlierlens.results.document import load
 from outlierlens.training import run_files
-from outlierlens.training.finetune import folder as finetune_folder
 from outlierlens.training.pretrain import corpus, loop
 from outlierlens.training.pretrain.recipe import read_recipe
 from outlierlens.vectors import clip as clipping
@@ -26,16 +24,12 @@ DEEP, LONG = "[" * 100_000, "[" + "9" * 5000 + "]"
 JSON: dict[str, Callable[[Path], Any]] = {
     "log.jsonl": run_files._lines,
     "log.json": run_files._json,
-    "positions.json": lambda path: kept_positions(path, 4, 4),
     "results.json": load,
     "counts.json": _pairs,
     "rows.jsonl": lambda path: list(_json_rows(path)),
     "clip.json": lambda path: clipping._file(path, 4),
-    "settings.json": finetune_folder.read_json,
-    "epochs.jsonl": lambda path: finetune_folder.Kept(path.parent, "accuracy"),
-    "rope.json": folder._rotary_base,
-    "module.json": folder._read,
-    "parts/a.key": lambda path: KeptParts(path.parents[1], overwrite=False)("a", "", lambda: None),
+    "seed-3/rows.jsonl": lambda path: claim(path.parents[1], {}, overwrite=False),
+    "parts/a.key": lambda path: kept(path.parents[1], "a", "", lambda: None, overwrite=False),
     loop.DATA: lambda path: loop._same_rows(path.parent, "rows"),
 }
 
@@ -65,7 +59,7 @@ def test_a_note_of_ours_that_cannot_be_read_counts_as_none(text: str, tmp_path: 
     assert run_files.checkpoints(tmp_path) == ([] if text != "7" else [last])
     (tmp_path / "held_out.json").write_text(text)
     with pytest.raises(BadFile, match="prepared rows are damaged"):
-        corpus._open(tmp_path)
+        corpus._open(tmp_path, 8)
 
 
 @pytest.mark.parametrize("text", [f"x = {DEEP}", f"x = {LONG}", f"x = 0x{'f' * 5000}", "x", 'x = "\\ud800"'])

@@ -11,15 +11,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
 import yaml
 from markdown_it import MarkdownIt
 
+import embed_results
 import explore_models
-import exported_results
 import finetune_runs
 import hostile
 import mask_results
@@ -27,29 +26,27 @@ import outlierlens
 import repair_results
 import synthetic_report
 from browser import Page
+from outlierlens.analyses import finetune
+from outlierlens.analyses.embed_export import card as embed_card
 from outlierlens.analyses.mask import Tool
 from outlierlens.analyses.mask import export as export_mask
-from outlierlens.analyses.plan_exports import TOOLS, Target, export
-from outlierlens.analyses.plan_rounding import KeptLinear
+from outlierlens.analyses.plan import Reader
+from outlierlens.analyses.plan_exports import Target, export
 from outlierlens.analyses.prune_lists import ProtectOptions, protect
 from outlierlens.analyses.prune_lists import Tool as ProtectTool
+from outlierlens.analyses.quantize_rounding import KeptLinear
 from outlierlens.analyses.quantize_schemes import parse
+from outlierlens.analyses.repair import card as repair_card
 from outlierlens.architectures.stack import Stack, load_toml, to_toml
 from outlierlens.checkpoints.samples import directory
 from outlierlens.cli.app import read
 from outlierlens.errors import BadInput, command, comment, literal, markdown, shell
-from outlierlens.experiments.embedder import view as embedder
-from outlierlens.experiments.repair import measure as repair
-from outlierlens.explore import snippets
-from outlierlens.explore.result import VIEWS
-from outlierlens.explore.serve import write_space
+from outlierlens.explore import look
 from outlierlens.models.load import LoadOptions
 from outlierlens.models.proposal.propose import Proposal
-from outlierlens.report.advice import advice
+from outlierlens.report.both import Both
 from outlierlens.report.card import card as report_card
 from outlierlens.report.files import write
-from outlierlens.report.pair import pair_advice, paired
-from outlierlens.training.finetune import folder as finetune
 from outlierlens.training.pretrain.recipe import read_recipe
 
 SOURCE = Path(outlierlens.__file__).parent
@@ -139,7 +136,7 @@ SCHEMES |= {"modelopt": "int8-channel/int8-tensor", "bitsandbytes": "int8-channe
 
 
 @NAMED
-@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("tool", get_args(Reader))
 def test_plans(tool: str, name: str) -> None:
     def made(name: str) -> str:
         linears = "model.layers.0.a", f"model.layers.0.{name}", f"model.layers.1.{name}"
@@ -150,7 +147,7 @@ def test_plans(tool: str, name: str) -> None:
             return export(tool, kept, scheme=scheme, target=target)[0]
         return export(tool, (), scheme=scheme, target=target)[0]
 
-    kinds = {"llm-compressor": "yaml", "bitsandbytes": "json", "onnxruntime": "json", "gguf": "text"}
+    kinds = {"llm-compressor": "yaml", "bitsandbytes": "json", "gguf": "text"}
     kind = kinds.get(tool, "python")
     assert_alike(kind, made(name), made("mini"))
 
@@ -180,16 +177,15 @@ def test_rows_of_architectures(name: str, tmp_path: Path) -> None:
 
 def tuned(name: str) -> str:
     made = finetune_runs.tuned(task=f"classify {name}", base=name)
-    made = replace(
-        made, train=name, dev=name, settings={"off": name}, provenance=replace(made.provenance, command=name)
-    )
+    provenance, about = replace(made.provenance, command=name), replace(made.about, data=name)
+    made = replace(made, train=name, about=about, settings={"off": name}, provenance=provenance)
     return finetune.card(made, made.seeds[0])
 
 
 def exported(name: str) -> str:
-    made = exported_results.exported()
+    made = embed_results.exported()
     provenance = replace(made.provenance, model=name, command=name)
-    return embedder.card(replace(made, provenance=provenance, folder=name, fit=name, notes=(name,)))
+    return embed_card(replace(made, provenance=provenance, folder=name, fit=name, notes=(name,)))
 
 
 def reported(name: str) -> str:
@@ -198,7 +194,7 @@ def reported(name: str) -> str:
 
 
 def repaired(name: str) -> str:
-    return repair._card(repair_results.repaired(), name)
+    return repair_card(repair_results.repaired(), name)
 
 
 CARDS: tuple[Callable[[str], str], ...] = (tuned, exported, reported, repaired)
@@ -222,7 +218,7 @@ def test_cards(card: Callable[[str], str], name: str) -> None:
     assert blocks(hostile) == blocks(tame)
     if card is exported:
         (code,) = re.findall(r"(?m)^    model = (.*)$", hostile)
-        assert eval(code, {"SentenceTransformer": lambda folder: folder}) == name
+        assert eval(code, {"SentenceTransformer": lambda folder: folder}) == Path(name).name
     if tame.startswith("---\n"):
         front = [yaml.safe_load(text[4:].split("\n---\n")[0]) for text in (hostile, tame)]
         assert keys(front[0]) == keys(front[1])
@@ -240,8 +236,8 @@ def test_every_comment_and_heading_with_a_name_in_it_is_made_in_one_place() -> N
             if any(line.startswith("# ") and "\0" in line for line in said.split("\n")):
                 found.append(path.relative_to(SOURCE).as_posix())
     # A number of dimensions; headings whose names were escaped before.
-    allowed = {"analyses/mask.py", "experiments/embedder/view.py", "training/finetune/folder.py"}
-    assert set(found) <= allowed | {"report/card.py", "explore/serve.py"}
+    allowed = {"analyses/mask.py", "analyses/embed_export.py", "analyses/finetune.py"}
+    assert set(found) <= allowed | {"report/card.py"}
 
 
 def test_a_comment_is_one_line_and_names_no_encoding() -> None:
@@ -288,10 +284,12 @@ def test_commands_of_a_report_are_about_that_model(name: str) -> None:
     damage = replace(data.damages[0], about=replace(data.damages[0].about, stack=held))
     data = replace(data, scan=replace(data.scan, stacks=(stack, replace(stack, stack=held))), damages=(damage,))
     for model in (held, "-x", "--overwrite", "--"):
-        found = replace(data, provenance=replace(data.provenance, model=model))
-        lines = [line for step in advice(found) for line in step.commands]
-        lines += [line for step in pair_advice(paired(found, found)) for line in step.commands]
-        lines.append(snippets.command(model, LoadOptions(), explore_models.explored().state, ("loss",)))
+        where = replace(data.provenance, model=model)
+        scan, seen, off = (replace(one, provenance=where) for one in (data.scan, data.observation, damage))
+        found = replace(data, provenance=where, scan=scan, observation=seen, damages=(off,))
+        lines = [line for step in found.advice() for line in step.commands]
+        lines += [line for step in Both((found, found)).advice() for line in step.commands]
+        lines.append(look.command(model, LoadOptions(), explore_models.explored().state, ("loss",)))
         assert len(lines) > 4
         for line in lines:
             _, *words = words_of(line)
@@ -331,31 +329,11 @@ def test_a_report_and_its_files(name: str, tmp_path: Path, no_picture_files: Non
 def test_what_the_live_page_gives_to_copy(name: str) -> None:
     found = explore_models.explored()
 
-    def made(name: str) -> list[str]:
-        options = LoadOptions(revision=name, subfolder=name, row=Path(name.replace("\0", "")))
-        explorer: Any = SimpleNamespace(loaded=SimpleNamespace(name=name, head="masked"), options=options)
-        said = replace(found, state=replace(found.state, text=name, stack=name), read=name)
-        return [snippets.python(explorer, said, view) for view in VIEWS]
-
-    for hostile_code, tame in zip(made(name), made("mini"), strict=True):
-        assert_alike("python", hostile_code, tame)
     held = without_surrogates(name.replace("\0", ""))[:2000]
     state = replace(found.state, text=held, stack=held or "model")
-    words = words_of(snippets.command("mini", LoadOptions(revision=held or None, offline=True), state, ("loss",)))
+    words = words_of(look.command("mini", LoadOptions(revision=held or None, offline=True), state, ("loss",)))
     assert f"--text={held}" in words
     read(words[1:])
-
-
-@NAMED
-def test_a_space_takes_ids_of_the_hub_alone(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outlierlens.explore.serve._copy_package", lambda *_: None)
-    with pytest.raises(BadInput, match="on this machine"):
-        write_space(tmp_path / "space", f"org/{name}|", LoadOptions())
-    assert not list(tmp_path.iterdir())
-    for folder, revision in (("hostile", name), ("tame", "main")):
-        write_space(tmp_path / folder, "org/model", LoadOptions(revision=revision, subfolder=revision, row=revision))
-    made = [(tmp_path / folder / "app.py").read_text("utf-8") for folder in ("hostile", "tame")]
-    assert shape(made[0]) == shape(made[1].replace("LoadOptions()", "LoadOptions(revision='', subfolder='', row='')"))
 
 
 @NAMED

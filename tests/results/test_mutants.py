@@ -110,11 +110,12 @@ def test_a_mutant_is_shown_or_refused(kind: str, documents: dict[str, str]) -> N
 
 
 def test_what_cannot_be_shown_is_told_in_a_line(documents: dict[str, str]) -> None:
-    document = json.loads(documents["Outcome"])
-    document["toml"] = "not\x1b[31m toml"
+    document = json.loads(documents["Outcomes"])
+    document["runs"] = {name: [*cells, *cells] for name, cells in document["runs"].items()}
+    document["runs"]["toml"] = ["not\x1b[31m toml"] * 2
     found = decode_document(document, "result")
-    for show in (str, lambda one: one._repr_html_(), lambda one: one.to_pandas()):
-        with pytest.raises(OutlierlensError, match=r"^Outcome cannot be shown: its values do not fit together \(TOML"):
+    for show in (str, lambda one: one._repr_html_()):
+        with pytest.raises(OutlierlensError, match=r"^Outcomes cannot be shown: its values do not fit together \(TOML"):
             show(found)
 
 

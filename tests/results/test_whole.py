@@ -246,9 +246,9 @@ def test_a_refused_write_is_one_line_whoever_says_it(
 
     with pytest.raises(OSError, match=r"\w") as caught:
         work()
-    line = told(caught.value, "outlierlens finetune x")
+    line = told(caught.value, "outlierlens lab finetune x")
     assert line.startswith(f"{tmp_path / 'runs' / 'a'}: ")
-    assert line.endswith(f"{remedy}: outlierlens finetune x")
+    assert line.endswith(f"{remedy}: outlierlens lab finetune x")
     assert (" MB are free)" in line) == (number in (errno.ENOSPC, errno.EIO))
 
 

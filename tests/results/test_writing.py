@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from outlierlens.analyses.frequency_counts import count_tokens
 from outlierlens.errors import BadFile, BadInput, told
-from outlierlens.experiments.count.measure import count_tokens
 from outlierlens.report import files, write
 from outlierlens.report.job import Job, refuse_finished
 from outlierlens.report.options import ReportOptions
@@ -139,7 +139,7 @@ def _report(folder: Path) -> None:
 
 def _count(folder: Path) -> None:
     (folder / "text.txt").write_text("a b")
-    count_tokens(word_pieces(), folder / "text.txt", output=folder / "charts")
+    count_tokens(word_pieces(), folder / "text.txt", rows=folder / "charts")
 
 
 WRITERS: dict[str, tuple[Callable[[Path], Any], str]] = {
@@ -157,7 +157,7 @@ WRITERS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "pretrain": (lambda folder: pretrain(read_recipe("mini-bert"), folder), "checkpoint-500"),
     "rows": (lambda folder: RowStore.open(folder / "rows.jsonl", {}), "rows.jsonl"),
     "rows that are removed": (lambda folder: remove_rows(folder / "rows.jsonl"), "rows.jsonl"),
-    "an unfinished count": (_count, "charts.parts"),
+    "an unfinished count": (_count, "charts"),
 }
 
 

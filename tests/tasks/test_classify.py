@@ -392,7 +392,7 @@ def test_what_cannot_be_scored(made: Made, words: Any) -> None:
     loaded, examples = made("bert")
     bare = from_objects(build(FAMILIES["bert"]), words(), name="bare")
     with pytest.raises(
-        BadInput, match="bare is a BertModel without a head for classify; fine-tune it first: outlierlens fin"
+        BadInput, match="bare is a BertModel without a head for classify; fine-tune it first: outlierlens lab fin"
     ):
         LabelledScore(bare, examples, TaskOptions())
     with pytest.raises(BadInput, match="bert is a BertForSequenceClassification without a head for tokens"):

@@ -90,7 +90,7 @@ def test_ablate_says_it_before_the_work(loaded: LoadedModel, reviews: Texts, tmp
     ablate(telling, reviews.first(4), [8], replace(options, n_random=3), rows=rows)
     ablate(telling, reviews.first(4), [8], options, rows=rows)  # all is there
     first, second, third, last = lines
-    assert last == f"{rows}: all {n_read_of(first)} measurements are taken from there"
+    assert last == f"{rows}: every measurement is taken from there"
     n_controls = 4  # two random sets, and two ordinary ones, or fewer where they are the same
     assert first.startswith("mini-planted: 4 texts, read ")
     n_read = n_read_of(first)

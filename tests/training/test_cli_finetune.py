@@ -24,7 +24,7 @@ def arguments(base: str, data: str, folder: Path, *more: str, task: str = "class
     given = {"--task": task, "--data": data, "-o": str(folder), "--device": "cpu", "--epochs": "1", "--batch-size": "8"}
     given["--precision"] = "float32"
     words = [word for flag, value in given.items() if flag not in more for word in (flag, value)]
-    return ["finetune", base, *words, *more]
+    return ["lab", "finetune", base, *words, *more]
 
 
 def test_two_seeds_as_a_table_and_again_as_json(run: Any, base: str, data: str, tmp_path: Path) -> None:
@@ -34,22 +34,22 @@ def test_two_seeds_as_a_table_and_again_as_json(run: Any, base: str, data: str, 
     table = out.splitlines()
     assert table[0].startswith(f"{base} on classify: accuracy over 2 seeds: mean 0.")
     assert table[0].endswith("; trained on 32 examples, scored on 12.")
-    assert table[1:3] == ["", "The best epoch of each seed"]
-    assert " ".join(table[3].split()) == "seed epoch of dev loss accuracy f1 macro f1 mcc accuracy, 95 %"
-    assert [line.split()[:3] for line in table[4:6]] == [["1", "1", "1"], ["2", "1", "1"]]
+    at = table.index("The best epoch of each seed")
+    assert " ".join(table[at + 1].split()) == "seed epoch dev loss accuracy 95 %"
+    assert [line.split()[:2] for line in table[at + 2 : at + 4]] == [["1", "1"], ["2", "1"]]
     assert "look at a model: outlierlens scan" in out
     assert "seed 2: epoch 1: accuracy 0." in err
     assert "seed 1: step 4 of 4: loss 0." in err
     found = load(folder / "finetuned.json")
-    assert found.provenance.command.startswith("outlierlens finetune ")
+    assert found.provenance.command.startswith("outlierlens lab finetune ")
     assert f"--task classify --data {data}" in (folder / "seed-1" / "model" / "README.md").read_text()
     code, out, err = run(*arguments(base, data, folder, "--seeds", "1,2", "--lr", "0.001", "--json"))
     assert code == 0
-    assert [row["seed"] for row in json.loads(out)["seeds"]] == [1, 2]
+    assert json.loads(out)["seeds"]["seed"] == [1, 2]
     assert "seed 1: finished earlier" in err
     code, out, err = run(*arguments(base, data, folder, "--lr", "0.002", "--quiet"))
     assert (code, out) == (1, "")
-    assert "holds a run with other settings (learning_rate was 0.001, is 0.002)" in err
+    assert "holds rows of other work (learning_rate was 0.001, is 0.002); use another directory, or --overwrite" in err
     assert err.count("\n") == 1
 
 
@@ -57,8 +57,8 @@ def test_recovery_and_columns(run: Any, base: str, data: str, tmp_path: Path) ->
     more = ("--text-column", "text", "--pair-column", "second", "--label-column", "value", "--off", "3,7", "--hold")
     code, out, err = run(*arguments(base, data, tmp_path / "run", *more, "--metric", "spearman", task="regress"))
     assert code == 0, err
-    assert "Dimensions 3, 7 were set to zero before training, held at zero" in out
-    assert load(tmp_path / "run" / "finetuned.json").metric == "spearman"
+    assert "Dimensions 3 and 7 were set to zero before training, held at zero" in out
+    assert load(tmp_path / "run" / "finetuned.json").about.metric == "spearman"
     words = ("--text-column", "words", "--label-column", "tags", "--no-progress")
     code, out, err = run(*arguments(base, data, tmp_path / "tokens", *words, task="tokens"))
     assert (code, err) == (0, "")
@@ -110,7 +110,7 @@ def test_one_file_is_not_enough_and_two_are(run: Any, base: str, data: str, tmp_
 
 
 def test_offline_without_data_is_one_line(run: Any, base: str, tmp_path: Path) -> None:
-    code, _, err = run("finetune", base, "--task", "sst2", "--offline", "-o", str(tmp_path / "run"))
+    code, _, err = run("lab", "finetune", base, "--task", "sst2", "--offline", "-o", str(tmp_path / "run"))
     assert code == 1
     assert "nyu-mll/glue:sst2:train: a hub data set, and offline mode is on" in err
     assert err.count("\n") == 1
@@ -119,12 +119,12 @@ def test_offline_without_data_is_one_line(run: Any, base: str, tmp_path: Path) -
 def test_ctrl_c_says_how_to_go_on(
     run: Any, base: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from outlierlens.training.finetune import loop
+    from outlierlens.training import finetune
 
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(loop.EpochTrainer, "evaluate", interrupt)
+    monkeypatch.setattr(finetune.EpochTrainer, "evaluate", interrupt)
     code, _, err = run(*arguments(base, data, tmp_path / "run"))
     assert code == 130
-    assert "keeps what was measured; go on with: outlierlens finetune" in err
+    assert "keeps what was measured; go on with: outlierlens lab finetune" in err

@@ -18,18 +18,16 @@ from transformers import BertForMaskedLM
 from finetune_runs import examples, rows, tiny, train, tuned, write_data
 from outlierlens import load
 from outlierlens.ablation import switches as ablate
+from outlierlens.analyses.finetune import FinetuneSettings, SeedFolder, card, claim, named_by_weights
 from outlierlens.data.labelled import find_task, plain_task
 from outlierlens.data.labelled.examples import check_splits, read_splits
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.models.load import LoadOptions, load_model
 from outlierlens.models.model_class import NewHead
-from outlierlens.results.row_store import alone_in
+from outlierlens.results.row_store import RowStore, alone_in, read_rows
 from outlierlens.tasks.base import TaskOptions
-from outlierlens.tasks.classify import LabelledScore
-from outlierlens.training.finetune.batches import steps_per_epoch, training_order
-from outlierlens.training.finetune.folder import Kept, card, claim, finished, named_by_weights
-from outlierlens.training.finetune.options import FinetuneSettings, differences
-from outlierlens.training.finetune.result import EpochScore
+from outlierlens.tasks.classify import LabelledScore, Outputs
+from outlierlens.training.finetune import steps_per_epoch, training_order
 
 EXACT = LoadOptions(dtype="float32", device="cpu", notice=lambda line: None)
 
@@ -61,12 +59,12 @@ def test_two_seeds_learn_and_leave_their_models(run: Any, data: Path) -> None:
     found, folder = run
     assert [seed.seed for seed in found.seeds] == [1, 2]
     assert found.n_train == 96
-    assert found.n_dev == 40
+    assert found.about.n_texts == 40
     for seed in found.seeds:
         assert seed.best.scores["accuracy"] > 0.9
         assert seed.best.scores["accuracy"] == max(row.scores["accuracy"] for row in seed.epochs)
         assert [row.step for row in seed.epochs] == [12, 24, 36]
-        assert seed.low <= seed.best.scores["accuracy"] <= seed.high
+        assert seed.value.low <= seed.value.value == seed.best.scores["accuracy"] <= seed.value.high
         loaded = load_model(seed.folder, EXACT)
         again = LabelledScore(loaded, examples(data)[1], TaskOptions(max_length=16)).outputs()
         assert again.scores == pytest.approx(seed.best.scores)
@@ -74,12 +72,7 @@ def test_two_seeds_learn_and_leave_their_models(run: Any, data: Path) -> None:
         with np.load(Path(seed.folder) / "dev_predictions.npz") as kept:
             np.testing.assert_array_equal(kept["predicted"], again.predicted)
     assert found.seeds[0].epochs != found.seeds[1].epochs
-    assert {path.name for path in (folder / "seed-1").iterdir()} == {
-        "settings.json",
-        "epochs.jsonl",
-        "done.json",
-        "model",
-    }
+    assert {path.name for path in (folder / "seed-1").iterdir()} == {"rows.jsonl", "model"}
     assert load(folder / "finetuned.json").seeds == found.seeds
 
 
@@ -148,7 +141,7 @@ def test_words_are_learned_and_their_interval_draws_whole_texts(base: str, data:
     ends = np.cumsum(lengths)
     residuals = [right[end - n : end].sum() - right.mean() * n for end, n in zip(ends, lengths, strict=True)]
     spread = math.sqrt(np.sum(np.square(residuals))) / sum(lengths)
-    assert found.high - found.low == pytest.approx(2 * 1.96 * spread, rel=0.3)
+    assert found.value.high - found.value.low == pytest.approx(2 * 1.96 * spread, rel=0.3)
 
 
 def test_bfloat16_leaks_into_neither_scores_nor_model(base: str, data: Path, tmp_path: Path) -> None:
@@ -258,67 +251,52 @@ def test_a_decoder_without_a_padding_token_gets_the_tokenizer_s(tmp_path: Path) 
 # The best epoch, and the folder
 
 
-def scored(epoch: float, value: float) -> EpochScore:
-    return EpochScore(epoch, int(epoch), 0.5, {"accuracy": value})
+def keep(folder: Path, *scores: float) -> SeedFolder:
+    """The seed's folder once epochs with these scores are added; "model" holds the epoch's number."""
+    with RowStore.open(folder / "rows.jsonl", {}) as rows:
+        kept = SeedFolder(folder, rows, "accuracy")
+        for epoch, value in enumerate(scores, 1):
+
+            def write(place: Path, epoch: int = epoch) -> None:
+                (place / "config.json").write_text(str(epoch))
+
+            said = Outputs(np.full(2, 0.5), np.zeros(2), np.zeros(2), {"accuracy": value})
+            kept.add(float(epoch), epoch, said, None, write)
+            assert len(list(folder.glob("best-*"))) == 1
+        return kept
 
 
 def test_the_first_of_the_best_epochs_is_kept(tmp_path: Path) -> None:
-    kept = Kept(tmp_path, "accuracy")
-    for epoch, value in ((1.0, 0.5), (2.0, 0.9), (3.0, 0.9), (4.0, 0.7)):
-
-        def write(folder: Path, epoch: float = epoch) -> None:
-            folder.mkdir()
-            (folder / "config.json").write_text(str(epoch))
-
-        kept.add(scored(epoch, value), write)
-        assert len(list(tmp_path.glob("best-*"))) == 1
+    kept = keep(tmp_path, 0.5, 0.9, 0.9, 0.7)
     assert kept.finish() == tmp_path / "model"
-    assert (tmp_path / "model" / "config.json").read_text() == "2.0"
-    assert Kept(tmp_path, "accuracy").best_epoch == 2.0
-    assert Kept(tmp_path, "accuracy").model == tmp_path / "model"
+    assert (tmp_path / "model" / "config.json").read_text() == "2"
+    assert keep(tmp_path).best.epoch == 2.0
+    assert keep(tmp_path).model == tmp_path / "model"
 
 
 def test_without_its_model_a_stopped_run_begins_anew(tmp_path: Path) -> None:
-    kept = Kept(tmp_path, "accuracy")
-    kept.add(scored(1.0, 0.5), lambda folder: folder.mkdir())
+    keep(tmp_path, 0.5)
     (tmp_path / "checkpoint-12").mkdir()
     shutil.rmtree(tmp_path / "best-1")
-    assert Kept(tmp_path, "accuracy").epochs == []
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_settings_file_without_the_newer_settings_is_of_the_same_run() -> None:
-    now = {"model": "m", **FinetuneSettings().to_dict()}
-    before = {key: value for key, value in now.items() if key not in ("off", "hold", "stack")}
-    assert differences(before, now) == []
-    assert differences(before, now | {"off": [3], "hold": True}) == ["off was [], is [3]", "hold was False, is True"]
-    assert differences(now | {"epochs": 3}, now) == ["epochs was 3, is 4"]
+    assert keep(tmp_path).epochs == []
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
 def test_a_folder_belongs_to_one_run(tmp_path: Path) -> None:
-    identity = {"model": "m", **FinetuneSettings().to_dict()}
-    claim(tmp_path / "run", identity, (1, 2), overwrite=False)
-    other = identity | {"epochs": 9}
-    claim(tmp_path / "run", other, (1,), overwrite=False)  # nothing has been trained yet
-    (tmp_path / "run" / "seed-1" / "epochs.jsonl").write_text("")
-    claim(tmp_path / "run", other, (1, 3), overwrite=False)
-    with pytest.raises(
-        BadInput, match=r"seed-1 holds a run with other settings \(epochs was 9, is 4\); name another folder"
-    ):
-        claim(tmp_path / "run", identity, (4,), overwrite=False)
-    claim(tmp_path / "run", identity, (4,), overwrite=True)
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["seed-4"]
+    identity = {"model": "m", "epochs": 4}
+    claim(tmp_path / "run", identity, overwrite=False)
+    (tmp_path / "run" / "seed-2").mkdir(parents=True)  # as a run that is killed at once leaves it
+    claim(tmp_path / "run", identity, overwrite=False)
+    keep(tmp_path / "run" / "seed-1")
+    with pytest.raises(BadInput, match=r"rows.jsonl holds rows of other work \(model was None, is 'm'; epochs"):
+        claim(tmp_path / "run", identity, overwrite=False)
+    claim(tmp_path / "run", {}, overwrite=False)
+    claim(tmp_path / "run", identity, overwrite=True)
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["seed-2"]
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "thesis.tex").write_text("years of work")
     with pytest.raises(BadInput, match="thesis is not empty and holds no run"):
-        claim(tmp_path / "thesis", identity, (1,), overwrite=True)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match="file is a file; name a folder with -o"):
-        claim(tmp_path / "file", identity, (1,), overwrite=False)
-    killed = tmp_path / "killed" / "seed-1"
-    killed.mkdir(parents=True)
-    (killed / ".settings.json.4711.part").write_text('{"mod')
-    claim(tmp_path / "killed", identity, (1,), overwrite=False)
+        claim(tmp_path / "thesis", identity, overwrite=True)
 
 
 def test_a_folder_belongs_to_the_weights_it_began_from(tmp_path: Path, data: Path) -> None:
@@ -332,12 +310,9 @@ def test_a_folder_belongs_to_the_weights_it_began_from(tmp_path: Path, data: Pat
         model.bert.embeddings.LayerNorm.bias.add_(1)
     model.save_pretrained(base)
     with pytest.raises(
-        BadInput, match=r"seed-\d holds a run with other settings \(weights was '\w+', is '\w+'\); name"
+        BadInput, match=r"seed-\d/rows.jsonl holds rows of other work \(weights was '\w+', is '\w+'\); use"
     ):
         train(base, data, tmp_path / "run", seeds=(2, 3), epochs=1)
-    (tmp_path / "run" / "seed-2" / "done.json").unlink()  # stopped before its end
-    with pytest.raises(BadInput, match=r"holds a run with other settings \(weights was"):
-        train(base, data, tmp_path / "run", seeds=(2,), epochs=1)
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path: Path, data: Path, base: str) -> None:
@@ -363,23 +338,20 @@ def test_a_finished_run_is_read_and_says_what_is_wrong_with_it(run: Any, tmp_pat
     found, folder = run
     copy = tmp_path / "seed-1"
     shutil.copytree(folder / "seed-1", copy)
-    again = finished(copy)
-    assert again is not None
-    assert again.folder == str(copy / "model")
-    assert again.epochs == found.seeds[0].epochs
-    kept = json.loads((copy / "done.json").read_text())
-    (copy / "done.json").write_text(json.dumps({key: kept[key] for key in kept if key != "base_fingerprint"}))
-    assert finished(copy) is not None  # as an earlier version wrote it
-    (copy / "done.json").write_text("[1]")
-    with pytest.raises(BadFile, match=r"done\.json: holds a list, not an object"):
-        finished(copy)
-    (copy / "done.json").write_text(json.dumps({**kept, "best_epoch": 9}))
-    with pytest.raises(BadFile, match=r"not what a run leaves"):
-        finished(copy)
-    (copy / "done.json").write_text(json.dumps(kept))
-    shutil.rmtree(copy / "model")
-    with pytest.raises(BadFile, match="the run is finished, and its model is gone"):
-        finished(copy)
+    identity, done = read_rows(copy / "rows.jsonl")
+    with RowStore.open(copy / "rows.jsonl", identity) as rows:
+        again = SeedFolder(copy, rows, "accuracy").run(1)
+        assert again is not None
+        assert again.folder == str(copy / "model")
+        assert (again.epochs, again.value) == (found.seeds[0].epochs, found.seeds[0].value)
+        for wrong in ([1], {**done["done"], "low": "small"}):
+            rows.done["done"] = wrong
+            with pytest.raises(BadFile, match=r"not what a run leaves"):
+                SeedFolder(copy, rows, "accuracy").run(1)
+        rows.done |= done
+        shutil.rmtree(copy / "model")
+        with pytest.raises(BadFile, match="the run is finished, and its model is gone"):
+            SeedFolder(copy, rows, "accuracy")
 
 
 def test_more_seeds_in_a_second_call(run: Any, base: str, data: Path, tmp_path: Path) -> None:
@@ -480,7 +452,7 @@ def test_hans_and_mismatched_mnli_are_trained_on_mnli(base: str, tmp_path: Path)
     hans = lines(tmp_path / "hans.jsonl", {**pair, "label": 0}, {**pair, "label": 1}, {**pair, "label": 1})
     both = read_splits(find_task("hans"), str(tmp_path), hans)
     found = train(base, both, tmp_path / "run", epochs=1)
-    assert found.task == "hans"
+    assert found.about.task == "hans"
     loaded: Any = load_model(found.seeds[0].folder, EXACT)
     assert loaded.model.config.id2label == {0: "entailment", 1: "neutral", 2: "contradiction"}
 
@@ -506,7 +478,10 @@ def test_the_order_is_random_and_of_like_lengths() -> None:
 
 def test_the_result_says_its_scores() -> None:
     value = tuned()
-    assert [(row["seed"], row["accuracy"]) for row in value.records()] == [(42, 0.75), (43, 0.75)]
+    assert [(row["seed"], row["value"], row["value_low"]) for row in value.records()] == [
+        (42, 0.75, 0.6),
+        (43, 0.75, 0.6),
+    ]
     assert value.spread() == (0.75, 0.75, 0.75)
 
 
@@ -525,7 +500,7 @@ def test_the_card_s_metadata_is_valid_whatever_the_names(base: str) -> None:
     (index,) = found["model-index"]
     assert index["results"][0]["metrics"] == [{"type": "accuracy", "name": "accuracy", "value": 0.75}]
     assert "accuracy 0.7500 (95 % interval of accuracy 0.6000 to 0.9000" in body
-    assert "    outlierlens finetune m --task rte\n" in body
+    assert "    outlierlens lab finetune m --task rte\n" in body
     parsed: Any = ModelCard(text).data
     assert parsed.eval_results[0].metric_value == 0.75
 

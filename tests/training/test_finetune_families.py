@@ -87,7 +87,8 @@ def test_words(name: str, data: Path, tmp_path: Path) -> None:
     tuned = train(base, both, tmp_path / "run", epochs=1, learning_rate=1e-3)
     loaded = load_model(tuned.seeds[0].folder, LoadOptions(dtype="float32", device="cpu"))
     assert_padding_is_nothing(loaded, both[1])
-    assert 0 <= tuned.seeds[0].low <= tuned.seeds[0].best.scores["token accuracy"] <= tuned.seeds[0].high <= 1
+    value = tuned.seeds[0].value
+    assert 0 <= value.low <= value.value == tuned.seeds[0].best.scores["token accuracy"] <= value.high <= 1
 
 
 def assert_padding_is_nothing(loaded: Any, dev: Any) -> None:

@@ -1,7 +1,6 @@
 """A fine-tuning that is killed at any moment and started again is the one that was not: scores, losses and weights."""
 
 import dataclasses
-import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ import forked
 from finetune_runs import tiny, train_alone, write_data
 from moments import changed, contents
 from outlierlens.results.document import load
+from outlierlens.results.row_store import read_rows
 
 EPOCHS, PER_EPOCH, SAVE = 3, 12, 5
 # The first epochs are each better than the one before, so that every one of them has a model to keep.
@@ -52,10 +52,10 @@ def assert_same_run(one: Path, other: Path) -> None:
     for before, now in zip(runs[0].epochs, runs[1].epochs, strict=True):
         for name, value in dataclasses.asdict(before).items():
             assert getattr(now, name) == pytest.approx(value, rel=1e-5, abs=1e-7), name
-    assert (runs[1].low, runs[1].high) == pytest.approx((runs[0].low, runs[0].high), nan_ok=True)
+    ends = [(run.value.low, run.value.high) for run in runs]
+    assert ends[1] == pytest.approx(ends[0], nan_ok=True)
     assert runs[0].base_fingerprint == runs[1].base_fingerprint != ""
-    lines = (other / "seed-3" / "epochs.jsonl").read_text().splitlines()
-    assert [json.loads(line)["epoch"] for line in lines] == [1.0, 2.0, 3.0]
+    assert [*read_rows(other / "seed-3" / "rows.jsonl")[1]] == ["epoch 1", "epoch 2", "epoch 3", "done"]
     places = [folder / "seed-3" / "model" for folder in (one, other)]
     weights = [load_file(place / "model.safetensors") for place in places]
     assert weights[0].keys() == weights[1].keys()
@@ -69,7 +69,7 @@ def assert_same_run(one: Path, other: Path) -> None:
 def test_the_whole_run_keeps_a_model_in_every_epoch(whole: Path) -> None:
     scores = [row.scores["pearson"] for row in load(whole / "finetuned.json").seeds[0].epochs]
     assert scores == sorted(set(scores))
-    assert files(whole / "seed-3") >= {"settings.json", "done.json", "epochs.jsonl", "model"}
+    assert files(whole / "seed-3") >= {"rows.jsonl", "model"}
     assert not list(whole.glob("seed-3/checkpoint-*"))
     assert not list(whole.glob("seed-3/best-*"))
 
@@ -79,7 +79,7 @@ def test_killed_between_steps_within_a_checkpoint_and_in_an_epoch(ran: Ran, whol
     seed = folder / "seed-3"
     # Before there is anything to go on from.
     assert ran(folder, "step 2") == -signal.SIGKILL
-    assert (seed / "settings.json").is_file()
+    assert (seed / "rows.jsonl").is_file()
     assert not list(seed.glob("checkpoint-*"))
     # Within the first epoch, a checkpoint behind it.
     assert ran(folder, "step 8") == -signal.SIGKILL
@@ -90,7 +90,7 @@ def test_killed_between_steps_within_a_checkpoint_and_in_an_epoch(ran: Ran, whol
     assert not (seed / "checkpoint-20" / "trainer_state.json").exists()
     # At the end of the second, with its row written and no checkpoint behind it.
     assert ran(folder, "step 25") == -signal.SIGKILL
-    assert (seed / "epochs.jsonl").read_text().count("\n") == 2
+    assert [*read_rows(seed / "rows.jsonl")[1]] == ["epoch 1", "epoch 2"]
     assert ran(folder) == 0
     assert_same_run(whole, folder)
 
@@ -98,12 +98,10 @@ def test_killed_between_steps_within_a_checkpoint_and_in_an_epoch(ran: Ran, whol
 @pytest.mark.parametrize("crashes", [("model 2", "named"), ("removal", "row"), ("step 7", "done")])
 def test_killed_while_a_model_is_kept(crashes: tuple[str, ...], ran: Ran, whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    epochs = folder / "seed-3" / "epochs.jsonl"
     for crash in crashes:
         assert ran(folder, crash) == -signal.SIGKILL
         # The best model so far is whole, whatever was being done.
-        lines = epochs.read_text().splitlines(keepends=True) if epochs.is_file() else []
-        rows = [json.loads(line) for line in lines if line.endswith("\n")]
+        rows = read_rows(folder / "seed-3" / "rows.jsonl")[1].values()
         if not rows:
             continue
         best = max(rows, key=lambda row: float(row["scores"]["pearson"]))["epoch"]

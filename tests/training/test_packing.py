@@ -2,15 +2,17 @@
 
 import itertools
 from collections.abc import Iterator
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlierlens.errors import BadInput
-from outlierlens.training.pretrain.packing import PACKINGS, Marks, pack
+from outlierlens.training.pretrain.corpus import Marks, pack
+from outlierlens.training.pretrain.recipe import Packing
 
 CLS, SEP, PAD = 2, 3, 0
+PACKINGS: tuple[str, ...] = get_args(Packing)
 MARKS = Marks(cls=CLS, sep=SEP, pad=PAD)
 SENTENCES = [[10, 11, 12], [13], [14, 15], [16, 17]]
 
@@ -105,10 +107,3 @@ def test_text_without_end_is_packed_as_it_comes(packing: str) -> None:
     first = list(itertools.islice(pack(endless(), packing, MARKS, 16), 100))  # type: ignore[arg-type]
     assert len(first) == 100
     assert read <= 100 * 16 / 5 + 4
-
-
-def test_what_cannot_be_packed() -> None:
-    with pytest.raises(BadInput, match="packing is 'one_sep'; use one of sentences, split, one-sep, lines"):
-        pack(SENTENCES, "one_sep", MARKS, 8)  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match="rows of 3 tokens hold too little text; use a length of at least 4"):
-        pack(SENTENCES, "split", MARKS, 3)

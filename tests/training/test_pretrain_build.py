@@ -1,13 +1,10 @@
 """The networks that recipes of pre-training name: their class, first values, and what stays unlearned."""
 
 import math
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
 from torch.nn import functional
 
 from outlierlens.errors import BadInput
@@ -134,23 +131,13 @@ def test_a_network_without_biases_of_linear_layers(base: Recipe) -> None:
         assert len(learned) == 1 + 2 * 2 + 2
 
 
-def test_planted_dimensions_begin_as_outliers(base: Recipe, tmp_path: Path) -> None:
+def test_planted_dimensions_begin_as_outliers(base: Recipe) -> None:
     model = network(base, "model.planted=[3, 7]", "model.planted_scale=3", "model.planted_bias=-1")
     for layer in model.bert.encoder.layer:
         norm = layer.output.LayerNorm
         assert norm.weight[[3, 7]].tolist() == [3.0, 3.0]
         assert norm.bias[[3, 7]].tolist() == [-1.0, -1.0]
         assert norm.weight.sum().item() == 14 + 6
-    trained = tmp_path / "trained"
-    network(base, "model.planted=[0, 5]", "model.planted_scale=2").save_pretrained(trained)
-    copied = network(
-        base, "model.planted=[3, 7]", f"model.planted_from='{trained}'", "model.planted_source=[0, 5]"
-    ).bert.encoder.layer
-    stored = load_file(trained / "model.safetensors")
-    for number, layer in enumerate(copied):
-        for name in ("weight", "bias"):
-            expected = stored[f"bert.encoder.layer.{number}.output.LayerNorm.{name}"][[0, 5]]
-            np.testing.assert_array_equal(getattr(layer.output.LayerNorm, name).detach().numpy()[[3, 7]], expected)
 
 
 def test_nothing_can_be_planted_in_blocks_that_end_in_no_norm(base: Recipe) -> None:

@@ -213,7 +213,7 @@ def test_a_recipe_extends_the_one_beside_it_and_that_a_shipped_one(tmp_path: Pat
         ('name = "a/b"', r"name is 'a/b'; it names a folder, so it must be one plain word"),
         ('name = ".."', r"name is '\.\.'; it names a folder"),
         ('name = "x"\ncolour = 1', r"unknown key 'colour'; known: name, about, data, tokenizer, model, training"),
-        ('name = "x"\n[training]\nstep = 4', r"training: unknown key 'step'; did you mean 'steps'\?"),
+        ('name = "x"\n[training]\nstep = 4', r"training: unknown key 'step'; near: 'steps'"),
         ('name = "x"\n[training]\nsteps = "many"', r"training, steps is 'many'; a value of type int is needed"),
         ('name = "x"\n[training]\nsteps = 10.0', r"training, steps is 10\.0; a value of type int is needed"),
         ('name = "x"\n[training]\nsteps = true', r"training, steps is True; a value of type int is needed"),
@@ -227,36 +227,30 @@ def test_a_recipe_extends_the_one_beside_it_and_that_a_shipped_one(tmp_path: Pat
         ),
         ('name = "x"\ndata = 3', r"data: a table is needed, not 3"),
         ('name = "x"\nextends = 3', r"extends = 3; name one recipe"),
-        ('name = "x"\n[data]\nvalidation = 0.5', r"data\.validation is 0\.5; it must lie between 0 and 0\.5"),
-        ('name = "x"\n[data]\nlength = 4', r"data\.length is 4; rows need at least 8 tokens"),
-        ('name = "x"\n[data]\nflatten = 1.5', r"data\.flatten is 1\.5; it must lie in \[0, 1\]"),
-        ('name = "x"\n[data]\nfrequent_mass = 1', r"data\.frequent_mass is 1\.0; it must lie between 0 and 1"),
-        ('name = "x"\n[training]\nmask_share = 0', r"training\.mask_share is 0\.0; it must lie between 0 and 1"),
+        (
+            'name = "x"\n[data]\nvalidation = 0.5',
+            r"data\.validation is 0\.5; it must be .* and less than 0\.5",
+        ),
+        ('name = "x"\n[data]\nlength = 4', r"data\.length is 4; it must be at least 8"),
+        ('name = "x"\n[data]\nflatten = 1.5', r"data\.flatten is 1\.5; it must be at least 0 and at most 1"),
+        ('name = "x"\n[data]\nfrequent_mass = 1', r"data\.frequent_mass is 1\.0; it must be"),
+        ('name = "x"\n[training]\nmask_share = 0', r"training\.mask_share is 0\.0; it must be"),
         (
             'name = "x"\n[training]\nadam_betas = [0.9]',
             r"training\.adam_betas is \[0\.9\]; it takes two numbers in \[0, 1\)",
         ),
-        ('name = "x"\n[training]\nclamp_scale = 1', r"training\.clamp_scale is 1\.0; it must lie in \[0, 1\)"),
-        ('name = "x"\n[training]\nseed = -1', r"training\.seed is -1; it must lie in \[0, 2\^31\)"),
+        (
+            'name = "x"\n[training]\nclamp_scale = 1',
+            r"training\.clamp_scale is 1\.0; it must be at least 0 and less than 1",
+        ),
+        ('name = "x"\n[training]\nseed = -1', r"training\.seed is -1; it must be at least 0 and less than 2147483648"),
         ('name = "x"\n[training]\nsteps = 0', r"training\.steps is 0; it must be at least 1"),
         ('name = "x"\n[training]\nwatch_every = 0', r"training\.watch_every is 0; it must be at least 1"),
         ('name = "x"\n[training]\nkeep_states = 0', r"training\.keep_states is 0; it must be at least 1"),
         ('name = "x"\n[model]\nheads = 0', r"model\.heads is 0; it must be at least 1"),
-        ('name = "x"\n[model]\ndropout = 1', r"model\.dropout is 1\.0; it must lie in \[0, 1\)"),
+        ('name = "x"\n[model]\ndropout = 1', r"model\.dropout is 1\.0; it must be at least 0 and less than 1"),
         ('name = "x"\n[model]\nheads = 3', r"model\.width 128 cannot be shared by 3 heads"),
         ('name = "x"\n[model]\nplanted = [128]', r"model\.planted names a dimension outside 0 to 127"),
-        (
-            'name = "x"\n[model]\nplanted = [1, 2]\nplanted_from = "other"\nplanted_source = [1]',
-            r"model\.planted_source must name as many dimensions as model\.planted",
-        ),
-        (
-            'name = "x"\n[model]\nplanted_from = "other"',
-            r"model\.planted_source must name as many dimensions as model\.planted, one or more",
-        ),
-        (
-            'name = "x"\n[model]\nplanted = [1]\nplanted_source = [2]',
-            r"model\.planted_source names dimensions of model\.planted_from, which names no checkpoint",
-        ),
         (
             'name = "x"\n[model]\nnorm_order = "pre"\nplanted = [1]',
             r"model\.planted sets the norms that post-norm blocks end in; pre-norm blocks have none",
@@ -274,13 +268,13 @@ def test_a_recipe_extends_the_one_beside_it_and_that_a_shipped_one(tmp_path: Pat
             r"training\.save_every \(70\) must be a multiple of log_every \(50\)",
         ),
         ('name = "x"\n[training]\nlearning_rate = nan', r"training\.learning_rate is nan; it must be finite"),
-        ('name = "x"\n[training]\nlearning_rate = -1', r"training\.learning_rate is -1\.0; it must be above 0"),
+        ('name = "x"\n[training]\nlearning_rate = -1', r"training\.learning_rate is -1\.0; it must be"),
         ('name = "x"\n[training]\nlearning_rate = inf', r"training\.learning_rate is inf"),
         (
             'name = "x"\n[training]\nadam_betas = [0.9, inf]',
             r"training\.adam_betas is \(0\.9, inf\); it must be finite",
         ),
-        ('name = "x"\n[model]\nposition_wavelength = 0', r"model\.position_wavelength is 0\.0; it must be above 0"),
+        ('name = "x"\n[model]\nposition_wavelength = 0', r"model\.position_wavelength is 0\.0; it must be"),
         ('name = "x"\n[training]\nwarmup = -1', r"training\.warmup is -1; it must be at least 0"),
         ('name = "x"\n[training]\nsave_every = -50', r"training\.save_every is -50; it must be at least 0"),
         ('name = "x"\n[training]\nevaluate_rows = -1', r"training\.evaluate_rows is -1; it must be at least 0"),
@@ -313,7 +307,7 @@ def test_recipes_that_cannot_be(toml: str, message: str, tmp_path: Path) -> None
         ("training.steps=many", r"--set, training, steps is 'many'; a value of type int is needed"),
         ("training.steps=", r"--set, training, steps is ''; a value of type int is needed"),
         ("steps=3", r"--set: unknown key 'steps'"),
-        ("modle.width=3", r"--set: unknown key 'modle'; did you mean 'model'\?"),
+        ("modle.width=3", r"--set: unknown key 'modle'; near: 'model'"),
         ("model.layers.x=3", r"unknown key 'model\.layers'"),
         ("data=3", r"--set, data: a table is needed, not 3"),
     ],
@@ -325,7 +319,7 @@ def test_settings_that_cannot_be(setting: str, message: str) -> None:
 
 def test_recipes_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(
-        BadInput, match=r"mini-brt: no such \.toml file and no shipped recipe; shipped are .*; near: mini-bert"
+        BadInput, match=r"mini-brt: no such \.toml file and no shipped recipe; shipped are .*; near: 'mini-bert'"
     ):
         read_recipe("mini-brt")
     with pytest.raises(BadInput, match=r"nowhere\.toml: no such \.toml file"):

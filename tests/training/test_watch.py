@@ -18,7 +18,7 @@ from torch import nn
 from architectures import FAMILIES, Family, build
 from outlierlens.data.texts import Texts
 from outlierlens.detection.rules import Rule
-from outlierlens.detection.scan.measure import scan_stream
+from outlierlens.detection.weights import scan_stream
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.models.load import from_objects
 from outlierlens.results.row_store import RowStore, read_rows
@@ -423,7 +423,6 @@ def test_texts_as_a_probe_and_none_at_all(tmp_path: Path, words: Callable[..., A
         states = loop.model.bert(ids, output_hidden_states=True).hidden_states[2][0]  # after layer 1 of 0, 1, 2
     found = read_watch(tmp_path / "w.jsonl")
     np.testing.assert_allclose(found.states[0], states.mean(0), atol=1e-6)
-    np.testing.assert_allclose(found.tokens, states, atol=1e-6)
 
     lines: list[str] = []
     watch(loop.model, tmp_path / "none.jsonl", quiet(notice=lines.append)).close()
@@ -432,7 +431,7 @@ def test_texts_as_a_probe_and_none_at_all(tmp_path: Path, words: Callable[..., A
         "tokenizer=, or token ids as the probe"
     ]
     nothing = read_watch(tmp_path / "none.jsonl")
-    assert nothing.states.shape == nothing.tokens.shape == (0, 0)
+    assert nothing.states.shape == (0, 0)
     assert read_activity(tmp_path / "none.jsonl").inf_norm.shape == (1, 0)
 
 
@@ -522,25 +521,14 @@ def test_rows_that_no_watch_wrote_are_malformed(line: str, message: str, tmp_pat
         read_watch(path)
 
 
-def test_tokens_are_the_first_of_the_last_step_and_may_lack(tmp_path: Path) -> None:
-    path, loop = tmp_path / "w.jsonl", Loop()
-    ids = torch.arange(3, 13).repeat(2, 1)  # ten tokens, of which a row keeps eight
-    with watch(loop.model, path, quiet(every=1, probe=ids)) as watcher:
-        for parameter in loop.model.parameters():
-            parameter.data.mul_(1.5)
-        watcher.step()
-    loop.model.eval()
-    with torch.no_grad():
-        states = loop.model.bert(ids, output_hidden_states=True).hidden_states[2][0]
-    before = read_watch(path)
-    np.testing.assert_allclose(before.tokens, states[:8], atol=1e-5)
-    rows = rows_in(path)
+def test_rows_with_more_in_them_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "w.jsonl"
+    watch(build(FAMILIES["bert"]), path, quiet(probe=IDS)).close()
+    before, rows = read_watch(path), rows_in(path)
     for row in rows[1:]:
-        del row["value"]["streams"]["model"]["tokens"]
+        row["value"]["streams"]["model"]["tokens"] = "of a watch that kept them"
     write_rows(path, rows)
-    without = read_watch(path)
-    assert without.tokens.shape == (0, 0)
-    np.testing.assert_array_equal(without.states, before.states)
+    np.testing.assert_array_equal(read_watch(path).states, before.states)
 
 
 def test_values_that_no_watch_wrote_are_malformed(tmp_path: Path) -> None:
@@ -610,8 +598,7 @@ def test_a_row_comes_back_bit_for_bit(layers: int, dims: int, seed: int) -> None
         random_numbers.normal(size=(layers, dims)).astype(np.float32),
         kurtosis_dims=random_numbers.normal(size=layers),
         state=np.array([math.inf, math.nan, -0.0], dtype=np.float32),
-        tokens=random_numbers.normal(size=(2, dims)).astype(np.float32),
     )
     back = StreamRow.from_json(json.loads(json.dumps(row.to_json())))
-    for name in ("scale", "bias", "kurtosis_dims", "state", "tokens"):
+    for name in ("scale", "bias", "kurtosis_dims", "state"):
         np.testing.assert_array_equal(getattr(back, name), getattr(row, name))

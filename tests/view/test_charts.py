@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 import synthetic_report as synthetic
 from outlierlens import charts
-from outlierlens.detection.scan.charts import MAX_DOTS, dot_threshold
+from outlierlens.analyses.scan import MAX_DOTS, dot_threshold
 from outlierlens.errors import BadInput, MissingExtra
-from outlierlens.report.figures import all_charts
+from outlierlens.report.files import charts_of
 from outlierlens.results.rows import Estimate
 from outlierlens.view.charts.base import (
     DARK,
@@ -76,10 +76,10 @@ def test_every_chart_compiles_and_is_written_as_svg_and_png():
     observation = synthetic.observation(n_layers=6, hidden_size=520)
     scan = synthetic.scan(synthetic.stack_scan(n_layers=6, hidden_size=520, bias=True))
     damages = (synthetic.damage(), synthetic.damage(task="output change", intact=0.0, chosen=0.4))
-    drawn = all_charts(synthetic.report_data(scan_result=scan, observed=observation, damages=damages))
+    drawn = charts_of(synthetic.report_data(scan_result=scan, observed=observation, damages=damages))
     assert [chart.name for chart in drawn] == [
         "weights-scale", "weights-bias", "token-vectors", "average-vectors", "extreme-shares", "largest-values",
-        "gammas", "loss", "loss-1",
+        "switched-off", "switched-off-2",
     ]  # fmt: skip
     for chart in drawn:
         plain = chart.plain()
@@ -186,18 +186,6 @@ def test_largest_values_name_the_peak_with_its_token():
     assert chart.total > len(chart.rows) == TABLE_ROWS
 
 
-def test_gammas_are_those_of_the_stack_with_and_without_special_tokens():
-    stack = synthetic.observation(n_layers=4, hidden_size=520).stacks[0]
-    without = replace(stack.view("all"), mean=2 * stack.view("all").mean)
-    stack = replace(stack, views={"all": stack.view("all"), "without_special": without})
-    chart = charts.gammas(stack)
-    drawn = {(row["tokens"], row["layer"]): row["gamma"] for row in values(chart, 0)}
-    for times, tokens in ((1, "all"), (2, "without special")):
-        found = [drawn[f"{tokens} tokens", layer] for layer in stack.layers]
-        np.testing.assert_allclose(found, times * stack.gamma(), rtol=1e-3)
-    assert f"{max(drawn.values()):.2f}" in chart.reading
-
-
 def test_extreme_shares_give_the_largest_share_and_the_one_without_special_tokens():
     stack = synthetic.observation().stacks[0]
     without = replace(stack.view("all"), argmax_share=stack.view("all").argmax_share / 2)
@@ -224,7 +212,7 @@ def test_extreme_shares_give_the_largest_share_and_the_one_without_special_token
 def test_a_dimension_has_one_colour_and_shape_in_every_chart():
     data = synthetic.report_data()
     seen = {}
-    for chart in all_charts(data):
+    for chart in charts_of(data):
         for layer in chart.spec["layer"]:
             for channel in ("color", "shape", "stroke"):
                 scale = layer["encoding"].get(channel, {}).get("scale")

@@ -30,9 +30,9 @@ def saved(folder: Path, value: float | None = None) -> str:
 @pytest.mark.parametrize(
     ("name", "mark", "says"),
     [
-        ("a.csv", ";", "separated by commas, and this file seems to be by semicolons; write it anew with commas"),
-        ("a.csv", "\t", "separated by commas, and this file seems to be by tabs; rename it to .tsv"),
-        ("a.tsv", ",", "separated by tabs, and this file seems to be by commas; rename it to .csv"),
+        ("a.csv", ";", "commas separate the columns of such a file"),
+        ("a.csv", "\t", "commas separate the columns of such a file"),
+        ("a.tsv", ",", "tabs separate the columns of such a file"),
     ],
 )
 def test_another_separator_is_told(name: str, mark: str, says: str, tmp_path: Path) -> None:
@@ -41,9 +41,6 @@ def test_another_separator_is_told(name: str, mark: str, says: str, tmp_path: Pa
     for read in (lambda: read_texts(path), lambda: read_examples(CLASSIFY, path)):
         with pytest.raises(BadInput, match=says):
             read()
-    if "rename" in says:
-        other = path.rename(path.with_suffix(says[-4:]))
-        assert read_texts(other).texts == ("a b",)
 
 
 @pytest.mark.parametrize("missing", ["", " ", "NaN", "nan"])

@@ -34,6 +34,11 @@ class Blank:
     original: str
     kind: FillKind
 
+    @property
+    def sign(self) -> str:
+        """Of its kind: "≠"."""
+        return SIGNS[self.kind]
+
 
 @dataclass(frozen=True)
 class Filled:
@@ -52,9 +57,13 @@ class Filled:
         """The passage in one line, words of the model in brackets with their sign; "same" has none."""
         parts = [self.pieces[0]]
         for blank, piece in zip(self.blanks, self.pieces[1:], strict=True):
-            sign = "" if blank.kind == "same" else SIGNS[blank.kind]
+            sign = "" if blank.kind == "same" else blank.sign
             parts.append(f"[{sign}{blank.filled}]{piece}")
         return "".join(parts)
+
+    def written(self) -> str:
+        """As a cell of a table."""
+        return self.line
 
 
 @dataclass(frozen=True)

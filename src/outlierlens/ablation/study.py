@@ -20,10 +20,11 @@ import numpy as np
 from outlierlens.ablation.controls import Plan, figures_of, plan_key, times
 from outlierlens.architectures import neurons_of
 from outlierlens.data.texts import Data
+from outlierlens.models.inputs import reader_digest
 from outlierlens.models.load import LoadedModel, fingerprint
 from outlierlens.models.passes import Progress as Progress  # noqa: PLC0414 -- analyses take it from here
 from outlierlens.results.finding import About
-from outlierlens.results.row_store import Keep, RowStore
+from outlierlens.results.row_store import Keep, Kept, RowStore, kept_rows
 from outlierlens.results.rows import Estimate, More, Quiet, Row
 from outlierlens.statistics.ranks import rank_p
 from outlierlens.tasks.base import Task, begins, check_intact, scored, weighted_mean
@@ -153,21 +154,26 @@ class Study:
         self.progress, self.files = progress or (lambda *_: None), ExitStack()
         self.place = rows
         self.fingerprint, self.seed = fingerprint(loaded.model), int(identity.get("seed", 0))
-        self.identity = {"model": self.fingerprint, "data": texts.digest, **identity, **begins(task)}
+        self.identity = {
+            "model": self.fingerprint,
+            "reader": reader_digest(loaded),
+            "data": texts.digest,
+            **identity,
+            **begins(task),
+        }
         self.progress("intact", 0, 1)
         values, self.weights = task.per_text()
         check_intact(loaded, task, values)
         self.intact = Outcome(Condition("intact", "intact", {}, key="intact"), values, task.also())
         self.known: dict[str, Outcome] = {}
         self._changes: dict[str, Estimate] = {}
+        self.keep = Kept(None, {})
         self.rows: RowStore | None = None
         self.total = 0
 
     def __enter__(self) -> "Study":
-        if isinstance(self.place, Keep):
-            self.rows = self.files.enter_context(self.place.open(self.identity))
-        elif self.place:
-            self.rows = self.files.enter_context(RowStore.open(self.place, self.identity))
+        self.keep = self.files.enter_context(kept_rows(self.place, self.identity, self.loaded.notice))
+        self.rows = self.keep.rows
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -181,9 +187,7 @@ class Study:
         self.total = len(set(names))
         kept = self.rows.done if self.rows else {}
         left = len({*names} - {*kept} - {*self.known})
-        if self.rows and not left:
-            self.loaded.notice(f"{self.rows.path}: all {self.total:,} measurements are taken from there")
-        elif left:
+        if left:
             rows = self.rows.path if self.rows else None
             said = forecast(self.task, left, inputs=self.texts.plural, rows=rows, **how)
             self.loaded.notice(f"{self.loaded.name}: {said}")
@@ -214,11 +218,7 @@ class Study:
 
     def kept(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """What the rows hold under a name, plain data: from there, or measured now and appended."""
-        found: dict[str, Any] | None = self.rows.get(name) if self.rows else None
-        if found is None:
-            found = measure()
-            if self.rows:
-                self.rows.append(name, found)
+        found: dict[str, Any] = self.keep(name, measure)
         return found
 
     def value(self, one: Outcome) -> Estimate:

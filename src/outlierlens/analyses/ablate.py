@@ -19,7 +19,6 @@ import numpy as np
 from annotated_types import Ge
 
 from outlierlens.ablation.controls import Extent, Plan, limited, plan_key
-from outlierlens.ablation.fill import KINDS, Filled, continuation, exercise, fill, filled
 from outlierlens.ablation.modes import (
     FIRST,
     HALF,
@@ -38,9 +37,10 @@ from outlierlens.ablation.modes import (
     tokens_read,
     treatments,
 )
+from outlierlens.ablation.passage import Reply, replies
 from outlierlens.ablation.study import Condition, Control, Measurement, Outcome, Progress, Study, dims_of
 from outlierlens.ablation.switches import Dims, EditSettings, plan_dims
-from outlierlens.analyses.ablate_sets import N_RANDOM, check_neurons, control_sets, found_dims, random_plans
+from outlierlens.analyses.ablate_sets import N_RANDOM, check_neurons, control_sets, found_dims, random_plans, size_alone
 from outlierlens.analyses.predictions import PredictionCall, Predictions, compared
 from outlierlens.data.texts import Data
 from outlierlens.detection.targets import Named
@@ -48,15 +48,17 @@ from outlierlens.errors import BadInput, pick
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.options import FIND, Find, Flag, Flat, check
+from outlierlens.results.advice import Advice, about
 from outlierlens.results.finding import Finding
 from outlierlens.results.row_store import Keep
 from outlierlens.results.rows import UNKNOWN, Draws, Estimate, Quiet, Row
+from outlierlens.statistics import SIGNIFICANT
 from outlierlens.statistics.means import no_interval, unseen_note
 from outlierlens.statistics.ranks import rank_p
 from outlierlens.tasks.base import Task, TaskOptions
 from outlierlens.tasks.choice import make_task
 from outlierlens.view.pictures import Lines, Picture, Strips
-from outlierlens.view.section import Change, P, Rows, Share, few
+from outlierlens.view.section import Change, P, Rows, Share, few, these
 
 if TYPE_CHECKING:
     from outlierlens.architectures import BoundStack
@@ -64,7 +66,9 @@ if TYPE_CHECKING:
 
 Finder = Literal["auto", "scan", "observe"]
 Verdict = Literal["too few texts", "no damage", "fixed", "by position", "information", "unclear"]
+Judged = Literal["damaging", "harmless", "unclear"]
 Place = Literal["", "first token", "other tokens", "both", "unclear"]
+SMALL = 0.05  # nats per token (a factor of 1.05 in perplexity), or cosine distance
 SEVERAL_TEXTS = 32  # that are read for several modes, where no number is given
 RULE = (
     "Zero does damage where the 95 % interval of its change is above 0 and the change above that of every random set. What a "
@@ -196,23 +200,6 @@ class Damage(Measurement):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reply(Row):
-    """A passage under one condition: filled in, and of causal models continued."""
-
-    note = f"In brackets what the model fills in; where that is not the intact model's word: {KINDS}."
-    off: str
-    """condition"""
-    dims: str
-    """off"""
-    filled: str | None
-    """passage"""
-    begins: str | None
-    continued: str | None
-    fill: Annotated[Filled | None, Quiet]
-    plan: Annotated[Plan, Quiet]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Ablation(Finding):
     """What switching dimensions off does to a model, beside controls.
 
@@ -262,6 +249,43 @@ class Ablation(Finding):
     def family(self, *kinds: str) -> Control | None:
         """The first of these kinds of controls that was measured."""
         return next((one for kind in kinds for one in self.families if one.family == kind), None)
+
+    @property
+    def judged(self) -> Judged:
+        """What a single mode does. Unclear: no interval, no random sets, or too few for p ≤ 0.05.
+
+        Harmless: the 95 % interval of the change holds zero or lies below it, or the change is no more than the 95th percentile
+        of the random sets'. Damaging: neither, and rank p ≤ 0.05.
+        """
+        change, control = self.chosen.change, self.family("random")
+        if not math.isnan(change.low) and change.low <= 0:
+            return "harmless"
+        if (math.isfinite(change.value) and math.isnan(change.low)) or control is None or not control.n:
+            return "unclear"
+        if change.value <= control.percentile_95:
+            return "harmless"
+        return "damaging" if control.p is not None and control.p <= SIGNIFICANT + 1e-12 else "unclear"
+
+    def advice(self) -> Iterator[Advice]:
+        """What to leave alone, or that nothing needs it."""
+        change, dims = self.chosen.change.value, sorted(self.dims)
+        why = f"{self.chosen.mode}: {change:+.3g} {self.about.of_change}"
+        if self.judged == "damaging" and change >= SMALL:
+            yield Advice(
+                "prune",
+                f"When you prune or edit, leave {these(dims)} alone, in every layer: {self.chosen.n_set or 0:,} values carry "
+                "this damage.",
+                why,
+                (about(self.provenance, "prune protect", "--for", "torch-pruning", dims=dims, stack=self.about.stack),),
+            )
+        elif self.judged == "harmless" and not self.compares:
+            need, stand = ("need", "they stand") if len(dims) > 1 else ("needs", "it stands")
+            yield Advice(
+                "prune",
+                f"{these(dims).capitalize()} {need} no protection on this task: {stand} out, but the model does without.",
+                f"{why}, no more than random sets",
+                until=("Sweep",),
+            )
 
     def of(self, dims: str, mode: str) -> Damage:
         """A set, "308, 381", under a mode; raises BadInput with those there are."""
@@ -339,13 +363,12 @@ class Ablation(Finding):
                 rank = "" if one.p is None else f"; rank p = {one.p:.3g}"
                 yield (
                     f"{one.family.capitalize()} sets of the same size: median {one.median:+.3g}, 95th percentile "
-                    f"{one.percentile_95:+.3g}, mean {one.mean:+.3g}{rank}."
+                    f"{one.percentile_95:+.3g}, mean {one.mean:+.3g}{rank}{size_alone(one, change.value, self.judged)}."
                 )
         values = f", {self.chosen.n_set:,} values set" if self.chosen.n_set else ""
         yield f"{said}, off {off:.4g}; mode {self.chosen.mode}{values}."
 
     def _says(self, dims: str) -> str:
-        """What some dimensions are, and the numbers it rests on."""
         measured = {one.mode for one in self.modes if one.dims == dims}
         first = next(one for one in self.modes if one.dims == dims)
         unit = f"{self.about.task} by {first.change.written()} {self.about.unit}"
@@ -421,9 +444,9 @@ def ablate(
     """
     options = options or AblateOptions()
     stack = loaded.axis(options.stack)
-    named = found_dims(loaded, stack, texts, dims, options)
     if stack.reads:
         check_neurons(stack, dims, options)
+    named = found_dims(loaded, stack, texts, dims, options.task, find=options.find)
     plan = plan_dims(stack, stream_width(loaded.model, stack), named.dims if dims == FIND else dims, options.layers)
     alone: list[Plan] = [{layer: (dim,) for layer, off in plan.items() if dim in off} for dim in dims_of(plan)]
     plans = [plan, *(alone if options.each and len(alone) > 1 else [])]
@@ -513,7 +536,7 @@ def _single(work: _Work, progress: Progress | None, rows: Path | Keep | None) ->
         done = study.measure([Condition(family, label, one, partial(switch.off, one)) for family, label, one in wanted])
         mine = [one for one in done if one.condition.family in ("chosen", "alone")]
         others = done[len(mine) :]
-        replies = tuple(_replies(study, switch, options.passage or texts.passage, done))
+        said = tuple(replies(study, switch, options.passage or texts.passage, done))
     if n_lost := int(np.isnan(mine[0].values).sum()):
         notes.append(
             f"with these dimensions off the {task.name} is no number (NaN) on {n_lost:,} of {task.n_texts:,} {texts.plural}: "
@@ -523,7 +546,7 @@ def _single(work: _Work, progress: Progress | None, rows: Path | Keep | None) ->
         study, notes,
         conditions=(study.row(study.intact, Damage, mode=""), *(study.row(one, Damage, mode=switch.name) for one in mine)),
         families=study.families([mine[0], *others], closeness=closeness), controls=tuple(map(study.row, others)),
-        replies=replies,
+        replies=said,
     )  # fmt: skip
 
 
@@ -575,26 +598,3 @@ def _treated(study: Study, mode: Treatment, done: Outcome, zero: Outcome | None,
     return study.row(
         done, Damage, mode=mode.name, factor=mode.factor, recovered=share, random=random, random_sets=sets, p=p
     )
-
-
-def _replies(study: Study, switch: Switch, passage: str, done: list[Outcome]) -> Iterator[Reply]:
-    """The passage filled in and continued: intact, with the median ordinary (or random) set off, with the chosen one off."""
-    loaded, blanks, first = switch.loaded, exercise(switch.loaded, passage, seed=study.seed), None
-    kinds = [[one for one in done if one.condition.family == kind] for kind in ("ordinary", "random")]
-    others = sorted(kinds[0] or kinds[1], key=lambda one: study.change(one).value)
-    typical = [("random", one.condition.plan) for one in others[len(others) // 2 :][:1]]
-    plans: list[tuple[str, Plan]] = [("intact", {}), *typical, ("chosen", done[0].condition.plan)]
-    for label, plan in plans:
-        with switch.off(plan):
-            now = fill(loaded, blanks) if blanks else None
-            said = continuation(loaded, passage)
-        first = first or now
-        words = (
-            filled(loaded, blanks, now, first, label=label, dims=dims_of(plan)) if blanks and now and first else None
-        )
-        if words or said:
-            begins, continued = said or (None, None)
-            yield Reply(
-                off=label, dims=study.words(plan), filled=words.line if words else None, begins=begins, continued=continued,
-                fill=words, plan=plan,
-            )  # fmt: skip

@@ -15,16 +15,17 @@ from outlierlens.ablation.controls import (
     random_sets,
     relabelled,
 )
-from outlierlens.ablation.study import dims_of
+from outlierlens.ablation.study import Control, dims_of
 from outlierlens.ablation.switches import Dims, plan_dims
 from outlierlens.data.texts import Data
-from outlierlens.detection.observe.measure import ObserveOptions, magnitude
-from outlierlens.detection.scan.measure import scan_stream
+from outlierlens.detection.activations import ObserveOptions, magnitude
 from outlierlens.detection.targets import Named, active_dims, named_dims
+from outlierlens.detection.weights import scan_stream
 from outlierlens.errors import BadInput
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.options import FIND, Find, plain_dims
+from outlierlens.tasks.base import TaskOptions
 
 if TYPE_CHECKING:
     from outlierlens.analyses.ablate import AblateOptions
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 UNLIKE = 3.0  # |z| of what a neuron writes, within its layer, from which no ordinary set holds it
 MOST = 4  # dimensions that are taken of those a rule on activations names, the strongest first
 N_RANDOM = 5  # random sets of each of several modes, where no number is given
+CLOSE = 0.8  # matched weights below this share of the wanted magnitude are no match
 
 
 def parse_avoid(text: str) -> tuple[int, ...]:
@@ -41,22 +43,27 @@ def parse_avoid(text: str) -> tuple[int, ...]:
 
 
 def found_dims(
-    loaded: LoadedModel, stack: "BoundStack", texts: Data, dims: Dims | Find, options: "AblateOptions"
+    loaded: LoadedModel,
+    stack: "BoundStack",
+    texts: Data,
+    dims: Dims | Find,
+    task: TaskOptions,
+    *,
+    find: str = "auto",
+    most: int = MOST,
 ) -> Named:
-    """The dimensions, with who names them: given, or as `options.find` says, else the strongest in the weights."""
+    """None where dimensions are given; else those that `find` names, of activations `most`, or the strongest in the weights."""
     if dims != FIND:
         return Named((), "given", ())
-    if stack.reads:
-        raise BadInput(f"--stack {stack.name}: a neuron is named with its block; write --dims 11:1229")
     scanned = named_dims(loaded, stack)
-    if options.find == "scan" or (options.find == "auto" and scanned.found):
+    if find == "scan" or (find == "auto" and scanned.found):
         return scanned
-    length = row_limit(loaded, texts, options.task.max_length)
-    settings = ObserveOptions(max_length=length, batch_size=options.task.batch_size, passage_tokens=0)
+    length = row_limit(loaded, texts, task.max_length)
+    settings = ObserveOptions(max_length=length, batch_size=task.batch_size, passage_tokens=0)
     found, rule = active_dims(loaded, stack, texts, settings)
     if found:
-        more = f"; the strongest {MOST} of {len(found)}" if len(found) > MOST else ""
-        return Named(tuple(sorted(found[:MOST])), f"the rule {rule} on activations{more}", scanned.found + found)
+        more = f"; the strongest {most} of {len(found)}" if len(found) > most else ""
+        return Named(tuple(sorted(found[:most])), f"the rule {rule} on activations{more}", scanned.found + found)
     if scanned.found:
         note = "the rules on activations name no dimension, so those of the scan of the weights are taken"
         return replace(scanned, notes=(*scanned.notes, note))
@@ -98,8 +105,21 @@ def control_sets(
     return controls, float(np.median([one.closeness for one in matched])) if matched else None
 
 
+def size_alone(control: Control, change: float, judged: str) -> str:
+    """What sets of weights as large tell of a damage: whether size alone may explain it; "" of other controls and no damage."""
+    if control.family != "matched" or judged != "damaging":
+        return ""
+    if control.closeness is not None and control.closeness < CLOSE:
+        return f"; their weights reach {control.closeness:.0%} of these, so whether size alone explains the damage stays open"
+    if change > max(control.sets):
+        return "; none does as much: size alone does not explain the damage"
+    return "; some do as much: size alone may explain the damage"
+
+
 def check_neurons(stack: "BoundStack", dims: Dims | Find, options: "AblateOptions") -> None:
     """Raise BadInput where neurons are named without their block, or with what belongs to dimensions."""
+    if dims == FIND:
+        raise BadInput(f"--stack {stack.name}: a neuron is named with its block; write --dims 11:1229")
     if not isinstance(dims, Mapping) and options.layers is None:
         raise BadInput(
             f"--stack {stack.name}: a neuron is named with its block; write --dims 11:{dims[0] if dims else 0}"

@@ -20,15 +20,14 @@ from annotated_types import Ge, Gt, Lt
 from outlierlens.ablation.study import Condition, Progress, Study
 from outlierlens.analyses import attack_edits
 from outlierlens.analyses.attack_edits import KINDS, Moves, ValueChange, edited_values
-from outlierlens.architectures import RowChoice
+from outlierlens.analyses.fingerprint import FingerprintOptions, fingerprint_checkpoint
+from outlierlens.analyses.fingerprint_values import list_sensitive
+from outlierlens.analyses.fingerprint_verify import verify_checkpoint
+from outlierlens.architectures import RowChoice, bound_stacks
 from outlierlens.checkpoints.stored import LiveCheckpoint
 from outlierlens.data.texts import Texts, beginnings
-from outlierlens.detection.scan.measure import ScanOptions
+from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadInput, pick
-from outlierlens.experiments.integrity.fingerprint import fingerprint_checkpoint
-from outlierlens.experiments.integrity.options import FingerprintOptions
-from outlierlens.experiments.integrity.sensitive import Found, bound_stacks, list_sensitive
-from outlierlens.experiments.integrity.verify import verify_checkpoint
 from outlierlens.models.inputs import tokenizer_of
 from outlierlens.models.load import LoadedModel
 from outlierlens.options import FIND, DimsOrFind, Flag, Flat, check
@@ -294,18 +293,18 @@ class Watch:
     def __init__(self, loaded: LoadedModel, options: AttackOptions):
         self.source = LiveCheckpoint(loaded.model, name=loaded.name, config=loaded.config)
         # The model is in memory, so that no limit on reading applies.
-        self.scan = ScanOptions(row=options.row, max_read=self.source.total_bytes)
-        self.baseline = fingerprint_checkpoint(self.source, FingerprintOptions(scan=self.scan, dims=options.dims))
-        found = {one.name: Found(one.dims, one.how) for one in self.baseline.streams}
-        self.dims = tuple(dict.fromkeys(dim for one in found.values() for dim in one.dims))
-        self.named_by = "; ".join(dict.fromkeys(one.how for one in found.values()))
-        entries = list_sensitive(self.source, bound_stacks(self.source, options.row), found)
-        self.values, self.model = attack_edits.sensitive_values(loaded, entries), loaded.model
+        scan = ScanOptions(row=options.row, max_read=self.source.total_bytes)
+        self.baseline = fingerprint_checkpoint(self.source, FingerprintOptions(scan=scan, dims=options.dims))
+        dims = {one.name: one.dims for one in self.baseline.streams}
+        self.dims = tuple(dict.fromkeys(dim for some in dims.values() for dim in some))
+        self.named_by = "; ".join(dict.fromkeys(one.named_by for one in self.baseline.streams))
+        entries = list_sensitive(self.source, bound_stacks(self.source, options.row), dims)
+        self.values, self.model, self.row = attack_edits.sensitive_values(loaded, entries), loaded.model, options.row
 
     def caught(self, changes: Sequence[ValueChange]) -> bool:
         """Whether `verify` says that the model with these changes does not match."""
         with edited_values(self.model, changes):
-            return not verify_checkpoint(self.source, self.baseline, self.scan).matches
+            return not verify_checkpoint(self.source, self.baseline, self.row).matches
 
 
 def _measured(

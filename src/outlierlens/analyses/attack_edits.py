@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from outlierlens.ablation.study import Progress
+from outlierlens.analyses.fingerprint_rounding import half_step
+from outlierlens.analyses.fingerprint_values import SensitiveValues
 from outlierlens.architectures import live_parameters
 from outlierlens.errors import BadInput
-from outlierlens.experiments.integrity.rounding import half_step
-from outlierlens.experiments.integrity.sensitive import Sensitive
 from outlierlens.models.changes import Settable, frozen, temporary
 from outlierlens.models.inputs import model_inputs
 from outlierlens.models.load import LoadedModel
@@ -184,7 +184,7 @@ def _flips(values: Values, bound: float) -> tuple[np.ndarray, np.ndarray, np.nda
     return place, flipped[which, place], bits[which]
 
 
-def sensitive_values(loaded: LoadedModel, entries: Sequence[Sensitive]) -> Values:
+def sensitive_values(loaded: LoadedModel, entries: Sequence[SensitiveValues]) -> Values:
     """Every value of a fingerprint's entries, each once, with its dimension.
 
     Raises:
@@ -195,7 +195,7 @@ def sensitive_values(loaded: LoadedModel, entries: Sequence[Sensitive]) -> Value
     first: dict[int, str] = {}  # a tensor that two names share is edited by one
     for entry in entries:
         mine = found.setdefault(first.setdefault(id(parameters[entry.stored]), entry.stored), {})
-        sides = zip(entry.size, (entry.rows, entry.columns), strict=True)
+        sides = zip(entry.size, (entry.row_numbers, entry.column_numbers), strict=True)
         rows, columns = (np.arange(n) if chosen is None else np.array(chosen) for n, chosen in sides)
         dims = np.repeat(entry.dims, len(columns)) if entry.role == "write row" else np.tile(columns, len(rows))
         for flat, dim in zip((rows[:, None] * entry.shape[-1] + columns).ravel().tolist(), dims.tolist(), strict=True):

@@ -23,16 +23,17 @@ from annotated_types import Ge, Gt, Le, Lt
 from outlierlens.ablation.prefix import Prefixes, resumed
 from outlierlens.ablation.study import Progress, Study
 from outlierlens.analyses.plan_exports import TOOLS, export, own_scheme, target_of
-from outlierlens.analyses.plan_rounding import FINE, KeptLinear, MixedRounding, mixed
 from outlierlens.analyses.plan_search import BOTH, CheapPass, Entries, Entry, Group, PlanSearch, Trial, What, estimated
 from outlierlens.analyses.quantize import says_of
 from outlierlens.analyses.quantize_places import Place, cast_notes, find_places
-from outlierlens.analyses.quantize_schemes import parse
+from outlierlens.analyses.quantize_rounding import KeptLinear, Rounding, rounded
+from outlierlens.analyses.quantize_schemes import FINE, parse
 from outlierlens.data.texts import Data
 from outlierlens.errors import BadInput
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel
 from outlierlens.options import Flag, Flat, check
+from outlierlens.results.advice import Advice, fitted
 from outlierlens.results.finding import Finding
 from outlierlens.results.row_store import Keep
 from outlierlens.results.rows import UNKNOWN, Draws, Estimate, More, Quiet, Row
@@ -43,12 +44,10 @@ from outlierlens.statistics.ranks import rank_p
 from outlierlens.tasks.base import TaskOptions, values_of
 from outlierlens.tasks.choice import make_task, vector_task
 from outlierlens.view.pictures import Strips
-from outlierlens.view.section import Change, Count, FineShare, Rows, cell_text
+from outlierlens.view.section import Change, Count, FineShare, Rows, cell_text, percent
 
 Grain = Literal["column", "linear"]
-Reader = Literal[
-    "llm-compressor", "auto-round", "torchao", "bitsandbytes", "gguf", "modelopt", "mlx", "onnxruntime"
-]  # fmt: skip
+Reader = Literal["llm-compressor", "auto-round", "torchao", "bitsandbytes", "gguf", "modelopt", "mlx", "onnxruntime"]
 USUAL = "int8-tensor/int8-tensor"
 ESTIMATING = 8  # texts of the pass with gradients
 WORTH = 0.001  # of what rounding everything costs: what an entry has to give back to be named at all
@@ -176,16 +175,8 @@ class Sensitivity(Row):
     """stays: a linear, a neuron, a dimension, a part of every block, or every linear"""
     what: What
     """part"""
-    layer: Annotated[int, More]
-    """block: of the linear; of others, of the linear where the largest |x| lies"""
-    part: Annotated[str, More]
-    """linear: its path inside the block"""
-    kind: Literal["dimension", "neuron", "input"]
-    """largest in: a dimension of the stream, a neuron of the MLP, or another input"""
-    column: int
-    """number: of the input where the largest |x| lies"""
-    row: Annotated[int | None, More]
-    """output: of weights, where the largest lies"""
+    reason: str
+    """why: the largest value among them, and how far it lies above the median |x|"""
     n_weights: Annotated[int, Count, More]
     """weights: that stay with it"""
     estimate: float
@@ -198,17 +189,6 @@ class Sensitivity(Row):
     """gives back alone: on the texts that nominate; none where it was not measured"""
     n_texts: int | None
     """texts: that it was measured on"""
-
-    @property
-    def reason(self) -> str:
-        """Why it costs: "reads neuron 1229: 40,081 × the median"."""
-        times = f"{self.ratio:,.0f} × the median"
-        where = f"{self.kind} {self.column}" + ("" if self.row is None else f" for output {self.row}")
-        if self.what not in BOTH:
-            return f"{where} of {self.part} in block {self.layer}: {times}"
-        if self.ratio >= STANDS_OUT:
-            return f"{'reads' if self.what == 'inputs' else 'weighs'} {where}: {times}"
-        return f"no value stands out ({times}); error {self.error:.2g} of its square"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,6 +298,14 @@ class PrecisionPlan(Finding):
         gain = f"{step.gain.value:+.3g} {self.about.unit}"
         return f"most per byte gives {step.path} ({step.what}): {gain} for {sizes[best]:,} bytes"
 
+    def advice(self) -> Iterator[Advice]:
+        """What was measured to give back most, or that nothing does."""
+        because = f"measured on {self.n_judging:,} texts of {self.about.data} that chose nothing"
+        if self.steps:
+            because += f"; {percent(self.share_regained.value)} of the cost comes back, {self.most_per_byte}"
+        fits = self.steps and self.scheme.endswith("/int8-tensor")
+        yield Advice("quantize", f"{self.verdict}.", because, (fitted(self.provenance, "int8"),) if fits else ())
+
     def sentences(self) -> Iterator[str]:
         """What to do, how much of the cost that gives back, and which texts say so."""
         yield f"{self.verdict}."
@@ -354,7 +342,8 @@ def plan(
     """
     options = options or PlanOptions()
     study = PlanStudy(loaded, texts, options, rows, progress)
-    with study.study, mixed(loaded, study.places, study.recipe, stack=study.stack.name) as study.model:
+    rounding = rounded(loaded, study.recipe, stack=study.stack.name, places=study.places)
+    with study.study, rounding as study.model:
         study.announce()
         study.report("all rounded")
         confirming = study.split["confirming"]
@@ -398,7 +387,7 @@ def run(session: Session, options: PlanCall) -> PrecisionPlan:
 class PlanStudy:
     """A model, its task, its linears, its entries, and the values of texts with some of them kept."""
 
-    model: MixedRounding
+    model: Rounding
 
     def __init__(
         self,
@@ -468,10 +457,6 @@ class PlanStudy:
         choosing = ((1 + candidates) * len(self.split["nominating"]) + 2 * len(self.split["confirming"])) / n_texts
         judging = (2 + options.n_random + len(self.entries.rules(self.room))) * n_judging / n_texts
         self.study.announce(["plan"], share=choosing + judging, most=True)
-        further = choosing + n_judging / n_texts
-        self.loaded.notice(
-            f"{self.loaded.name}: each entry after the first reads them {further:,.0f} times more at most"
-        )
 
     def values(self, kept: frozenset[Entry], texts: Sequence[int], label: str, more: Entry | None = None) -> np.ndarray:
         """The value of each of these texts [text] with `kept` and `more` kept; `label` says in kept rows which they are."""
@@ -555,15 +540,25 @@ class PlanStudy:
 
     def _sensitivity(self, entry: Entry, gains: np.ndarray | None) -> Sensitivity:
         one = self.entries.candidates[entry]
-        path, column, row = one.at
-        place = self.entries.places[path]
         return Sensitivity(
-            path=entry[0], what=entry[1], layer=place.layer, part=place.part,
-            kind="dimension" if place.reads else "neuron" if place in self.entries.last else "input", column=column, row=row,
-            n_weights=self.entries.price([entry]), estimate=_brief(one.promise), ratio=_brief(one.ratio),
-            error=_brief(one.error), n_texts=None if gains is None else len(gains),
+            path=entry[0], what=entry[1], reason=self._reason(entry), n_weights=self.entries.price([entry]),
+            estimate=_brief(one.promise), ratio=_brief(one.ratio), error=_brief(one.error),
+            n_texts=None if gains is None else len(gains),
             gain=UNKNOWN if gains is None else estimated(gains, self.weights[self.split["nominating"]]),
         )  # fmt: skip
+
+    def _reason(self, entry: Entry) -> str:
+        """ "reads neuron 1229: 40,081 × the median"."""
+        one, what = self.entries.candidates[entry], entry[1]
+        path, column, row = one.at
+        place, times = self.entries.places[path], f"{_brief(one.ratio):,.0f} × the median"
+        kind = "dimension" if place.reads else "neuron" if place in self.entries.last else "input"
+        where = f"{kind} {column}" + ("" if row is None else f" for output {row}")
+        if what not in BOTH:
+            return f"{where} of {place.part} in block {place.layer}: {times}"
+        if one.ratio >= STANDS_OUT:
+            return f"{'reads' if what == 'inputs' else 'weighs'} {where}: {times}"
+        return f"no value stands out ({times}); error {_brief(one.error):.2g} of its square"
 
     def _step(self, known: dict[Entry, Sensitivity], trial: Trial) -> PlanStep:
         return PlanStep(

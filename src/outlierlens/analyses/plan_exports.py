@@ -1,11 +1,12 @@
-"""A plan in the words of the tool that will quantize: which linears it must leave alone, and what it does to the others.
+"""The table of tools that quantize and prune, and a plan in the words of one of them.
 
     target = target_of(loaded)
     text, remarks = export("llm-compressor", found.kept, scheme=parse("int8-tensor/int8-tensor"), target=target)
+    tool_named("awq", "spares").spares            # the form of a list of what a tool should leave alone: `prune protect`
 
-Each exporter says what its tool calls a scheme, and writes the file in the form that the documentation linked above it gives.
-Where a tool cannot keep the inputs of a linear apart from its weights, the whole linear stays as it is, and a remark says so;
-files that have comments carry it.
+Each row says what its tool calls a scheme, and writes the file in the form that the documentation linked above it gives. Where
+a tool cannot keep the inputs of a linear apart from its weights, the whole linear stays as it is, and a remark says so; files
+that have comments carry it.
 """
 
 import re
@@ -13,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outlierlens.analyses.plan_rounding import FINE, KeptLinear
 from outlierlens.analyses.quantize_places import find_places
-from outlierlens.analyses.quantize_schemes import Recipe, Scheme, parse
+from outlierlens.analyses.quantize_rounding import KeptLinear
+from outlierlens.analyses.quantize_schemes import FINE, Recipe, Scheme, parse
 from outlierlens.architectures import family_of
 from outlierlens.errors import BadInput, comment, literal
 
@@ -46,22 +47,25 @@ class Target:
 Kept = Mapping[str, Any]  # what is said of a linear by its path, None of one that stays as it is
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Exporter:
-    """A tool that quantizes.
+    """A tool that quantizes or prunes.
 
     Attributes:
-        title: its name as its makers write it. own: schemes that it uses by itself, larger groups first.
+        title: its name as its makers write it. own: schemes that it uses by itself, larger groups first; () for no plan.
         called: (recipe of one linear, scheme of the plan) -> what it calls that; None where it has no such thing.
-        lines: (what is said of every linear of the blocks, of those kept, target) -> the file.
+        lines: (what is said of every linear of the blocks, of those kept, target) -> the file of a plan.
         use: how the file is handed over, in its first comment; "" where the format has no comments.
+        spares: template of a list of what it should leave alone, with $skip, $ignore or $keep: modules as a list, as patterns
+            of YAML, with their channels; "" for none.
     """
 
     title: str
-    own: tuple[str, ...]
-    called: Callable[[Recipe, Recipe], Any]
-    lines: Callable[[Any, Kept, Target], list[str]]
+    own: tuple[str, ...] = ()
+    called: Callable[[Recipe, Recipe], Any] = lambda *_: None
+    lines: Callable[[Any, Kept, Target], list[str]] = lambda *_: []
     use: str = ""
+    spares: str = ""
 
 
 def target_of(loaded: "LoadedModel", stack: str | None = None) -> Target:
@@ -80,7 +84,7 @@ def export(tool: str, kept: Sequence[KeptLinear], *, scheme: Recipe, target: Tar
     Raises:
         BadInput: an unknown tool, a scheme that it does not know, or a path that is no linear of the blocks.
     """
-    row = _exporter(tool)
+    row = tool_named(tool, "own")
     if unknown := [one.path for one in kept if one.path not in set(target.linears)]:
         raise BadInput(f"{target.model}: {unknown[0]} is no linear of its blocks; make the plan of this model")
     if parts := [one.path for one in kept if one.columns or one.rows]:
@@ -102,14 +106,16 @@ def export(tool: str, kept: Sequence[KeptLinear], *, scheme: Recipe, target: Tar
 
 def own_scheme(tool: str, loaded: "LoadedModel", stack: str | None = None) -> str:
     """What `tool` does by itself: of its schemes the first whose groups divide the inputs of every linear of the blocks."""
-    own, widths = _exporter(tool).own, {int(place.weight().shape[1]) for place in find_places(loaded, stack)}
+    own, widths = tool_named(tool, "own").own, {int(place.weight().shape[1]) for place in find_places(loaded, stack)}
     groups = {name: getattr(parse(name).weights, "group", None) or 1 for name in own}
     return next((name for name, group in groups.items() if all(width % group == 0 for width in widths)), own[-1])
 
 
-def _exporter(name: str) -> Exporter:
-    if name not in TOOLS:
-        raise BadInput(f"unknown tool {name!r}; tools are {', '.join(TOOLS)}")
+def tool_named(name: str, has: str) -> Exporter:
+    """The row of a tool; raises BadInput, with those there are, where it has nothing in that field."""
+    known = [one for one, row in TOOLS.items() if getattr(row, has)]
+    if name not in known:
+        raise BadInput(f"unknown tool {name!r}; tools are {', '.join(known)}")
     return TOOLS[name]
 
 
@@ -276,7 +282,7 @@ def _gguf_name(path: str, target: Target) -> str:
                 return f"blk.{match[1]}.{module}.weight"
     raise BadInput(
         f"{target.model}: {path} has no name in GGUF that is known here (family {target.config.get('model_type')}); "
-        f"export for another tool: {', '.join(TOOLS)}"
+        f"export for another tool"
     )
 
 
@@ -352,25 +358,100 @@ def _onnx_file(_: Any, kept: Kept, target: Target) -> list[str]:
     return _json([f"{path}/{node}" for path in paths for node in ("MatMul", "Gemm")])
 
 
-_FINE = (FINE.name,)
+# Lists of what to leave alone
+
+# https://docs.vllm.ai/projects/llm-compressor: recipes of one modifier.
+RECIPE = """\
+# oneshot(model=…, recipe=this file); the settings above `ignore` are yours.
+%s_stage:
+  %s_modifiers:
+    %s:
+      %s
+      targets: ["Linear"]
+      ignore:
+$ignore
+"""
+CONFIG = """\
+from transformers import %s
+
+%s = $skip
+
+config = %s
+# AutoModelForCausalLM.from_pretrained(..., quantization_config=config)
+"""
+IMPORTANCE = '''\
+import torch_pruning as tp
+
+KEEP = $keep
+
+
+def module_of(model, name):
+    """The module of that name, also where a head's prefix stands before it here or there."""
+    for path, module in model.named_modules():
+        if path and (path == name or path.endswith("." + name) or name.endswith("." + path)):
+            return module
+    raise KeyError(name)
+
+
+class KeepChannels(tp.importance.Importance):
+    """Another importance, in which the protected channels come last."""
+
+    def __init__(self, importance, model):
+        self.importance = importance
+        self.keep = {module_of(model, name): set(dims) for name, dims in KEEP.items()}
+
+    def __call__(self, group):
+        scores = self.importance(group)
+        if scores is None:
+            return None
+        for place, (dependency, channels) in enumerate(group):
+            kept = self.keep.get(dependency.target.module, ())
+            if kept and dependency.handler is not tp.prune_linear_in_channels:
+                for channel, root in zip(channels, group[place].root_idxs):
+                    if channel in kept:
+                        scores[root] = float("inf")
+        return scores
+
+
+# importance = KeepChannels(tp.importance.MagnitudeImportance(), model)
+# pruner = tp.pruner.BasePruner(model, example_inputs, importance=importance, ...)
+# To keep every channel of these modules:
+# ignored_layers = [module_of(model, name) for name in KEEP]
+'''
+SKIP, CONVERT = "llm_int8_skip_modules", "modules_to_not_convert"
+
 TOOLS: dict[str, Exporter] = {
     "llm-compressor": Exporter(
-        "llm-compressor", _FINE, _llm_compressor, _llm_compressor_file, "oneshot(model=…, recipe=this file)"
+        title="llm-compressor", own=(FINE.name,), called=_llm_compressor, lines=_llm_compressor_file,
+        use="oneshot(model=…, recipe=this file)",
+        spares=RECIPE % ("quantization", "quantization", "QuantizationModifier", "scheme: W8A8"),
     ),
     "auto-round": Exporter(
-        "AutoRound", ("int4-group128/none", "int4-group64/none", "int4-group32/none"), _auto_round, _auto_round_file,
-        "AutoRound(model, scheme=scheme, layer_config=layer_config)",
+        title="AutoRound", own=("int4-group128/none", "int4-group64/none", "int4-group32/none"), called=_auto_round,
+        lines=_auto_round_file, use="AutoRound(model, scheme=scheme, layer_config=layer_config)",
     ),
-    "torchao": Exporter("torchao", _FINE, _torchao, _torchao_file, "quantize_(model, config, filter_fn=None)"),
-    "bitsandbytes": Exporter("bitsandbytes", _FINE, _bitsandbytes, _bitsandbytes_file),
-    "gguf": Exporter("llama-quantize", ("int4-group32/none",), _gguf, _gguf_file),
+    "torchao": Exporter(
+        title="torchao", own=(FINE.name,), called=_torchao, lines=_torchao_file,
+        use="quantize_(model, config, filter_fn=None)",
+    ),
+    "bitsandbytes": Exporter(
+        title="bitsandbytes", own=(FINE.name,), called=_bitsandbytes, lines=_bitsandbytes_file,
+        spares=CONFIG % ("BitsAndBytesConfig", SKIP, f"BitsAndBytesConfig(load_in_8bit=True, {SKIP}={SKIP})"),
+    ),
+    "gguf": Exporter(title="llama-quantize", own=("int4-group32/none",), called=_gguf, lines=_gguf_file),
     "modelopt": Exporter(
-        "ModelOpt", ("int8-channel/int8-tensor",), _modelopt, _modelopt_file,
-        "mtq.quantize(model, config, forward_loop)",
+        title="ModelOpt", own=("int8-channel/int8-tensor",), called=_modelopt, lines=_modelopt_file,
+        use="mtq.quantize(model, config, forward_loop)",
     ),
     "mlx": Exporter(
-        "MLX", ("int4-group64-asym/none", "int4-group32-asym/none"), _mlx, _mlx_file,
-        "mlx_lm.convert(…, quantize=True, quant_predicate=quant_predicate)",
+        title="MLX", own=("int4-group64-asym/none", "int4-group32-asym/none"), called=_mlx, lines=_mlx_file,
+        use="mlx_lm.convert(…, quantize=True, quant_predicate=quant_predicate)",
     ),
-    "onnxruntime": Exporter("ONNX Runtime", ("int8-tensor/int8-tensor",), _onnx, _onnx_file),
+    "onnxruntime": Exporter(title="ONNX Runtime", own=("int8-tensor/int8-tensor",), called=_onnx, lines=_onnx_file),
+    "sparsegpt": Exporter(
+        title="llm-compressor",
+        spares=RECIPE % ("sparsity", "sparsity", "SparseGPTModifier", 'sparsity: 0.5\n      mask_structure: "0:0"'),
+    ),
+    "torch-pruning": Exporter(title="Torch-Pruning", spares=IMPORTANCE),
+    "awq": Exporter(title="AWQ", spares=CONFIG % ("AwqConfig", CONVERT, f"AwqConfig(bits=4, {CONVERT}={CONVERT})")),
 }  # fmt: skip

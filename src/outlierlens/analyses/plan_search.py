@@ -7,19 +7,13 @@
 
 **Cheap costs** order what is measured, and are never a result. A linear's output moves by δ = (rounded inputs − inputs) Wᵀ, or
 inputs (rounded W − W)ᵀ; a text's loss, summed over tokens, by Σ g·δ to first order, g its gradient at that output. At a minimum
-these moves cancel over texts, and what is left is of second order: E[(Σ g·δ)²] / 2, for the Hessian of a log likelihood is the
-mean of g gᵀ (Fisher). It is divided by the tokens that count, so its unit is that of the loss.
-
-**Entries.** Beside whole linears stand few columns of them, as in LLM.int8's mixed decomposition (Dettmers et al. 2022): a
-column that stays takes part in no range, so the step of all the rest shrinks. A *neuron* is an input of a block's last linear.
-A *dimension* is its column in all linears that read the stream and its row in all that write to it. "4 columns" of a part are
-the four inputs with the largest |x| in each such linear of all blocks; of "every linear", in all of them.
+these moves cancel over texts, and what is left is of second order: E[(Σ g·δ)²] / 2, by the tokens that count.
 
 **Search.** Of the entries that the budget still holds and that give back at least four fifths of the most on the nominating
 texts, each step takes a neuron or a dimension, which is a cause with a name, or else the one that gives back most per weight.
 The confirming texts, which had no part in that, say whether it gives anything back; the first that does not ends the search.
-So hypotheses are tested in an order fixed beforehand, each at the whole level, and the probability of naming any entry that
-gives nothing back is at most that level (fixed-sequence testing: Maurer, Hothorn, Lehmacher 1995; Westfall and Krishen 2001).
+So the probability of naming any entry that gives nothing back is at most the level (fixed-sequence testing: Maurer, Hothorn,
+Lehmacher 1995; Westfall and Krishen 2001).
 """
 
 import math
@@ -32,8 +26,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from outlierlens.analyses.plan_rounding import KeptLinear, merged, n_kept
 from outlierlens.analyses.quantize_places import Place, by_text, shaped_like
+from outlierlens.analyses.quantize_rounding import KeptLinear
 from outlierlens.analyses.quantize_schemes import Recipe, fake_quantize, fake_quantize_inputs
 from outlierlens.architectures import BoundStack, Neuron
 from outlierlens.models.changes import frozen
@@ -224,6 +218,28 @@ def _rest(sizes: "Tensor", spared: Sequence[int]) -> float:
 
 
 # --- entries ---------------------------------------------------------------------------------------------------------
+
+
+def merged(parts: Iterable[KeptLinear]) -> dict[str, KeptLinear]:
+    """{path: all that stays of that linear}, in the order in which paths come."""
+    found: dict[str, KeptLinear] = {}
+    for one in parts:
+        other = found.get(one.path, one)
+        found[one.path] = replace(
+            one, weights=one.weights or other.weights, inputs=one.inputs or other.inputs,
+            columns=tuple(sorted({*one.columns, *other.columns})), rows=tuple(sorted({*one.rows, *other.rows})),
+        )  # fmt: skip
+    return found
+
+
+def n_kept(kept: Mapping[str, KeptLinear], shapes: Mapping[str, tuple[int, int]]) -> int:
+    """Weights that stay, of linears of these shapes (outputs, inputs); all of a linear whose weights or inputs stay."""
+    total = 0
+    for path, one in kept.items():
+        n_outputs, n_inputs = shapes[path]
+        rounded = (n_outputs - len(one.rows)) * (n_inputs - len(one.columns))
+        total += n_outputs * n_inputs - (0 if one.weights or one.inputs else rounded)
+    return total
 
 
 @dataclass(frozen=True)

@@ -30,17 +30,18 @@ from outlierlens.ablation.mode_names import MODES, Mode
 from outlierlens.ablation.modes import Switch
 from outlierlens.ablation.study import Condition, Progress, Study, dims_of
 from outlierlens.ablation.switches import Dims, EditSettings, plan_dims
+from outlierlens.analyses.frequency_counts import session_counts
 from outlierlens.analyses.predictions_tally import INPUTS, OF_HEAD, TalliedLoss, Unigram, change
 from outlierlens.data.texts import Texts
-from outlierlens.data.token_counts import TokenCounts, read_counts
+from outlierlens.data.token_counts import TokenCounts
 from outlierlens.data.token_texts import special_ids
 from outlierlens.detection.targets import Named, named_dims
 from outlierlens.errors import BadInput, pick
 from outlierlens.models.forward import text_reader
 from outlierlens.models.hooks import edited_inputs, edited_output
-from outlierlens.models.inputs import token_limit, tokenizer_of
+from outlierlens.models.inputs import token_limit
 from outlierlens.models.load import LoadedModel, stream_width
-from outlierlens.options import FIND, Find, Flag, Flat, check, options_of
+from outlierlens.options import FIND, Find, Flag, Flat, belong, check, options_of
 from outlierlens.results.finding import Finding
 from outlierlens.results.row_store import Keep
 from outlierlens.results.rows import Draws, Estimate, More, Quiet, Row
@@ -115,17 +116,15 @@ class PredictionCall:
     """What `ablate` is asked for predictions, beside its own options."""
 
     predictions: str | None = None
-    """Compare what the model predicts, in place of its loss: token counts (of `count`, or as published), several by commas."""
+    """Compare what the model predicts, in place of its loss: a corpus, or token counts, several by commas."""
     measured: Annotated[PredictionOptions, Flat("inputs", "interventions", "smoothing", "n_bootstrap")] = (
         PredictionOptions()
     )
     """How they are measured."""
 
     def __post_init__(self) -> None:
-        if self.predictions is None and self.measured != PredictionOptions():
-            raise BadInput(
-                "--input, --intervention, --smoothing and --bootstrap belong to --predictions; name token counts"
-            )
+        if self.predictions is None:
+            belong("to --predictions; name token counts", self.measured)
 
 
 # --- what is found -----------------------------------------------------------------------------------------------
@@ -536,7 +535,7 @@ def compared(session: "Session", command: "Command") -> Predictions:
         call.measured, mode=mode, layers=asked.layers, stack=asked.stack, n_random=asked.n_sets[0],
         task=task, seed=asked.seed,
     )  # fmt: skip
-    counts = read_counts(call.predictions or "", tokenizer_of(session.loaded))
+    counts = session_counts(session, call.predictions or "")
     return predictions(
         session.loaded, texts, counts, command.dims, options, progress=session.progress, rows=session.kept
     )

@@ -1,7 +1,7 @@
 """Pruning and the positions of the residual stream: what a pruning removed, and what it costs to force it onto one of them.
 
     found = prune_check("bert", "pruned-bert")                  # two models: what is newly zero
-    found = prune_check("bert", "masks.safetensors")            # a model and masks
+    found = prune_check("bert", "masks.safetensors")            # a model and masks, also from .pt
     found = prune_check("pruned.pt")                            # weight_orig and weight_mask, config.json beside it
     found.holds, found.verdict
     found = prune_test(load_model("smollm2-135m"), read_texts("excerpt"))
@@ -14,39 +14,37 @@ layer.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 import numpy as np
 from annotated_types import Ge, Lt
 
-import outlierlens.view.charts.draw as d
-from outlierlens.ablation.study import Condition, Measurement, Outcome, Progress, Study
-from outlierlens.analyses.prune_budget import Budget
-from outlierlens.analyses.prune_cells import Removal
-from outlierlens.analyses.prune_evidence import Evidence, Pruned
-from outlierlens.analyses.prune_masks import open_source
+from outlierlens.ablation.controls import Plan, matched_sets, random_sets
+from outlierlens.ablation.study import Condition, Control, Measurement, Progress, Study
+from outlierlens.analyses.prune_cells import Cells, Pruner, Removal
+from outlierlens.analyses.prune_evidence import Evidence, Pruned, open_source
+from outlierlens.architectures import live_parameters
 from outlierlens.data.texts import Texts
-from outlierlens.detection.scan.measure import ScanOptions
+from outlierlens.detection.activations import magnitude as strength_of
+from outlierlens.detection.targets import named_dims
+from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadInput, TooMuchToRead
 from outlierlens.models.load import LoadedModel
 from outlierlens.options import FIND, DimsOrFind, Flag, Flat, check
 from outlierlens.results.document import Provenance
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.row_store import Keep
-from outlierlens.results.rows import Estimate, More, Quiet, Row
+from outlierlens.results.rows import Quiet, Row
 from outlierlens.session import Session
 from outlierlens.statistics.means import no_interval, unseen_note
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
-from outlierlens.view.charts.base import ALARM, MUTED, Spec, label, looks, round_to, strongest_first
-from outlierlens.view.charts.base import field as field_of
-from outlierlens.view.charts.draw import MOST, inked_dims, names_beside, panel
-from outlierlens.view.pictures import WIDTH, Picture, Strips
-from outlierlens.view.section import Change, Count, FineShare, P, few, number_of_layers, these
+from outlierlens.view.pictures import Strips
+from outlierlens.view.section import Count, FineShare, few, number_of_layers, these
 
 LISTED = 6  # positions that a sentence names
 SHOWN = 32  # positions besides outliers and broken ones: those that lost most
@@ -69,12 +67,8 @@ class Outliers:
 class PruneCheckOptions(Outliers):
     """How to check; without `stack` every stream."""
 
-    rule: Annotated[Removal, Flat("min_layer_fraction", "row_fraction", "scale_alone")] = Removal()
+    rule: Annotated[Removal, Flat("min_layer_fraction", "row_fraction", "scale_alone", "only_outliers")] = Removal()
     """When a position is removed and what breaks the constraint."""
-    reading: Annotated[Literal["auto", "masks", "weights"], Flag("--as")] = "auto"
-    """What the pruned file holds; auto decides by names and types."""
-    positions: Path | None = None
-    """JSON list: the old position of each dimension of a narrower stream."""
     scan: Annotated[ScanOptions, Flat("max_read")] = field(default_factory=ScanOptions)
     """How models are opened and outliers found; revision and subfolder are of the first model."""
 
@@ -87,11 +81,9 @@ class PruneCheckCall(PruneCheckOptions):
     """What the command checks, and how."""
 
     before: Annotated[str, Flag(argument=True)]
-    """The intact model; or masks or a pruned state dict with config.json beside it."""
+    """The intact model; or a state dict with weight_orig and weight_mask, config.json beside it."""
     after: Annotated[str | None, Flag(argument=True)] = None
-    """The pruned model, or masks: .safetensors, .npz, .pt."""
-    only_outliers: bool = False
-    """The constraint is about outliers alone, not about every position."""
+    """The pruned model, or masks: .safetensors, .pt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +130,7 @@ class PositionCheck(Row):
     """stream"""
     outlier: bool
     layers_removed: Annotated[int, Count]
-    """removed in: layers"""
+    """layers without it: where it is removed"""
     n_layers: Annotated[int, Count]
     """of: layers of the stream"""
     share: Annotated[float, FineShare]
@@ -157,7 +149,7 @@ class WeightCheck(Row):
 
     note = (
         "By weights alone: the largest weight of each neuron that can become 10 times its block's median (`scan --stack mlp`). "
-        "`detectors` finds such weights by what they do on a text."
+        "`observe --rule all` finds such weights by what they do on a text."
     )
 
     neuron: str
@@ -180,60 +172,11 @@ class WeightCheck(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemovedLayers(Picture):
-    """Layers in which each position of a stream is removed: grey dots, outliers in colour, the constraint as a line."""
-
-    stack: str
-
-    def chosen(self, found: Any) -> list[Row]:
-        """Its stream."""
-        return [one for one in found.streams if one.stack == self.stack]
-
-    def panel(self, found: Any) -> Spec:
-        """Its layers."""
-        stream: Any = self.chosen(found)[0]
-        counts, top, hits = stream.layers_removed, stream.n_layers, {one.dim: one for one in found.outliers(stream)}
-        shown = looks(strongest_first(hits, lambda dim: float(counts[dim])), list(hits))
-        points = [{"dim": dim, "layers": n} for dim, n in enumerate(counts) if n and dim not in hits]
-        named = [
-            {"dim": dim, "layers": counts[dim], "name": label(dim), "share": round_to(hits[dim].share)} for dim in shown
-        ]
-        inked: list[Spec] = [{"dim": dim, "layers": counts[dim]} for dim in inked_dims(shown)[:MOST]]
-        places = [(one["dim"] / max(len(counts) - 1, 1), one["layers"] / top) for one in inked]
-        x = field_of("dim", "position of the stream", scale={"domain": [0, len(counts) - 1], "nice": False})
-        axis = {"tickMinStep": 1, "format": "d", "tickCount": min(top, 8)}
-        y = field_of("layers", "layers in which it is removed", scale={"domain": [0, top], "nice": False}, axis=axis)
-        limit = [{"layers": stream.needed, "text": f"the constraint: fewer than {stream.needed} of {top} layers"}]
-        what = d.columns(dim="position", layers="layers", share="share gone")
-        layers = [
-            d.points(points, x=x, y=y, tooltip=what[:2], shape="circle", size=26, color=MUTED, opacity=0.6),
-            d.rule(limit, y=y, color=ALARM, strokeDash=[5, 4], strokeWidth=1.5),
-            *d.haloed(limit, "text", y=y, color=ALARM, align="left", x=6, dy=-8, fontWeight=600),
-            *([d.points(named, x=x, y=y, **d.dim_look(shown), tooltip=what, size=150)] if named else []),
-            *(names_beside(inked, places, (), x, y) if inked else []),
-        ]
-        return panel(layers, WIDTH, 260)
-
-    def legend(self, found: Any) -> str:
-        """What its marks are."""
-        return f"{f'stream {self.stack}; ' * (len(found.streams) > 1)}coloured: outliers; grey: other positions"
-
-    def caption(self, found: Any) -> str:
-        """The numbers that it shows, in words."""
-        stream: Any = self.chosen(found)[0]
-        touched, outliers = np.count_nonzero(stream.layers_removed), found.outliers(stream)[:MOST]
-        hits = (f" Outlier {one.dim} is removed in {len(one.layers)} layers." for one in outliers)
-        return (
-            f"{touched:,} of {stream.hidden_size:,} positions are removed in some layer, {stream.n_broken:,} in "
-            f"{stream.needed} of {stream.n_layers} layers or more. Removed means: {stream.definition}.{''.join(hits)}"
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class PruneCheck(Finding):
     """Which positions of the residual stream pruning removed in too many layers, and which single weights it took."""
 
     title = "Prune check"
+    pictures = (Strips(rows="positions", x="layers_removed", y="dim", by="stack", where=lambda row: row.outlier),)
 
     streams: tuple[StreamCheck, ...]
     """Streams"""
@@ -274,7 +217,7 @@ class PruneCheck(Finding):
     def breaking(self, stream: StreamCheck) -> tuple[int, ...]:
         """Positions that break the constraint within its scope."""
         known = {one.dim for one in self.outliers(stream)}
-        return stream.broken if self.rule.scope == "all" else tuple(dim for dim in stream.broken if dim in known)
+        return tuple(dim for dim in stream.broken if dim in known or not self.rule.only_outliers)
 
     def sentences(self) -> Iterator[str]:
         """The verdict, and what was read."""
@@ -282,60 +225,53 @@ class PruneCheck(Finding):
         source = f"{self.before} → {self.after}" if self.before else self.after
         yield f"{source}, from {self.evidence}; {self.bytes_read:,} of {self.total_bytes:,} bytes were read."
 
-    def drawn(self) -> tuple[Picture, ...]:
-        """A picture for each stream."""
-        return tuple(RemovedLayers(rows="streams", x="stack", y="n_broken", stack=one.stack) for one in self.streams)
-
     def _verdict(self, stream: StreamCheck) -> str:
         layers, outliers, breaking = number_of_layers(stream.n_layers), self.outliers(stream), self.breaking(stream)
-        weights = self._weights(stream)
+        weights, lost = self._weights(stream)
         if breaking:
             known = {one.dim for one in outliers}
             first = sorted(breaking, key=lambda dim: dim not in known)  # outliers before others, else as they are
             worst = max(stream.layers_removed[dim] for dim in breaking)
-            named = _some([f"{dim} (outlier)" if dim in known else str(dim) for dim in first])
             return (
-                f"broken: safe to prune except {named}, removed in {'up to ' * (len(breaking) > 1)}{worst} of {layers} "
-                f"(the constraint allows fewer than {stream.needed}); {weights}"
+                f"broken: safe to prune except {_some(f'{dim} (outlier)' if dim in known else str(dim) for dim in first)}, "
+                f"removed in {'up to ' * (len(breaking) > 1)}{worst} of {layers} (the constraint allows fewer than "
+                f"{stream.needed}); {weights}"
             )
-        only = self.rule.scope == "outliers"
+        only = self.rule.only_outliers
         said = f"no {'outlier' if only else 'position'} is removed in {stream.needed} of {layers} or more"
-        if any(one.gone and one.stack == stream.stack for one in self.weights):
+        if lost:
             return f"broken: {weights}; {said}"
         if hit := [f"{one.dim} ({len(one.layers)})" for one in outliers if one.layers]:
             said += f"; outliers removed in some layers: {_some(hit)}"
-        elif outliers:
-            said += "; no outlier is removed in any layer"
-        others = f"; {stream.n_broken} other positions are" if only and stream.broken else ""
-        return f"holds: {said}{others}; {weights}"
+        if only and stream.broken:
+            said += f"; {stream.n_broken} other positions are"
+        return f"holds: {said}; {weights}"
 
-    def _weights(self, stream: StreamCheck) -> str:
-        """What became of the single weights."""
+    def _weights(self, stream: StreamCheck) -> tuple[str, bool]:
+        """(what became of the single weights, whether one is gone)."""
         weights = [one for one in self.weights if one.stack == stream.stack]
         if stream.not_looked_at:
-            return f"single weights were not looked at ({stream.not_looked_at})"
+            return f"single weights were not looked at ({stream.not_looked_at})", False
         if lost := [one for one in weights if one.gone]:
-            which = f"weights {_some([one.place for one in lost])} are" if lost[1:] else f"weight {lost[0].place} is"
-            times = f"{lost[0].times_median:,.0f} times its block's median"
-            return f"the {which} gone, which can carry a layer's output ({times})"
-        stay = "the one weight that can carry a layer's output stays"
-        stay = stay if len(weights) == 1 else f"all {len(weights)} weights that can carry a layer's output stay"
-        return stay if weights else "no single weight stands out in the MLPs"
+            of = f"{_some(one.place for one in lost)} (the first {lost[0].times_median:,.0f} times its block's median)"
+            return f"single weights that can carry a layer's output are gone: {of}", True
+        stay = f"single weights that can carry a layer's output stay: {len(weights)} of {len(weights)}"
+        return stay if weights else "no single weight stands out in the MLPs", False
 
 
-def _some(named: list[str]) -> str:
-    more = f" and {len(named) - LISTED} more" if len(named) > LISTED else ""
-    return ", ".join(named[:LISTED]) + more
+def _some(named: Iterable[str]) -> str:
+    first, more = list(named)[:LISTED], list(named)[LISTED:]
+    return ", ".join(first) + (f" and {len(more)} more" if more else "")
 
 
 def prune_check(before: str, after: str | None = None, options: PruneCheckOptions | None = None) -> PruneCheck:
     """Say which positions of the residual stream a pruning removed in too many layers, and which outliers it hit.
 
-    `before` is the intact model and `after` the pruned one, or masks. Masks alone will do where a config.json lies beside
-    them; outliers are then known only where the file holds the weights too.
+    `before` is the intact model and `after` the pruned one, or masks. A state dict of `torch.nn.utils.prune`, which holds
+    weights and masks, will do alone where a config.json lies beside it.
 
     Raises:
-        BadInput: nothing in the masks belongs to the model; layers were removed; a narrower stream without a map.
+        BadInput: nothing in the masks belongs to the model; layers were removed; a narrower stream that was trained again.
         UnknownModel, UnknownArchitecture, BadFile, TooMuchToRead: see those.
     """
     options = options or PruneCheckOptions()
@@ -352,22 +288,20 @@ def prune_check(before: str, after: str | None = None, options: PruneCheckOption
         for one in bound:
             pruned, missing = evidence.of_stream(one), ""
             digest.update(one.name.encode() + pruned.off.tobytes())
-            outliers, named_by, unnamed = evidence.outliers(pruned.cells)
+            outliers, named_by = evidence.outliers(pruned.cells)
             try:
                 found = list(evidence.single_weights(pruned, digest))
             except (BadInput, TooMuchToRead) as error:
                 found, missing = [], str(error)
             stream = _stream(pruned, named_by, missing)
             streams.append(stream)
-            positions += _positions(pruned, stream, outliers, options.rule.scope)
+            positions += _positions(pruned, stream, outliers)
+            named = ("neuron", "dim", "weight", "times_median")
             weights += [
-                WeightCheck(
-                    neuron=each.neuron, dim=each.dim, stack=one.name, weight=each.weight, times_median=each.times_median,
-                    gone=gone,
-                )
+                WeightCheck(stack=one.name, gone=gone, **{name: getattr(each, name) for name in named})
                 for each, gone in found
-            ]  # fmt: skip
-            notes += [f"{one.name}: {note}" if len(bound) > 1 else note for note in (*pruned.notes, *unnamed)]
+            ]
+            notes += [f"{one.name}: {note}" if len(bound) > 1 else note for note in pruned.notes]
         notes += evidence.unused(bound)
     dims = tuple(dict.fromkeys(str(one.dim) for one in positions if one.outlier))
     return PruneCheck(
@@ -385,8 +319,7 @@ def prune_check(before: str, after: str | None = None, options: PruneCheckOption
 
 def run_check(session: Session, options: PruneCheckCall) -> PruneCheck:
     """`prune check`."""
-    rule = replace(options.rule, scope="outliers" if options.only_outliers else "all")
-    options = replace(options, rule=rule, scan=session.scanning(max_read=options.scan.max_read))
+    options = replace(options, scan=session.scanning(max_read=options.scan.max_read))
     return prune_check(options.before, options.after, options)
 
 
@@ -402,7 +335,7 @@ def _stream(pruned: Pruned, named_by: str, missing: str) -> StreamCheck:
     )  # fmt: skip
 
 
-def _positions(pruned: Pruned, stream: StreamCheck, outliers: tuple[int, ...], scope: str) -> Iterator[PositionCheck]:
+def _positions(pruned: Pruned, stream: StreamCheck, outliers: tuple[int, ...]) -> Iterator[PositionCheck]:
     share = pruned.off / pruned.cells.total[:, None]
     lost, broken = share.mean(axis=0), set(stream.broken)
     worst = [int(dim) for dim in np.lexsort((np.arange(len(lost)), -lost))[:SHOWN] if lost[dim] > 0]
@@ -410,7 +343,8 @@ def _positions(pruned: Pruned, stream: StreamCheck, outliers: tuple[int, ...], s
         layers = tuple(np.flatnonzero(pruned.removed[:, dim]).tolist())
         yield PositionCheck(
             dim=dim, stack=stream.stack, outlier=dim in outliers, layers_removed=len(layers), n_layers=stream.n_layers,
-            share=float(lost[dim]), breaks=dim in broken and (scope == "all" or dim in outliers), layers=layers,
+            share=float(lost[dim]), breaks=dim in broken and (dim in outliers or not pruned.cells.rule.only_outliers),
+            layers=layers,
             by_layer=tuple(share[:, dim].tolist()),
         )  # fmt: skip
 
@@ -448,51 +382,14 @@ class PruningCondition(Measurement):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BudgetUse(Row):
-    """What the budget costs where the weights of some positions go first: the chosen ones, none, or a family of controls."""
-
-    note = "Of several sets the change is their median."
-
-    family: str
-    """weights that go first"""
-    n: Annotated[int, Count]
-    """sets"""
-    change: Annotated[Estimate, Change]
-    """change of the {task} ({unit}): minus the intact model's, paired by text"""
-    percentile_95: Annotated[float | None, Change] = None
-    """95th percentile"""
-    mean: Annotated[float | None, Change] = None
-    p: Annotated[float | None, P] = None
-    """rank p: (1 + number of random positions that cost as much) / (1 + n)"""
-    times_median: Annotated[float | None, More] = None
-    """× median: the change of the chosen positions over that of the control; none where that is not positive"""
-    times_percentile_95: Annotated[float | None, More] = None
-    """× 95th percentile"""
-    times_mean: Annotated[float | None, More] = None
-    """× mean"""
-    closeness: Annotated[float | None, More] = None
-    """closeness: of matched positions, median of their magnitudes over the chosen ones'"""
-    sets: Annotated[tuple[float, ...], Change, Quiet] = ()
-    """change of each set"""
-
-
-class BudgetStrips(Strips):
-    """A strip for each use of the budget."""
-
-    def legend(self, found: Finding) -> str:
-        """What its marks are."""
-        return "coloured: the change, of several sets their median; grey: each set"
-
-
-@dataclass(frozen=True, kw_only=True)
 class PruneTest(Finding):
     """The same number of weights pruned by magnitude, and forced onto one position, beside controls."""
 
     title = "Prune test"
-    pictures = (BudgetStrips(rows="uses", x="change", y="family", draws="sets", greys="{n} control sets"),)
+    pictures = (Strips(rows="controls", x="change", y="family", draws="sets", greys="control sets", captioned=False),)
 
-    uses: tuple[BudgetUse, ...]
-    """The same number of weights pruned"""
+    controls: tuple[Control, ...]
+    """The chosen positions against the same number of weights pruned otherwise"""
     conditions: tuple[PruningCondition, ...]
     """(Conditions)"""
     site: str
@@ -521,8 +418,8 @@ class PruneTest(Finding):
     def worse(self) -> bool:
         """Whether forcing the budget onto the chosen positions costs more than magnitude and than every control family."""
         chosen = self.chosen.change
-        others = [one.percentile_95 for one in self.uses if one.percentile_95 is not None]
-        return chosen.low > max(self.magnitude.change.value, 0) and all(chosen.value > one for one in others)
+        worst = max(one.percentile_95 for one in self.controls)
+        return chosen.low > max(self.magnitude.change.value, 0) and chosen.value > worst
 
     @property
     def verdict(self) -> str:
@@ -556,39 +453,64 @@ def prune_test(
         BadInput: no outlier to force the budget onto, unknown positions, or no usable text.
     """
     options = options or PruneTestOptions()
-    budget = Budget(loaded, options)
     reading = replace(options.task, seed=options.seed)
-    task = make_task(loaded, texts, reading)
-    chosen = dict.fromkeys(range(budget.cells.n_layers), budget.dims)
-    controls, closeness = budget.controls(chosen)
+    task, stack = make_task(loaded, texts, reading), loaded.stack(options.stack)
+    shapes = {name: tuple(value.shape) for name, value in live_parameters(loaded.model).items()}
+    cells = Cells.of(stack, shapes, Removal())
+    named = named_dims(loaded, stack, options.dims)
+    if options.dims == FIND and not named.found:
+        raise BadInput(f"{loaded.name}: the scan finds no outlier; name positions to force the budget onto with --dims")
+    pruner, chosen = Pruner(loaded.model, cells), dict.fromkeys(range(cells.n_layers), named.dims)
+    n_candidates, forced = len(pruner.row.values), int(cells.total.sum()) * len(named.dims)
+    budget = max(forced, round(options.sparsity * n_candidates))
+    controls, closeness = _controls(loaded, cells, chosen, options)
     taken, conditions = list[np.ndarray](), list[Condition]()
     for name, plan in [("chosen", chosen), ("magnitude", {}), *controls]:
-        taken.append(budget.pruner.pruned(plan, budget.n))
+        taken.append(pruner.pruned(plan, budget))
         family = name.rstrip("0123456789 ")
-        conditions.append(Condition(family, name, plan, lambda those=taken[-1]: budget.pruner.off(those)))  # type: ignore[misc]
-    identity = {"task": asdict(reading), "stack": budget.stack.name, "budget": budget.n, "seed": options.seed}
+        conditions.append(Condition(family, name, plan, lambda those=taken[-1]: pruner.off(those)))  # type: ignore[misc]
+    identity = {"task": asdict(reading), "stack": stack.name, "budget": budget, "seed": options.seed}
     with Study(loaded, task, texts, identity, rows=rows, progress=progress) as study:
         done = study.measure(conditions)
-    swaps = [0, *(int(np.count_nonzero(those & ~budget.alone)) for those in taken)]
+    swaps = [0, *(int(np.count_nonzero(those & ~taken[1])) for those in taken)]
     norms = "norms here multiply by 1 + weight: a pruned value is −1, where the factor is 0"
     return PruneTest(
         provenance=loaded.provenance(seed=options.seed, digest=study.fingerprint),
-        about=study.about(chosen, named_by=budget.named_by),
-        uses=tuple(_uses(study, done, closeness)),
+        about=study.about(chosen, named_by=named.by), controls=study.families(done, "random position", closeness),
         conditions=tuple(
             study.row(one, PruningCondition, swaps=n) for one, n in zip((study.intact, *done), swaps, strict=True)
         ),
-        site=budget.cells.site, n_candidates=budget.pruner.n_candidates, forced=budget.forced, budget=budget.n,
-        notes=(*loaded.notes, *task.notes, unseen_note(task.n_texts), *(norms,) * budget.cells.beyond_masks),
+        site=cells.site, n_candidates=n_candidates, forced=forced, budget=budget,
+        notes=(*loaded.notes, *task.notes, unseen_note(task.n_texts), *(norms,) * cells.beyond_masks),
     )  # fmt: skip
 
 
-def _uses(study: Study, done: list[Outcome], closeness: float | None) -> Iterator[BudgetUse]:
-    for one in done[:2]:
-        yield BudgetUse(family=one.condition.family, n=1, change=study.change(one))
-    for family in study.families([done[0], *done[2:]], "random position", closeness):
-        figures = vars(family) | {"change": Estimate(family.median)}
-        yield BudgetUse(**{one.name: figures[one.name] for one in BudgetUse.columns()})
+def _controls(
+    loaded: LoadedModel, cells: Cells, chosen: Plan, options: PruneTestOptions
+) -> tuple[list[tuple[str, Plan]], float | None]:
+    """(the control plans by label, how near the matched ones came)."""
+    dims, seed = chosen[0], options.seed
+    random, matched = list[Plan](), list[Plan]()
+    closeness = None
+    if options.n_random:
+        sets = random_sets(cells.width, len(dims), n=options.n_random, seed=seed, other_than=dims)
+        random = [dict.fromkeys(chosen, one) for one in sets]
+    if options.n_matched and cells.bound.weight_layers == tuple(chosen):
+        strength = strength_of(loaded, cells.bound)
+        near = matched_sets(strength, chosen, avoid=(), n=options.n_matched, seed=seed)
+        matched, closeness = [one.plan for one in near], float(np.median([one.closeness for one in near]))
+    scattered = [_scattered(cells, dims, [seed, number]) for number in range(options.n_scattered)]
+    families = {"random position": random, "scattered": scattered, "matched": matched}
+    return [(f"{name} {i + 1}", plan) for name, plans in families.items() for i, plan in enumerate(plans)], closeness
+
+
+def _scattered(cells: Cells, dims: tuple[int, ...], seed: list[int]) -> Plan:
+    """As many random positions in each layer, none of them twice while there are fresh ones."""
+    random, size = np.random.default_rng(seed), len(dims)
+    free = np.setdiff1d(np.arange(cells.width), dims)
+    rounds = -(-cells.n_layers * size // len(free))
+    drawn = np.concatenate([random.permutation(free) for _ in range(rounds)])
+    return {i: tuple(sorted(set(drawn[i * size : (i + 1) * size].tolist()))) for i in range(cells.n_layers)}
 
 
 def run_test(session: Session, options: PruneTestOptions) -> PruneTest:

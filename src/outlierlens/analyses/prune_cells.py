@@ -2,32 +2,31 @@
 
 cells = Cells.of(bound, shapes, Removal())     # of one stream; cells_of(checkpoint) of all streams of a file
 cells.removed(off)                             # bool [layer, dim] of off [layer, dim], how many of its values are zero
-per_dim_off(values == param.off, param)
-kept_positions("kept.json", old_width=768, new_width=512)      # as given
-copied_positions(before, after, old, new)                      # from norm vectors that were copied, or None
+pruner = Pruner(model, cells)                  # the weights of these cells in a running model
+with pruner.off(pruner.pruned({0: (6,), 2: (6, 1)}, 100)): ...     # these positions' weights first, then the smallest
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from annotated_types import Gt, Le
 
 import outlierlens.architectures as arch
+from outlierlens.ablation.controls import Plan
 from outlierlens.architectures import BoundStack, Param
 from outlierlens.checkpoints import Checkpoint
 from outlierlens.detection.rules import layers_needed
-from outlierlens.errors import BadFile, BadInput
+from outlierlens.detection.targets import check_dims
+from outlierlens.errors import BadFile
+from outlierlens.models.changes import Settable, temporary
 from outlierlens.options import check
-from outlierlens.results.safe_files import read_json
 
-Scope = Literal["all", "outliers"]
-SCOPES: tuple[Scope, ...] = get_args(Scope)
-MAX_BYTES = 64 * 2**20
-REMEDY = "a JSON list of the old positions in the order of the new ones, such as [0, 1, 3]"
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -46,25 +45,16 @@ class Removal:
     """A norm's scale counts as removed even where its bias stays."""
     min_layer_fraction: Annotated[float, Gt(0), Le(1)] = 0.5
     """Removed in this share of the layers, a position counts as lost."""
-    scope: Scope = "all"
-    """Whether the constraint is about all positions or about outliers alone."""
+    only_outliers: bool = False
+    """The constraint is about outliers alone, not about every position."""
 
     def __post_init__(self) -> None:
         check(self)
-        if self.scope not in SCOPES:
-            raise BadInput(f"scope is {self.scope!r}; use {' or '.join(SCOPES)}")
 
     def off_needed(self, total: int, *, is_norm: bool) -> int:
         """How many of the `total` values that make a position in a layer must be zero for it to be removed there."""
         # A hair below: 0.9 × 10 is not to become 10.
         return total if is_norm else max(1, math.ceil(self.row_fraction * total - 1e-9))
-
-    def says(self, *, is_norm: bool, has_bias: bool) -> str:
-        """The definition as it applies to a stream, for reading."""
-        if is_norm:
-            return f"scale{' and bias' * (has_bias and not self.scale_alone)} of the output norm zero"
-        share = "all" if self.row_fraction == 1 else f"at least {self.row_fraction:.0%}"
-        return f"{share} of the last linears' weights that write to it zero"
 
 
 @dataclass(frozen=True)
@@ -124,13 +114,14 @@ class Cells:
     @property
     def definition(self) -> str:
         """When a position is removed here, for reading."""
-        return self.rule.says(is_norm=self.bound.ends_in_norm, has_bias=all(self.bound.bias))
+        if self.bound.ends_in_norm:
+            return f"scale{' and bias' * (all(self.bound.bias) and not self.rule.scale_alone)} of the output norm zero"
+        share = "all" if self.rule.row_fraction == 1 else f"at least {self.rule.row_fraction:.0%}"
+        return f"{share} of the last linears' weights that write to it zero"
 
     def checked(self, dims: tuple[int, ...]) -> tuple[int, ...]:
         """The dimensions, each once; raises BadInput where the stream has no such one."""
-        for dim in dims:
-            if not 0 <= dim < self.width:
-                raise BadInput(f"dimension {dim} does not exist; stream {self.bound.name!r} has 0 to {self.width - 1}")
+        check_dims(dims, self.bound, self.width)
         return tuple(dict.fromkeys(dims))
 
     def off(self, gone: Mapping[str, np.ndarray | None]) -> np.ndarray:
@@ -151,10 +142,14 @@ class Cells:
         """Positions removed in too many layers, of removed [layer, dim], ascending."""
         return np.flatnonzero(removed.sum(axis=0) >= self.limit)
 
+    def broken_by(self, gone: Mapping[str, np.ndarray | None]) -> tuple[int, ...]:
+        """Positions that are removed in too many layers where these values are off, see `off`, ascending."""
+        return tuple(self.broken(self.removed(self.off(gone))).tolist())
+
 
 def cells_of(checkpoint: Checkpoint, rule: Removal | None = None) -> list[Cells]:
     """The cells of every stream of a model's file; raises UnknownArchitecture where no row describes it."""
-    bound = arch.bind(arch.stacks_for(checkpoint, None), checkpoint.tensors, checkpoint.config)
+    bound = arch.bound_stacks(checkpoint)
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
     return [Cells.of(one, shapes, rule or Removal()) for one in bound]
 
@@ -175,50 +170,59 @@ def smallest(keys: np.ndarray, count: int) -> np.ndarray:
     return chosen
 
 
-def kept_positions(path: Path, old_width: int, new_width: int) -> np.ndarray:
-    """The old position of each new one, int [new], from a JSON list.
+class WeightRow:
+    """The weights of several parameters in one row.
 
-    Raises:
-        BadInput: no such list, another length, positions that do not exist or are repeated.
+    Attributes:
+        values: [weight]. shapes: of each parameter, by name.
     """
-    if not path.is_file():
-        raise BadInput(f"{path}: no such file; --positions names {REMEDY}")
-    if path.stat().st_size > MAX_BYTES:
-        raise BadInput(f"{path}: {path.stat().st_size:,} bytes is too large for a list of positions")
-    kept = read_json(path, f"--positions names {REMEDY}", BadInput)
-    if not isinstance(kept, list) or not all(type(one) is int for one in kept):
-        raise BadInput(f"{path}: holds no list of whole numbers; --positions names {REMEDY}")
-    if len(kept) != new_width:
-        raise BadInput(f"{path}: lists {len(kept)} positions; the pruned stream has {new_width}")
-    bad = [one for one in kept if not 0 <= one < old_width]
-    if bad or len(set(kept)) != len(kept):
-        what = f"position {bad[0]} does not exist (0 to {old_width - 1})" if bad else "a position is repeated"
-        raise BadInput(f"{path}: {what}; --positions names {REMEDY}")
-    return np.array(kept, dtype=np.int64)
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]):
+        self.shapes = {name: values.shape for name, values in arrays.items()}
+        self.values = np.concatenate([values.ravel() for values in arrays.values()])
+        starts = np.cumsum([0, *map(math.prod, self.shapes.values())])
+        self.slices = {name: slice(a, b) for name, a, b in zip(arrays, starts[:-1], starts[1:], strict=True)}
+
+    def parts(self, row: np.ndarray) -> dict[str, np.ndarray]:
+        """Values [weight] as views in the shapes of the parameters."""
+        return {name: row[where].reshape(self.shapes[name]) for name, where in self.slices.items()}
+
+    def chosen(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        """bool [weight] of bool arrays by parameter; what is not named is False."""
+        found = np.zeros(len(self.values), dtype=bool)
+        for name in arrays.keys() & self.slices.keys():
+            found[self.slices[name]] = np.asarray(arrays[name], bool).ravel()
+        return found
 
 
-def copied_positions(before: Checkpoint, after: Checkpoint, old: BoundStack, new: BoundStack) -> np.ndarray | None:
-    """The old position of each new one, int [new], where all norm vectors were copied; None where that cannot be said.
+class Pruner:
+    """The weights of a stream's last operations in one row, and which of them a budget takes."""
 
-    Each new position must have exactly the values of one old position in every norm of every block, and of no other.
-    """
-    names, later = ([param.name for param in _norm_vectors(bound)] for bound in (old, new))
-    if not names or len(names) != len(later):
-        return None
-    then, now = (
-        [row.tobytes() for row in np.stack([values[name].ravel() for name in listed], axis=1, dtype=np.float32)]
-        for listed, values in ((names, dict(before.read(names))), (later, dict(after.read(later))))
-    )
-    places: dict[bytes, list[int]] = {}
-    for dim, row in enumerate(then):
-        places.setdefault(row, []).append(dim)
-    found = [places.get(row, []) for row in now]
-    if any(len(dims) != 1 for dims in found) or len(set(now)) != len(now):
-        return None
-    return np.array([dims[0] for dims in found], dtype=np.int64)
+    def __init__(self, model: "nn.Module", cells: Cells):
+        self.model, self.cells = model, cells
+        live = arch.live_parameters(model)
+        self.params = {param.name: param for layer in cells.params for param in layer}
+        self.row = WeightRow({
+            name: (live[name].detach().float() - param.off).abs().cpu().numpy() for name, param in self.params.items()
+        })  # fmt: skip
 
+    def pruned(self, plan: Plan, budget: int) -> np.ndarray:
+        """bool [weight]: all weights of the positions of `plan`, {layer: positions}, then the smallest, `budget` in all."""
+        taken = np.zeros(len(self.row.values), dtype=bool)
+        parts = self.row.parts(taken)
+        for layer, dims in plan.items():
+            for param in self.cells.params[layer]:
+                np.moveaxis(parts[param.name], param.axis, 0)[list(dims)] = True
+        return taken | smallest(np.where(taken, np.inf, self.row.values), budget - int(np.count_nonzero(taken)))
 
-def _norm_vectors(bound: BoundStack) -> list[Param]:
-    """Every norm vector of a stream, in an order that two sizes of one model share."""
-    blocks = [param for norm in sorted(bound.norms) for layer in bound.norms[norm] for param in layer]
-    return [*bound.embedding_norm, *blocks, *bound.final_norm]
+    @temporary
+    def off(self, taken: np.ndarray) -> Iterator[int]:
+        """Switch weights off inside the block, and put every value back bit for bit; yields how many are off."""
+        import torch
+
+        with ExitStack() as undo:
+            settable = Settable(undo, self.model)
+            for name, here in self.row.parts(taken).items():
+                if here.any():
+                    settable.set_values(name, (torch.from_numpy(here),), self.params[name].off)
+            yield int(np.count_nonzero(taken))

@@ -1,34 +1,139 @@
 """What was pruned, from files: masks, or a model that is compared with the intact one; torch is needed for .bin and .pt alone.
 
-    evidence = Evidence(first, second, options)        # opened by prune_masks.open_source
+    evidence = Evidence(first, second, options)        # opened by open_source
     for bound in evidence.streams():
         evidence.of_stream(bound).removed              # bool [layer, dim]
 
 Each block's last operation is read, and where the intact weights are there its MLP, whose single weights may carry a layer's
-output.
+output. A mask is 1 where a weight stays and 0 where it is gone. It is named as the parameter, or NAME_mask; a state dict of
+`torch.nn.utils.prune` holds NAME_orig beside it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 import outlierlens.architectures as arch
-from outlierlens.analyses.prune_cells import Cells, copied_positions, kept_positions, per_dim_off
-from outlierlens.analyses.prune_masks import Masks, Unmasked, held
+from outlierlens.analyses.prune_cells import Cells, per_dim_off
+from outlierlens.analyses.scan import scan_checkpoint
 from outlierlens.architectures import BoundStack, Neuron, Param, mlp_axis
-from outlierlens.checkpoints import Checkpoint
-from outlierlens.detection.scan.measure import check_size, scan_checkpoint, scan_mlps, sites_of
-from outlierlens.detection.scan.result import Standing
-from outlierlens.errors import BadFile, BadInput, UnknownArchitecture
+from outlierlens.checkpoints import Checkpoint, TensorInfo, as_weights, open_checkpoint
+from outlierlens.detection.weights import LargeNeuron, check_size, scan_mlps, sites_of
+from outlierlens.errors import BadFile, BadInput
 from outlierlens.options import FIND
 
 if TYPE_CHECKING:
     from outlierlens.analyses.prune import PruneCheckOptions
 
-ALONE = "name the intact model first: outlierlens prune check MODEL MASKS"
+Holds = Literal["masks", "torch masks", "weights"]
+MASK, ORIGINAL = "_mask", "_orig"
+BEFORE = "name the intact model first: outlierlens prune check MODEL PRUNED"
+
+
+def open_source(name: str, **how: Any) -> Checkpoint:
+    """What `open_checkpoint` opens; masks as they are stored."""
+    source = open_checkpoint(name, **how, as_stored=True)
+    return source if held(source) != "weights" else as_weights(source)
+
+
+def held(source: Checkpoint) -> Holds:
+    """What a file holds, by its names and types."""
+    names = source.tensors
+    if any(name.endswith(MASK) and name.removesuffix(MASK) + ORIGINAL in names for name in names):
+        return "torch masks"
+    parameters = (".weight", ".bias", ".gamma", ".beta")
+    masks = any(name.endswith(MASK) and name.removesuffix(MASK).endswith(parameters) for name in names)
+    return "masks" if masks or not any(map(source.holds_floats, names)) else "weights"
+
+
+class Unmasked(Checkpoint):
+    """A pruned state dict seen as the weights before: NAME_orig stands for NAME, masks are left out."""
+
+    def __init__(self, source: Checkpoint):
+        self.name, self.kind, self.config, self.notes = source.name, source.kind, source.config, source.notes
+        self._source = source
+        names = source.tensors
+        self._real = {
+            name.removesuffix(ORIGINAL) if name.removesuffix(ORIGINAL) + MASK in names else name: name
+            for name in names
+            if not (name.endswith(MASK) and name.removesuffix(MASK) + ORIGINAL in names)
+        }
+        self.tensors: Mapping[str, TensorInfo] = {name: names[real] for name, real in self._real.items()}
+        self.total_bytes = source.total_bytes
+
+    @property
+    def bytes_read(self) -> int:  # type: ignore[override]
+        """See `Checkpoint`."""
+        return self._source.bytes_read
+
+    def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
+        for name in names:
+            for _, values in self._source.read([self._real[name]]):
+                yield name, values
+
+
+class Masks:
+    """The masks of a file, by the parameter they are of."""
+
+    def __init__(self, source: Checkpoint):
+        self.source, self.holds = source, held(source)
+        self.used: set[str] = set()
+        names = [name for name in source.tensors if self.holds != "torch masks" or name.endswith(MASK)]
+        self.parameters = {name.removesuffix(MASK) for name in names}
+        self._by_tail: dict[str, list[str]] = {}
+        for name in names:
+            parts = name.removesuffix(MASK).split(".")
+            for start in range(len(parts)):
+                self._by_tail.setdefault(".".join(parts[start:]), []).append(name)
+
+    def find(self, parameter: str, prefix: str) -> str | None:
+        """The tensor that holds the mask of a parameter, or None: what has no mask was not pruned.
+
+        A head's prefix may stand before the name here or there ("bert."), never in between.
+
+        Raises:
+            BadInput: several fit.
+        """
+        found = self._by_tail.get(parameter) or self._by_tail.get(parameter.removeprefix(prefix)) or []
+        found = [name for name in found if name.removesuffix(MASK) == parameter] or found
+        if len(found) > 1:
+            raise BadInput(
+                f"{self.source.name}: {', '.join(map(repr, sorted(found)[:3]))} could all be the mask of {parameter}; "
+                "keep one of them"
+            )
+        return found[0] if found else None
+
+    def off(self, param: Param, prefix: str, shape: tuple[int, ...]) -> np.ndarray:
+        """How many values of `param` are pruned at each position, int [dim]; zeros where it has no mask.
+
+        Raises:
+            BadInput: the mask has another shape than the parameter, or holds other values than 0 and 1.
+        """
+        name = self.find(param.name, prefix)
+        if name is None:
+            return np.zeros(shape[param.axis], dtype=np.int64)
+        self.used.add(name)
+        found = self.source.tensors[name].shape
+        if found != shape:
+            raise BadInput(
+                f"{self.source.name}: {name} is {list(found)}, the parameter {list(shape)}; a mask has its parameter's "
+                "shape; of a model with fewer positions give the pruned model itself"
+            )
+        ((_, values),) = self.source.read([name])
+        zero = values == 0
+        if not (zero | (values == 1)).all():
+            odd = values[~(zero | (values == 1))].flat[0]
+            raise BadInput(
+                f"{self.source.name}: {name} holds {odd:.4g}; masks are 0 and 1; to compare two models give both, the "
+                "intact one first"
+            )
+        # A pruner sets weights to 0; a norm that multiplies by 1 + weight is then 1 there, which removes nothing.
+        if param.off:
+            return np.zeros(shape[param.axis], dtype=np.int64)
+        return per_dim_off(zero, param)
 
 
 @dataclass(frozen=True)
@@ -60,60 +165,35 @@ class Evidence:
         self.first, self.options = first, options
         self.second = second or first
         self.alone = second is None
-        holds = held(self.second) if options.reading == "auto" else options.reading
-        if self.alone and options.reading == "weights":
-            raise BadInput(f"{first.name}: one model alone does not say what was pruned; give the intact one first")
-        if self.alone and holds == "weights":
-            if not _looks_like_masks(first):
-                raise BadInput(
-                    f"{first.name} holds weights, not masks; give the intact model first and the pruned one second"
-                )
-            holds = "masks"
+        holds = held(self.second)
+        if self.alone and holds != "torch masks":
+            raise BadInput(f"{first.name} holds {holds} alone; {BEFORE}")
         self.masks = None if holds == "weights" else Masks(self.second)
-        if options.positions and self.masks is not None:
-            raise BadInput("--positions belongs to a pruned model; masks have the shapes of the intact one")
-        self.kind = "models" if self.masks is None else self.masks.holds if holds == "torch masks" else "masks"
+        self.kind = "models" if holds == "weights" else holds
         self.model = Unmasked(first) if self.alone or held(first) == "torch masks" else first
         self.model.config = self.model.config or self.second.config
 
     def streams(self) -> list[BoundStack]:
-        """The streams that are asked for, by the names of the intact model; of masks alone, by the names of what they mask."""
-        bound = self._bound(self._declared())
-        chosen = [one for one in bound if self.options.stack in (None, one.name)]
-        if not chosen:
-            known = ", ".join(one.name for one in bound)
-            raise BadInput(f"no stream {self.options.stack!r} in {self.model.name}; streams are {known}")
-        return chosen
+        """The streams that are asked for, by the names of the intact model."""
+        bound = arch.bind(self._declared(), self.model.tensors, self.model.config)
+        return arch.streams_of(bound, self.options.stack, self.model.name)
 
     def _declared(self) -> tuple[arch.Stack, ...]:
         if self.options.scan.row is not None:
             return arch.stacks_for(self.model, self.options.scan.row)
         if not self.model.config:
             raise BadInput(
-                f"{self.model.name}: there is no config.json beside it, so nothing says what its tensors are; {ALONE}"
+                f"{self.model.name}: there is no config.json beside it, so nothing says what its tensors are; {BEFORE}"
             )
         return arch.stacks_of(self.model.config, self.model.name)
 
-    def _bound(self, stacks: tuple[arch.Stack, ...]) -> list[BoundStack]:
-        if self.masks is None or not self.alone or self.masks.holds == "torch masks":
-            return arch.bind(stacks, self.model.tensors, self.model.config)
-        try:
-            return arch.bind(stacks, self.masks.parameters(), self.model.config)
-        except (BadFile, UnknownArchitecture) as error:
-            raise BadInput(
-                f"{self.model.name}: these masks alone do not cover the last operation of every block ({error}); {ALONE}"
-            ) from None
-
     def _later(self, bound: BoundStack) -> BoundStack:
-        config = self.second.config or self.model.config
-        found = {one.name: one for one in arch.bind(self._declared(), self.second.tensors, config)}
-        if bound.name not in found:
-            raise BadInput(f"{self.second.name}: has no stream {bound.name!r}, which {self.first.name} has")
-        return found[bound.name]
+        found = arch.bind(self._declared(), self.second.tensors, self.second.config or self.model.config)
+        return arch.streams_of(found, bound.name, self.second.name)[0]
 
     def of_stream(self, bound: BoundStack) -> Pruned:
         """What was taken from a stream: what is off in every cell, then the rule."""
-        shapes = self._shapes(bound)
+        shapes = {name: info.shape for name, info in self.model.tensors.items()}
         cells = Cells.of(bound, shapes, self.options.rule)
         if not self.alone:
             check_size(self.model, sites_of(bound, "last"), self.options.scan, instead="")
@@ -127,15 +207,6 @@ class Evidence:
         notes = (*bound.stack.notes, *(norms,) * cells.beyond_masks)
         return Pruned(cells, bound, off, cells.removed(off), np.arange(0), notes)
 
-    def _shapes(self, bound: BoundStack) -> dict[str, tuple[int, ...]]:
-        """Shape of every parameter of the last operations; of masks alone, that of the mask."""
-        params = {p.name for layer in (*bound.scale, *bound.bias) for p in layer}
-        if all(name in self.model.tensors for name in params):
-            return {name: self.model.tensors[name].shape for name in params}
-        assert self.masks is not None
-        found = {name: self.masks.find(name, bound.prefix) for name in params}
-        return {name: self.masks.source.tensors[real].shape for name, real in found.items() if real}
-
     def _compared(self, bound: BoundStack, cells: Cells) -> Pruned:
         """What is zero in the pruned model and was not before, in the intact stream's positions."""
         later = self._later(bound)
@@ -145,7 +216,7 @@ class Evidence:
                 f"{self.second.name}: has {narrow.n_layers} layers of {bound.name!r}, {self.first.name} has {cells.n_layers}: "
                 "whole layers were removed, and which ones cannot be told from the files; this check compares layer by layer"
             )
-        kept, notes = self._kept(bound, later, cells.width, narrow.width)
+        kept, notes = self._kept(bound, later, (cells.width, narrow.width))
         off, before = np.repeat(cells.total[:, None], cells.width, axis=1), np.zeros((cells.n_layers, cells.width), int)
         for layer in range(cells.n_layers):
             before[layer] = _zeros(self.model, cells.params[layer], cells.width)
@@ -158,37 +229,28 @@ class Evidence:
         kept = kept if narrow.width != cells.width else np.arange(0)
         return Pruned(cells, later, np.maximum(off - before, 0), removed, kept, (*bound.stack.notes, *notes))
 
-    def _kept(
-        self, old: BoundStack, new: BoundStack, old_width: int, new_width: int
-    ) -> tuple[np.ndarray, tuple[str, ...]]:
-        """The old position of each new one."""
-        if self.options.positions:
-            return kept_positions(self.options.positions, old_width, new_width), ("positions as given by --positions",)
-        if new_width == old_width:
-            return np.arange(old_width), ()
-        where = f"{self.second.name}: its stream has {new_width} positions"
-        if new_width > old_width:
-            raise BadInput(f"{where}, {self.first.name} has {old_width}: it grew")
+    def _kept(self, old: BoundStack, new: BoundStack, widths: tuple[int, int]) -> tuple[np.ndarray, tuple[str, ...]]:
+        """The old position of each new one, of streams of these widths."""
+        if widths[0] == widths[1]:
+            return np.arange(widths[0]), ()
         found = copied_positions(self.model, self.second, old, new)
         if found is None:
             raise BadInput(
-                f"{where} of {old_width}, and its norm vectors are no copies of the old ones, so which positions were removed "
-                "cannot be checked; give --positions, a JSON list of the old position of each new one. That the others are "
-                "gone from every layer can be said without it"
+                f"{self.second.name}: its stream has {widths[1]} positions of {widths[0]}, and its norm vectors are no copies "
+                "of the old ones, so which positions were removed cannot be checked; check the model as it was pruned, before "
+                "it was trained again"
             )
         return found, ("positions found by their values: each has those of one old position in every norm vector",)
 
-    def single_weights(self, pruned: Pruned, digest: Any) -> Iterator[tuple[Standing, bool]]:
+    def single_weights(self, pruned: Pruned, digest: Any) -> Iterator[tuple[LargeNeuron, bool]]:
         """(the largest weight of each neuron that the intact MLP's weights single out, whether it is gone).
 
         Raises:
-            BadInput: there are no intact weights, neurons cannot be told, or the pruned MLP has others.
+            BadInput: neurons cannot be told, or the pruned MLP has others.
             TooMuchToRead: the MLPs are larger than may be read.
         """
-        if self.alone and self.kind == "masks":
-            raise BadInput("masks alone hold no weights; name the intact model first")
         bound, kept = pruned.cells.bound, pruned.kept
-        found = scan_mlps(self.model, bound, self.options.scan, digest).found
+        _, found = scan_mlps(self.model, bound, self.options.scan, digest)
         for layer, neurons in groupby(sorted(found, key=_place), key=lambda one: _place(one).layer):
             left = self._last_linear(bound, pruned.later, layer)
             for one in neurons:
@@ -206,15 +268,13 @@ class Evidence:
         ((_, values),) = self.second.read([name])
         return values.T if bound.stack.weight_is_in_by_out else values
 
-    def outliers(self, cells: Cells) -> tuple[tuple[int, ...], str, tuple[str, ...]]:
-        """(the outliers of a stream, who names them, what to know of that)."""
+    def outliers(self, cells: Cells) -> tuple[tuple[int, ...], str]:
+        """(the outliers of a stream, who names them)."""
         if self.options.dims != FIND and self.options.dims:
-            return cells.checked(self.options.dims), "given", ()
-        if self.alone and self.masks is not None and self.masks.holds == "masks":
-            return (), "no one", ("masks alone do not say where outliers are: name the intact model first, or --dims",)
+            return cells.checked(self.options.dims), "given"
         quiet = replace(self.options.scan, notice=None)  # what is read was said when its size was checked
         found = next(one for one in scan_checkpoint(self.model, quiet).stacks if one.stack == cells.bound.name)
-        return found.dims, found.named_by, ()
+        return found.dims, found.named_by
 
     def unused(self, bound: Sequence[BoundStack]) -> tuple[str, ...]:
         """Masks that fit nothing of the model are a mistake; masks of other parameters are worth a remark."""
@@ -240,11 +300,32 @@ def _zeros(source: Checkpoint, params: Sequence[Param], width: int) -> np.ndarra
     return found
 
 
-def _place(one: Standing) -> Neuron:
+def _place(one: LargeNeuron) -> Neuron:
     return Neuron.parse(one.neuron)
 
 
-def _looks_like_masks(source: Checkpoint) -> bool:
-    """Whether the smallest tensor holds zeros and ones alone; what is read later is looked at value by value."""
-    names = sorted(source.tensors, key=lambda name: source.tensors[name].nbytes)
-    return all(np.isin(values, (0, 1)).all() for _, values in source.read(names[:1]))
+def copied_positions(before: Checkpoint, after: Checkpoint, old: BoundStack, new: BoundStack) -> np.ndarray | None:
+    """The old position of each new one, int [new], where all norm vectors were copied; None where that cannot be said.
+
+    Each new position must have exactly the values of one old position in every norm of every block, and of no other.
+    """
+    names, later = ([param.name for param in _norm_vectors(bound)] for bound in (old, new))
+    if not names or len(names) != len(later):
+        return None
+    then, now = (
+        [row.tobytes() for row in np.stack([values[name].ravel() for name in listed], axis=1, dtype=np.float32)]
+        for listed, values in ((names, dict(before.read(names))), (later, dict(after.read(later))))
+    )
+    places: dict[bytes, list[int]] = {}
+    for dim, row in enumerate(then):
+        places.setdefault(row, []).append(dim)
+    found = [places.get(row, []) for row in now]
+    if any(len(dims) != 1 for dims in found) or len(set(now)) != len(now):
+        return None
+    return np.array([dims[0] for dims in found], dtype=np.int64)
+
+
+def _norm_vectors(bound: BoundStack) -> list[Param]:
+    """Every norm vector of a stream, in an order that two sizes of one model share."""
+    blocks = [param for norm in sorted(bound.norms) for layer in bound.norms[norm] for param in layer]
+    return [*bound.embedding_norm, *blocks, *bound.final_norm]

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
@@ -23,12 +23,14 @@ from outlierlens.ablation.controls import limited
 from outlierlens.ablation.study import Outcome, Progress, Study, dims_of
 from outlierlens.analyses.quantize_rounding import rounded
 from outlierlens.analyses.quantize_schemes import DEFAULTS, Recipe
-from outlierlens.analyses.quantize_settings import KEPT, RANDOM, ROUNDED, RoundingSettings
+from outlierlens.analyses.quantize_settings import KEPT, MIXED, RANDOM, ROUNDED, RoundingSettings
+from outlierlens.architectures import GATES
 from outlierlens.data.texts import Data
 from outlierlens.detection.running_statistics import LARGE
 from outlierlens.errors import BadInput, pick
 from outlierlens.models.load import LoadedModel
 from outlierlens.options import FIND, DimsOrFind, Flag, Flat, check
+from outlierlens.results.advice import Advice, about, fitted
 from outlierlens.results.finding import Finding
 from outlierlens.results.row_store import Keep
 from outlierlens.results.rows import UNKNOWN, Draws, Estimate, More, Quiet, Row
@@ -36,11 +38,9 @@ from outlierlens.session import Session
 from outlierlens.statistics.means import mean_interval, mean_noise, no_interval
 from outlierlens.statistics.ranks import rank_p
 from outlierlens.tasks.base import TaskOptions, weighted_mean
+from outlierlens.view.charts.base import place
 from outlierlens.view.pictures import Lines, Picture, Strips
 from outlierlens.view.section import Change, Count, P, Rows, Share, percent, these
-
-if TYPE_CHECKING:
-    pass
 
 INTACT = "intact"
 Says = Literal["free", "keep", "no use", "unclear", "not tried"]
@@ -189,32 +189,8 @@ class LinearError(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmoothScale(Row):
-    """SmoothQuant's scale of an outlier in one tensor that linears read (Xiao et al. 2023, eq. 4)."""
-
-    layer: int
-    parts: tuple[str, ...]
-    """linears"""
-    dim: int
-    """dimension"""
-    scale: float
-    rank: Annotated[int, Count]
-    """rank: 1 for the largest of all dimensions"""
-    median: float
-    """median of all"""
-    largest: float
-    """largest of all"""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Quantized(Finding):
-    """A model rounded by several schemes.
-
-    Attributes:
-        alpha: of "smoothed", None where no scheme rounds inputs or it was not asked for. threshold: of "large inputs kept".
-        calibration: which texts SmoothQuant's largest values are of. n_error_texts: texts whose hidden states are compared.
-        noise_draws: runs of each setting with noise, on n_noise_texts texts.
-    """
+    """A model rounded by several schemes."""
 
     title: ClassVar[str] = "Rounded to few bits"
 
@@ -228,14 +204,17 @@ class Quantized(Finding):
     """(Error of every block's output)"""
     linears: tuple[LinearError, ...]
     """Relative squared error: Σ (rounded − x)² / Σ x². Of linears the median; --verbose lists each."""
-    smoothing: tuple[SmoothScale, ...]
-    """(Scales of SmoothQuant)"""
     alpha: float | None
+    """of "smoothed"; None where no scheme rounds inputs or it was not asked for"""
     threshold: float | None
+    """of "large inputs kept\""""
     calibration: str
+    """texts that SmoothQuant's largest values are of"""
     n_calibration: int
     n_error_texts: int
+    """texts whose hidden states are compared"""
     noise_draws: int
+    """runs of each setting with noise"""
     n_noise_texts: int
 
     def setting(self, scheme: str, setting: str = ROUNDED) -> Setting:
@@ -255,29 +234,25 @@ class Quantized(Finding):
     @property
     def verdict(self) -> str:
         """What to do, in one line."""
-        by: dict[str, list[str]] = {}
-        for scheme, says in self.says.items():
-            by.setdefault(says, []).append(scheme)
-        cost = {one: signed(self.setting(one).change.value) for one in self.says}
-        parts, dims = [], these(self.dims)
-        if "keep" in by:
-            told = []
-            for one in by["keep"]:
-                kept = self.setting(one, KEPT)
-                told.append(
-                    f"{one} {cost[one]} → {signed(kept.change.value)} (random {signed(float(np.mean(kept.random)))})"
-                )
-            parts.append(f"keep {dims} in 16 bit: {'; '.join(told)}")
-        if "no use" in by:
-            parts.append(
-                f"keeping {dims} does not make up for {', '.join(f'{one} {cost[one]}' for one in by['no use'])}"
+        dims, cost = these(self.dims), {one: signed(self.setting(one).change.value) for one in self.says}
+        by = {says: [one for one, said in self.says.items() if said == says] for says in get_args(Says)}
+        costly = {says: ", ".join(f"{one} {cost[one]}" for one in some) for says, some in by.items()}
+        parts = []
+        if by["keep"]:
+            kept = {one: self.setting(one, KEPT) for one in by["keep"]}
+            told = (
+                f"{one} {cost[one]} → {signed(row.change.value)} (random {signed(float(np.mean(row.random)))})"
+                for one, row in kept.items()
             )
-        if "free" in by:
+            parts.append(f"keep {dims} in 16 bit: {'; '.join(told)}")
+        if by["no use"]:
+            parts.append(f"keeping {dims} does not make up for {costly['no use']}")
+        if by["free"]:
             parts.append(f"{', '.join(by['free'])}: no cost that can be told, nothing to keep")
-        why = {"unclear": no_interval(self.about.n_texts), "not tried": "nothing random was kept; ask for --random 19"}
-        for said, reason in why.items():
-            if rest := ", ".join(f"{one} {cost[one]}" for one in by.get(said, ())):
-                parts.append(f"{rest}: no verdict, for {reason}")
+        if by["unclear"]:
+            parts.append(f"{costly['unclear']}: no verdict, for {no_interval(self.about.n_texts)}")
+        if by["not tried"]:
+            parts.append(f"{costly['not tried']}: no verdict, for nothing random was kept; ask for --random 19")
         return f"{'; '.join(parts)} ({self.about.unit})"
 
     def sentences(self) -> Iterator[str]:
@@ -296,14 +271,44 @@ class Quantized(Finding):
                 yield f"{scheme}: {best.setting} leaves least: {signed(best.change.value)}."
         if {"keep", "no use"} & {*self.says.values()}:
             yield "`plan` measures what helps most per byte: neurons, columns and whole linears too."
-        if self.smoothing and self.alpha is not None:
-            top = max(self.smoothing, key=lambda one: one.scale / one.median)
-            yield (
-                f"SmoothQuant (alpha {self.alpha:g}) divides dimension {top.dim} by {top.scale:.3g} in layer {top.layer} "
-                f"({', '.join(top.parts)}), the median dimension by {top.median:.3g}."
-            )
         intact = f"Intact {self.settings[0].value.value:z.4f} {self.about.unit}."
         yield f"{intact} {self.noise_note}"
+
+    def advice(self) -> Iterator[Advice]:
+        """The verdict; how to find what gives back more; and where the costliest scheme errs, if not in the stream."""
+        said, says, made = self.verdict, {*self.says.values()}, self.provenance
+        why = f"measured on {self.about.n_texts:,} texts of {self.about.data} ({self.about.n_tokens:,} tokens)"
+        keep = about(made, "prune protect", "--for", "llm-compressor", dims=self.dims, stack=self.about.stack)
+        yield Advice("quantize", f"{said[:1].upper()}{said[1:]}.", why, (keep,) if "keep" in says else ())
+        if says & {"keep", "no use"}:
+            yield Advice(
+                "quantize",
+                "Measure what gives back most of the cost per byte, in the stream or not.",
+                f"{self.worst} costs most",
+                (about(made, "plan", "--scheme", self.worst),),
+                until=("PrecisionPlan",),
+            )
+        yield from self._inside()
+
+    def _inside(self) -> Iterator[Advice]:
+        worst = self.worst
+        known = [one for one in self.linears if one.scheme == worst and math.isfinite(one.inputs)]
+        if self.says[worst] not in ("keep", "no use", "not tried") or not known:
+            return
+        top, read = max(known, key=lambda one: one.inputs), max((one.inputs for one in known if one.reads), default=0.0)
+        if top.inputs <= read:
+            return
+        gated = top.writes and any((top.part, one.part) in GATES for one in known)
+        change = {one.setting: one.change.value for one in self.settings if one.scheme == worst}
+        mixed = f"; with every large input kept, wherever it is: {change[MIXED]:+.3g}" if MIXED in change else ""
+        yield Advice(
+            "quantize",
+            f"Look inside the blocks first: rounded by {worst}, the inputs of {top.part} in {place(str(top.layer))} lose "
+            f"{percent(top.inputs)} of their square, more than all else; what reads the stream loses {percent(read)} at most. "
+            f"No dimension of the stream lies there, so keeping {these(self.dims)} does not mend it.",
+            f"{worst}: {change[ROUNDED]:+.3g} {self.about.unit}{mixed}",
+            (fitted(self.provenance, "int8"),) if gated and worst.partition("/")[2].startswith("int8") else (),
+        )
 
     @property
     def noise_note(self) -> str:
@@ -415,7 +420,6 @@ def quantize(
         draws=tuple(one for _, _, random in schemes for one in random),
         blocks=blocks,
         linears=linears,
-        smoothing=tuple(_smoothing(model)),
         alpha=options.alpha if model.factors else None,
         threshold=options.threshold,
         calibration=(calibration or texts).source,
@@ -435,11 +439,11 @@ def run(session: Session, options: QuantizeOptions) -> Quantized:
 
 
 def _linears(model: RoundingSettings) -> Iterator[LinearError]:
-    """The error at every linear by itmodel."""
+    """The error at every linear by itself."""
     found = model.states.at_linears(model.options.schemes, model.dims, model.places)
     for recipe, of_scheme in zip(model.options.schemes, found, strict=True):
-        for place, values in zip(model.places, of_scheme, strict=True):
-            of_place = {name: getattr(place, name) for name in ("layer", "part", "reads", "writes")}
+        for where, values in zip(model.places, of_scheme, strict=True):
+            of_place = {name: getattr(where, name) for name in ("layer", "part", "reads", "writes")}
             yield LinearError(scheme=recipe.name, **of_place, **dict(zip(ERRORS, values.tolist(), strict=True)))
 
 
@@ -457,20 +461,6 @@ def _blocks(model: RoundingSettings, scheme: str, done: Sequence[Outcome]) -> It
                 yield BlockError(
                     scheme=scheme, setting=one.condition.family, layer=layer, error=error, others=other, share=part
                 )
-
-
-def _smoothing(model: RoundingSettings) -> Iterator[SmoothScale]:
-    """The scale of every outlier, for each tensor that linears read."""
-    places = {place.name: place for place in model.places}
-    for group in model.seen.shared:
-        mine = [places[name] for name in group if name in model.factors]
-        if mine:
-            scale = model.factors[mine[0].name].double().cpu().numpy()
-            for dim in model.dims:
-                yield SmoothScale(
-                    layer=mine[0].layer, parts=tuple(place.part for place in mine), dim=dim, scale=float(scale[dim]),
-                    rank=int((scale > scale[dim]).sum()) + 1, median=float(np.median(scale)), largest=float(scale.max()),
-                )  # fmt: skip
 
 
 @dataclass(frozen=True)

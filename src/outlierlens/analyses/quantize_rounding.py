@@ -2,8 +2,9 @@
 
     with rounded(loaded, parse("int8-tensor/int8-tensor")):
         loaded.model(**batch)
-    with rounded(loaded, recipe, Keeping(dims=(100, 247, 507))) as tally:
-        ...
+    with rounded(loaded, recipe, Keeping(dims=(100, 247, 507))) as model:
+        model.kept                                                    # share of the weights that stay
+        model.keep({path: KeptLinear(path=path, inputs=True)})        # from now on; all else is rounded
     change, low, high = loss_change(loaded, task, recipe)
     NoiseDraws(loaded, stack, task, n=3, seed=0).runs(values)     # [1 + draws, text], for `statistics.means.mean_noise`
 
@@ -25,8 +26,8 @@ import numpy as np
 
 from outlierlens.ablation.switches import plan_dims
 from outlierlens.analyses.quantize_places import Place, by_text, find_places, shaped_like
-from outlierlens.analyses.quantize_schemes import Recipe, fake_quantize, fake_quantize_inputs
-from outlierlens.architectures import BoundStack
+from outlierlens.analyses.quantize_schemes import FINE, Recipe, fake_quantize, fake_quantize_inputs
+from outlierlens.architectures import BoundStack, live_parameters
 from outlierlens.errors import BadInput
 from outlierlens.models.changes import Settable, hang, temporary
 from outlierlens.models.forward import reader_of
@@ -51,32 +52,35 @@ class Keeping:
         threshold: LLM.int8's decomposition (Dettmers et al. 2022, section 3.2): in each linear and text, inputs with any
             |x| of at least this stay, and are multiplied with weights that stay.
         factors: {name of a linear: [in]}: what it reads is divided by them and its columns are multiplied (SmoothQuant).
-        columns, rows: {name of a linear: its inputs, its outputs} that stay as those of a dimension do.
     """
 
     dims: tuple[int, ...] = ()
     threshold: float | None = None
     factors: Mapping[str, "Tensor"] = field(default_factory=dict)
-    columns: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-@dataclass
-class Tally:
-    """How many weights of the linears are rounded or kept, and how many of their inputs `threshold` kept so far."""
+@dataclass(frozen=True, kw_only=True)
+class KeptLinear:
+    """One linear of which something stays in `bits` bits: its weights, what it reads, both, or few columns and rows."""
 
-    n_linears: int = 0
-    n_weights: int = 0
-    weights_kept: int = 0
-    n_features: int = 0
-    features_kept: int = 0
+    path: str
+    """Module path in the live model, such as `model.layers.11.mlp.down_proj`."""
+    weights: bool = False
+    inputs: bool = False
+    columns: tuple[int, ...] = ()
+    """Inputs that stay, with their weights; they take part in no range."""
+    rows: tuple[int, ...] = ()
+    """Outputs whose weights stay, multiplied with inputs that are not rounded; they take part in no range."""
+    bits: int = 16
 
-    @property
-    def kept(self) -> float:
-        """Share in [0, 1] of the weights that stay in high precision; with a threshold, of the inputs."""
-        if self.n_features:
-            return self.features_kept / self.n_features
-        return self.weights_kept / self.n_weights
+    def recipe(self, scheme: Recipe) -> Recipe | None:
+        """What happens to the linear where `scheme` rounds the others; None for nothing."""
+        weights, inputs = scheme.weights, scheme.inputs
+        if weights and self.weights:
+            weights = FINE.weights if self.bits == 8 else None
+        if inputs and self.inputs:
+            inputs = FINE.inputs if self.bits == 8 else None
+        return Recipe(weights, inputs) if weights or inputs else None
 
 
 @temporary
@@ -87,7 +91,7 @@ def rounded(
     *,
     stack: str | None = None,
     places: Sequence[Place] | None = None,
-) -> Iterator[Tally]:
+) -> Iterator["Rounding"]:
     """Round every linear inside the blocks of a stream while the block runs; biases and all else stay as they are.
 
     Raises:
@@ -101,19 +105,88 @@ def rounded(
     if keeping.dims:
         plan_dims(bound, stream_width(loaded.model, bound), keeping.dims)
     refuse_compiled(loaded.model)
-    tally = Tally()
+    places = find_places(loaded, bound.name) if places is None else places
     with ExitStack() as undo:
         masks = undo.enter_context(running_masks(reader_of(loaded, [bound], "input_ids") or loaded.model))
-        linears, settable = [], Settable(undo, loaded.model)
-        for place in find_places(loaded, bound.name) if places is None else places:
-            linears.append(RoundedLinear(place, recipe, keeping, (bound, masks), tally))
-            linears[-1].set_weights(settable)
-        for one in linears:
-            if one.edits_inputs:
-                hang(undo, one.place.module.register_forward_pre_hook, one.enter)
-            if one.edits_outputs:
-                hang(undo, one.place.module.register_forward_hook, one.leave)
-        yield tally
+        model = Rounding(loaded.model, places, (recipe, keeping), (bound, masks))
+        undo.callback(model.restore)
+        for name in model.places:
+            model.round(name)
+        yield model
+
+
+class Rounding:
+    """The model inside `rounded`: how much of its linears is rounded, and what else of them stays.
+
+    Attributes:
+        linears: those that are rounded, by path. places: all of them.
+    """
+
+    def __init__(
+        self,
+        model: "nn.Module",
+        places: Sequence[Place],
+        how: tuple[Recipe, Keeping],
+        running: tuple[BoundStack, list["Tensor"]],
+    ):
+        self.model, self.running = model, running
+        self.recipe, self.keeping = how
+        self.live = live_parameters(model)
+        self.places = {place.name: place for place in places}
+        self.linears: dict[str, RoundedLinear] = {}
+        self._kept: dict[str, KeptLinear] = {}
+        self._undo: dict[str, ExitStack] = {}  # what puts each linear back
+
+    def keep(self, kept: Mapping[str, KeptLinear]) -> None:
+        """Keep these from now on, and round all else."""
+        before, self._kept = self._kept, dict(kept)
+        for name in {*before, *self._kept}:
+            if before.get(name) != self._kept.get(name):
+                self.round(name)
+
+    def round(self, name: str) -> None:
+        """Round one linear, but for what is kept of it now."""
+        if name in self._undo:
+            del self.linears[name]
+            self._undo.pop(name).close()
+        kept = self._kept.get(name, KeptLinear(path=name))
+        recipe = kept.recipe(self.recipe)
+        if recipe is not None:
+            linear = self.linears[name] = RoundedLinear(self.places[name], recipe, self.keeping, kept, self.running)
+            undo = self._undo[name] = ExitStack()
+            linear.set_weights(Settable(undo, self.model, self.live))
+            if linear.edits_inputs:
+                hang(undo, linear.place.module.register_forward_pre_hook, linear.enter)
+            if linear.edits_outputs:
+                hang(undo, linear.place.module.register_forward_hook, linear.leave)
+
+    def restore(self) -> None:
+        """Put all weights back."""
+        with ExitStack() as each:
+            while self._undo:
+                each.callback(self._undo.popitem()[1].close)
+
+    @property
+    def n_linears(self) -> int:
+        """Linears that are rounded."""
+        return len(self.linears)
+
+    @property
+    def n_weights(self) -> int:
+        """Weights in them."""
+        return sum(one.place.weight().numel() for one in self.linears.values())
+
+    @property
+    def weights_kept(self) -> int:
+        """Of these, how many stay in high precision."""
+        return sum(int(one.exempt.sum()) for one in self.linears.values() if one.exempt is not None)
+
+    @property
+    def kept(self) -> float:
+        """Share in [0, 1] of the weights that stay in high precision; with a threshold, of the inputs read so far."""
+        if n_features := sum(one.n_features for one in self.linears.values()):
+            return sum(one.features_kept for one in self.linears.values()) / n_features
+        return self.weights_kept / self.n_weights
 
 
 def loss_change(
@@ -135,30 +208,28 @@ class RoundedLinear:
         place: Place,
         recipe: Recipe,
         keeping: Keeping,
+        kept: KeptLinear,
         running: tuple[BoundStack, list["Tensor"]],
-        tally: Tally,
     ):
         import torch
 
-        self.place, self.recipe, self.keeping, self.tally = place, recipe, keeping, tally
+        self.place, self.recipe, self.keeping = place, recipe, keeping
         self.bound, self.masks = running
         self.as_is = torch._C.DisableTorchFunction  # else `fast_products` asks at every function
         weight = place.weight()
         self.factor = keeping.factors.get(place.name)
-        columns = [*keeping.columns.get(place.name, ()), *(keeping.dims if place.reads else ())]
-        self.rows = [*keeping.rows.get(place.name, ()), *(keeping.dims if place.writes else ())]
+        columns = [*kept.columns, *(keeping.dims if place.reads else ())]
+        self.rows = [*kept.rows, *(keeping.dims if place.writes else ())]
         self.exempt_inputs: Tensor | None = None  # bool [in]
         self.exempt: Tensor | None = None  # bool [out, in], weights
         if columns or self.rows:
             self.exempt = torch.zeros(weight.shape, dtype=torch.bool, device=weight.device)
             self.exempt[:, columns] = True
             self.exempt[self.rows] = True
-            tally.weights_kept += int(self.exempt.sum())
         if columns:
             self.exempt_inputs = torch.zeros(weight.shape[1], dtype=torch.bool, device=weight.device)
             self.exempt_inputs[columns] = True
-        tally.n_linears += 1
-        tally.n_weights += weight.numel()
+        self.n_features = self.features_kept = 0  # inputs that were compared with the threshold, and those that it kept
         # Rows that stay are only rounded by what they are multiplied with.
         self.edits_inputs = recipe.inputs is not None or self.factor is not None
         self.edits_outputs = recipe.inputs is not None and (bool(self.rows) or keeping.threshold is not None)
@@ -200,8 +271,8 @@ class RoundedLinear:
             size = states.abs() if valid is None else states.abs().masked_fill(~valid[..., None], 0.0)
             self._large = (size >= self.keeping.threshold).any(1, keepdim=True)
             exempt = self._large if exempt is None else exempt | self._large
-            self.tally.n_features += self._large.numel()
-            self.tally.features_kept += int(self._large.sum())
+            self.n_features += self._large.numel()
+            self.features_kept += int(self._large.sum())
         if self.edits_outputs:
             self._seen = states
         return shaped_like(reads, fake_quantize_inputs(states, self.recipe.inputs, valid, exempt=exempt), self.bound)

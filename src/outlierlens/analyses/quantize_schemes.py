@@ -128,6 +128,7 @@ def _scheme(part: str, whole: str) -> Scheme:
 
 _COMMON = "int8-tensor/int8-tensor,int8-channel/int8-token,int4-channel/none,int4-group32/none,e4m3-tensor/e4m3-tensor"
 DEFAULTS = parse_all(_COMMON)
+FINE = parse("int8-channel/int8-token")  # what stays in 8 bits
 
 
 def fake_quantize(values: "Tensor", scheme: Scheme, *, exempt: "Tensor | None" = None) -> "Tensor":

@@ -1,31 +1,49 @@
-"""The settings of rounding as conditions: a scheme on the whole model, and with something kept or smoothed.
+"""The settings of rounding as conditions: a scheme on the whole model, and with something kept or smoothed; their errors.
 
-model = RoundingSettings(loaded, texts, QuantizeOptions(), calibration)
-study.measure(model.conditions(recipe))      # all rounded, outliers kept, random sets kept, large inputs kept, smoothed
+    model = RoundingSettings(loaded, texts, QuantizeOptions(), calibration)
+    study.measure(model.conditions(recipe))      # all rounded, outliers kept, random sets kept, large inputs kept, smoothed
+
+    errors = StateErrors(loaded, texts, stack=None, max_length=128, batch_size=16)    # keeps the intact states of a few texts
+    errors.at_linears(recipe, dims, places)      # [place, 6]
+    with rounded(loaded, recipe):
+        error = errors.at_blocks()               # float64 [layer, dim], Σ (h' − h)² over tokens
+    error.sum(1) / errors.power.sum(1)           # relative squared error [layer]
+
+At a linear it is Σ (rounded − x)² / Σ x²: over all its weights, or over all its inputs at all tokens that are no padding.
+At a block's output it is that of the running model, against the intact one's on the same tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from outlierlens.ablation.controls import random_sets
 from outlierlens.ablation.study import Condition
-from outlierlens.analyses.quantize_errors import StateErrors
+from outlierlens.analyses.ablate_sets import found_dims
 from outlierlens.analyses.quantize_places import (
+    Place,
+    by_text,
     calibrate,
     cast_notes,
     find_places,
+    looked_at,
     smooth_factors,
     without_foreign_readers,
 )
-from outlierlens.analyses.quantize_rounding import Keeping, NoiseDraws, Tally, rounded
-from outlierlens.analyses.quantize_schemes import Recipe
-from outlierlens.data.texts import Data
-from outlierlens.detection.observe.measure import ObserveOptions
-from outlierlens.detection.targets import active_dims, named_dims
+from outlierlens.analyses.quantize_rounding import Keeping, NoiseDraws, Rounding, rounded
+from outlierlens.analyses.quantize_schemes import Recipe, Scheme, fake_quantize, fake_quantize_inputs
+from outlierlens.architectures import BoundStack
+from outlierlens.data.texts import Batch, Data
+from outlierlens.detection.targets import named_dims
+from outlierlens.errors import BadInput
+from outlierlens.models.forward import check_padding
+from outlierlens.models.hooks import EMBEDDINGS, tapped
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel, stream_width
+from outlierlens.models.passes import reading_of
 from outlierlens.options import FIND
 from outlierlens.tasks.base import Task
 from outlierlens.tasks.choice import make_task, vector_task
@@ -35,6 +53,7 @@ if TYPE_CHECKING:
 
     from outlierlens.analyses.quantize import QuantizeOptions
 
+MAX_KEPT_BYTES = 4_000_000_000
 MOST_SEEN = 8  # dimensions that are taken from activations where the weights name none
 ROUNDED, KEPT, RANDOM = "all rounded", "outliers kept", "random kept"
 MIXED, SMOOTHED = "large inputs kept", "smoothed"  # LLM.int8's decomposition; SmoothQuant
@@ -47,7 +66,12 @@ class RoundingSettings:
         self.loaded, self.options, self.stack = loaded, options, loaded.stack(options.stack)
         self.max_length = row_limit(loaded, texts, options.task.max_length)
         reading: Any = {"stack": self.stack.name, "max_length": self.max_length, "batch_size": options.task.batch_size}
-        self.dims, self.named_by, notes = _outliers(loaded, calibration, options, self.max_length)
+        named = (
+            found_dims(loaded, self.stack, calibration, FIND, options.task, most=MOST_SEEN)
+            if options.dims == FIND
+            else named_dims(loaded, self.stack, options.dims)
+        )
+        self.dims, self.named_by = tuple(sorted(named.dims)), named.by
         how = replace(options.task, seed=options.seed)
         how = vector_task(loaded, how) if texts.plural == "texts" else how
         self.task: Task = make_task(loaded, texts, how)
@@ -64,7 +88,7 @@ class RoundingSettings:
         self.random = random_sets(self.width, len(self.dims), n=options.n_sets, seed=options.seed, other_than=self.dims)
         self.noise = NoiseDraws(loaded, self.stack, self.task, options.noise_draws, options.seed)
         self.states = StateErrors(loaded, texts.first(options.n_error_texts), **reading)
-        self.notes = [*notes, *self.task.notes, *self._remarks()]
+        self.notes = [*named.notes, *self.task.notes, *self._remarks()]
         self.identity = {
             "task": asdict(how), "stack": self.stack.name, "dims": list(self.dims), "threshold": options.threshold,
             "smooth": options.alpha, "calibration": calibration.digest, "noise": options.noise_draws,
@@ -89,12 +113,12 @@ class RoundingSettings:
             for i, (setting, keeping) in enumerate(found)
         ]  # fmt: skip
 
-    def _inside(self, with_errors: bool, tally: Tally) -> dict[str, Any]:
+    def _inside(self, with_errors: bool, model: Rounding) -> dict[str, Any]:
         """What is measured beside the values: those with noise [draw, text], and errors [layer, dim]."""
         return {
             "noisy": [one.tolist() for one in self.noise.repeats()],
             "errors": self.states.at_blocks().tolist() if with_errors else [],
-            "kept": tally.kept, "n_linears": tally.n_linears, "n_weights": tally.n_weights,
+            "kept": model.kept, "n_linears": model.n_linears, "n_weights": model.n_weights,
         }  # fmt: skip
 
     def _remarks(self) -> Iterator[str]:
@@ -106,15 +130,126 @@ class RoundingSettings:
         yield from cast_notes(self.places)
 
 
-def _outliers(
-    loaded: LoadedModel, texts: Data, options: "QuantizeOptions", max_length: int
-) -> tuple[tuple[int, ...], str, tuple[str, ...]]:
-    """The dimensions, ascending; who names them: the caller, the weights, the activations, or the strongest two; notes."""
-    stack = loaded.stack(options.stack)
-    named = named_dims(loaded, stack, options.dims)
-    if options.dims == FIND and not named.found:
-        seen = ObserveOptions(max_length=max_length, batch_size=options.task.batch_size, passage_tokens=0)
-        dims, rule = active_dims(loaded, stack, texts, seen)
-        if dims:
-            return tuple(sorted(dims[:MOST_SEEN])), f"the activations, rule {rule}", ()
-    return tuple(sorted(named.dims)), named.by, named.notes
+class StateErrors:
+    """A few texts as the model reads them, and its hidden states as they were when this was made, to compare with.
+
+    Attributes:
+        power: Σ h² over tokens that are no padding, float64 [layer, dim].
+
+    Raises:
+        BadInput: the states would not fit into memory, or texts do not reach the stream.
+    """
+
+    def __init__(self, loaded: LoadedModel, texts: Data, *, stack: str | None, max_length: int, batch_size: int):
+        self.loaded, self.bound = loaded, loaded.stack(stack)
+        self.reading = reading_of(loaded, texts, max_length)
+        if self.bound.name not in [stack.name for stack in self.reading.stacks]:
+            raise BadInput(
+                f"stream {self.bound.name!r} needs inputs that {texts.plural} do not give; name another --stack"
+            )
+        self.batches: list[Batch] = list(self.reading.batches(texts, batch_size=batch_size))
+        self._intact = [self._states(batch) for batch in self.batches]  # [batch][layer][token, dim]
+        self.power = np.sum([[_power(states) for states in layers] for layers in self._intact], axis=0)
+
+    def at_blocks(self) -> np.ndarray:
+        """Σ (h' − h)² of the model as it is now, float64 [layer, dim]."""
+        error = np.zeros_like(self.power)
+        for batch, intact in zip(self.batches, self._intact, strict=True):
+            for layer, (before, after) in enumerate(zip(intact, self._states(batch), strict=True)):
+                error[layer] += _power(after - before)
+        return error
+
+    def at_linears(self, recipes: Sequence[Recipe], dims: tuple[int, ...], places: Sequence[Place]) -> np.ndarray:
+        """The error at every place in the intact model, float64 [recipe, place, 6]; NaN for what a scheme does not round.
+
+        Of weights, of weights with `dims` kept, share of the former in the columns or rows of `dims`; likewise of inputs.
+        """
+        schemes = tuple(dict.fromkeys(recipe.inputs for recipe in recipes if recipe.inputs is not None))
+        sums = self._inputs(schemes, dims, places) if schemes else {}
+        found = np.full((len(recipes), len(places), 6), np.nan)
+        for row, recipe in zip(found, recipes, strict=True):
+            for values, place in zip(row, places, strict=True):
+                if recipe.weights is not None:
+                    values[:3] = weight_error(place, recipe.weights, dims)
+                if recipe.inputs is not None:
+                    power, error, kept = (float(one.sum()) for one in sums[recipe.inputs, place])
+                    there = float(sums[recipe.inputs, place][1, list(dims)].sum()) if place.reads else 0.0
+                    values[3:] = _over(error, power), _over(kept, power), _over(there, error)
+        return found
+
+    def _inputs(
+        self, schemes: Sequence[Scheme], dims: tuple[int, ...], places: Sequence[Place]
+    ) -> dict[tuple[Scheme, Place], np.ndarray]:
+        """Σ x², Σ (rounded − x)², the same with `dims` kept: of each linear's inputs [3, in], in the intact model."""
+        import torch
+
+        sums: dict[tuple[Scheme, Place], np.ndarray] = {}
+        valid: list[Tensor] = []
+
+        def look(place: Place, reads: "Tensor") -> None:
+            states, mask = by_text(reads, valid, self.bound)
+            counted = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device) if mask is None else mask
+            exempt = place.part_of(dims) if place.reads else None
+            for scheme in schemes:
+                error = kept = _squares((fake_quantize_inputs(states, scheme, mask) - states)[counted]).sum(0)
+                if exempt is not None:
+                    rounded = fake_quantize_inputs(states, scheme, mask, exempt=exempt[0])
+                    kept = _squares((rounded - states)[counted]).sum(0)
+                found = torch.stack([_squares(states[counted]).sum(0), error, kept]).cpu().numpy()
+                sums[scheme, place] = sums.get((scheme, place), 0.0) + found
+
+        with looked_at(self.loaded, places, look):
+            for batch in self.batches:
+                valid[:] = [batch.valid]
+                self.reading(batch)
+        return sums
+
+    def _states(self, batch: Batch) -> list["Tensor"]:
+        """Output of each block at the tokens that are no padding [layer][token, dim]."""
+        kept: dict[int, Tensor] = {}
+
+        def look(stack: BoundStack, layer: int, states: "Tensor") -> None:
+            if layer == EMBEDDINGS:
+                return
+            check_padding(stack, layer, states, batch.valid)
+            needed = int(batch.valid.sum()) * states.shape[-1] * self.bound.n_layers * 4 * len(self.batches)
+            if needed > MAX_KEPT_BYTES:
+                raise BadInput(
+                    f"the intact states of the texts whose errors are measured would take {needed / 1e9:.1f} GB; use fewer "
+                    f"(--error-texts) or shorter ones"
+                )
+            kept[layer] = states[batch.valid].float()
+
+        with tapped(self.loaded.model, [self.bound], look):
+            self.reading(batch)
+        return [kept[layer] for layer in range(self.bound.n_layers)]
+
+
+def weight_error(place: Place, scheme: Scheme, dims: Sequence[int]) -> tuple[float, float, float]:
+    """(relative squared error, the same with `dims` kept, share of the error in the columns or rows of `dims`)."""
+    import torch
+
+    weight, mine = place.weight(), place.part_of(dims)
+    error = _squares(fake_quantize(weight, scheme) - weight)
+    power = float(weight.float().square().sum(dtype=torch.float64))
+    total = float(error.sum())
+    if mine is None:
+        return _over(total, power), _over(total, power), 0.0
+    kept = float(_squares(fake_quantize(weight, scheme, exempt=mine) - weight).sum())
+    there = float((error[:, mine[0]] if place.reads else error[mine[:, 0]]).sum())
+    return _over(total, power), _over(kept, power), _over(there, total)
+
+
+def _squares(values: "Tensor") -> "Tensor":
+    return values.double().square()
+
+
+def _power(states: "Tensor") -> np.ndarray:
+    """Σ x² over tokens, float64 [dim]."""
+    found: np.ndarray = _squares(states).sum(0).cpu().numpy()
+    return found
+
+
+def _over(part: float, whole: float) -> float:
+    """Their ratio; 0 where both are 0."""
+    return float(part / whole) if whole > 0 else 0.0 if part == 0 else float("inf")

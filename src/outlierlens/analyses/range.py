@@ -18,12 +18,14 @@ import numpy as np
 from annotated_types import Ge
 
 from outlierlens.analyses.range_pass import BINS, CacheErrors, Pass, below, median_of
+from outlierlens.architectures import GATES
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
 from outlierlens.checkpoints.stored import LiveCheckpoint
 from outlierlens.data.texts import Data
 from outlierlens.errors import BadInput
 from outlierlens.models.passes import Progress, in_windows, reading_of
 from outlierlens.options import check
+from outlierlens.results.advice import Advice, about, fitted
 from outlierlens.results.document import Provenance
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.rows import More, Quiet, Row
@@ -58,6 +60,10 @@ PANELS = {
 }
 ENDS = {"embeddings": -1, "final": 10**6, "head": 10**6}  # before all layers, and after them
 UNITS = dict.fromkeys(("gate/up", "MLP inner"), "neuron") | dict.fromkeys("qkv", "row")
+# What `repair` scales: the stream as a whole, where no norm stands on it; heads dimension by dimension, on any stream.
+STREAM = ("stream", "stream after attention", "attention output", "MLP output")
+HEADS = ("q", "k", "v", "attention mix")
+MARGIN = 4  # times fp16's largest number that shall stay free
 KEY_ALARM = 10.0  # key bias over the median layer's
 AMPLE = 1000.0  # times headroom, from which nobody asks how much more
 SHOWN = 12  # stored tensors without --verbose
@@ -228,6 +234,7 @@ class Ranges(Finding):
     Attributes:
         every: medians and shares rest on every so many-th token vector.
         skipped: {stored tensor: what packed it} of those whose values are not read.
+        normed: streams that a norm stands on after every block, which no factor scales as a whole.
         never_fed: modules that no token reached, and experts as "NAME, expert 3": nothing is known of their ranges.
     """
 
@@ -244,6 +251,7 @@ class Ranges(Finding):
     every: int = 1
     skipped: dict[str, str] = field(default_factory=dict)
     never_fed: tuple[str, ...] = ()
+    normed: tuple[str, ...] = ()
 
     def of(self, kind: str) -> tuple[TensorRange, ...]:
         """The rows of one kind, in order of layers; raises BadInput with the kinds there are."""
@@ -265,6 +273,45 @@ class Ranges(Finding):
     def verdict(self, form: str) -> str:
         """ "fp16: fits, 53.0 times headroom": of weights, or of what goes from one operation to the next."""
         return f"{form}: {_fits(headroom(_top(self.weights or self.stored).largest, form))}"
+
+    def advice(self) -> Iterator[Advice]:
+        """Whether fp16 holds the model, and which tensor one int8 scale would round to 0; nothing of weights alone."""
+        if not self.stored:
+            return
+        names = [row.module for row in self.tensors if row.kind == "gate/up"]
+        gated = any(
+            name.endswith(f".{first}") for name in names for _, first in GATES
+        )  # factors pass from one to the other
+        known = [row for row in self.stored if math.isfinite(row.coarseness)]
+        coarse = max(known, key=lambda row: row.coarseness, default=None)
+        over, made = f"over {self.about.n_texts:,} {self.about.inputs}", self.provenance
+        if coarse is not None and coarse.coarseness > 2:
+            inside = ", where no dimension of the stream lies: keeping dimensions in 16 bits does not help there"
+            copy = (fitted(made, "int8"),) if coarse.kind == "MLP inner" and gated else ()
+            yield Advice(
+                "quantize",
+                "Give 8-bit activations a scale for each token, or measure what one scale per tensor costs: it is coarsest for "
+                f"the {coarse.kind} of layer {coarse.layer}{inside if coarse.kind in ('gate/up', 'MLP inner') else ''}.",
+                f"one step there is {number(coarse.coarseness)} times the median |x|, {over}",
+                (about(made, "quantize"), *copy),
+                until=("Quantized", "PrecisionPlan"),
+            )
+        top = max(self.stored, key=lambda row: row.largest)
+        because = f"the largest |x| is {number(top.largest)}, {top.kind} of layer {top.layer}, {over}"
+        if top.fp16 >= MARGIN:
+            yield Advice("range", f"Run it in fp16 as it is: fp16 has {number(top.fp16)} times headroom.", because)
+            return
+        short = f"overflows by {number(1 / top.fp16) if top.fp16 else '∞'} times"
+        said = short if top.fp16 < 1 else f"has {number(top.fp16)} times headroom"
+        mends = (top.kind in STREAM and top.stack not in self.normed) or top.kind in HEADS
+        mends |= top.kind == "MLP inner" and gated
+        room = " Or write a copy with room, whose outputs in float32 are the same." if mends else ""
+        yield Advice(
+            "range",
+            f"Keep it in bfloat16 or float32: fp16 {said}.{room}",
+            because,
+            (fitted(made, "fp16"),) if mends else (),
+        )
 
     def drawn(self) -> tuple[Picture, ...]:
         """Largest |x| by layer, a line for each kind; of weights the largest tensors."""
@@ -402,6 +449,7 @@ def range_of(
         cache=tuple(CacheError(**row) for row in one.cache.relative()) if one.cache else (),
         every=options.every,
         never_fed=one.never_fed(),
+        normed=tuple(stack.name for stack in loaded.stacks if stack.stack.norm_site == "stream"),
         notes=(*loaded.notes, *reading.notes, *_unseen(one)),
     )  # fmt: skip
 

@@ -20,27 +20,29 @@ from annotated_types import Ge
 
 from outlierlens.ablation.controls import random_sets
 from outlierlens.ablation.switches import plan_dims, zeroed_weights
+from outlierlens.analyses.finetune import RESULT as TUNED
+from outlierlens.analyses.finetune import FineTuned, FinetuneOptions, FinetuneSettings, Finetuning, finetune
 from outlierlens.checkpoints.stored import LiveCheckpoint
 from outlierlens.data.labelled import Examples
 from outlierlens.detection.rules import Measured
-from outlierlens.detection.scan.measure import measure, scan_stream, sites_of
-from outlierlens.errors import BadInput, pick
+from outlierlens.detection.weights import measure, scan_stream, sites_of
+from outlierlens.errors import BadInput, command, pick, printable
 from outlierlens.models.load import LoadedModel, fingerprint, load_model, stream_width
 from outlierlens.models.model_class import NewHead
 from outlierlens.options import FIND, DimsOrFind, check
 from outlierlens.results.document import save
 from outlierlens.results.finding import About, Finding
+from outlierlens.results.row_store import alone_in
 from outlierlens.results.rows import Estimate, Quiet, Row
 from outlierlens.statistics.means import no_interval
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
 from outlierlens.tasks.metrics import Statistic, interval
-from outlierlens.training.finetune.options import FinetuneSettings
 from outlierlens.view.pictures import Strips
 from outlierlens.view.section import Change, these
 
 if TYPE_CHECKING:
-    from outlierlens.training.finetune.loop import FinetuneOptions
+    from outlierlens.session import Session
 
 RESULT = "recovery.json"
 What = Literal["none", "chosen", "random"]
@@ -147,15 +149,14 @@ def recover(
     dev: Examples,
     folder: Path,
     options: RecoverOptions | None = None,
-    how: "FinetuneOptions | None" = None,
+    how: FinetuneOptions | None = None,
 ) -> Recovery:
     """Run all arms and write `recovery.json`; `how` says where the model comes from and who is told.
 
     Raises:
         BadInput: a model without a head for the task, no dimension to switch off, or a folder with another run in it.
     """
-    from outlierlens.training.finetune.batches import steps_per_epoch
-    from outlierlens.training.finetune.loop import FinetuneOptions, finetune
+    from outlierlens.training.finetune import steps_per_epoch
 
     options, how = options or RecoverOptions(), how or FinetuneOptions()
     loaded = load_model(model, replace(how.load, dtype="float32"))
@@ -266,3 +267,36 @@ def regrown(intact: Measured, now: Measured, dim: int) -> float:
     before, after = (np.concatenate([values[:, dim] for values in side]) for side in zip(*pairs, strict=True))
     size = float(np.linalg.norm(before))
     return 1 - float(np.linalg.norm(after - before)) / size if size else 0.0
+
+
+def run(session: "Session", call: Finetuning) -> FineTuned | Recovery:
+    """`lab finetune`: fine-tune the model in the run directory; or ask whether it recovers."""
+    model, given, output = session.subject.model, session.splits, session.output
+    train, dev = given.splits(offline=session.loading.offline, of_words=not call.recover)
+    folder = session.folder("recovery" if call.recover else given.labelled_task.name.split(":")[-1])
+
+    def log(seed: int, step: int, steps: int, logs: dict[str, float]) -> None:
+        session.notice(f"seed {seed}: step {step:,} of {steps:,}: loss {logs['loss']:.4g}")
+
+    loud = output.tells_progress
+    how = FinetuneOptions(
+        load=session.load, command=session.command, overwrite=output.overwrite, report_to=call.report_to,
+        progress=session.notice if loud else lambda _: None, on_log=log if loud else None,
+    )  # fmt: skip
+    found: FineTuned | Recovery
+    if call.recover:
+        again = RecoverOptions(
+            dims=call.settings.off or FIND, stack=call.settings.stack, n_random=call.n_random, seeds=call.seeds,
+            settings=replace(call.settings, off=(), hold=False, stack=None),
+        )  # fmt: skip
+        with session.resumable(folder), alone_in(folder, "recovery"):
+            found = recover(model, train, dev, folder, again, how)
+        said = f"result: {folder / RESULT}"
+    else:
+        with session.resumable(folder):
+            found = finetune(model, train, dev, folder, call.settings, seeds=call.seeds, options=how)
+        best = max(found.seeds, key=lambda one: one.value.value)
+        said = f"result: {folder / TUNED}; look at a model: {command('scan', best.folder)}"
+    if output.for_people:
+        session.then = lambda: print(printable(said))
+    return found

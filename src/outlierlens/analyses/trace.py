@@ -22,7 +22,7 @@ from annotated_types import Ge, Gt, Lt
 from outlierlens.ablation.controls import random_sets
 from outlierlens.ablation.study import Condition, Measurement, Progress, Study
 from outlierlens.analyses.trace_account import Account, Entry, account, refuse
-from outlierlens.analyses.trace_passes import Attention, carriers, groups, overview
+from outlierlens.analyses.trace_passes import TokenAttention, carriers, groups, overview
 from outlierlens.analyses.trace_trials import Passes, Restored, like, zeroed
 from outlierlens.architectures import BoundStack, live_parameters
 from outlierlens.data.texts import Batch, Data
@@ -359,7 +359,7 @@ def trace(
     except BadInput as error:
         notes += (f"which heads read it is not known: {error}",)
     else:
-        read = _readers(Attention(loaded, stack, reading, batches, places), dim, means, options, progress)
+        read = _readers(TokenAttention(loaded, stack, reading, batches, places), dim, means, options, progress)
     layers = [layer_name(layer) for layer in (EMBEDDINGS, *range(stack.n_layers))]
     return Trace(
         provenance=loaded.provenance(seed=options.seed),
@@ -519,7 +519,7 @@ def _grouped(values: np.ndarray, begin: str = "") -> dict[str, float]:
 
 
 def _readers(
-    at: Attention, dim: int, means: np.ndarray, options: TraceOptions, progress: Progress | None
+    at: TokenAttention, dim: int, means: np.ndarray, options: TraceOptions, progress: Progress | None
 ) -> dict[str, Any]:
     """Heads that are sinks on the token, and what they lose with the dimension set to its mean there.
 

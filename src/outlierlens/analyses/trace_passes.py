@@ -3,7 +3,7 @@
 dim, means, medians, n_tokens = overview(stack, loaded, run, batches)
 peak, places, largest = carriers(loaded, stack, reading, batches, dim)
 weigh = groups(batches, text, position)                  # of tokens: first, the largest, others
-at = Attention(loaded, stack, run, batches, place)       # place: of each text the token that carries the dimension
+at = TokenAttention(loaded, stack, run, batches, place)  # place: of each text the token that carries the dimension
 at.masses()                                              # mean attention of the other tokens on it [text, layer, head]
 at.masses(507, {text: means})                            # with dimension 507 set to its means [layer + 1] there
 """
@@ -104,7 +104,7 @@ def groups(batches: Sequence[Batch], text: int, position: int) -> Callable[[Batc
 
 
 @dataclass(frozen=True)
-class Attention:
+class TokenAttention:
     """A model, one of its streams, what runs it, and of each text the token [text] that is looked at."""
 
     loaded: LoadedModel
@@ -168,7 +168,7 @@ class Attention:
 
 
 @temporary
-def set_to(at: Attention, dim: int, values: np.ndarray, where: "Tensor") -> Iterator[None]:
+def set_to(at: TokenAttention, dim: int, values: np.ndarray, where: "Tensor") -> Iterator[None]:
     """A dimension at `where` [batch, token] set to `values` [batch, layer + 1] before the first and after every block."""
     import torch
 

@@ -25,7 +25,9 @@ from outlierlens.architectures.bind import (
 )
 from outlierlens.architectures.rows import (
     ARCHITECTURES,
+    GATES,
     RowChoice,
+    bound_stacks,
     families,
     family_of,
     first_row,
@@ -38,6 +40,7 @@ from outlierlens.architectures.stack import Stack, load_toml, to_toml
 
 __all__ = [
     "ARCHITECTURES",
+    "GATES",
     "BoundStack",
     "Neuron",
     "Param",
@@ -45,6 +48,7 @@ __all__ = [
     "Stack",
     "bind",
     "bind_live",
+    "bound_stacks",
     "families",
     "family_of",
     "first_row",

@@ -31,6 +31,15 @@ ARCHITECTURES: dict[str, Family] = {
     for model_type, row in rows.items()
 }
 
+# (last linear of an MLP, another one whose neurons multiply what it reads), by the ends of their names.
+GATES = frozenset(
+    (last, first.partition("[")[0].removesuffix("()"))
+    for family in ARCHITECTURES.values()
+    if not callable(family.stacks)
+    for stack in family.stacks
+    for last, first in stack.neurons.items()
+)
+
 # Families of transformers without streams here: a row of the user's own may describe their models.
 _BARE = {
     model_type: Family((), causal="is_decoder")
@@ -135,6 +144,11 @@ def stacks_for(source: Source, row: RowChoice) -> tuple[Stack, ...]:
         source.config = {**source.config, "model_type": found[0]}
     source.notes = (*source.notes, no_model_type(found))
     return stacks_of({**source.config, "model_type": found[0]}, source.name)
+
+
+def bound_stacks(source: Source, row: RowChoice = None) -> list[BoundStack]:
+    """The streams of `source` by the table, or by `row`, with the names of its tensors; raises what the two steps raise."""
+    return bind(stacks_for(source, row), source.tensors, source.config)
 
 
 def no_model_type(found: tuple[str, ...]) -> str:

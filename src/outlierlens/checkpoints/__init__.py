@@ -62,6 +62,6 @@ def _source(model: str, *, subfolder: str, offline: bool, **where: Any) -> Check
         raise UnknownModel(
             f"{model}: no such file or directory, and not a hub id; samples are {', '.join(samples.SAMPLES)}"
         )
-    from outlierlens.checkpoints.hub import HubCheckpoint
+    from outlierlens.checkpoints.hub import open_hub
 
-    return HubCheckpoint(model, subfolder=subfolder, offline=offline, **where)
+    return open_hub(model, subfolder=subfolder, offline=offline, **where)

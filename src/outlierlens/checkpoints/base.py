@@ -96,6 +96,7 @@ class Checkpoint(ABC):
         notes: remarks that belong beside every result made from this source.
         outside: other files that its one file points to.
         remedy: what to do where tensors of the model are missing.
+        commit, requests: of a model of a hub alone: the revision's full hash, and requests sent so far.
     """
 
     name: str
@@ -104,6 +105,8 @@ class Checkpoint(ABC):
     config: dict[str, Any]
     total_bytes: int
     bytes_read: int
+    commit: str
+    requests: int
     notes: tuple[str, ...] = ()
     outside: tuple[Path, ...] = ()
     remedy = "save the model alone (save_pretrained)"
@@ -217,39 +220,103 @@ def runs_of(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
             start = end
 
 
-def raw_blocks(
-    path: Path, start: int, info: TensorInfo, n_rows: int, where: str
-) -> Iterator[tuple[np.ndarray, tuple[int, int]]]:
-    """(bytes, shape) of each block of `n_rows` rows of the tensor that begins at byte `start` of a file."""
-    with path.open("rb") as file:  # a map would stay in memory page by page
-        file.seek(start)
-        for first, end, shape in row_spans(info, n_rows):
-            raw = np.frombuffer(file.read(end - first), np.uint8)
-            if len(raw) != end - first:
-                raise shorter(where)
-            yield raw, shape
+@dataclass(frozen=True)
+class Placed:
+    """A tensor's declaration and its bytes [start, end) within its file."""
+
+    info: TensorInfo
+    start: int
+    end: int
 
 
-def shorter(where: str) -> BadFile:
-    """The error for a file that no longer holds what its header was seen to hold."""
-    return BadFile(f"{where}: the file became shorter while it was read; fetch it again")
+class PlacedCheckpoint(Checkpoint):
+    """Tensors whose bytes lie row after row in files; packed blocks of values do not cross rows."""
+
+    @abstractmethod
+    def _place(self, name: str) -> tuple[str, Placed]:
+        """What errors call a tensor, and where it lies."""
+
+    @abstractmethod
+    def _parts(self, name: str, spans: Sequence[tuple[int, int]]) -> Iterator[np.ndarray]:
+        """The bytes [first, end) of a tensor, of each of `spans`."""
+
+    def _values(self, name: str, raw: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        where, place = self._place(name)
+        return widen(np.array(raw), place.info.dtype, shape, where)  # a copy, aligned and of no map
+
+    def read_rows(self, name: str, n_rows: int) -> Iterator[np.ndarray]:
+        blocks = list(row_spans(self._place(name)[1].info, n_rows))
+        parts = self._parts(name, [(first, end) for first, end, _ in blocks])
+        for (_, _, shape), raw in zip(blocks, parts, strict=True):
+            yield self._values(name, raw, shape)
+
+    def take_rows(self, name: str, rows: Sequence[int]) -> np.ndarray:
+        info = self._place(name)[1].info
+        row_bytes = info.nbytes // max(info.size // max(info.shape[-1], 1), 1)
+        spans = [(first * row_bytes, end * row_bytes) for first, end in runs_of(rows)]
+        raw = np.concatenate([np.empty(0, np.uint8), *self._parts(name, spans)])
+        return self._values(name, raw, (len(rows), info.shape[-1]))
 
 
-def raw_rows(path: Path, start: int, info: TensorInfo, rows: Sequence[int], where: str) -> np.ndarray:
-    """Bytes of `rows` of the tensor that begins at byte `start` of a file, a run of rows at a time.
+class LocalCheckpoint(PlacedCheckpoint):
+    """Such tensors in files on this disk, by `_files`: {name: (file, place)}."""
 
-    Packed blocks of values must not cross rows, which those of GGUF do not.
-    """
-    row_bytes = info.nbytes // max(info.size // max(info.shape[-1], 1), 1)
-    parts = [np.empty(0, np.uint8)]
-    with path.open("rb") as file:
-        for first, end in runs_of(rows):
-            file.seek(start + first * row_bytes)
-            parts.append(np.frombuffer(file.read((end - first) * row_bytes), np.uint8))
-    raw = np.concatenate(parts)
-    if len(raw) != len(rows) * row_bytes:
-        raise shorter(where)
-    return raw
+    _files: Mapping[str, tuple[Path, Placed]]
+
+    def _place(self, name: str) -> tuple[str, Placed]:
+        path, place = self._files[name]
+        return f"{path}: {name}", place
+
+    def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
+        maps: dict[Path, np.ndarray] = {}
+        for name in names:
+            path, place = self._files[name]
+            if path not in maps:
+                maps[path] = np.memmap(path, dtype=np.uint8, mode="r")
+            raw = self._whole(name, maps[path][place.start : place.end], place.info.nbytes)
+            yield name, self._values(name, raw, place.info.shape)
+
+    def _parts(self, name: str, spans: Sequence[tuple[int, int]]) -> Iterator[np.ndarray]:
+        path, place = self._files[name]
+        with path.open("rb") as file:  # a map would stay in memory page by page
+            for first, end in spans:
+                file.seek(place.start + first)
+                yield self._whole(name, np.frombuffer(file.read(end - first), np.uint8), end - first)
+
+    def _whole(self, name: str, raw: np.ndarray, n_bytes: int) -> np.ndarray:
+        if len(raw) != n_bytes:
+            raise BadFile(f"{self._place(name)[0]}: the file became shorter while it was read; fetch it again")
+        self.bytes_read += n_bytes
+        return raw
+
+
+class TensorCheckpoint(Checkpoint):
+    """Tensors of torch, by `_held`."""
+
+    _held: dict[str, Any]
+
+    def _hold(self, tensors: Mapping[str, Any]) -> None:
+        self._held = dict(tensors)
+        self.tensors = {
+            name: TensorInfo(str(value.dtype).removeprefix("torch."), tuple(value.shape), value.nbytes)
+            for name, value in tensors.items()
+        }
+
+    @abstractmethod
+    def _values(self, name: str, part: Any) -> np.ndarray:
+        """(Part of) a tensor, counted as read."""
+
+    def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
+        for name in names:
+            yield name, self._values(name, self._held[name])
+
+    def read_rows(self, name: str, n_rows: int) -> Iterator[np.ndarray]:
+        rows = self._held[name].reshape(-1, self._held[name].shape[-1])
+        for start in range(0, len(rows), n_rows):
+            yield self._values(name, rows[start : start + n_rows])
+
+    def take_rows(self, name: str, rows: Sequence[int]) -> np.ndarray:
+        return self._values(name, self._held[name].reshape(-1, self._held[name].shape[-1])[list(rows)])
 
 
 def load_config(path: Path) -> dict[str, Any]:

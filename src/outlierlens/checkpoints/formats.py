@@ -15,27 +15,24 @@ import importlib
 import json
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
-
-import numpy as np
 
 from outlierlens.checkpoints.base import (
     INDEX,
     ITEM_BYTES,
     MAX_TENSORS,
     Checkpoint,
+    LocalCheckpoint,
+    Placed,
     TensorInfo,
     is_shape,
     is_too_long,
     load_config,
     parse_config,
-    raw_blocks,
-    raw_rows,
-    widen,
 )
 from outlierlens.errors import BadFile
 
@@ -245,15 +242,6 @@ _OTHER_BITS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Placed:
-    """A tensor's declaration and its bytes [start, end) within the file."""
-
-    info: TensorInfo
-    start: int
-    end: int
-
-
 def header_length(first8: bytes, file_size: int, where: str) -> int:
     """Bytes of the JSON header that follow the first eight; raises BadFile when the file cannot hold them."""
     if len(first8) < 8:
@@ -364,7 +352,7 @@ def gather(
     return found
 
 
-class SafetensorsCheckpoint(Checkpoint):
+class SafetensorsCheckpoint(LocalCheckpoint):
     """One or more local safetensors files read through memory maps."""
 
     kind = "safetensors"
@@ -380,8 +368,8 @@ class SafetensorsCheckpoint(Checkpoint):
         """`promised` ({tensor: file name}, from an index) must be satisfied exactly by `files`."""
         self.name, self.config = name, config
         self.total_bytes = self.bytes_read = 0
-        self._where = gather(files, promised, name, self._header)
-        self.tensors = {tensor: place.info for tensor, (_, place) in self._where.items()}
+        self._files = gather(files, promised, name, self._header)
+        self.tensors = {tensor: place.info for tensor, (_, place) in self._files.items()}
 
     def _header(self, path: Path) -> dict[str, Placed]:
         size = path.stat().st_size
@@ -391,30 +379,6 @@ class SafetensorsCheckpoint(Checkpoint):
         self.total_bytes += size
         self.bytes_read += 8 + length
         return placed
-
-    def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
-        maps: dict[Path, np.ndarray] = {}
-        for name in names:
-            path, place = self._where[name]
-            if path not in maps:
-                maps[path] = np.memmap(path, dtype=np.uint8, mode="r")
-            raw = np.array(maps[path][place.start : place.end])  # a copy, aligned for the view below
-            self.bytes_read += place.info.nbytes
-            yield name, widen(raw, place.info.dtype, place.info.shape, f"{path}: {name}")
-
-    def read_rows(self, name: str, n_rows: int) -> Iterator[np.ndarray]:
-        path, place = self._where[name]
-        where = f"{path}: {name}"
-        for raw, shape in raw_blocks(path, place.start, place.info, n_rows, where):
-            self.bytes_read += len(raw)
-            yield widen(raw, place.info.dtype, shape, where)
-
-    def take_rows(self, name: str, rows: Sequence[int]) -> np.ndarray:
-        path, place = self._where[name]
-        where = f"{path}: {name}"
-        raw = raw_rows(path, place.start, place.info, rows, where)
-        self.bytes_read += len(raw)
-        return widen(raw, place.info.dtype, (len(rows), place.info.shape[-1]), where)
 
 
 def open_safetensors(path: Path, *, name: str, config: dict[str, Any]) -> SafetensorsCheckpoint:

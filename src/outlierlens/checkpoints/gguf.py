@@ -16,16 +16,7 @@ import numpy as np
 
 from outlierlens.architectures import ARCHITECTURES
 from outlierlens.architectures.stack import BLOCK, Gguf, Translation
-from outlierlens.checkpoints.base import (
-    ITEM_BYTES,
-    Checkpoint,
-    TensorInfo,
-    raw_blocks,
-    raw_rows,
-    shorter,
-    widen,
-)
-from outlierlens.checkpoints.formats import Placed
+from outlierlens.checkpoints.base import ITEM_BYTES, Checkpoint, LocalCheckpoint, Placed, TensorInfo
 from outlierlens.checkpoints.gguf_header import Header, read_header
 from outlierlens.errors import BadFile, need
 
@@ -38,7 +29,7 @@ FAMILIES: dict[str, tuple[Gguf, ...]] = {
 }
 
 
-class GGUFCheckpoint(Checkpoint):
+class GGUFCheckpoint(LocalCheckpoint):
     """One local GGUF file read through a memory map.
 
     Beside what every `Checkpoint` has: `path`, `metadata` (scalars and short strings by key), `stored_names` (GGUF's own) and
@@ -68,6 +59,7 @@ class GGUFCheckpoint(Checkpoint):
         families = FAMILIES.get(architecture, ()) if isinstance(architecture, str) else ()
         self.family = family = next((one for one in families if not one.when or one.when in modules), None)
         self._stored = _translate(header, family, str(path))
+        self._files = {hf_name: (path, place) for hf_name, (place, _) in self._stored.items()}
         self.tensors = {hf_name: _info(place, translation) for hf_name, (place, translation) in self._stored.items()}
         self.config = _config(header, family, str(path))
         self._dequantized: set[str] = set()
@@ -77,44 +69,28 @@ class GGUFCheckpoint(Checkpoint):
         return self._stored[name][1]
 
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
-        mapped = np.memmap(self.path, dtype=np.uint8, mode="r")
-        for name in names:
-            place, translation = self._stored[name]
-            raw = mapped[place.start : place.end]
-            where = f"{self.path}: {name}"
-            if len(raw) != place.info.nbytes:
-                raise shorter(where)
-            if place.info.dtype in ITEM_BYTES:
-                raw = np.array(raw)  # a copy, aligned for a view
-            values = self._values(raw, place.info.dtype, place.info.shape, name)
-            yield name, values.swapaxes(-1, -2) if translation.swap else values
+        for name, values in super().read(names):
+            yield name, values.swapaxes(-1, -2) if self.translation(name).swap else values
 
+    # The stored rows of a swapped tensor are columns.
     def read_rows(self, name: str, n_rows: int) -> Iterator[np.ndarray]:
-        place, translation = self._stored[name]
-        if translation.swap:  # its stored rows are columns
-            yield from super().read_rows(name, n_rows)
-            return
-        for raw, shape in raw_blocks(self.path, place.start, place.info, n_rows, f"{self.path}: {name}"):
-            yield self._values(raw, place.info.dtype, shape, name)
+        way = Checkpoint if self.translation(name).swap else LocalCheckpoint
+        return way.read_rows(self, name, n_rows)
 
     def take_rows(self, name: str, rows: Sequence[int]) -> np.ndarray:
-        place, translation = self._stored[name]
-        if translation.swap:  # its stored rows are columns
-            return super().take_rows(name, rows)
-        raw = raw_rows(self.path, place.start, place.info, rows, f"{self.path}: {name}")
-        return self._values(raw, place.info.dtype, (len(rows), place.info.shape[-1]), name)
+        way = Checkpoint if self.translation(name).swap else LocalCheckpoint
+        return way.take_rows(self, name, rows)
 
-    def _values(self, raw: np.ndarray, dtype: str, shape: tuple[int, ...], name: str) -> np.ndarray:
+    def _values(self, name: str, raw: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         """Floats of (part of) the tensor that is called `name` here, from its bytes, without what a converter added."""
-        self.bytes_read += len(raw)
-        where = f"{self.path}: {name}"
-        if dtype in ITEM_BYTES:
-            values = widen(raw, dtype, shape, where)
+        where, place = self._place(name)
+        if place.info.dtype in ITEM_BYTES:
+            values = super()._values(name, raw, shape)
         else:
-            values = _dequantize(raw, TensorInfo(dtype, shape, len(raw)), where)
-            self._dequantized.add(dtype)
+            values = _dequantize(raw, TensorInfo(place.info.dtype, shape, len(raw)), where)
+            self._dequantized.add(place.info.dtype)
             self.notes = (f"values are dequantized from {', '.join(sorted(self._dequantized))}",)
-        shift = self._stored[name][1].shift
+        shift = self.translation(name).shift
         return values + np.float32(shift) if shift else values
 
 

@@ -9,6 +9,7 @@ entries (key, type, value); the tensors (name, dimensions fastest first, type, o
 readers build every array and trust every count, so that a file of 200 bytes can keep them busy for hours.
 """
 
+import math
 import mmap
 import struct
 from collections.abc import Collection, Mapping
@@ -16,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outlierlens.checkpoints.base import TensorInfo
-from outlierlens.checkpoints.formats import Placed
+from outlierlens.checkpoints.base import Placed, TensorInfo
 from outlierlens.errors import BadFile
 
 # Far above any published model. They bound time and memory where the file's size alone would allow more.
@@ -30,20 +30,7 @@ MAX_RANK = 4
 
 _STRING, _ARRAY = 8, 9
 _SCALARS = {
-    number: struct.Struct("<" + code)
-    for number, code in {
-        0: "B",
-        1: "b",
-        2: "H",
-        3: "h",
-        4: "I",
-        5: "i",
-        6: "f",
-        7: "B",
-        10: "Q",
-        11: "q",
-        12: "d",
-    }.items()
+    number: struct.Struct("<" + code) for number, code in zip((*range(8), 10, 11, 12), "BbHhIifBQqd", strict=True)
 }
 _BOOL = 7
 _U32, _U64 = _SCALARS[4], _SCALARS[10]
@@ -275,9 +262,7 @@ class _Walk:
     def extent(self, name: str, shape: tuple[int, ...], kind: int) -> tuple[str, int]:
         """Name and bytes of a tensor of a known type."""
         dtype, block, block_bytes = TYPES[kind]
-        n_values = 1
-        for dim in shape:
-            n_values *= dim
+        n_values = math.prod(shape)
         if not 0 < n_values < 2**63:
             raise BadFile(f"{self.where}: tensor {_short(name)} has the impossible shape {list(shape)}; it is corrupt")
         if block > 1 and (not shape or shape[-1] % block):

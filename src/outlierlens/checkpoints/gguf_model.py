@@ -7,7 +7,9 @@
         for name, values in model.values(): ...  # float32, one tensor at a time
 
 `GGUFCheckpoint` gives what a scan needs. To run a model takes more: rows in Hugging Face's order, gate and up projections of
-experts in one parameter, and every setting that the forward pass reads.
+experts in one parameter, and every setting that the forward pass reads. The conversion of transformers (`gguf_file=`, 5.23) is
+not taken: without an error it drops how rotary positions are stretched (Llama 3.1, linear, YaRN, LongRoPE), biases of Llama and
+experts of Mixtral, and five of our architectures it does not know (BERT, GPT-NeoX, Phi-2, OLMo 2, Gemma).
 """
 
 import re

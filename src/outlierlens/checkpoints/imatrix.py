@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from outlierlens.checkpoints.formats import Placed
+from outlierlens.checkpoints.base import Placed
 from outlierlens.checkpoints.gguf_header import MAX_NAME_BYTES, MAX_TENSORS, read_header
 from outlierlens.errors import BadFile
 
@@ -76,15 +76,13 @@ def _gguf(path: Path) -> Imatrix:
         )
     entries: dict[str, Entry] = {}
     empty = []
-    for stored, place in header.tensors.items():
+    for stored in header.tensors:
         name = stored.removesuffix(".in_sum2")
         if name == stored:
             continue
         if f"{name}.counts" not in header.tensors:
             raise BadFile(f"{path}: {stored!r} has no counts beside it; the file is corrupt, make it again")
-        sums, counts = (
-            _floats(path, one, where) for one, where in ((stored, place), _of(header.tensors, f"{name}.counts"))
-        )
+        sums, counts = (_floats(path, one, header.tensors[one]) for one in (stored, f"{name}.counts"))
         if not counts.size or sums.size % counts.size:
             raise BadFile(
                 f"{path}: {stored!r} has {sums.size:,} values for {counts.size:,} counts; the file is corrupt"
@@ -100,10 +98,6 @@ def _gguf(path: Path) -> Imatrix:
     return Imatrix(
         entries, data, chunks if isinstance(chunks, int) else 0, size if isinstance(size, int) else 0, tuple(empty)
     )
-
-
-def _of(tensors: Mapping[str, Placed], name: str) -> tuple[str, Placed]:
-    return name, tensors[name]
 
 
 def _floats(path: Path, name: str, place: Placed) -> np.ndarray:

@@ -1,41 +1,62 @@
-"""Byte ranges of remote and local files: few requests, none believed before it is checked.
+"""Byte ranges of files on a hub: few requests, none believed before it is checked.
 
-    wire = Wire("https://huggingface.co", token)
-    file = RemoteFile(wire, "https://huggingface.co/org/model/resolve/main/model.safetensors")
+    wire = Wire(token)
+    file = RemoteFile(wire, f"{wire.endpoint}/org/model/resolve/main/model.safetensors")
     first = file.head(65_536)                      # the first bytes; now file.size is known
     for run in merge(spans): file.read(run.start, run.end)
-    for page in wire.pages("https://huggingface.co/api/models", limit=2**24): page.body
+    for page in wire.pages(f"{wire.endpoint}/api/models", limit=2**24): page.body
 
-`Wire` makes single GETs (redirects, retries, counts, where the token may go), as often as its `Courtesy` allows;
-`RemoteFile` and `LocalFile` read ranges, `merge` says which ranges are worth one request.
+The hub library's session sends the requests: its connections, proxies, certificates and time limits. Its own reader,
+`HfFileSystem`, is not used: it asks the hub for a redirect before each range, keeps in memory whatever comes, and does not look
+at which range that is.
 """
 
 import importlib
+import os
 import re
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from outlierlens import __version__
-from outlierlens.checkpoints import pace
-from outlierlens.checkpoints.pace import NUMBER, Courtesy, Pace, TooSlow, seconds_asked, within
 from outlierlens.errors import BadFile, BadInput, Gated, RemoteError, TooMuchToRead
 
 GAP_BYTES = 256_000  # below this, reading on is cheaper than another round trip
 RUN_BYTES = 32 * 2**20  # a longer run is cut between tensors, so that it loads in parallel and in bounded memory
-PARALLEL = 8
 MAX_REDIRECTS = 5
 MAX_PEEK = 65_536  # body bytes of a redirect or an error that are read to keep the connection
+WAITS = (0.5, 1.0, 2.0, 4.0)  # seconds before each retry
+SLOW = 1000, 30.0  # bytes a second on average, after so many seconds: a slower body is given up
+LONGEST_WAIT = 300.0  # seconds that a server may ask for; the hub counts requests over five minutes
 
-_REDIRECTS = (301, 302, 303, 307, 308)
 _BUSY = (408, 429, 500, 502, 503, 504)
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})\Z")
 _NEXT = re.compile(r'<([^<>]*)>[^<>,]*;\s*rel="?next\b')
+_NUMBER = re.compile(r"[0-9]{1,18}\Z")  # str.isdigit also takes superscripts, which int refuses
+_sleep, _clock = time.sleep, time.monotonic
+
+
+class Rate:
+    """Requests a second to the hub that all threads of a process share; None is no limit."""
+
+    def __init__(self, per_second: float | None = None):
+        self._step = 1 / per_second if per_second else 0.0
+        self._next = 0.0
+        self._lock = threading.Lock()
+
+    def wait(self) -> None:
+        """Wait until the next request may go out."""
+        with self._lock:
+            now = _clock()
+            at = max(now, self._next)
+            self._next = at + self._step
+        if at > now:
+            _sleep(at - now)
 
 
 @dataclass(frozen=True)
@@ -52,41 +73,43 @@ class Answer:
 
 
 class Wire:
-    """GETs over the hub library's shared session: kept connections, the user's proxies, certificates and token.
+    """GETs to the hub at HF_ENDPOINT and to where it redirects; the token goes to the endpoint alone.
 
     Attributes:
+        endpoint: the hub's address.
         requests: every request sent so far, redirects and retries included.
         received: body bytes received so far.
     """
 
-    def __init__(self, endpoint: str, token: str | None, courtesy: Courtesy | None = None):
+    def __init__(self, token: str | None = None, *, rate: Rate | None = None, max_bytes: int | None = None):
+        """`max_bytes` of all answers together; None is no limit."""
         from huggingface_hub import constants, get_session, get_token
 
         token = token or (None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token())
         if token and not (token.isascii() and token.isprintable()):
             raise BadInput("the hub token holds characters that no token has; check HF_TOKEN or run `hf auth login`")
-        self.endpoint, self._token, self._courtesy = endpoint, token, courtesy or Courtesy()
-        self.requests = self.received = 0
+        self.endpoint, self.requests, self.received = hub_endpoint(), 0, 0
+        self._token, self._rate, self._max_bytes = token, rate or Rate(), max_bytes
         self._client: Any = get_session()
         self._library = _library_of(self._client)
         self._lock = threading.Lock()
 
-    def get(self, url: str, *, limit: int, span: tuple[int, int] | None = None, hops: int = MAX_REDIRECTS) -> Answer:
-        """The answer of `url`, redirects followed `hops` times; a body only with 200 (whole) or 206 (`span`).
+    def get(self, url: str, *, limit: int = 0, span: tuple[int, int] | None = None) -> Answer:
+        """The answer of `url`, or of what it redirects to; a body only with 200 (whole) or 206 (`span`).
 
         Raises:
             RemoteError: unreachable, busy after all retries, too many redirects, a whole body of more than `limit`
                 bytes, or an answer that is not the `span` asked for.
-            TooMuchToRead: with it, more bytes would be received than the courtesy allows.
+            TooMuchToRead: with it, more than `max_bytes` would have been received.
         """
-        most = self._courtesy.max_bytes
+        most = self._max_bytes
         if most is not None and self.received + (span[1] - span[0] if span else 0) > most:
             raise TooMuchToRead(f"{shown(url)}: more than {most:,} bytes would be read of this model; raise the limit")
         commit = ""
-        for hop in range(hops + 1):
+        for _ in range(MAX_REDIRECTS + 1):
             answer = self._patiently(url, span, limit)
             commit = commit or answer.headers.get("x-repo-commit", "")
-            if not answer.target or hop == hops < MAX_REDIRECTS:
+            if not answer.target:
                 return replace(answer, commit=commit)
             url = answer.target
         raise RemoteError(f"{shown(url)}: more than {MAX_REDIRECTS} redirects; check HF_ENDPOINT")
@@ -109,82 +132,73 @@ class Wire:
             url = _target(answer.url, following[1], "names as the next page") if following else ""
 
     def _patiently(self, url: str, span: tuple[int, int] | None, limit: int) -> Answer:
-        courtesy, host = self._courtesy, _origin(url)
-        for attempt in range(courtesy.retries + 1):
-            asked = None
-            courtesy.turn(host, limited=host == _origin(self.endpoint))
+        for wait in (*WAITS, None):
+            asked = 0.0
+            if _origin(url) == _origin(self.endpoint):
+                self._rate.wait()
             try:
                 answer = self._once(url, span, limit)
-            except self._library.TransportError as error:
-                problem = f"{type(error).__name__}: {error}".rstrip(": ")
-            except TooSlow as error:
-                problem = str(error)
             except (self._library.InvalidURL, UnicodeError):
                 raise RemoteError(f"{shown(url)}: not a valid address; check HF_ENDPOINT") from None
+            except self._library.TransportError as error:
+                problem = f"{type(error).__name__}: {error}".rstrip(": ")
             else:
                 if answer.status not in _BUSY:
                     return answer
-                problem = f"status {answer.status}"
-                asked = seconds_asked(answer.headers.get("retry-after", ""))
-            if asked is not None and asked > courtesy.max_wait:
+                problem, said = f"status {answer.status}", answer.headers.get("retry-after", "").strip()
+                asked = float(said) if _NUMBER.match(said) else 0.0
+            if asked > LONGEST_WAIT:
                 raise RemoteError(f"{shown(url)}: {problem}; the server asks to wait {asked:,.0f} s; try again then")
-            if attempt < courtesy.retries:
-                courtesy.back_off(host, attempt, asked)
+            if wait is not None:
+                _sleep(max(wait, asked))
         raise RemoteError(
-            f"{shown(url)}: {problem}, {courtesy.retries + 1} times; check the network and HF_ENDPOINT, or pass --offline "
+            f"{shown(url)}: {problem}, {len(WAITS) + 1} times; check the network and HF_ENDPOINT, or pass --offline "
             "to use a copy in the local hub cache"
         )
 
     def _once(self, url: str, span: tuple[int, int] | None, limit: int) -> Answer:
+        from huggingface_hub import constants
+
         headers = {"user-agent": f"outlierlens/{__version__}", "accept-encoding": "identity"}
         if self._token and _origin(url) == _origin(self.endpoint):
             headers["authorization"] = f"Bearer {self._token}"
         if span:
             headers["range"] = f"bytes={span[0]}-{span[1] - 1}"
+        asked = self._client.build_request("GET", url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
         with self._lock:
             self.requests += 1
-        from huggingface_hub import constants
-
-        timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
-        patience = max(pace.SECONDS, timeout)
-        asked = self._client.build_request("GET", url, headers=headers, timeout=timeout)
-        with closing(
-            within(patience, lambda: self._client.send(asked, stream=True, follow_redirects=False))
-        ) as response:
+        with closing(self._client.send(asked, stream=True, follow_redirects=False)) as response:
             status, told = int(response.status_code), {k.lower(): v for k, v in response.headers.items()}
-            expected, total = -1, 0
+            wanted, total, most = status in (200, 206), 0, limit
             if status == 206 and span:
-                expected, total = _checked_span(told, span, url)
+                most, total = _checked_span(told, span, url)
             elif status == 200 and span:
                 # Leaving the block closes the connection: the body is never downloaded.
                 raise RemoteError(
                     f"{shown(url)}: the server ignores byte ranges and would send the whole file; download the model "
                     "(`hf download`) and pass the directory"
                 )
-            wanted = status in (200, 206)
             if wanted and told.get("content-encoding", "identity") != "identity":
                 raise RemoteError(f"{shown(url)}: answered compressed although that was refused; check the proxy")
-            body = self._body(response, expected if expected >= 0 else limit if wanted else MAX_PEEK, Pace(patience))
-            if wanted and expected < 0 and len(body) > limit:
-                raise RemoteError(f"{shown(url)}: sends more than {limit:,} bytes; is it the right file?")
-            if expected >= 0 and len(body) != expected:
-                raise RemoteError(
-                    f"{shown(url)}: sent {'more' if len(body) > expected else f'{len(body):,}'} bytes where "
-                    f"{expected:,} were announced; try again"
-                )
-        target = _target(url, told.get("location", "")) if status in _REDIRECTS else ""
+            body = self._body(response, most if wanted else MAX_PEEK)
+        if wanted and (len(body) > most or (total and len(body) < most)):
+            sent = "more than" if len(body) > most else f"{len(body):,} of"
+            raise RemoteError(f"{shown(url)}: sends {sent} {most:,} bytes; is it the right file?")
+        target = _target(url, told.get("location", "")) if status in (301, 302, 303, 307, 308) else ""
         return Answer(url, status, told, body if wanted else bytearray(), total, target)
 
-    def _body(self, response: Any, limit: int, arriving: Pace) -> bytearray:
+    def _body(self, response: Any, limit: int) -> bytearray:
         """What arrives, up to the first chunk past `limit`; memory grows with what came, not with what was said."""
-        body = bytearray()
-        for chunk in response.iter_raw():  # with a size, it would wait for that many bytes, however slowly they come
+        body, began, (least, seconds) = bytearray(), _clock(), SLOW
+        for chunk in response.iter_raw():
             body += chunk
-            arriving.add(len(chunk))
             with self._lock:
                 self.received += len(chunk)
             if len(body) > limit:
                 break
+            took = _clock() - began
+            if took > seconds and len(body) < least * took:
+                raise self._library.ReadTimeout(f"fewer than {least:,} bytes a second")
         return body
 
 
@@ -200,28 +214,16 @@ class RemoteFile:
     _etag: str = ""
 
     def head(self, guess: int) -> bytearray | None:
-        """The first bytes, about `guess` of them, or None where there is no such file; sets `size`.
-
-        Where the redirect tells the file's size, a file of gigabytes is asked for more: its header is longer, and
-        a second request costs more than the bytes.
-        """
-        answer = self.wire.get(self.url, limit=0, span=(0, guess), hops=0)
+        """The first bytes, at most `guess`, or None where there is no such file; sets `size` and `commit`."""
+        answer = self.wire.get(self.url, span=(0, guess))
         self.commit = answer.commit
-        if answer.target:
-            linked = answer.headers.get("x-linked-size", "")
-            if NUMBER.match(linked):
-                guess = max(guess, min(int(linked) // 4000, 2**20))
-            answer = self.wire.get(answer.target, limit=0, span=(0, guess))
-        if answer.status == 404:
-            return None
-        return self._accept(answer)
+        return None if answer.status == 404 else self._accept(answer)
 
     def read(self, start: int, end: int) -> bytearray:
         """Bytes [start, end) of the file."""
-        place = self._location
-        answer = self.wire.get(place or self.url, limit=0, span=(start, end))
-        if place and answer.status in (401, 403):  # a signed address that ran out
-            answer = self.wire.get(self.url, limit=0, span=(start, end))
+        answer = self.wire.get(self._location or self.url, span=(start, end))
+        if self._location and answer.status in (401, 403):  # a signed address that ran out
+            answer = self.wire.get(self.url, span=(start, end))
         return self._accept(answer)
 
     def _accept(self, answer: Answer) -> bytearray:
@@ -236,29 +238,6 @@ class RemoteFile:
         if answer.url != self.url:
             self._location = answer.url
         return answer.body
-
-
-class LocalFile:
-    """A file on disk (in the hub's cache) with the same two calls as `RemoteFile`."""
-
-    def __init__(self, path: Path):
-        self.path, self.size, self.bytes = path, path.stat().st_size, 0
-        self._lock = threading.Lock()
-
-    def head(self, guess: int) -> bytearray:
-        """The first bytes, at most `guess`."""
-        return self.read(0, min(guess, self.size))
-
-    def read(self, start: int, end: int) -> bytearray:
-        """Bytes [start, end) of the file."""
-        with self.path.open("rb") as file:
-            file.seek(start)
-            body = bytearray(file.read(end - start))
-        with self._lock:
-            self.bytes += len(body)
-        if len(body) != end - start:
-            raise BadFile(f"{self.path}: truncated; run `hf download` again")
-        return body
 
 
 @dataclass(frozen=True)
@@ -287,24 +266,43 @@ def merge(spans: Iterable[tuple[int, int, str]], *, gap: int = GAP_BYTES, longes
 
 def refused(answer: Answer, endpoint: str) -> RemoteError:
     """What a status other than the hoped-for one means, and what to do about it."""
-    where, said = shown(answer.url), answer.headers.get("x-error-message", "")[:200]
+    said = answer.headers.get("x-error-message", "")[:200]
     detail = f" ({''.join(c for c in said if c.isprintable())})" if said else ""
-    kind: type[RemoteError] = RemoteError
+    kind: type[RemoteError] = Gated
     if answer.headers.get("x-error-code") == "GatedRepo":
-        kind = Gated
         remedy = "the model is gated: accept its terms on its page, then run `hf auth login` or set HF_TOKEN"
     elif answer.status in (401, 403) and _origin(answer.url) == _origin(endpoint):
-        kind = Gated
         remedy = "check the model's name; if it is private or gated, run `hf auth login` or set HF_TOKEN"
     else:
-        remedy = "try again later, or download the model (`hf download`) and pass the directory"
-    return kind(f"{where}: status {answer.status}{detail}; {remedy}")
+        kind, remedy = RemoteError, "try again later, or download the model (`hf download`) and pass the directory"
+    return kind(f"{shown(answer.url)}: status {answer.status}{detail}; {remedy}")
 
 
 def shown(url: str) -> str:
     """`url` without its query and user, which may hold signatures."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def hub_endpoint() -> str:
+    """The hub's address by HF_ENDPOINT, without a slash at its end; raises BadInput where that is no address."""
+    from huggingface_hub import constants
+
+    endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+    try:
+        sound = urlsplit(endpoint).scheme in ("http", "https") and bool(urlsplit(endpoint).hostname)
+    except ValueError:
+        sound = False
+    if not sound:
+        raise BadInput(f"HF_ENDPOINT is {endpoint!r}; set it to an address such as https://huggingface.co")
+    return endpoint
+
+
+def offline_by_environment() -> bool:
+    """Whether HF_HUB_OFFLINE says that nothing may be fetched, now or when the hub library was imported."""
+    from huggingface_hub import constants
+
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in constants.ENV_VARS_TRUE_VALUES or constants.HF_HUB_OFFLINE
 
 
 def _origin(url: str) -> tuple[str, str, int]:

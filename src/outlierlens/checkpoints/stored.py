@@ -16,10 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.checkpoints.base import ITEM_BYTES, Checkpoint, LazyTensors, TensorInfo, is_shape, parse_config
+from outlierlens.checkpoints.base import (
+    ITEM_BYTES,
+    Checkpoint,
+    LazyTensors,
+    TensorCheckpoint,
+    TensorInfo,
+    is_shape,
+    parse_config,
+)
 from outlierlens.errors import BadFile
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 # Modules that compilers and trainers put around others, and what they put before all names.
@@ -412,7 +421,7 @@ class LiveCheckpoint(Weights):
         super().__init__(_Parameters(model, name=name, config=config), rename=False)
 
 
-class _Parameters(Checkpoint):
+class _Parameters(TensorCheckpoint):
     """The parameters as they are, codes among them."""
 
     kind = "live"
@@ -420,29 +429,11 @@ class _Parameters(Checkpoint):
     def __init__(self, model: "nn.Module", *, name: str, config: dict[str, Any]):
         from outlierlens.architectures import live_parameters
 
-        self.name, self.config = name, config
-        self._parameters = live_parameters(model)
-        self.tensors = {
-            key: TensorInfo(str(value.dtype).removeprefix("torch."), tuple(value.shape), value.nbytes)
-            for key, value in self._parameters.items()
-        }
+        self.name, self.config, self.bytes_read = name, config, 0
+        self._hold(live_parameters(model))
         self.total_bytes = sum(parameter.nbytes for parameter in model.parameters())
-        self.bytes_read = 0
 
-    def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
-        for name in names:
-            self.bytes_read += self.tensors[name].nbytes
-            yield name, self._parameters[name].detach().float().cpu().numpy()
-
-    def read_rows(self, name: str, n_rows: int) -> Iterator[np.ndarray]:
-        self.bytes_read += self.tensors[name].nbytes
-        values = self._parameters[name].detach()
-        rows = values.reshape(-1, values.shape[-1])
-        for start in range(0, len(rows), n_rows):
-            yield rows[start : start + n_rows].float().cpu().numpy()
-
-    def take_rows(self, name: str, rows: Sequence[int]) -> np.ndarray:
-        values = self._parameters[name].detach()
-        picked = values.reshape(-1, values.shape[-1])[list(rows)]
-        self.bytes_read += picked.nbytes
-        return np.array(picked.float().cpu().numpy())
+    def _values(self, name: str, part: "torch.Tensor") -> np.ndarray:
+        self.bytes_read += part.nbytes
+        values: np.ndarray = part.detach().float().cpu().numpy()
+        return values

@@ -26,8 +26,9 @@ from cyclopts import App, CycloptsError, Group, Parameter, Token
 from outlierlens import __version__
 from outlierlens.cli.overview import ABOUT, FAMILIES, INSTALL, PROGRAM, SHOW, title
 from outlierlens.errors import BadInput
-from outlierlens.experiments import BY_NAME, EXPERIMENTS, GROUP_NAMES
+from outlierlens.experiments import BY_NAME, EXPERIMENTS
 from outlierlens.options import Option, build, check_value, options_of
+from outlierlens.options.experiment import GROUP_NAMES
 
 
 class Usage(BadInput):
@@ -40,7 +41,7 @@ class Usage(BadInput):
 LARGEST = 10**12
 # Headings of what commands share; a command's own options stand under "Options".
 PANELS = {name: Group(name, sort_key=place) for place, name in enumerate(("Arguments", "Options", "Output", "Model"))}
-HEADINGS = {"output": "Output", "rows": "Output", "loading": "Model", "source": "Model"}
+HEADINGS = {"output": "Output", "loading": "Model", "source": "Model"}
 
 
 def command(name: str, about: str, groups: Mapping[str, Any], run: Callable[..., None]) -> App:
@@ -173,6 +174,8 @@ def call(app: App, words: Sequence[str], *, run: bool = True, named: str | None 
         (app if run else app.parse_args)(list(words), exit_on_error=False, print_error=False)
     except CycloptsError as error:
         said = re.sub(r" ?Available commands: .*", "", " ".join(str(error).split()))
+        if said.startswith("Unknown command") and (two := next((n for n in BY_NAME if n.endswith(f" {words[0]}")), "")):
+            said = f'Unknown command "{words[0]}". Did you mean "{two}"?'
         command = (app.name[0] if named is None else named).split()
         raise Usage(f"{said} See {' '.join(('outlierlens', *command))} --help") from None
 
@@ -187,6 +190,7 @@ OFFERED: dict[str, tuple[str, ...]] = {
     ),
     "--task": ("tasks.base:OF_TEXTS", "data.labelled.table:TASKS"),
     "--tasks": ("data.labelled.table:TASKS",),
+    "--sets": ("analyses.embed_pairs:TASKS",),
     "--metric": ("data.labelled.table:METRICS",),
     "--data": ("data.texts:SHIPPED",),
     "--dtype": ("models.load:DTYPES",),
@@ -197,10 +201,8 @@ OFFERED: dict[str, tuple[str, ...]] = {
     "RECIPE": ("training.pretrain.recipe:shipped",),
     "--fix": ("vectors.fixes:KINDS",),
     "--fixes": ("vectors.fixes:KINDS",),
-    "--pooling": ("experiments.similarity.pooling:MODES", "own"),
     "--precision": ("float32", "bfloat16"),
     "--report-to": ("tensorboard", "wandb", "mlflow", "trackio"),
-    "--outliers-of": ("tuned", "base"),
 }
 
 
@@ -271,7 +273,7 @@ def read(words: Sequence[str]) -> None:
 
 
 def _spelt(words: Sequence[str]) -> list[str]:
-    """`_` and `-` are one in the names of commands and options: `frequency_geometry --max_length 8`."""
+    """`_` and `-` are one in the names of commands and options: `probe --one_dimension --max_length 8`."""
     found: list[str] = []
     names = True
     for word in words:

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-from outlierlens.checkpoints import pace
+from outlierlens.checkpoints.samples.cache import telling
 from outlierlens.cli import drop_output, reproduce
 from outlierlens.errors import BadInput, need, printable, takes_a_line, told
 from outlierlens.results.safe_files import check_file, naming
@@ -133,7 +133,7 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         if self.show and sys.stderr.isatty():
-            self._inside.enter_context(pace.telling(self))
+            self._inside.enter_context(telling(self))
             self._inside.enter_context(_bars_of_others(self))
             self._inside.enter_context(redirect_stdout(_First(sys.stdout, self)))
             threading.Thread(target=self._wait, daemon=True).start()
@@ -194,11 +194,8 @@ class _Nowhere(io.StringIO):
 
 
 @contextmanager
-def resumable(rows: Path | None, *, hint: bool = True) -> Iterator[None]:
-    """On Ctrl-C or SIGTERM keep what is measured, say how to go on, and end with exit code 130 or 143.
-
-    `hint`: say that --rows FILE would keep it, where there is no file.
-    """
+def resumable(rows: Path | None) -> Iterator[None]:
+    """On Ctrl-C or SIGTERM keep what is measured, say how to go on, and end with exit code 130 or 143."""
     terminated = False
 
     def terminate(*_: Any) -> NoReturn:
@@ -214,7 +211,7 @@ def resumable(rows: Path | None, *, hint: bool = True) -> Iterator[None]:
             yield
     except KeyboardInterrupt:
         again = reproduce("--overwrite")
-        kept = "nothing was kept" + " (no --rows FILE)" * hint
+        kept = "nothing was kept"
         if rows:
             there = f"{rows} keeps what was measured; go on with: {again}"
             kept = there if rows.exists() else f"nothing was measured yet; start again with: {again}"
@@ -245,8 +242,8 @@ def check_chart(path: Path | None, *, replace: bool, remedy: str = "use --overwr
 
 def drawn(path: Path, chart: "Chart") -> bytes:
     """What the ending of `path` says, drawn."""
-    from outlierlens.report import chart_page
     from outlierlens.view.charts.base import picture
+    from outlierlens.view.page import chart_page
 
     kind = CHART_KINDS[path.suffix.lower()]
     return chart_page(chart).encode() if kind is None else picture(chart, kind)

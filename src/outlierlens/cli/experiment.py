@@ -7,19 +7,16 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cyclopts import App
 
 from outlierlens.cli import app, common, reproduce
-from outlierlens.cli.common import Progress, check_chart, drawn, resumable, say, warn
-from outlierlens.experiments import BY_NAME, BY_RESULT, Experiment
-from outlierlens.results.row_store import alone_in, rows_aside
+from outlierlens.cli.common import Progress, check_chart, drawn, resumable
+from outlierlens.experiments import BY_NAME, BY_RESULT
+from outlierlens.options.experiment import Experiment
 from outlierlens.results.safe_files import alone, check_file, write_together
 from outlierlens.session import Session
-
-if TYPE_CHECKING:
-    from outlierlens.report.result import ReportData
 
 
 def __getattr__(name: str) -> App:
@@ -33,12 +30,15 @@ def __getattr__(name: str) -> App:
 def _run(experiment: Experiment, *, options: Any = None, **groups: Any) -> None:
     names = {"task": "reading", "splits": "reading", "source": "loading"}
     session = Session(
-        **{names.get(group, group): one for group, one in groups.items()}, name=experiment.name, command=reproduce()
+        **{names.get(group, group): one for group, one in groups.items()},
+        name=experiment.name,
+        command=reproduce(),
+        resumable=resumable,
     )
     session.notice = (lambda _: None) if session.output.quiet else common.warn
     wanted, label = session.output.tells_progress, f"{experiment.name}: reading"
     file = session.output.output if experiment.writes == "file" else None
-    asked = [getattr(options, name, None) for name in (*experiment.places, *experiment.pictures)]
+    asked = [getattr(options, name, None) for name in experiment.places]
     with ExitStack() as inside:
         inside.enter_context(common.unusable_is_2() if experiment.gate else nullcontext())
         session.progress = inside.enter_context(Progress(wanted, label))
@@ -51,47 +51,42 @@ def _run(experiment: Experiment, *, options: Any = None, **groups: Any) -> None:
         if experiment.odd:
             run(session, options)
             return
-        found = answer(experiment, session, options, lambda: run(session, options))
-    if experiment.gate and getattr(found, experiment.gate):
+        found = answer(experiment, session, lambda: run(session, options))
+    if found is not None and (gate := BY_RESULT[type(found).__name__].gate) and getattr(found, gate, False):
         raise SystemExit(common.FAILED)
 
 
-def answer(experiment: Experiment, session: Session, options: Any, run: Callable[[], Any]) -> Any:
-    """What `run` finds, shown, written and drawn as the words asked."""
+def answer(experiment: Experiment, session: Session, run: Callable[[], Any]) -> Any:
+    """What `run` finds, shown, written and drawn as the words asked; None where it wrote what was asked itself."""
     from outlierlens.results.document import to_json  # brings numpy, which --help does not need
 
     output = session.output
-    charts = {output.chart: experiment.picture}
-    charts |= {getattr(options, option): picture for option, picture in experiment.pictures.items()}
-    for path in charts:
-        check_chart(path, replace=output.overwrite)
-    replaced = session.rows.rows if output.overwrite else None
-    keeps = session.kept.folder if experiment.derived else session.rows.rows
-    with rows_aside(replaced), resumable(keeps, hint="rows" in experiment.takes):
+    check_chart(output.chart, replace=output.overwrite)
+    with resumable(session.kept.folder if experiment.derived else None):
         found = run()
+    if found is None:
+        return None
     found = with_command(found, session.command)
     files: dict[Path, str | bytes] = {}
-    for path, picture in charts.items():
-        if path is not None:
-            more = session.draw if path == output.chart else {}
-            files[path] = drawn(path, experiment.draw(picture)(found, **more))
-    if output.output:
+    if output.chart is not None:
+        files[output.chart] = drawn(output.chart, found.chart())
+    if output.output and experiment.writes == "file":
         files[output.output] = to_json(found) + "\n"
     write_together(files)
-    tell(session, found, **session.show)
+    tell(session, found)
     if session.then is not None:
         session.then()
     return found
 
 
-def tell(session: Session, found: Any, **show: Any) -> None:
-    """Show the result as the words asked; `show` is for its view."""
+def tell(session: Session, found: Any) -> None:
+    """Show the result as the words asked."""
     from outlierlens.results.document import to_json  # brings numpy, which --help does not need
 
     if session.output.json:
         print(to_json(found, indent=2))
     elif not session.output.quiet:
-        print_sections(BY_RESULT[type(found).__name__], found, verbose=session.output.verbose, **show)
+        print_sections(found, verbose=session.output.verbose)
 
 
 def with_command(found: Any, command: str) -> Any:
@@ -101,27 +96,12 @@ def with_command(found: Any, command: str) -> Any:
     return dataclasses.replace(found, provenance=dataclasses.replace(found.provenance, command=command))
 
 
-def print_sections(experiment: Experiment, found: Any, *, verbose: bool = False, **show: Any) -> None:
+def print_sections(found: Any, *, verbose: bool = False) -> None:
     """The sections of a result on stdout, then its notes."""
     from outlierlens.view.render import print_section
     from outlierlens.view.section import notes_of
 
-    for section in experiment.sections()(found, verbose=verbose, **show):
+    for section in found.sections(verbose=verbose):
         print_section(section, sys.stdout)
     for note in notes_of(found):
         common.say(f"note: {note}")
-
-
-def run_paper(session: Session, paper: str, make: "Callable[[Path, Callable[[str], None]], ReportData]") -> None:
-    """Measure a paper's parts in a run directory, write the report, and show what it says of `paper`, a field of it."""
-    from outlierlens.report.files import CHARTS, OURS, write
-
-    output = session.output
-    directory = session.folder(paper)
-    with resumable(directory / "parts"):
-        made = make(directory, warn if output.tells_progress else lambda _: None)
-    with alone_in(directory, "replication", CHARTS, "parts"):
-        written = write(made, directory, overwrite=any((directory / name).exists() for name in OURS))
-    tell(session, getattr(made, paper))
-    if output.for_people:
-        say(f"report: {written.page}")

@@ -1,22 +1,20 @@
 """What `outlierlens --help` shows, drawn from the table alone: the library for command lines takes most of the time.
 
-print(overview(width=80))                            # what cyclopts would print, without its import and without colour
+print(overview(width=80))                            # at most 60 lines
 """
 
-from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
-from outlierlens.experiments import EXPERIMENTS, GROUP_NAMES
+from outlierlens.experiments import EXPERIMENTS
+from outlierlens.options.experiment import GROUP_NAMES
 
 ABOUT = "Find the handful of dimensions a Transformer cannot live without, switch them off, measure what breaks."
 # Commands of two words, by the first: what its help says, and the heading of the second words there.
 FAMILIES = {
     "replicate": ("A paper's experiments for any model.", "Papers"),
-    "atlas": (
-        "The outlier dimensions of many models, as `scan` names them, and a site that shows them.",
-        "Atlas",
-    ),
-    "prune": ("What pruning may take from the residual stream, what it took, and what that costs.", "Pruning"),
+    "atlas": ("Outlier dimensions of many models: look one up, or build it.", "Atlas"),
+    "prune": ("What pruning may take, what it took, and what that costs.", "Pruning"),
+    "lab": ("Pre-train, fine-tune and attack models.", "Lab"),
 }
 PROGRAM = "This program"
 INSTALL = "Set up completion by Tab in this shell, and exit."
@@ -29,27 +27,24 @@ def title(group: str) -> str:
 
 
 def overview(width: int) -> str:
-    """The commands under their headings in frames of `width` columns, and the options of the program itself."""
+    """The commands under their headings, a line each on a terminal of 80 columns, and the options of the program itself."""
     rows: dict[str, dict[str, str]] = {title(name): {} for name in GROUP_NAMES}
     for row in EXPERIMENTS:
         family, _, name = row.name.rpartition(" ")
         rows[title(row.group)][family or name] = FAMILIES[family][0] if family else row.about.partition("\n\n")[0]
     rows[PROGRAM] = {
-        "--help (-h)": "Display this message and exit.",
+        "--help": "This text; after a command, what it takes.",
+        "--version": "The version, and nothing else.",
         "--install-completion": INSTALL,
         "--show-completion": SHOW,
-        "--version": "Display application version.",
     }
-    lines = ["Usage: outlierlens COMMAND", "", *wrap(ABOUT, width, break_on_hyphens=False), ""]
+    names = max(len(name) for heading in GROUP_NAMES for name in rows[title(heading)])
+    lines = ["Usage: outlierlens COMMAND", "", *wrap(ABOUT, width, break_on_hyphens=False)]
     for heading, group in rows.items():
-        lines += _frame(heading, list(group.items()), width)
+        lines += ["", heading]
+        for name, about in group.items():
+            indent = " " * (names + 4)
+            lines += wrap(
+                about, width, break_on_hyphens=False, initial_indent=f"  {name:{names}}  ", subsequent_indent=indent
+            )
     return "\n".join(lines)
-
-
-def _frame(heading: str, rows: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
-    names = max(len(name) for name, _ in rows)
-    yield f"╭─ {heading} ".ljust(width - 1, "─") + "╮"
-    for name, about in rows:
-        for place, line in enumerate(wrap(about, width - names - 6, break_on_hyphens=False)):
-            yield f"│ {'' if place else name:{names}}  {line}".ljust(width - 1) + "│"
-    yield f"╰{'─' * (width - 2)}╯"

@@ -78,7 +78,7 @@ def by_id(keyed: Mapping[str, int], tokenizer: Any, source: str) -> Mapped:
     if total and lost > (1 - LEAST_SHARE) * total:
         raise BadInput(
             f"{source}: {lost / total:.0%} of its counted tokens are not in this tokenizer's vocabulary of {len(tokens):,}; "
-            f"count a corpus with this tokenizer (outlierlens count), or give the counts of its vocabulary"
+            f"count a corpus with this tokenizer (--counts CORPUS), or give the counts of its vocabulary"
         )
     unmatched = [text for text in keyed if text not in roles and text not in ids]
     own = [n for n, token in enumerate(tokens) if token and n not in set(tokenizer.all_special_ids)]
@@ -158,7 +158,7 @@ def _same_kind(keyed: Mapping[str, int], tokens: tuple[str, ...], source: str) -
         marks = {"wordpiece": "'##' (BERT-like)", "spaces": "spaces (RoBERTa-like)"}
         raise BadInput(
             f"{source}: its keys mark parts of words with {marks[theirs]}, this tokenizer with {marks[ours]}: equal texts "
-            f"mean different tokens; count a corpus with this tokenizer (outlierlens count)"
+            f"mean different tokens; count a corpus with this tokenizer (--counts CORPUS)"
         )
 
 

@@ -25,7 +25,6 @@ MAX_UNPACKED, MAX_RATIO = 1 << 28, 1000  # bytes of a row group, and from one by
 ENDINGS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 OF_ITEMS = "observe, ablate, sweep, range, trace and repair"  # commands that read images and recordings
 MAX_TEXT = 2_000_000  # characters of one text, those of a long novel; a tokenizer may take 200 bytes for each
-SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 
 
 @dataclass(frozen=True)
@@ -63,22 +62,10 @@ class Table:
 
     @property
     def listed(self) -> str:
-        """The columns for a message; where one is several that something else separates, that, and what to do."""
-        return ", ".join(self.names) + _separator_hint(Path(self.source).suffix.lower(), self.names)
-
-
-def _separator_hint(suffix: str, names: Sequence[str]) -> str:
-    """What to say of the only name of a file whose separator is not that of its ending; "" where there is nothing to say."""
-    used = {".csv": ",", ".tsv": "\t"}.get(suffix)
-    if used is None or len(names) != 1:
-        return ""
-    mark = max(SEPARATORS, key=names[0].count)
-    if mark == used or mark not in names[0]:
-        return ""
-    ending = next((ending for ending, other in ((".csv", ","), (".tsv", "\t")) if other == mark), None)
-    remedy = f"rename it to {ending}" if ending else f"write it anew with {SEPARATORS[used]}, or as .jsonl"
-    meant, seen = SEPARATORS[used], SEPARATORS[mark]
-    return f" (one name: {suffix} is separated by {meant}, and this file seems to be by {seen}; {remedy})"
+        """The columns for a message; where there is one, also what separates columns in such a file."""
+        marks = {".csv": "commas", ".tsv": "tabs"}.get(Path(self.source).suffix.lower())
+        hint = f" ({marks} separate the columns of such a file)" if marks and len(self.names) == 1 else ""
+        return ", ".join(self.names) + hint
 
 
 def bounded(rows: Iterable[tuple[Any, ...]], source: str) -> Iterator[tuple[Any, ...]]:

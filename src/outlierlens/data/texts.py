@@ -31,43 +31,31 @@ NO_LIMIT = 1 << 30  # tokens of a row, of what is never cut
 
 
 class Data(Protocol):
-    """What a model is measured on: `Texts`, `Examples`, or pictures and recordings (`media.Items`).
-
-    Attributes:
-        source: where it came from, as given. digest: SHA-256 over all of it, in order.
-        plural: what tables call it: "texts".
-        passage: a text to fill in, "" where there is none.
-    """
+    """What a model is measured on: `Texts`, `Examples`, or pictures and recordings (`media.Items`)."""
 
     @property
     def source(self) -> str:
-        """See above."""
-        ...
+        """Where it came from, as given."""
 
     @property
     def digest(self) -> str:
-        """See above."""
-        ...
+        """SHA-256 over all of it, in order."""
 
     @property
     def plural(self) -> str:
-        """See above."""
-        ...
+        """What tables call it: "texts"."""
 
     @property
     def passage(self) -> str:
-        """See above."""
-        ...
+        """A text to fill in, "" where there is none."""
 
     def __len__(self) -> int: ...
 
     def first(self, n: int) -> "Data":
         """The first `n` (or all)."""
-        ...
 
     def some(self, numbers: Sequence[int]) -> "Data":
         """Those with these numbers, in this order."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """How often every token of a vocabulary occurs in a corpus: read, add up, write.
 
-    counts = read_counts("counts.parquet", tokenizer)                  # of `outlierlens count`, or as published
+    counts = read_counts("counts.parquet", tokenizer)                  # that `write_counts` wrote, or as published
     counts = read_counts("wiki.parquet,books.parquet", tokenizer)      # added up
     counts.frequency(special=False)                                    # float64 [vocabulary], occurrences
     write_counts(counts + others, "both.parquet")
@@ -9,7 +9,9 @@ Ours is a parquet file with the columns id, token, count and special; it is only
 Published counts (columns token and count, keyed by the text of tokens; or JSON, a list of such pairs) are mapped to ids.
 """
 
+import functools
 import json
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
@@ -73,7 +75,7 @@ class TokenCounts:
         if self.tokens != other.tokens:
             raise BadInput(
                 f"{self.source} and {other.source} were counted with different vocabularies ({len(self.tokens):,} and "
-                f"{len(other.tokens):,} tokens{_difference(self.tokens, other.tokens)}); count both with one tokenizer"
+                f"{len(other.tokens):,} tokens); count both with one tokenizer"
             )
         return TokenCounts(
             self.counts + other.counts,
@@ -101,12 +103,27 @@ def read_counts(path: str | Path, tokenizer: Any) -> TokenCounts:
             if content.tokens != tokens:
                 raise BadInput(
                     f"{file} was counted with another vocabulary ({len(content.tokens):,} tokens, this tokenizer has "
-                    f"{len(tokens):,}{_difference(content.tokens, tokens)}); count with this tokenizer (outlierlens count)"
+                    f"{len(tokens):,}); count with this tokenizer (--counts CORPUS)"
                 )
             found.append(content)
         else:
             found.append(_of(by_id(content, tokenizer, file.name), tokens, str(file)))
-    return _sum(found)
+    return functools.reduce(operator.add, found)
+
+
+def holds_counts(path: str | Path) -> bool:
+    """Whether `path`, files joined with commas, names token counts, not texts: .json, or .parquet with their columns."""
+    files = [Path(path)] if Path(path).is_file() else [Path(part.strip()) for part in str(path).split(",")]
+    return all(
+        file.suffix.lower() == ".json" or (file.suffix.lower() == ".parquet" and _counting(file)) for file in files
+    )
+
+
+def _counting(file: Path) -> bool:
+    if not file.is_file():
+        return True  # which reading them tells
+    with parquet_of(file, BadFile, "a parquet file of token counts") as parquet:
+        return {"token", "count"} <= {*parquet.read_schema(file).names}
 
 
 def compat_counts(path: str | Path, tokenizer: Any) -> TokenCounts:
@@ -126,26 +143,9 @@ def compat_counts(path: str | Path, tokenizer: Any) -> TokenCounts:
     return _of(as_released(keyed, tokenizer, str(path)), vocabulary_of(tokenizer), str(path))
 
 
-def open_counts(path: str | Path) -> TokenCounts:
-    """Our own file as it was written, with the vocabulary it holds; several files, joined with commas, are added up.
-
-    Raises:
-        BadInput: no such file, published counts (which name no ids), or files of different vocabularies.
-        BadFile: as `read_counts`.
-    """
-    found = []
-    for file in _files(path):
-        content = _read(file)
-        if not isinstance(content, TokenCounts):
-            raise BadInput(f"{file}: keyed by text, without ids; read it with a tokenizer (--tokenizer)")
-        found.append(content)
-    return _sum(found)
-
-
 def write_counts(counts: TokenCounts, path: str | Path) -> Path:
     """Write `counts` to `path` (parquet), whole or not at all."""
-    arrow = need("pyarrow", "models", "writing token counts")
-    parquet = need("pyarrow.parquet", "models", "writing token counts")
+    arrow, parquet = (need(name, "models", "writing token counts") for name in ("pyarrow", "pyarrow.parquet"))
     about = {
         "kind": "token counts",
         "format_version": FORMAT,
@@ -163,13 +163,10 @@ def write_counts(counts: TokenCounts, path: str | Path) -> Path:
         # arrow.array() would import pandas, which takes longer than counting some ten million characters.
         return arrow.Array.from_buffers(kind, len(tokens), [None, *map(arrow.py_buffer, buffers)])
 
-    columns = {
-        "id": column(arrow.int64(), np.arange(len(tokens), dtype=np.int64)),
-        "token": column(arrow.string(), ends, b"".join(tokens)),
-        "count": column(arrow.int64(), np.ascontiguousarray(counts.counts, dtype=np.int64)),
-        "special": column(arrow.int64(), np.ascontiguousarray(counts.special, dtype=np.int64)),
-    }
-    table = arrow.Table.from_arrays(list(columns.values()), names=list(columns))
+    whole = (np.ascontiguousarray(one, np.int64) for one in (np.arange(len(tokens)), counts.counts, counts.special))
+    number, count, special = (column(arrow.int64(), one) for one in whole)
+    token = column(arrow.string(), ends, b"".join(tokens))
+    table = arrow.Table.from_arrays([number, token, count, special], names=list(COLUMNS))
     table = table.replace_schema_metadata({METADATA: json.dumps(about).encode()})
     buffer = BytesIO()
     parquet.write_table(table, buffer, compression="zstd")
@@ -181,7 +178,9 @@ def _files(path: str | Path) -> list[Path]:
     files = [whole] if whole.is_file() else [Path(part.strip()) for part in str(path).split(",")]
     for file in files:
         if not file.is_file():
-            raise BadInput(f"{file}: no such file of token counts; make one with: outlierlens count --tokenizer MODEL")
+            raise BadInput(
+                f"{file}: no such file of token counts; name one, or a corpus to count (text files, a folder, a hub id)"
+            )
         if file.stat().st_size > MAX_BYTES:
             raise BadFile(f"{file}: {file.stat().st_size:,} bytes is too large for token counts")
     return files
@@ -199,11 +198,11 @@ def _read(file: Path) -> "TokenCounts | dict[str, int]":
 
 
 def _published(file: Path, table: Any, lists: dict[str, list[Any]]) -> dict[str, int]:
-    for name in ("token", "count"):
-        if name not in table.column_names:
-            raise BadFile(
-                f"{file}: no column {name!r}; its columns are {', '.join(table.column_names)}, and counts have token and count"
-            )
+    if missing := {"token", "count"} - {*table.column_names}:
+        raise BadFile(
+            f"{file}: no column {min(missing)!r}; its columns are {', '.join(table.column_names)}, and counts have token "
+            "and count"
+        )
     texts = lists["token"]
     if not all(isinstance(text, str) for text in texts):
         raise BadFile(f"{file}: its column 'token' holds more than texts; give every row the text of a token")
@@ -297,18 +296,3 @@ def _by_text(counts: TokenCounts) -> Mapping[str, int]:
 
 def _of(mapped: Mapped, tokens: tuple[str, ...], source: str) -> TokenCounts:
     return TokenCounts(mapped.counts, mapped.special, tokens, mapped.n_texts, source, mapped.notes, mapped.ambiguous)
-
-
-def _sum(found: list[TokenCounts]) -> TokenCounts:
-    total = found[0]
-    for one in found[1:]:
-        total = total + one
-    return total
-
-
-def _difference(first: tuple[str, ...], second: tuple[str, ...]) -> str:
-    """The first id that means different things, for a message."""
-    for number, (one, other) in enumerate(zip(first, second, strict=False)):
-        if one != other:
-            return f"; id {number} is {one!r} and {other!r}"
-    return ""

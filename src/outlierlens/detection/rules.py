@@ -29,7 +29,6 @@ from typing import Annotated, Literal, get_args
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
 
-from outlierlens.detection.observe.result import ActivationOutlier
 from outlierlens.errors import BadFile, BadInput, near
 from outlierlens.options import Flag, check
 from outlierlens.statistics.ranks import holm, position_p, ranks_from_top
@@ -367,6 +366,20 @@ class ActivationMeasures:
     abs_max: np.ndarray
     large_share: np.ndarray
     median_abs: np.ndarray
+
+
+@dataclass(frozen=True)
+class ActivationOutlier:
+    """A dimension that a rule on activations found, with the numbers the rule rests on, per layer; a neuron in its one layer.
+
+    `rule` is "luo" (argmin / argmax share), "massive" (|h| > 100 and > 1000 × median) or "llm.int8" (|h| >= 6 in
+    >= 25 % of the layers and >= 6 % of the positions). `strength` [layer] is the share (luo, llm.int8) or max |h|.
+    """
+
+    rule: str
+    dim: int
+    layers: Annotated[tuple[str, ...], "found"]
+    strength: Annotated[tuple[float, ...], "found"]
 
 
 def activation_outliers(measured: ActivationMeasures, rules: ActivationRules) -> tuple[ActivationOutlier, ...]:

@@ -447,6 +447,9 @@ class LayerStats:
         none = InputCounts(0, torch.zeros(dim, dtype=torch.int64, device=device))
         self.inputs = {"without_special": none, "all": none}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "scratch"}
+
     def add(self, states: "Tensor", ordinary: Rows, special: Rows, large: "LargeCounts | None" = None) -> None:
         """Add the token vectors of whole texts, [batch, token, dim] in any float type, to `large` as well if it is given.
 

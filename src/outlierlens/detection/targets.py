@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from outlierlens.architectures import BoundStack
 from outlierlens.data.texts import Data
-from outlierlens.detection.observe.measure import ObserveOptions, observe
-from outlierlens.detection.scan.measure import scan_stream
+from outlierlens.detection.activations import ObserveOptions, observed
+from outlierlens.detection.rules import Rule
+from outlierlens.detection.weights import scan_stream
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.options import FIND, Find
@@ -37,8 +38,10 @@ class Named:
     notes: tuple[str, ...] = ()
 
 
-def named_dims(loaded: LoadedModel, stack: BoundStack, asked: Sequence[int] | Find = FIND) -> Named:
-    """The dimensions `asked` for, each once; for "find", what the scan of the stream finds, else its strongest two.
+def named_dims(
+    loaded: LoadedModel, stack: BoundStack, asked: Sequence[int] | Find = FIND, rule: Rule | None = None
+) -> Named:
+    """The dimensions `asked` for, each once; for "find", what the scan of the stream finds by `rule`, else its strongest two.
 
     Raises:
         BadInput: a dimension that the stream does not have, or an empty list of them.
@@ -47,7 +50,7 @@ def named_dims(loaded: LoadedModel, stack: BoundStack, asked: Sequence[int] | Fi
     if asked != FIND and not given:
         raise BadInput('no dimension is named; give some, or "find" for those that the weights name')
     check_dims(given, stack, stream_width(loaded.model, stack))
-    scanned = scan_stream(loaded, stack.name)
+    scanned = scan_stream(loaded, stack.name, rule)
     if given:
         return Named(tuple(dict.fromkeys(given)), "given", scanned.dims)
     if scanned.dims:
@@ -66,8 +69,7 @@ def active_dims(
     loaded: LoadedModel, stack: BoundStack, texts: Data, options: ObserveOptions
 ) -> tuple[tuple[int, ...], str]:
     """(dimensions that a rule on activations names, the strongest first; which rule it is); ((), "") where none does."""
-    seen = observe(loaded, texts, options)
-    outliers = [one for observed in seen.stacks if observed.stack == stack.name for one in observed.outliers]
+    outliers = [one for seen in observed(loaded, texts, options) if seen.stack == stack.name for one in seen.outliers]
     for rule in ACTIVE:
         mine = sorted((one for one in outliers if one.rule == rule), key=lambda one: -max(one.strength, default=0.0))
         if mine:

@@ -1,17 +1,17 @@
-"""`explore`: the live page of a model, its views on the terminal, or a hub Space of it."""
+"""`explore`: the live page of a model, or its views on the terminal."""
 
 import sys
 
 from outlierlens.cli.common import say, warn
 from outlierlens.cli.experiment import tell
 from outlierlens.errors import BadInput
-from outlierlens.explore.options import ExploreOptions
+from outlierlens.explore.state import ExploreOptions
 from outlierlens.results.document import save
 from outlierlens.session import Session
 
 
 def run(session: Session, options: ExploreOptions) -> None:
-    """Serve the page until it is interrupted, or print views, or write a Space.
+    """Serve the page until it is interrupted, or print views.
 
     Raises:
         BadInput: options that do not go together, or a state that the model cannot be in.
@@ -19,12 +19,6 @@ def run(session: Session, options: ExploreOptions) -> None:
     output, model = session.output, session.subject.model
     if options.views is None and (output.json or output.output):
         raise BadInput("--json and --output belong to --show; a page prints no result")
-    if options.space is not None:
-        from outlierlens.explore.serve import write_space
-
-        written = write_space(options.space, model, session.load)
-        say(f"{written}: push it with: hf upload OWNER/NAME {written} --repo-type space")
-        return
     if options.views is None:
         from outlierlens.explore.page import gradio
 
@@ -32,7 +26,7 @@ def run(session: Session, options: ExploreOptions) -> None:
     from outlierlens.explore.look import open_explorer
 
     explorer = open_explorer(model, session.load)
-    state = options.looked_at(explorer.start(), explorer.standing_out())
+    state = options.looked_at(explorer.start())
     if options.views is not None:
         found = explorer.look(state, options.views)
         if output.output:

@@ -1,8 +1,8 @@
-"""Check a state and measure its views, one at a time for all who ask: the page's logic, without gradio.
+"""Check a state and measure its views, one person at a time: the page's logic, without gradio.
 
     explorer = open_explorer("mini-planted")
-    explorer.listed("model")                           # dimensions, with layers and strength
     found = explorer.look(State(text="A film worth seeing.", dims=(8, 24)), ("loss",))
+    found.loss("chosen").change                        # of the text, with 8 and 24 off; "random": as many random ones
 
 One model serves everybody, so everything that runs it holds one lock, and every ablation is undone before it is let go.
 Results depend on the state alone and are kept for the next who asks the same.
@@ -10,60 +10,225 @@ Results depend on the state alone and are kept for the next who asks the same.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 import numpy as np
 
 from outlierlens.ablation.controls import random_sets
-from outlierlens.ablation.mode_names import check_mode
+from outlierlens.ablation.fill import Continuation, Filled, continuation, exercise, fill, filled
+from outlierlens.ablation.mode_names import MODES, Mode
 from outlierlens.ablation.modes import Switch, means_over
 from outlierlens.ablation.switches import EditSettings, plan_dims
+from outlierlens.analyses.scan import scan_live
 from outlierlens.architectures import BoundStack
 from outlierlens.checkpoints.samples import SAMPLES, texts_for
-from outlierlens.data.texts import read_texts
+from outlierlens.data.texts import Batch, read_texts
 from outlierlens.data.token_texts import nothing_known, special_ids, unknown_id, unknown_note
-from outlierlens.detection.scan.measure import scan_live
-from outlierlens.detection.scan.result import Scan, StackScan
-from outlierlens.errors import BadInput
-from outlierlens.explore import inside, snippets
-from outlierlens.explore.inside import LENGTH, Comparison, life
-from outlierlens.explore.result import VIEWS, Explored, Listed, Off, State
-from outlierlens.explore.snippets import MEAN_TEXTS
+from outlierlens.detection.weights import StackScan
+from outlierlens.errors import BadInput, near, operand, option, shell
+from outlierlens.explore.state import VIEWS, State
+from outlierlens.models.attention_maps import check_eager, tapped_attention
 from outlierlens.models.forward import text_stacks
-from outlierlens.models.hooks import EMBEDDINGS
+from outlierlens.models.hooks import layer_name, tapped
 from outlierlens.models.inputs import token_limit, tokenizer_of
 from outlierlens.models.load import LoadedModel, LoadOptions, fingerprint, load_model, stream_width
+from outlierlens.models.passes import TextReading
+from outlierlens.results.finding import About, Finding
+from outlierlens.results.rows import Estimate, More, Pivot, Quiet, Row
+from outlierlens.statistics.means import mean_interval
+from outlierlens.tasks.base import TaskOptions
+from outlierlens.tasks.choice import make_task
+from outlierlens.vectors.cosines import contributions, mean_cosine, unit
+from outlierlens.view.pictures import Lines
+from outlierlens.view.section import Change, Share, few, runs
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LENGTH = 96  # tokens of the text that are read, as many as a filled passage has
+COPIES = 8  # of a masked model's text, each masked anew: 15 % of a sentence's tokens are too few for an interval
 LONGEST = 2000  # letters of a text: several times what is read, and short enough for a link
+MEAN_TEXTS = 16  # of the shipped excerpt, over which mode "mean" takes its means
+BEST = 8  # guesses that are listed
 MOST = 64  # dimensions that are off at once
 STRONGEST = 3  # listed where the rule finds none
 KEPT = 96  # results of views that are kept
+PAGE_MODES = tuple(mode for mode in MODES if mode != "scale")  # the slider scales
 
-_OWN = {
-    "guesses": ("blank",),
-    "dimension": ("dimension",),
-    "life": ("dimension",),
-    "vectors": ("vector_layer", "vector_token"),
-    "attention": ("attention_layer", "head"),
-}
-_SHARED = ("text", "dims", "first", "last", "mode", "factor", "left", "stack", "seed")
+
+# --- what is found ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Settled:
-    """A state with its defaults filled in, and what follows from it."""
+class Off:
+    """A condition: its label ("intact", "random", "chosen"), and the dimensions of which `left` is left in `layers`."""
 
+    label: str
+    dims: tuple[int, ...] = ()
+    layers: tuple[int, ...] = ()
+    left: float = 0.0
+
+    @property
+    def names(self) -> str:
+        """ "8, 24 off in layers 0–3"; "8, 24 × 0.5 in layers 0–3"; "nothing"."""
+        how = f"× {self.left:g}" if self.left else "off"
+        return f"{few(self.dims)} {how} in layers {runs(self.layers)}" if self.dims else "nothing"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextLoss(Row):
+    """The loss of the text under a condition; where the model says no words, how far its outputs move."""
+
+    note = "Intervals are over the text's predictions, as if each were independent: they do not cover other texts."
+    condition: str
+    off: Annotated[str, More]
+    loss: Estimate
+    """{task}, {unit}"""
+    perplexity: float | None = None
+    change: Annotated[Estimate, Change]
+    """change: from intact, paired by token"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guess(Row):
+    """One of the likeliest words of a blank under a condition, and its probability in [0, 1]."""
+
+    rank: int
+    condition: str
+    said: str
+    """the likeliest words and their probabilities"""
+    word: Annotated[str, Quiet]
+    probability: Annotated[float, Quiet, Share]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargestValue(Row):
+    """Where a dimension is largest on this text after a layer of the intact model, and its share of that vector's length."""
+
+    layer: str
+    dim: int
+    size: float
+    """largest |x| over the tokens, intact"""
+    value: Annotated[float, Quiet]
+    token: Annotated[str, Quiet]
+    share: Annotated[float, Quiet, Share]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSink(Row):
+    """Attention in one layer, a mean over heads and over the tokens that attend, in [0, 1]."""
+
+    layer: str
+    condition: str
+    first: Annotated[float, Share]
+    """attention on the first token"""
+    special: Annotated[float, Quiet, Share]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextCosine(Row):
+    """Mean cosine of all pairs of the text's tokens, special ones left out (Ethayarajh 2019, section 3, on one text)."""
+
+    layer: str
+    condition: str
+    cosine: float
+    """mean cosine"""
+    share: Annotated[float, Quiet]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explored(Finding):
+    """A text under the conditions of a state: intact, and with the chosen set and a random one turned down or off.
+
+    Attributes:
+        state: with its defaults filled in. read: the part of the text that is read. blank: the text's word there.
+        fills, continuations: the text filled in, and continued by decoders, under each condition.
+    """
+
+    title = "One text"
+    layouts: ClassVar[Mapping[str, Pivot]] = {
+        "guesses": Pivot("rank", "condition", "said"),
+        "largest": Pivot("layer", "dim", "size"),
+        "sinks": Pivot("layer", "condition", "first"),
+        "cosines": Pivot("layer", "condition", "cosine"),
+    }
+    pictures = (
+        Lines(rows="largest", x="layer", y="size", by="dim", title="Largest |x|, intact", captioned=False),
+        Lines(rows="sinks", x="layer", y="first", by="condition", title="Attention on the first token"),
+        Lines(rows="cosines", x="layer", y="cosine", by="condition", title="Mean cosine of the tokens"),
+    )
+
+    losses: tuple[TextLoss, ...] = ()
+    """Loss of this text"""
+    guesses: tuple[Guess, ...] = ()
+    """Guesses for one blank"""
+    largest: tuple[LargestValue, ...] = ()
+    """Largest |x| of each dimension"""
+    sinks: tuple[AttentionSink, ...] = ()
+    """Attention on the first token"""
+    cosines: tuple[TextCosine, ...] = ()
+    """Anisotropy of this text's tokens"""
     state: State
-    comparison: Comparison
-    notes: tuple[str, ...]
+    read: str = ""
+    blank: str = ""
+    conditions: Annotated[tuple[Off, ...], "condition"] = ()
+    fills: tuple[Filled, ...] = ()
+    continuations: tuple[Continuation, ...] = ()
+
+    def loss(self, condition: str) -> TextLoss:
+        """The loss under a condition; raises BadInput where there is none."""
+        found = {row.condition: row for row in self.losses}
+        if condition not in found:
+            raise BadInput(f"no loss under {condition!r}{near(condition, found)}")
+        return found[condition]
+
+    def sentences(self) -> Iterator[str]:
+        """What is off, what that costs, and what the model says."""
+        for one in self.losses[-1:]:
+            if one.condition == "chosen":
+                random = self.loss("random").change.written()
+                yield f"{one.off}: {self.about.task} {one.change.written()} {self.about.unit}; random: {random}."
+        yield from (f"{one.label}: {one.names}." for one in self.conditions[1:])
+        yield from (f"{one.label}: {one.line}" for one in self.fills)
+        yield from (f"{one.label}: {one.prompt} → {one.text}" for one in self.continuations)
+        if self.guesses:
+            yield f"Blank {self.state.blank + 1}: the text says “{self.blank}”."
+
+
+# --- the explorer ----------------------------------------------------------------------------------------------------
 
 
 def open_explorer(model: str, options: LoadOptions | None = None) -> "Explorer":
     """Load `model` with attention that can be looked at, scan its weights, and make it ready to be explored."""
     options = options or LoadOptions()
     return Explorer(load_model(model, replace(options, attention="eager")), options)
+
+
+@dataclass
+class _Look:
+    """One state while it is measured: the tables and words of its views are collected in `found`."""
+
+    loaded: LoadedModel
+    stack: BoundStack
+    state: State
+    text: str
+    conditions: tuple[Off, ...]
+    listed: tuple[int, ...]
+    switch: Switch
+    found: dict[str, Any] = field(default_factory=dict)
+
+    def off(self, condition: Off) -> AbstractContextManager[int]:
+        """The model under a condition."""
+        return self.switch.off(dict.fromkeys(condition.layers, condition.dims) if condition.dims else None)
+
+    def run(self) -> tuple[TextReading, Batch]:
+        """What runs the text once through the stream, without the head."""
+        reading = TextReading(self.loaded, LENGTH)
+        (batch,) = reading.batches([self.text], batch_size=1)
+        return reading, batch
 
 
 class Explorer:
@@ -80,11 +245,11 @@ class Explorer:
         tokenizer_of(loaded)
         self.loaded, self.options = loaded, options or LoadOptions()
         self.stacks = text_stacks(loaded)
-        self.scan: Scan = scan_live(loaded)
+        self.scan = scan_live(loaded)
         self.fingerprint = fingerprint(loaded.model)
         self._lock = threading.RLock()
         self._means: dict[str, np.ndarray] = {}
-        self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+        self._kept: OrderedDict[tuple[State, str], dict[str, Any]] = OrderedDict()
 
     def stack(self, name: str = "") -> BoundStack:
         """The stream of that name, or the first that reads text; raises BadInput with the choices."""
@@ -93,127 +258,102 @@ class Explorer:
             raise BadInput(f"there is no stream {name[:40]!r}; {self.loaded.name} has {', '.join(names)}")
         return self.stacks[names.index(name) if name else 0]
 
-    def width(self, name: str = "") -> int:
-        """Dimensions of a stream."""
-        return stream_width(self.loaded.model, self.stack(name))
-
     def _scanned(self, name: str) -> StackScan:
-        return next(one for one in self.scan.stacks if one.stack == name)
+        return next(one for one in self.scan.stacks if one.stack == self.stack(name).name)
 
-    def listed(self, name: str = "") -> tuple[Listed, ...]:
-        """The dimensions that the rule found in a stream, of smallest p first; the strongest by |z| where it found none."""
-        scanned = self._scanned(self.stack(name).name)
-        found = [outlier.dim for outlier in scanned.outliers]
-        return tuple(_listed(scanned, dim, found=bool(found)) for dim in found or scanned.strongest_dims(STRONGEST))
+    def listed(self, name: str = "") -> tuple[int, ...]:
+        """The dimensions that the rule found in a stream, at most `MOST`; the strongest by |z| where it found none."""
+        scanned = self._scanned(name)
+        return tuple(one.dim for one in scanned.outliers)[:MOST] or tuple(scanned.strongest_dims(STRONGEST))
+
+    def label(self, dim: int, name: str = "") -> str:
+        """ "308 · layers 0–11 of 12 · |z| up to 23.4"; for a box to tick."""
+        scanned = self._scanned(name)
+        column, layers = scanned.map_dims.index(dim), np.zeros(scanned.n_layers, dtype=bool)
+        vectors = [one[:, column] for one in (scanned.z_scale, scanned.z_bias) if one.size]
+        for z in vectors:
+            layers |= scanned.threshold.passes(z)
+        past = np.flatnonzero(layers).tolist()
+        where = f"layers {runs(past)} of {scanned.n_layers}" if past else "no layer stands out"
+        return f"{dim} · {where} · |z| up to {max(np.abs(z).max() for z in vectors):.1f}"
 
     def verdict(self, name: str = "") -> str:
         """One sentence: how many outlier dimensions the weights show, or that there are none."""
-        scanned, rule = self._scanned(self.stack(name).name), self.scan.rule
+        scanned, rule = self._scanned(name), self.scan.rule
         needed = f"at least {rule.needed(scanned.n_layers)} of {scanned.counted}"
         where = f"past {scanned.threshold.sigmas} in {needed} ({scanned.measure})"
-        if scanned.outliers:
-            n = len(scanned.outliers)
+        if n := len(scanned.outliers):
             return f"{n} outlier dimension{'s' if n > 1 else ''} of {scanned.hidden_size}: {where}."
-        listed = f" Listed are the {STRONGEST} strongest." if scanned.strongest_dims(STRONGEST) else ""
+        listed = f" Listed are the {STRONGEST} strongest." if self.listed(name) else ""
         return f"No outlier dimension: none of {scanned.hidden_size} is {where}.{listed}"
 
-    def strongest(self, name: str = "") -> int:
-        """The listed dimension of largest |z|; 0 in a stream that has none to list."""
-        return max(self.listed(name), key=lambda one: abs(one.strongest), default=Listed(0, False, (), 0, 0.0)).dim
-
     def start(self) -> State:
-        """The state of a new page: a text, and every dimension on."""
+        """What a new page shows: a text, and all that the rule found off (the strongest where it found none)."""
         source = texts_for(self.loaded.name) if self.loaded.name in SAMPLES else "excerpt"
-        return State(text=_first_words(read_texts(source).passage))
-
-    def standing_out(self) -> tuple[int, ...]:
-        """The dimensions that the rule found, in order; the one strongest where it found none."""
-        found = sorted(one.dim for one in self.listed() if one.found)[:MOST]
-        return tuple(found) or tuple(one.dim for one in self.listed()[:1])
+        found = tuple(sorted(self.listed()))
+        dims = found if self._scanned("").outliers else self.listed()[:1]
+        return State(text=_first_words(read_texts(source).passage), dims=dims)
 
     def look(self, state: State, views: Sequence[str] = VIEWS) -> Explored:
         """Measure `views` of `state`.
 
         Raises:
-            BadInput: no text or too long a one, an unknown dimension, layer, mode, head, token or view.
+            BadInput: no text or too long a one, an unknown dimension, layer, mode, stream or view.
         """
-        unknown = [view for view in views if view not in VIEWS]
-        if unknown:
+        if unknown := [view for view in views if view not in VIEWS]:
             raise BadInput(f"unknown view {unknown[0]!r}; views are {', '.join(VIEWS)}")
         with self._lock:
-            settled = self._settle(state)
-            measured = {view: self._view(view, settled) for view in views}
-        comparison = settled.comparison
-        command = snippets.command(self.loaded.name, self.options, settled.state, views)
+            at, notes = self._settle(state)
+            found: dict[str, Any] = {}
+            for view in views:
+                more = self._view(view, at)
+                notes += more.pop("notes", ())
+                found |= more
+        about = found.pop("about", About(n_texts=1))
+        line = command(self.loaded.name, self.options, at.state, views)
         return Explored(
-            provenance=self.loaded.provenance(command=command, seed=state.seed, digest=self.fingerprint),
-            state=settled.state,
-            read=comparison.text,
-            conditions=comparison.conditions,
-            notes=settled.notes,
-            **measured,
-        )
-
-    def random_dims(self, state: State, n: int = 1) -> tuple[int, ...]:
-        """`n` dimensions that are neither listed nor chosen, drawn with the state's seed."""
-        avoid = {one.dim for one in self.listed(state.stack)} | set(state.dims)
-        return random_sets(self.width(state.stack), n, avoid=avoid, n=1, seed=state.seed)[0]
+            provenance=self.loaded.provenance(command=line, seed=state.seed, digest=self.fingerprint),
+            about=replace(about, stack=at.stack.name, dims=tuple(map(str, at.state.dims))),
+            state=at.state, read=at.text, conditions=at.conditions, notes=tuple(dict.fromkeys(notes)), **found,
+        )  # fmt: skip
 
     def settled(self, state: State) -> State:
         """`state` with its defaults filled in; raises BadInput as `look`."""
         with self._lock:
-            return self._settle(state).state
+            return self._settle(state)[0].state
 
-    def _settle(self, state: State) -> _Settled:
-        check_mode(state.mode, state.factor, False)
+    def _settle(self, state: State) -> tuple[_Look, list[str]]:
+        """What the state means, and notes."""
+        if state.mode not in PAGE_MODES:
+            raise BadInput(f"mode is {state.mode[:40]!r}; it must be one of {', '.join(PAGE_MODES)}")
         stack = self.stack(state.stack)
-        state = replace(state, stack=stack.name, last=stack.n_layers - 1 if state.last is None else state.last)
-        if self.strongest(stack.name) in state.dims:  # nothing is left of what is off
-            state = replace(state, left=State.left)
-        if state.mode != "scale":
-            state = replace(state, factor=State.factor)
         last = stack.n_layers - 1
-        assert state.last is not None
-        if not 0 <= state.first <= state.last <= last:
+        state = replace(state, stack=stack.name, last=last if state.last is None else state.last)
+        if not 0 <= state.first <= (state.last or 0) <= last:
             raise BadInput(
                 f"layers {state.first} to {state.last} cannot be; {stack.name} has layers 0 to {last}, the lower one first"
             )
         if len(state.dims) > MOST:
             raise BadInput(f"{len(state.dims)} dimensions are chosen; this page switches off {MOST} at most")
-        conditions = self._conditions(state, stack)
-        text, notes = self._cut(state.text)
-        state = replace(
-            state,
-            vector_layer=_layer(state.vector_layer or str(last), stack),
-            attention_layer=last if state.attention_layer is None else state.attention_layer,
-        )
-        if not 0 <= (state.attention_layer or 0) <= last:
-            raise BadInput(f"layer {state.attention_layer} does not exist; {stack.name} has layers 0 to {last}")
-        if state.dimension is None:
-            state = replace(state, dimension=self.strongest(stack.name))
-        plan_dims(stack, self.width(stack.name), (state.dimension or 0,), _layers(state))
-        named = tuple(dict.fromkeys((*state.dims, *(one.dim for one in self.listed(stack.name)))))[:MOST]
-        settings = EditSettings(factor=state.factor)
-        if state.mode == "mean":
+        width = stream_width(self.loaded.model, stack)
+        plan = plan_dims(stack, width, state.dims or (0,), state.layers)
+        mode = cast(Mode, "scale" if state.left else state.mode)
+        settings = EditSettings(factor=state.left) if state.left else EditSettings()
+        if mode == "mean":
             settings = EditSettings(means=self._mean(stack))
-        ablation = Switch(self.loaded, stack, state.mode, settings=settings)  # type: ignore[arg-type]
-        ablation.check(conditions[-1].plan)
-        turning = Switch(self.loaded, stack, "scale", settings=EditSettings(factor=state.left))
-        return _Settled(state, Comparison(self.loaded, ablation, turning, text, conditions, named), notes)
+        switch = Switch(self.loaded, stack, mode, settings=settings)
+        conditions = [Off("intact")]
+        if state.dims and state.left < 1:
+            switch.check(plan)
+            avoid = {*self.listed(stack.name), *state.dims}
+            drawn = random_sets(width, len(state.dims), avoid=avoid, n=1, seed=state.seed)[0]
+            conditions += [Off(label, dims, state.layers, state.left)
+                           for label, dims in (("random", drawn), ("chosen", state.dims))]  # fmt: skip
+        text, notes = self._cut(state.text)
+        listed = tuple(dict.fromkeys((*state.dims, *self.listed(stack.name))))[:MOST]
+        return _Look(self.loaded, stack, state, text, tuple(conditions), listed, switch), notes
 
-    def _conditions(self, state: State, stack: BoundStack) -> tuple[Off, ...]:
-        intact = Off("intact", (), ())
-        turned = () if state.left == State.left else (self.strongest(stack.name),)
-        if not (state.dims or turned):
-            return (intact,)
-        layers = _layers(state)
-        plan_dims(stack, self.width(stack.name), state.dims + turned, layers)
-        n = len(state.dims)
-        drawn = self.random_dims(state, n + len(turned))
-        random = Off("random", drawn[:n], layers, drawn[n:], state.left)
-        return (intact, random, Off("chosen", state.dims, layers, turned, state.left))
-
-    def _cut(self, text: str) -> tuple[str, tuple[str, ...]]:
+    def _cut(self, text: str) -> tuple[str, list[str]]:
         """(the part of `text` that is read, notes); raises BadInput for no text or too long a one."""
         if len(text) > LONGEST:
             raise BadInput(
@@ -231,20 +371,15 @@ class Explorer:
             raise BadInput("there is no text to read; write a sentence")
         if ordinary.count(unknown) == len(ordinary):
             raise BadInput(nothing_known(self.loaded.name, len(ordinary)))
-        note = unknown_note(ordinary.count(unknown), len(ordinary))
-        notes = (note,) if note else ()
+        notes = [note] if (note := unknown_note(ordinary.count(unknown), len(ordinary))) else []
         if len(ids) <= limit:
             return text, notes
+        notes.append(f"the text has {len(ids):,} tokens; the first {limit} are read")
         if tokenizer.is_fast:
             offsets = tokenizer(text, truncation=True, max_length=limit, return_offsets_mapping=True)["offset_mapping"]
-            cut = text[: max(end for _, end in offsets)]
-        else:
-            kept = tokenizer(text, truncation=True, max_length=limit)["input_ids"]
-            cut = tokenizer.decode(kept, skip_special_tokens=True)
-        return cut, (
-            *notes,
-            f"the text has {len(ids):,} tokens; the first {limit} are read",
-        )
+            return text[: max(end for _, end in offsets)], notes
+        kept = tokenizer(text, truncation=True, max_length=limit)["input_ids"]
+        return tokenizer.decode(kept, skip_special_tokens=True), notes
 
     def _mean(self, stack: BoundStack) -> np.ndarray:
         if stack.name not in self._means:
@@ -252,53 +387,28 @@ class Explorer:
             self._means[stack.name] = means_over(self.loaded, stack, texts, length=LENGTH, batch_size=MEAN_TEXTS)
         return self._means[stack.name]
 
-    def _view(self, view: str, settled: _Settled) -> Any:
+    def _view(self, view: str, at: _Look) -> dict[str, Any]:
         """What is kept of this view, or is measured now."""
-        state, comparison = settled.state, settled.comparison
-        key = (view, *(getattr(state, name) for name in (*_SHARED, *_OWN.get(view, ()))))
+        key = (at.state if view == "guesses" else replace(at.state, blank=0), view)
         if key not in self._kept:
-            self._kept[key] = _measure(view, state, comparison)
+            self._kept[key] = _MEASURES[view](at)
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
-        return self._kept[key]
+        return dict(self._kept[key])
 
 
-def _measure(view: str, state: State, comparison: Comparison) -> Any:
-    at = EMBEDDINGS if state.vector_layer == "embeddings" else int(state.vector_layer)
-    measures: dict[str, Callable[[], Any]] = {
-        "passage": lambda: inside.passage(comparison),
-        "loss": lambda: inside.loss(comparison),
-        "guesses": lambda: inside.guesses(comparison, state.blank),
-        "dimension": lambda: inside.dimension(comparison, state.dimension or 0, _layers(state)),
-        "vectors": lambda: inside.vectors(comparison, at, state.vector_token),
-        "attention": lambda: inside.attention(comparison, state.attention_layer or 0, state.head),
-        "anisotropy": lambda: inside.anisotropy(comparison),
-        "life": lambda: life(comparison, state.dimension or 0),
-    }
-    return measures[view]()
-
-
-def _layers(state: State) -> tuple[int, ...]:
-    return tuple(range(state.first, (state.last or 0) + 1))
-
-
-def _layer(name: str, stack: BoundStack) -> str:
-    if name != "embeddings" and not (name.isascii() and name.isdecimal() and int(name[:9]) < stack.n_layers):
-        raise BadInput(f"layer {name[:40]!r} does not exist; there are embeddings and 0 to {stack.n_layers - 1}")
-    return name if name == "embeddings" else str(int(name))
-
-
-def _listed(scanned: StackScan, dim: int, *, found: bool) -> Listed:
-    column = scanned.map_dims.index(dim)
-    z = scanned.z_scale[:, column]
-    past = scanned.threshold.passes(z)
-    if scanned.z_bias.size:
-        bias = scanned.z_bias[:, column]
-        past |= scanned.threshold.passes(bias)
-        z = np.concatenate([z, bias])
-    layers = tuple(np.flatnonzero(past).tolist())
-    return Listed(dim, found, layers, scanned.n_layers, float(z[np.abs(z).argmax()]))
+def command(model: str, options: LoadOptions, state: State, views: Sequence[str]) -> str:
+    """The command line that prints `views` of `state`, quoted for a shell, without the token."""
+    words = ["outlierlens", "explore", operand(model), f"--text={state.text}", "--dims", ",".join(map(str, state.dims))]
+    words += ["--layers", f"{state.first}-{state.last}", "--show", "all" if tuple(views) == VIEWS else ",".join(views)]
+    for name in ("left", "mode", "stack", "seed", "blank"):
+        if getattr(state, name) != getattr(State(), name):
+            words += option(f"--{name}", getattr(state, name))
+    for name, spelt in (("row", "--arch"), *((n, f"--{n}") for n in ("revision", "subfolder", "device", "dtype"))):
+        if (value := getattr(options, name)) != getattr(LoadOptions(), name):
+            words += option(spelt, value)
+    return shell(*words, *(f"--{n.replace('_', '-')}" for n in ("trust_remote_code", "offline") if getattr(options, n)))
 
 
 def _first_words(text: str) -> str:
@@ -306,3 +416,139 @@ def _first_words(text: str) -> str:
     cut = text[:300]
     end = max(cut.rfind(". "), cut.rfind("! "), cut.rfind("? "))
     return text if len(text) <= 300 else cut[: end + 1] if end > 60 else cut.rsplit(" ", 1)[0]
+
+
+# --- views: what each adds to an `Explored` --------------------------------------------------------------------------
+
+
+def _no_blanks(loaded: LoadedModel) -> str:
+    if loaded.head not in ("masked", "causal"):
+        return f"{loaded.name} has no head that says words, so there is nothing to fill in"
+    if loaded.head == "masked" and not getattr(loaded.tokenizer, "is_fast", False):
+        return "its tokenizer cannot say which letters a token stands for, so no blank can be cut"
+    return "no word of this text is one token and can be left out; write a few more common words"
+
+
+def _passage(at: _Look) -> dict[str, Any]:
+    work = exercise(at.loaded, at.text)
+    fills, said, intact = [], [], None
+    for one in at.conditions:
+        with at.off(one):
+            now = fill(at.loaded, work) if work else None
+            more = continuation(at.loaded, at.text)
+        intact = intact or now
+        if work and now and intact:
+            fills.append(filled(at.loaded, work, now, intact, label=one.label, dims=one.dims))
+        if more:
+            said.append(Continuation(one.label, one.dims, *more))
+    notes = () if work else (_no_blanks(at.loaded),)
+    return {"fills": tuple(fills), "continuations": tuple(said), "notes": notes}
+
+
+def _guesses(at: _Look) -> dict[str, Any]:
+    """The likeliest words of a blank (the last one where there are fewer) under each condition."""
+    work, rows = exercise(at.loaded, at.text), []
+    if work is None:
+        return {"notes": (_no_blanks(at.loaded),)}
+    number, tokenizer = min(at.state.blank, len(work.blanks) - 1), cast(Any, at.loaded.tokenizer)
+    for one in at.conditions:
+        with at.off(one):
+            probabilities = fill(at.loaded, work).probabilities[number]
+        order = np.argsort(-probabilities, kind="stable")[:BEST].tolist()
+        for rank, piece in enumerate(tokenizer.convert_ids_to_tokens(order)):
+            word, p = tokenizer.convert_tokens_to_string([piece]).strip() or piece, float(probabilities[order[rank]])
+            rows.append(
+                Guess(rank=rank + 1, condition=one.label, said=f"{word}  {100 * p:.1f} %", word=word, probability=p)
+            )
+    return {"guesses": tuple(rows), "blank": work.originals[number].strip()}
+
+
+def _loss(at: _Look) -> dict[str, Any]:
+    copies = COPIES if at.loaded.head == "masked" else 1
+    try:
+        task: Any = make_task(at.loaded, [at.text] * copies, TaskOptions(max_length=LENGTH, batch_size=COPIES))
+    except BadInput as error:  # a text of one token, a tokenizer without a mask: the other views are still to be had
+        return {"notes": (str(error),)}
+    by_token = task.unit == "nats per token"
+    measure: Callable[[], tuple[np.ndarray, Any]] = task.per_token if by_token else task.per_text
+    rows, intact = list[TextLoss](), np.zeros(0)
+    for one in at.conditions:
+        with at.off(one):
+            values, _ = measure()
+        intact = intact if len(intact) else values
+        change, mean = values - intact, float(values.mean())
+        rows.append(TextLoss(
+            condition=one.label, off=one.names, loss=Estimate(mean, *mean_interval(values)),
+            perplexity=float(np.exp(min(mean, 700))) if by_token else None,
+            change=Estimate(float(change.mean()), *mean_interval(change)),
+        ))  # fmt: skip
+    about = About(task=task.name, unit=task.unit, n_texts=1, n_tokens=len(intact) if by_token else 0)
+    return {"losses": tuple(rows), "about": about}
+
+
+def _dimensions(at: _Look) -> dict[str, Any]:
+    reading, batch = at.run()
+    ids, _ = reading.sides(batch)[at.stack.name]
+    tokens, dims, rows = reading.words(ids[0].tolist()), at.listed, list[LargestValue]()
+
+    def look(_: BoundStack, layer: int, states: "Tensor") -> None:
+        seen = states[0].float().cpu().numpy()  # [token, dim]
+        lengths = np.maximum(np.linalg.norm(seen, axis=-1), np.finfo(np.float32).tiny)
+        for dim in dims:
+            token = int(np.nan_to_num(np.abs(seen[:, dim])).argmax())
+            value = float(seen[token, dim])
+            rows.append(LargestValue(
+                layer=layer_name(layer), dim=dim, size=abs(value), value=value, token=f"{token} {tokens[token]}",
+                share=float(abs(value) / lengths[token]),
+            ))  # fmt: skip
+
+    with tapped(at.loaded.model, [at.stack], look):
+        reading(batch)
+    return {"largest": tuple(rows)}
+
+
+def _attention(at: _Look) -> dict[str, Any]:
+    try:
+        check_eager(at.loaded, at.stack)
+    except BadInput as error:
+        return {"notes": (str(error),)}
+    reading, batch = at.run()
+    special = reading.sides(batch)[at.stack.name][1][0].cpu().numpy().astype(bool)
+    n, rows = len(special), list[AttentionSink]()
+    for one in at.conditions:
+
+        def look(layer: int, weights: "Tensor", _: Any, label: str = one.label) -> None:
+            mean = weights[0, :, :n, :n].float().mean(0).cpu().numpy()  # [query, key]
+            on = mean[:, special].sum(1).mean()
+            rows.append(AttentionSink(
+                layer=layer_name(layer), condition=label, first=float(mean[:, 0].mean()), special=float(on)
+            ))  # fmt: skip
+
+        with at.off(one), tapped_attention(at.loaded, at.stack, look):
+            reading(batch)
+    return {"sinks": tuple(rows)}
+
+
+def _anisotropy(at: _Look) -> dict[str, Any]:
+    reading, batch = at.run()
+    kept = np.flatnonzero(~reading.sides(batch)[at.stack.name][1][0].cpu().numpy().astype(bool))
+    if len(kept) < 2:
+        return {"notes": ("a mean cosine needs at least two tokens; write a longer text",)}
+    chosen, rows = list(at.state.dims), list[TextCosine]()
+    for one in at.conditions:
+
+        def look(_: BoundStack, layer: int, states: "Tensor", label: str = one.label) -> None:
+            units = unit(states[0].float().cpu().numpy()[kept])
+            share = float(contributions(units)[chosen].sum()) if chosen else 0.0
+            cosine = float(mean_cosine(units)[0])
+            rows.append(TextCosine(layer=layer_name(layer), condition=label, cosine=cosine, share=share))
+
+        with at.off(one), tapped(at.loaded.model, [at.stack], look):
+            reading(batch)
+    return {"cosines": tuple(rows)}
+
+
+_MEASURES: dict[str, Callable[[_Look], dict[str, Any]]] = {
+    "passage": _passage, "loss": _loss, "guesses": _guesses, "dimensions": _dimensions, "attention": _attention,
+    "anisotropy": _anisotropy,
+}  # fmt: skip

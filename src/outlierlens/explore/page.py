@@ -1,4 +1,4 @@
-"""The page: gradio's controls around the views of an `Explorer`. What is shown is worked out elsewhere; see `look`, `html`.
+"""The page: gradio's controls around the views of an `Explorer`, which the report's templates draw.
 
 blocks = page(explorer, explorer.start())
 blocks.launch(**launch_options())
@@ -14,17 +14,17 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+from outlierlens.ablation.fill import SIGNS
 from outlierlens.errors import BadInput, OutlierlensError, need
-from outlierlens.explore import html
-from outlierlens.explore.look import Explorer
-from outlierlens.explore.result import VIEWS, State, parse_dims
+from outlierlens.explore.look import PAGE_MODES, Explored, Explorer
+from outlierlens.explore.state import VIEWS, State, parse_dims, whole
 from outlierlens.view.charts.base import DARK, LIGHT, css
+from outlierlens.view.page import fragment, runtime, style
 
 HERE = Path(__file__).parent
 EXAMPLES = {
@@ -43,14 +43,15 @@ MODES = {
     "norms": "norms: scale and bias of every norm are 0",
     "zero": "zero: the activation after each block is 0",
     "mean": "mean: the activation is its mean over other texts",
-    "scale": "scale: the activation times a factor",
     "resample": "resample: the activation of another token of the text",
     "writes": "writes: nothing writes to the dimension",
 }
-AT_ONCE = ("passage", "loss")  # what changes beside the hand; the other views follow
-PIECES = ("head", "number", "said", *VIEWS)
+MEANING = {"same": "as intact", "other": "another word", "nonsense": "nonsense", "changed": "shown, and not repeated"}
+AT_ONCE = ("passage", "loss", "guesses")  # what changes beside the hand; the other views follow
+PIECES = ("head", "number", "said", "passage", "tables", "inside")
 # The address always holds the state; what comes back is the whole link, for the box that shows it.
 _ADDRESS = "(query) => { history.replaceState(null, '', query || location.pathname); return location.href; }"
+_QUIETLY: dict[str, Any] = {"show_progress": "minimal", "api_visibility": "private"}
 
 
 def gradio() -> ModuleType:
@@ -88,11 +89,12 @@ def _run_in_thread(server: Any) -> None:
 def launch_options() -> dict[str, Any]:
     """How the page is launched wherever it runs: system fonts, no history of runs, no endpoint shown, no upload."""
     gr = gradio()
-    style = f":root{{{css(LIGHT)}}} .dark{{{css(DARK)}}}\n{(HERE / 'page.css').read_text('utf-8')}"
     fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
+    colours = f":root{{{css(LIGHT)}}} .dark{{{css(DARK)}}}"
     return {
         "theme": gr.themes.Base(**fonts),
-        "css": style,
+        "css": f"{colours}\n.ol {{ {style()} }}\n{(HERE / 'page.css').read_text('utf-8')}",
+        "head": f"<script>{runtime()}</script>",
         "footer_links": [],
         "run_history": False,
         "enable_monitoring": False,
@@ -124,44 +126,26 @@ class _Page:
 
     def build(self, blocks: Any) -> None:
         """Lay out the page and wire it."""
-        gr = self.gr
-        self.pieces["head"] = self._piece("head")
+        gr, put = self.gr, self.controls
+        self._piece("head")
         with gr.Row(elem_id="ol-hand"):
             with gr.Column(scale=1, min_width=280):
-                self.pieces["number"] = self._piece("number")
+                self._piece("number")
             with gr.Column(scale=1, min_width=280):
-                self.controls["left"] = gr.Slider(0, 1, 1, step=0.05, label=self._slider_label(""), elem_id="ol-left")
-                with gr.Row():
-                    self.all_on = gr.Button("All on", size="sm", min_width=100, elem_id="ol-all-on")
-                    self.all_off = gr.Button("All off", size="sm", min_width=100, elem_id="ol-all-off")
+                put["left"] = gr.Slider(0, 1, 0, step=0.05, label="What is left of the set", elem_id="ol-left")
         with gr.Row():
             with gr.Column(scale=1, min_width=300):
                 self._controls()
             with gr.Column(scale=2, min_width=320, elem_id="ol-results"):
-                self.pieces["said"] = self._piece("said")
-                for view in ("passage", "loss", "guesses"):
-                    self.pieces[view] = self._piece(view)
-        self.controls["dimension"] = gr.Number(0, label="Dimension by itself", precision=0, minimum=0, elem_id="ol-one")
-        self.pieces["dimension"] = self._piece("dimension")
-        self.pieces["life"] = self._piece("life")
-        last = self.explorer.stack().n_layers - 1
-        layers = ["embeddings", *map(str, range(max(stack.n_layers for stack in self.explorer.stacks)))]
-        with gr.Row():
-            self.controls["vector_layer"] = gr.Dropdown(
-                layers, value=str(last), label="Vectors after layer", elem_id="ol-vector"
-            )
-            self.controls["vector_token"] = gr.Textbox(label="Token number (empty: mean of all)", max_lines=1)
-        self.pieces["vectors"] = self._piece("vectors")
-        with gr.Row():
-            self.controls["attention_layer"] = gr.Dropdown(layers[1:], value=str(last), label="Attention of layer")
-            self.controls["head"] = gr.Number(0, label="Head", precision=0, minimum=0)
-        self.pieces["attention"] = self._piece("attention")
-        self.pieces["anisotropy"] = self._piece("anisotropy")
+                for name in ("said", "passage", "tables"):
+                    self._piece(name)
+        self._piece("inside")
         self._wire(blocks)
 
-    def _piece(self, name: str) -> Any:
+    def _piece(self, name: str) -> None:
         script = (HERE / "page.js").read_text("utf-8")
-        return self.gr.HTML(elem_id=f"ol-{name}", js_on_load=script, apply_default_css=False, container=False)
+        made = self.gr.HTML(elem_id=f"ol-{name}", js_on_load=script, apply_default_css=False, container=False)
+        self.pieces[name] = made
 
     def _controls(self) -> None:
         gr, put = self.gr, self.controls
@@ -169,23 +153,13 @@ class _Page:
             self.examples = {name: gr.Button(name, size="sm", min_width=80) for name in EXAMPLES}
         put["text"] = gr.Textbox(label="Text (Ctrl+Enter shows it)", lines=4, max_lines=10, elem_id="ol-text")
         self.run = gr.Button("Show", variant="primary", elem_id="ol-run")
-        choices = self._choices("")
         put["listed"] = gr.CheckboxGroup(
-            choices,
-            value=[dim for _, dim in choices],
-            label="Dimensions that stand out, on or off",
-            elem_id="ol-listed",
+            self._choices(""), label="The set: dimensions that stand out", elem_id="ol-listed"
         )
-        put["others"] = gr.Textbox(
-            label="Other dimensions to switch off, such as 17, 78", max_lines=1, elem_id="ol-others"
-        )
-        with gr.Row():
-            self.draw = gr.Button("A random one instead", size="sm", min_width=120, elem_id="ol-draw")
-            self.again = gr.Button("Another random control", size="sm", min_width=120, elem_id="ol-again")
-        put["mode"] = gr.Dropdown([(text, mode) for mode, text in MODES.items()], label="Mode", elem_id="ol-mode")
-        put["factor"] = gr.Slider(
-            -2, 2, 0.5, step=0.05, label="Factor of mode scale", visible=False, elem_id="ol-factor"
-        )
+        put["others"] = gr.Textbox(label="And others, such as 17, 78", max_lines=1, elem_id="ol-others")
+        self.again = gr.Button("Another random set", size="sm", elem_id="ol-again")
+        choices = [(text, mode) for mode, text in MODES.items() if mode in PAGE_MODES]
+        put["mode"] = gr.Dropdown(choices, label="How it goes off, at 0", elem_id="ol-mode")
         most = max(stack.n_layers for stack in self.explorer.stacks) - 1
         with gr.Row():
             put["first"] = gr.Number(0, label="From layer", precision=0, minimum=0, maximum=most, min_width=100)
@@ -196,19 +170,15 @@ class _Page:
             label="Link to what you see", interactive=False, max_lines=1, buttons=["copy"], elem_id="ol-link"
         )
         self.query = gr.Textbox(visible="hidden", elem_id="ol-query")
-        put["seed"], put["blank"] = (self._number(name) for name in ("seed", "blank"))
+        put["seed"], put["blank"], self.turn = (self._number(name) for name in ("seed", "blank", "turn"))
         put["wrong"] = gr.Textbox(visible="hidden")
-        self.turn = self._number("turn")
 
     def _number(self, name: str) -> Any:
         """A number that is part of the state and that nobody sees."""
         return self.gr.Number(0, precision=0, visible="hidden", elem_id=f"ol-{name}")
 
-    def _slider_label(self, stack: str) -> str:
-        return f"What is left of dimension {self.explorer.strongest(stack)}, the strongest"
-
     def _choices(self, stack: str) -> list[tuple[str, int]]:
-        return [(html.listed_label(one), one.dim) for one in self.explorer.listed(stack)]
+        return [(self.explorer.label(dim, stack), dim) for dim in self.explorer.listed(stack)]
 
     def _wire(self, blocks: Any) -> None:
         """One function shows the page, and it takes every control as it then is.
@@ -219,46 +189,30 @@ class _Page:
         gr, put, last = self.gr, self.controls, {"trigger_mode": "always_last"} | _QUIETLY
         every = list(put.values())
         # `input` is what a person does; what the page itself sets does not come back to it, but for the turn.
-        typed, silent = ("text", "others", "vector_token"), ("seed", "stack", "wrong", "left", "listed")
+        typed, silent = ("text", "others"), ("seed", "stack", "wrong")
         chosen = [one.input for name, one in put.items() if name not in (*typed, *silent)]
         triggers = [self.run.click, *(put[name].submit for name in typed), *chosen, self.turn.change]
-        shown = [*(self.pieces[name] for name in PIECES), self.query, put["wrong"]]
 
         def show(*values: Any) -> Iterator[list[Any]]:
-            for pieces in self._shown(self._given(values)):
+            for pieces in self._shown(dict(zip(put, values, strict=True))):
                 yield [*pieces, ""]
 
-        done = gr.on(triggers, show, every, shown, **last)
+        done = gr.on(triggers, show, every, [*(self.pieces[n] for n in PIECES), self.query, put["wrong"]], **last)
         done.then(None, self.query, self.link, js=_ADDRESS, **_QUIETLY)
 
         def then_show(first: Any) -> None:
             """Show the page once all that `first` sets is set: what one change sets off sees half of the others."""
             first.then(None, self.turn, self.turn, js="(turn) => turn + 1", **_QUIETLY)
 
-        self._wire_switches(then_show)
         for name, button in self.examples.items():
             then_show(button.click(None, None, put["text"], js=f"() => {json.dumps(EXAMPLES[name])}", **_QUIETLY))
-        put["mode"].change(lambda mode: gr.update(visible=mode == "scale"), put["mode"], put["factor"], **_QUIETLY)
         then_show(self.again.click(None, put["seed"], put["seed"], js="(seed) => seed + 1", **_QUIETLY))
 
-        def drawn(*values: Any) -> list[Any]:
-            given = self._given(values)
-            seed = given["seed"] = given["seed"] + 1
-            try:
-                state = replace(_state(self.explorer, given | {"others": ""}), dims=())
-                every_one = [one.dim for one in self.explorer.listed(state.stack)]
-                return [every_one, 1, ", ".join(map(str, self.explorer.random_dims(state))), seed, ""]
-            except OutlierlensError as error:
-                return [given["listed"], given["left"], given["others"], seed, str(error)]
-
-        set_by_draw = [put[name] for name in ("listed", "left", "others", "seed", "wrong")]
-        then_show(self.draw.click(drawn, every, set_by_draw, **last))
-
         def streamed(*values: Any) -> list[Any]:
-            given = self._given(values)
-            mode, factor, seed = str(given["mode"]), float(given["factor"]), int(given["seed"])
+            given = dict(zip(put, values, strict=True))
+            stack = self.explorer.stack(str(given["stack"] or "")).name
             return self._set(
-                State(str(given["text"] or ""), mode=mode, factor=factor, stack=str(given["stack"]), seed=seed)
+                State(str(given["text"] or ""), self.explorer.listed(stack), stack=stack, seed=int(given["seed"]))
             )
 
         then_show(put["stack"].input(streamed, every, every, **last))
@@ -276,59 +230,17 @@ class _Page:
         opened.__annotations__["request"] = gr.Request
         then_show(blocks.load(opened, None, every, **_QUIETLY))
 
-    def _wire_switches(self, then_show: Callable[[Any], None]) -> None:
-        """The slider and the strongest dimension's switch say one thing: off is 0, and whoever moves the slider switches it on.
-
-        All of it happens in the browser, so that no answer of the server overtakes a hand.
-        """
-        put, explorer = self.controls, self.explorer
-        names = [stack.name for stack in explorer.stacks]
-        streams = {name: [explorer.strongest(name), *(one.dim for one in explorer.listed(name))] for name in names}
-        knows = f"const [strongest, ...every] = ({json.dumps(streams)})[stack] || [];"
-        both, stack = [put["listed"], put["left"]], put["stack"]
-        on = "listed.includes(strongest)"
-        slid = f"(listed, left, stack) => {{ {knows} return [{on} ? listed : [...listed, strongest], left]; }}"
-        switched = f"(listed, left, stack) => {{ {knows} return [listed, {on} ? left || 1 : 0]; }}"
-        then_show(put["left"].input(None, [*both, stack], both, js=slid, **_QUIETLY))
-        then_show(put["listed"].input(None, [*both, stack], both, js=switched, **_QUIETLY))
-        all_on, all_off = (
-            f"(stack) => {{ {knows} return [every, 1, '']; }}",
-            f"(stack) => {{ {knows} return [[], 0]; }}",
-        )
-        then_show(self.all_on.click(None, stack, [*both, put["others"]], js=all_on, **_QUIETLY))
-        then_show(self.all_off.click(None, stack, both, js=all_off, **_QUIETLY))
-
-    def _given(self, values: Sequence[Any]) -> dict[str, Any]:
-        """{name of a control: what it holds}."""
-        return dict(zip(self.controls, values, strict=True))
-
     def _set(self, state: State, wrong: str = "") -> list[Any]:
         """What the controls hold for `state`, in their order; `wrong` is said in place of the views."""
-        gr, explorer = self.gr, self.explorer
-        stack = explorer.stack(state.stack)
+        stack = self.explorer.stack(state.stack)
         choices = self._choices(stack.name)
         listed = [dim for _, dim in choices]
-        last = str(stack.n_layers - 1)
-        values = {
-            "text": state.text,
-            "listed": gr.update(choices=choices, value=[dim for dim in listed if dim not in state.dims]),
-            "left": gr.update(
-                value=0 if explorer.strongest(stack.name) in state.dims else state.left,
-                label=self._slider_label(stack.name),
-            ),
-            "dimension": explorer.strongest(stack.name) if state.dimension is None else state.dimension,
+        values = vars(state) | {
+            "listed": self.gr.update(choices=choices, value=[dim for dim in listed if dim in state.dims]),
             "others": ", ".join(str(dim) for dim in state.dims if dim not in listed),
             "mode": state.mode if state.mode in MODES else "weights",
-            "factor": gr.update(value=state.factor, visible=state.mode == "scale"),
-            "first": state.first,
             "last": stack.n_layers - 1 if state.last is None else state.last,
             "stack": stack.name,
-            "vector_layer": state.vector_layer or last,
-            "vector_token": "" if state.vector_token is None else str(state.vector_token),
-            "attention_layer": last if state.attention_layer is None else str(state.attention_layer),
-            "head": state.head,
-            "seed": state.seed,
-            "blank": state.blank,
             "wrong": wrong,
         }
         return [values[name] for name in self.controls]
@@ -341,12 +253,12 @@ class _Page:
                 raise BadInput(given["wrong"])
             state = _state(self.explorer, given)
             found = self.explorer.look(state, AT_ONCE)
-            first = {"head": html.head(self.explorer, found.state.stack), "said": html.said(found)}
-            first |= {"number": html.number(found)} | html.drawn(self.explorer, found)
+            first = {"head": head(self.explorer, found.state.stack), "number": number(found), "said": said(found)}
+            first |= {"passage": passage(found), "tables": drawn(found)}
             yield [*(first.get(name, skip) for name in PIECES), skip]
-            rest = html.drawn(self.explorer, self.explorer.look(state, [view for view in VIEWS if view not in AT_ONCE]))
+            rest = self.explorer.look(state, [view for view in VIEWS if view not in AT_ONCE])
             query = found.state.query()
-            yield [*(rest.get(name, skip) for name in PIECES), f"?{query}" if query else ""]
+            yield [*({"inside": drawn(rest)}.get(name, skip) for name in PIECES), f"?{query}" if query else ""]
         except OutlierlensError as error:
             yield self._failed(error)
         except (
@@ -360,40 +272,66 @@ class _Page:
 
     def _failed(self, error: OutlierlensError) -> list[Any]:
         # Numbers of an earlier state beside the message would be taken for those of this one.
-        said = {"head": html.head(self.explorer, ""), "said": html.alert(str(error))}
-        return [*(said.get(name, "") for name in PIECES), self.gr.skip()]
-
-
-_QUIETLY: dict[str, Any] = {"show_progress": "minimal", "api_visibility": "private"}
+        message = str(error)
+        what = {"head": head(self.explorer, ""), "said": piece("alert", message=f"{message[:1].upper()}{message[1:]}.")}
+        return [*(what.get(name, "") for name in PIECES), self.gr.skip()]
 
 
 def _state(explorer: Explorer, given: dict[str, Any]) -> State:
     """The state that the controls hold; raises BadInput for what cannot be one."""
-    stack = explorer.stack(str(given["stack"] or "")).name
-    on = {int(dim) for dim in given["listed"] or ()}
-    off = (one.dim for one in explorer.listed(stack) if one.dim not in on)
-    dims = dict.fromkeys((*off, *parse_dims(str(given["others"] or ""))))
-    token = str(given["vector_token"] or "").strip()
-    whole = {"first": given["first"], "last": given["last"], "head": given["head"], "blank": given["blank"]}
-    whole["dimension"] = given["dimension"]
-    whole["attention_layer"] = given["attention_layer"]
-    if token:
-        whole["vector_token"] = token
+    dims = {int(dim) for dim in given["listed"] or ()} | {*parse_dims(str(given["others"] or ""))}
     numbers: dict[str, int] = {}
-    for name, value in whole.items():
+    for name in ("first", "last", "seed", "blank"):
         with contextlib.suppress(TypeError, ValueError):
-            numbers[name] = int(value)
-        if numbers.get(name, -1) < 0:
-            raise BadInput(f"{name.replace('_', ' ')} is {str(value)[:40]!r}; it must be a whole number from 0 on")
-    last = numbers["last"]
+            numbers[name] = int(given[name])
+        numbers[name] = whole(name.replace("_", " "), str(numbers.get(name, given[name])))
+    stack = explorer.stack(str(given["stack"] or "")).name
+    text = str(given["text"] or "")
     return State(
-        text=str(given["text"] or ""),
-        dims=tuple(sorted(dims)),
-        mode=str(given["mode"]),
-        factor=float(given["factor"]),
+        text,
+        tuple(sorted(dims)),
         left=float(given["left"]),
+        mode=str(given["mode"]),
         stack=stack,
-        seed=int(given["seed"]),
-        vector_layer=str(given["vector_layer"] or ""),
-        **{**numbers, "last": last},
+        **numbers,
     )
+
+
+# --- pieces of HTML --------------------------------------------------------------------------------------------------
+
+
+def piece(name: str, **values: Any) -> str:
+    """What the template `name` makes of `values`; characters that templates in the browser would read are written as codes."""
+    made = fragment(HERE, f"{name}.html.jinja", SIGNS=SIGNS, MEANING=MEANING, **values)
+    for character in "{}$`\\":
+        made = made.replace(character, f"&#{ord(character)};")
+    return f'<div class="ol">{made}</div>'
+
+
+def head(explorer: Explorer, stack: str) -> str:
+    """The title and what the weights show."""
+    return piece("head", model=explorer.loaded.name, verdict=explorer.verdict(stack))
+
+
+def said(found: Explored) -> str:
+    """What is off, and notes; read out by screen readers when it changes."""
+    return piece("said", conditions=found.conditions[1:], mode=found.state.mode, notes=found.notes)
+
+
+def number(found: Explored) -> str:
+    """The loss with the set off, large, and beside it that of the intact model and of the random set."""
+    return piece("number", rows={row.condition: row for row in found.losses}, unit=found.about.unit)
+
+
+def passage(found: Explored) -> str:
+    """The text under each condition."""
+    kinds = {"same", "other", "nonsense"} | {blank.kind for one in found.fills for blank in one.blanks}
+    off = {one.label: one.names for one in found.conditions}
+    return piece("passage", fills=found.fills, continuations=found.continuations, kinds=kinds, off=off)
+
+
+def drawn(found: Explored) -> str:
+    """The tables of a finding and its pictures, as in a report, and the command that prints them."""
+    (section,) = found.sections()
+    specs = json.dumps({chart.name: chart.spec for chart in section.charts})
+    return piece("inside", section=section, specs=specs, command=found.provenance.command)

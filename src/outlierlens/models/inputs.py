@@ -8,6 +8,8 @@ rows = rows_of(loaded, examples, 128)     # `TextRows` of a labelled task, besid
 model(**rows.inputs([0, 5]))              # padded
 """
 
+import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +50,26 @@ def tokenizer_of(loaded: LoadedModel) -> Any:
             f"attends to words does not"
         )
     raise BadInput(f"{loaded.name}: {NO_TOKENIZER}")
+
+
+def reader_digest(loaded: LoadedModel) -> str:
+    """SHA-256 over what makes inputs of texts or items: the tokenizer's vocabulary and rules, the processor's settings.
+
+    For what must be equal where kept measurements are used again; "" where the model has neither.
+    """
+    tokenizer: Any = loaded.tokenizer
+    parts: list[Any] = []
+    if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+        rules = json.loads(backend.to_str())
+        parts.append({name: rule for name, rule in rules.items() if name not in ("truncation", "padding")})  # of a call
+    elif tokenizer is not None:
+        parts += [tokenizer.get_vocab(), getattr(tokenizer, "init_kwargs", {})]
+    if tokenizer is not None:
+        parts.append(getattr(tokenizer, "special_tokens_map", {}))
+    if loaded.processor is not None:
+        parts.append(loaded.processor.to_dict())
+    said = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(said.encode("utf-8", "backslashreplace")).hexdigest() if parts else ""
 
 
 def check_readable(loaded: LoadedModel, texts: Any) -> None:

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import outlierlens.architectures as arch
 from outlierlens.architectures import BoundStack, live_parameters
-from outlierlens.checkpoints import pace
 from outlierlens.checkpoints.formats import format_of, suffixes
 from outlierlens.checkpoints.samples import SAMPLES
-from outlierlens.checkpoints.samples.cache import say
+from outlierlens.checkpoints.samples.cache import is_told, say
 from outlierlens.data.token_texts import KnownTokens
 from outlierlens.errors import BadFile, BadInput, MissingExtra, Offline, OutlierlensError, UnknownModel, need
 from outlierlens.models import variants
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 
 Head = Literal["causal", "masked", "other", "none"]
 STORED = "checkpoint"
-BY_NEURON = "scan, observe, detectors, ablate, sweep and prune protect"
+BY_NEURON = "scan, observe, ablate and sweep"
 DTYPES = ("float32", "bfloat16", "float16", STORED)
 
 
@@ -203,7 +202,7 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
     torch = need("torch", "models", "running a model")
     transformers = need("transformers", "models", "running a model")
     transformers.utils.logging.set_verbosity_error()
-    if not pace.is_told():
+    if not is_told():
         transformers.utils.logging.disable_progress_bar()
     source, options = _source(name, options)
     common = _common(options)

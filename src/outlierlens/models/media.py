@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.architectures import BoundStack
-from outlierlens.data.media.items import PLURAL, Items, Kind, LabelledItems, Part, picture, recording, samples
+from outlierlens.data.media.items import PLURAL, Items, Kind, LabelledItems, Part, picture, recording
 from outlierlens.data.texts import Batch
 from outlierlens.errors import BadInput, need
 from outlierlens.models.devices import fast_products, memory_kept
@@ -144,10 +144,7 @@ class Prepare:
 
     def _recording(self, part: Part, max_seconds: float) -> Prepared:
         processor = self.loaded.processor
-        if part.array is None:
-            sound = recording(part.content(), part.name, max_seconds=max_seconds)
-        else:
-            sound = samples(part.array, part.rate or 0, part.name, max_seconds=max_seconds)
+        sound = recording(part.content(), part.name, max_seconds=max_seconds)
         wanted = int(processor.sampling_rate)
         if sound.rate != wanted:
             raise BadInput(

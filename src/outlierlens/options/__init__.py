@@ -81,13 +81,6 @@ def planned_dims(text: str) -> tuple[int, ...] | dict[int, tuple[int, ...]] | Fi
     return FIND if text == FIND else parse_dims(text)
 
 
-def dims_or_strongest(text: str) -> tuple[int, ...] | str:
-    """ "308,381" -> (308, 381); "strongest" as it is; "" -> ()."""
-    if text in ("", "strongest"):
-        return text or ()
-    return plain_dims(text, remedy="name dimensions, such as 308,381, or strongest")
-
-
 def parse_seeds(text: str) -> tuple[int, ...]:
     """ "42,43" -> (42, 43); raises BadInput for anything else."""
     parts = [part.strip() for part in text.split(",")]
@@ -127,11 +120,6 @@ def parse_layers(text: str) -> tuple[int, ...]:
             raise BadInput(f"{text!r} names more than 10,000 layers")
         layers += range(int(first), stop + 1)
     return tuple(layers)
-
-
-def layers_or_word(text: str) -> tuple[int, ...] | str:
-    """ "0-3,7" -> (0, 1, 2, 3, 7); "last" and "all" as they are."""
-    return text if text in ("last", "all") else parse_layers(text)
 
 
 def parse_names(text: str) -> tuple[str, ...]:
@@ -409,6 +397,17 @@ def check_value(name: str, value: Any, bounds: tuple[BaseMetadata, ...]) -> None
         attribute, _, keeps = _BOUNDS[type(bound)]
         if not keeps(value, getattr(bound, attribute)):
             raise BadInput(f"{name} is {value}; it must be {bounds_text(bounds)}")
+
+
+def belong(to: str, options: Any, *names: str) -> None:
+    """Raise BadInput where options, of `names` if there are any, differ from their defaults: they belong `to` another."""
+    given = []
+    for one in options_of(type(options)):
+        value = functools.reduce(getattr, one.path, options)
+        if (one.name in names or not names) and value != one.default:
+            given.append(one.spelt)
+    if given:
+        raise BadInput(f"{' and '.join(given)} belong{'s' * (len(given) == 1)} {to}")
 
 
 def bounds_text(bounds: tuple[BaseMetadata, ...]) -> str:

@@ -1,10 +1,5 @@
-"""A paper's table for any model, by its own protocol: fine-tune, switch off without training again, compare with controls.
+"""A paper is data: what it did, its published numbers, and how it is repeated for any model.
 
-    from outlierlens.replicate.glue.measure import Replicating, replicate
-
-    made = replicate(Replicating("kovaleva-glue", "distilbert-cased", Path("runs/kovaleva"), tasks=("rte", "cola")))
-    made.tables[0].outliers_row.times_random
-
-`papers` is what each paper did, `outliers` which dimensions are switched off, `glue.models` where the fine-tuned models come
-from, `glue.tables` how sweeps become lines of a table.
+`papers` is what each paper did and published, `data` where its data sets lie, `runner` how a paper of many parts is measured.
+`glue` is the table of Kovaleva et al. (2021) and Puccetti et al. (2022); `luo` and `puccetti` are whole papers.
 """

@@ -1,33 +1,36 @@
-"""What each paper did, as data, and its published numbers, each with its source, for the checkpoint they were measured on.
+"""What each paper did and published, read from `data_files/papers.toml`, for the checkpoint it was measured on.
 
-find_paper("kovaleva-glue").rule
-which = checkpoint_of("google-bert/bert-base-uncased", config)         # "bert-base-uncased", or None
-reference_for(which, "kovaleva-glue", "glue:mnli", "accuracy", (308, 381))
+    find_protocol("kovaleva-glue").rule
+    which = checkpoint_of("google-bert/bert-base-uncased", config)         # "bert-base-uncased", or ""
+    published_for("kovaleva-glue", which)                                  # Published rows, () for another checkpoint
 
 A checkpoint is the one of a paper when its name is the hub id, or it lies in a local folder whose config names the hub id, and
 its shape is that checkpoint's. Models that merely look alike have other outlier dimensions: those differ between training runs.
 """
 
+import functools
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from outlierlens.detection.rules import Rule
-from outlierlens.errors import BadInput
-from outlierlens.replicate.glue.result import Reference
+from outlierlens.errors import pick
+from outlierlens.results.rows import Row
+from outlierlens.view.section import Change
 
 
 @dataclass(frozen=True)
-class Paper:
-    """A protocol.
+class Protocol:
+    """Of a table on GLUE.
 
     Attributes:
         name: as commands take it. title: for reading.
         rule: that names the outliers.
         n_random: random sets of the paper.
         select: whether outliers must also cost at least 5 times what random dimensions cost (Puccetti et al. 2022).
-        seed: of fine-tuning and of control sets.
     """
 
     name: str
@@ -35,101 +38,67 @@ class Paper:
     rule: Rule
     n_random: int
     select: bool
-    seed: int = 42
 
 
-PAPERS = {
-    paper.name: paper
-    for paper in (
-        Paper("kovaleva-glue", "Kovaleva et al. 2021, GLUE with outliers off", Rule("kovaleva", 3.0), 1000, False),
-        # The released code has no random control; the number of sets is Kovaleva et al.'s.
-        Paper("puccetti-glue", "Puccetti et al. 2022, GLUE with outliers off", Rule("puccetti", 2.5), 1000, True),
-    )
-}
+@dataclass(frozen=True, kw_only=True)
+class Published(Row):
+    """A number of a paper for one checkpoint."""
+
+    data: str
+    """data: "glue:mnli", "stsb\""""
+    off: tuple[int, ...] = ()
+    """off: the dimensions"""
+    metric: str = ""
+    """metric: none where it was not seen stated"""
+    before: float | None
+    """intact: of Luo et al. raw vectors; a metric in [−1, 1]"""
+    after: float | None
+    """after: with the dimensions off; of Luo et al. clipped"""
+    change: Annotated[float, Change]
+    source: str
+    """stands in"""
+    evidence: str
+    """evidence: "second-hand" is quoted by others, the passage itself not seen; of Luo et al. how sure the checkpoint is"""
 
 
-def find_paper(name: str) -> Paper:
+@functools.cache
+def facts() -> dict[str, Any]:
+    """The file as it stands."""
+    return tomllib.loads(resources.files("outlierlens").joinpath("data_files", "papers.toml").read_text("utf-8"))
+
+
+def find_protocol(name: str) -> Protocol:
     """The protocol called `name`; raises BadInput with the choices."""
-    if name not in PAPERS:
-        raise BadInput(f"unknown paper {name!r}; replicate takes {', '.join(PAPERS)}")
-    return PAPERS[name]
+    every = [Protocol(**one | {"rule": Rule(**one["rule"])}) for one in facts()["protocols"]]
+    return pick(every, f"unknown paper {name!r}", name=name)
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint by its hub ids, and what its config must say."""
-
-    name: str
-    ids: tuple[str, ...]
-    config: dict[str, Any]
-
-
-def _checkpoint(owner: str, name: str, family: str, shape: tuple[int, int], vocabulary: int) -> Checkpoint:
-    keys = {"model_type": family, "vocab_size": vocabulary}
-    names = ("n_layers", "dim") if family == "distilbert" else ("num_hidden_layers", "hidden_size")
-    return Checkpoint(name, (name, f"{owner}/{name}"), keys | dict(zip(names, shape, strict=True)))
-
-
-CHECKPOINTS = (
-    _checkpoint("google-bert", "bert-base-uncased", "bert", (12, 768), 30522),
-    _checkpoint("google-bert", "bert-base-cased", "bert", (12, 768), 28996),
-    _checkpoint("google-bert", "bert-large-uncased", "bert", (24, 1024), 30522),
-    _checkpoint("google-bert", "bert-large-cased", "bert", (24, 1024), 28996),
-    _checkpoint("distilbert", "distilbert-base-cased", "distilbert", (6, 768), 28996),
-    _checkpoint("FacebookAI", "roberta-base", "roberta", (12, 768), 50265),
-    _checkpoint("FacebookAI", "roberta-large", "roberta", (24, 1024), 50265),
-    _checkpoint("distilbert", "distilroberta-base", "roberta", (6, 768), 50265),
-)
-
-
-_BOTH = (308, 381)
-
-
-_KOVALEVA = "Table 3, as quoted by later papers; the passage itself was not seen"
-
-
-_PUCCETTI = "GLUE results, as quoted by later papers; the passage itself was not seen"
-
-
-REFERENCES: dict[str, tuple[Reference, ...]] = {
-    "kovaleva-glue": (
-        Reference(
-            "Kovaleva et al. 2021", "bert-base-uncased", _BOTH, "glue:stsb", "", None, None, 0.441, _KOVALEVA,
-            "second-hand",
-        ),
-        Reference(
-            "Kovaleva et al. 2021", "bert-base-uncased", _BOTH, "glue:mnli", "accuracy", None, None, 0.279, _KOVALEVA,
-            "second-hand",
-        ),
-    ),
-    "puccetti-glue": (
-        Reference(
-            "Puccetti et al. 2022", "bert-base-uncased", _BOTH, "glue:mnli", "accuracy", 0.845, 0.584, 0.261, _PUCCETTI,
-            "second-hand",
-        ),
-        Reference(
-            "Puccetti et al. 2022", "bert-base-uncased", _BOTH, "glue:cola", "mcc", 0.569, 0.159, 0.41, _PUCCETTI,
-            "second-hand",
-        ),
-    ),
-}  # fmt: skip
-
-
-def checkpoint_of(name: str, config: Mapping[str, Any]) -> str | None:
-    """The known checkpoint that the model called `name` with this configuration is, or None."""
+def checkpoint_of(name: str, config: Mapping[str, Any]) -> str:
+    """The known checkpoint that the model called `name` with this configuration is, or ""."""
     said = str(config.get("_name_or_path") or "") if Path(name).is_dir() else name
-    for one in CHECKPOINTS:
-        if said in one.ids and all(config.get(key) == value for key, value in one.config.items()):
-            return one.name
-    return None
+    for known, (family, *sizes) in facts()["checkpoints"].items():
+        shape = ("n_layers", "dim") if family == "distilbert" else ("num_hidden_layers", "hidden_size")
+        found = [config.get(key) for key in ("model_type", *shape, "vocab_size")]
+        short = known.rpartition("/")[2]
+        if said in (short, known) and found == [family, *sizes]:
+            return str(short)
+    return ""
 
 
-def reference_for(
-    checkpoint: str | None, paper: str, task: str, metric: str, dims: tuple[int, ...]
-) -> Reference | None:
-    """The paper's number for these dimensions off in that checkpoint, or None."""
-    for one in REFERENCES.get(paper, ()):
-        same = (one.checkpoint, one.task, set(one.dims)) == (checkpoint, task, set(dims))
-        if same and one.metric in ("", metric):
-            return one
-    return None
+def published_for(paper: str, checkpoint: str) -> tuple[Published, ...]:
+    """The numbers of "kovaleva-glue", "puccetti-glue" or "luo" for this checkpoint, by `checkpoint_of`; () for another."""
+    found = []
+    for block in facts()["published"]:
+        if block["paper"] == paper and checkpoint in block["checkpoints"]:
+            shared = {name: block[name] for name in ("source", "evidence") if name in block}
+            for one in block["numbers"]:
+                before, after = one.get("before"), one.get("after")
+                change = one["change"] if before is None else round(after - before, 4)
+                numbers = {"before": before, "after": after, "change": change, "off": tuple(block.get("off", ()))}
+                found.append(Published(**shared | one | numbers))
+    return tuple(found)
+
+
+def published_extremes(checkpoint: str) -> dict[tuple[str, int], float]:
+    """{(end, dimension): share of token vectors} of Luo et al., section 2; {} for another checkpoint."""
+    return {(one["end"], one["dim"]): one["share"] for one in facts()["extremes"] if one["checkpoint"] == checkpoint}

@@ -5,11 +5,9 @@
     write(data, "runs/mpnet")                    # manifest.json, results.json, charts/, report.html
     rerender("runs/mpnet/results.json")          # the page again, on any machine
 
-finding(data)    the result in sentences, by rule
-advice(data)     what to do about it, by rule
-render(data)     the page as one string
-paired(a, b)     two reports side by side; write_pair(pair, directory) makes their page
-chart_page(chart)    one chart as a page of its own
+data.finding(), data.advice()    the result in sentences and what to do about it, by rule
+render(data)                     the page as one string
+Both((one, other))               two reports; write_both(both, directory) makes their page
 """
 
 import sys
@@ -17,16 +15,13 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from outlierlens.report.advice import Advice, advice
-from outlierlens.report.files import Written, rerender, write, write_pair
-from outlierlens.report.page import chart_page, render
-from outlierlens.report.pair import Pair, paired
+from outlierlens.report.both import Both
+from outlierlens.report.files import Written, rerender, write, write_both
+from outlierlens.report.page import render
 from outlierlens.report.result import ReportData
-from outlierlens.report.words import finding
 
 __all__ = [
-    "Advice", "Pair", "ReportData", "Written", "advice", "chart_page", "finding", "paired", "render", "rerender", "write",
-    "write_pair",
+    "Both", "ReportData", "Written", "render", "rerender", "write", "write_both",
 ]  # fmt: skip
 
 
@@ -34,7 +29,7 @@ class _Report(ModuleType):
     """This package, which is called as the function `job.report`: `outlierlens.report(…)`."""
 
     def __call__(self, *arguments: Any, **named: Any) -> ReportData:
-        from outlierlens.experiments.given import accepting
+        from outlierlens.given import accepting
 
         return accepting(import_module(f"{__name__}.job").report)(*arguments, **named)
 

@@ -50,8 +50,8 @@ def _redrawn(session: Session, options: ReportOptions) -> Path:
 
 
 def _measured(session: Session, options: ReportOptions) -> Path:
+    from outlierlens.report.both_job import directory_of, report_both
     from outlierlens.report.job import Job, run
-    from outlierlens.report.pair_job import directory_of, report_pair
 
     names, output = options.compare or (options.model,), session.output
     job = Job(
@@ -61,5 +61,5 @@ def _measured(session: Session, options: ReportOptions) -> Path:
     rows = job.directory / ("a/rows.jsonl" if options.compare else "rows.jsonl")
     with resumable(rows), alone_in(job.directory, "report", CHARTS, "rows*.jsonl", "[ab]"):
         if options.compare:
-            return report_pair(options.compare, job, session.load, session.progress)
+            return report_both(options.compare, job, session.load, session.progress)
         return run(job, session.load, session.progress)

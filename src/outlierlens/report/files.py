@@ -11,14 +11,11 @@ from typing import Any
 
 from outlierlens import __version__
 from outlierlens.errors import BadFile, BadInput, install, showing
-from outlierlens.report.advice import advice
+from outlierlens.report.both import Both
 from outlierlens.report.card import card
-from outlierlens.report.figures import all_charts
-from outlierlens.report.page import render
-from outlierlens.report.pair import Pair, pair_advice, pair_sentences
-from outlierlens.report.pair_page import pair_charts, render_pair
+from outlierlens.report.page import render, render_both
 from outlierlens.report.result import ReportData
-from outlierlens.report.words import finding
+from outlierlens.results.advice import Advice
 from outlierlens.results.document import FORMAT_VERSION, from_json, load, to_json
 from outlierlens.results.safe_files import read_json, refuse_links, write_together
 from outlierlens.view.charts.base import Chart, PictureKind, can_export, pictures
@@ -63,36 +60,28 @@ def write(
     data = from_json(text)  # the page shows what the file holds, digit by digit: `rerender` gives the same page
     texts = {**(more or {}), "results.json": text, "report.html": render(data)}
     contents = {name: one.encode("utf-8") for name, one in texts.items()}
-    made = data.provenance
-    about = {
-        "model": made.model,
-        "fingerprint": made.fingerprint,
-        "command": made.command,
-        "seed": made.seed,
-        "created": made.created,
-        "version": made.version,
-        "libraries": dict(made.libraries),
-        "dtype": made.dtype,
-        "finding": list(finding(data)),
-        "advice": [vars(step) for step in advice(data)],
-    }
+    about = vars(data.provenance) | _said(data.finding(), data.advice())
     beside = {section: card(data)} if section else None
-    return _stored(directory, contents, all_charts(data), about, also, progress, beside)
+    return _stored(directory, contents, charts_of(data), about, also, progress, beside)
 
 
-def write_pair(pair: Pair, directory: Path | str, *, overwrite: bool = False, command: str = "") -> Written:
-    """Write report.html of two models side by side, its charts, and last of all manifest.json; like `write` otherwise."""
+def write_both(both: Both, directory: Path | str, *, overwrite: bool = False, command: str = "") -> Written:
+    """Write report.html of two models, its charts, and last of all manifest.json; like `write` otherwise."""
     directory = _free(Path(directory), overwrite)
     keys = ("model", "fingerprint", "command", "created", "version")
-    about = {
-        "command": command,
-        "models": [{key: getattr(data.provenance, key) for key in keys} for data in pair.sides],
-        "libraries": {},
-        "finding": list(pair_sentences(pair)),
-        "advice": [vars(step) for step in pair_advice(pair)],
-    }
-    contents = {"report.html": render_pair(pair, command).encode("utf-8")}
-    return _stored(directory, contents, pair_charts(pair), about)
+    models = [{key: getattr(data.provenance, key) for key in keys} for data in both.sides]
+    about = {"command": command, "models": models, "libraries": {}} | _said(both.finding(), both.advice())
+    return _stored(directory, {"report.html": render_both(both, command).encode("utf-8")}, charts_of(both), about)
+
+
+def charts_of(shown: ReportData | Both) -> list[Chart]:
+    """Every chart of a page, in its order."""
+    return [chart for section in shown.parts() for chart in section.charts]
+
+
+def _said(sentences: Sequence[str], steps: Sequence[Advice]) -> dict[str, Any]:
+    keys = ("topic", "text", "because", "commands")
+    return {"finding": list(sentences), "advice": [{key: getattr(step, key) for key in keys} for step in steps]}
 
 
 def _free(directory: Path, overwrite: bool) -> Path:

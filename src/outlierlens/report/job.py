@@ -5,29 +5,30 @@
 An interrupted run continues: the conditions already measured are read back from `rows.jsonl`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from outlierlens.ablation.controls import TEXTS, limited
 from outlierlens.analyses.ablate import AblateOptions, Ablation, ablate
+from outlierlens.analyses.observe import Observation, observe
+from outlierlens.analyses.scan import Scan, scan, scan_live
+from outlierlens.analyses.sweep.finding import Sweep
+from outlierlens.analyses.track import Track, TrackOptions, track
 from outlierlens.checkpoints.samples import recorded_norms, texts_for
 from outlierlens.data.texts import EXCERPT, Texts, read_texts
-from outlierlens.detection.observe.result import Observation
-from outlierlens.detection.scan.measure import ScanOptions, scan, scan_live
-from outlierlens.detection.scan.result import Scan
+from outlierlens.detection.activations import ObserveOptions
+from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadInput, OutlierlensError, showing
-from outlierlens.experiments.sweep.result import Sweep
-from outlierlens.experiments.track.result import Track
 from outlierlens.models.load import LoadedModel, LoadOptions, load_model
+from outlierlens.models.passes import Progress
 from outlierlens.options import FIND
-from outlierlens.replicate.luo.result import LuoReplication
-from outlierlens.replicate.puccetti.result import PuccettiReplication
-from outlierlens.report import ReportData, write
-from outlierlens.report.files import CHARTS
+from outlierlens.replicate.luo import LuoReplication
+from outlierlens.replicate.puccetti import PuccettiReplication
+from outlierlens.report.files import CHARTS, write
 from outlierlens.report.options import ReportOptions
-from outlierlens.report.result import OF_SEVERAL, Joined, with_result
+from outlierlens.report.result import OF_SEVERAL, Joined, ReportData, with_result
 from outlierlens.results.document import load, refuse_other_model, to_json
 from outlierlens.results.row_store import remove_rows
 from outlierlens.results.safe_files import refuse_links
@@ -69,7 +70,7 @@ def suited(*models: str) -> str:
 
 def report(
     model: "str | LoadedModel", texts: Texts | None = None, options: ReportOptions | None = None, *,
-    folder: Path | str | None = None, overwrite: bool = False, progress: Callable[[str, int, int], None] | None = None,
+    folder: Path | str | None = None, overwrite: bool = False, progress: Progress | None = None,
 ) -> ReportData:  # fmt: skip
     """Scan, observe, switch off against controls, and write `report.html` with its charts and numbers to `folder`.
 
@@ -94,11 +95,7 @@ def report(
 
 
 def run(
-    job: Job,
-    load: LoadOptions,
-    progress: Callable[[str, int, int], None],
-    live: LoadedModel | None = None,
-    texts: Texts | None = None,
+    job: Job, load: LoadOptions, progress: Progress, live: LoadedModel | None = None, texts: Texts | None = None
 ) -> Path:
     """Run the whole job and return the path of `report.html`; of a `live` model and `texts`, where they are given.
 
@@ -106,8 +103,7 @@ def run(
         BadInput: the directory holds a finished report and `overwrite` is off.
     """
     refuse_finished(job)
-    sweeps = read_sweeps(job.options.sweeps)
-    results = read_results(job.options.results)
+    results = read_results(job.options)
     texts = texts or read_texts(
         job.reading.data or suited(job.model),
         column=job.reading.text_column,
@@ -117,9 +113,7 @@ def run(
     progress("loading the model", 0, 1)
     loaded = live or load_model(job.model, load)
     found = scan_live(live) if live else scan_of(job.model, loaded, load, job.command)
-    check_streams(sweeps, found)
-    from outlierlens.detection.observe.measure import ObserveOptions, observe
-
+    check_streams(results, found)
     if job.overwrite or not any(job.directory.glob("rows*.jsonl")):  # else a part of it is done
         n_times = 1 + len(loaded.stacks) * (
             2 + sum(job.options.n_sets)
@@ -131,15 +125,9 @@ def run(
     damages, notes = _ablated(job, loaded, texts, (found, observed), progress)
     tracks = _tracked(job)
     progress("writing the report", 0, 1)
-    data = ReportData(
-        provenance=loaded.provenance(command=job.command, seed=job.options.seed, digest=found.provenance.fingerprint),
-        scan=found,
-        observation=observed,
-        damages=damages,
-        tracks=tracks,
-        notes=notes,
-    )
-    data = with_results(with_sweeps(data, sweeps), results)
+    made = loaded.provenance(command=job.command, seed=job.options.seed, digest=found.provenance.fingerprint)
+    data = ReportData(made, found, observed, damages, tracks=tracks, notes=notes)
+    data = with_results(data, results)
     rows = sorted(job.directory.glob("rows*.jsonl"))
     section = job.options.card
     return write(data, job.directory, overwrite=True, also=rows, section=section, progress=progress).page
@@ -149,11 +137,8 @@ def _tracked(job: Job) -> tuple[Track, ...]:
     """How the outliers of a sample emerged, where its training was recorded."""
     if recorded_norms(job.model) is None:
         return ()
-    from outlierlens.experiments.track.emergence import EmergenceOptions
-    from outlierlens.experiments.track.measure import TrackOptions, track
-
-    options = TrackOptions(emergence=EmergenceOptions(seed=job.options.seed))
-    return (track([job.model], options, command=job.command),)
+    found = track([job.model], TrackOptions(seed=job.options.seed))
+    return (replace(found, provenance=replace(found.provenance, command=job.command)),)
 
 
 def task_options(options: ReportOptions) -> TaskOptions:
@@ -174,11 +159,7 @@ def scan_of(model: str, loaded: LoadedModel, load: LoadOptions, command: str) ->
 
 
 def _ablated(
-    job: Job,
-    loaded: LoadedModel,
-    texts: Texts,
-    seen: tuple[Scan, Observation],
-    progress: Callable[[str, int, int], None],
+    job: Job, loaded: LoadedModel, texts: Texts, seen: tuple[Scan, Observation], progress: Progress
 ) -> tuple[tuple, tuple[str, ...]]:
     """One measurement per stream that has something to switch off."""
     found, observed = seen
@@ -241,19 +222,20 @@ def redraw(results: Path, directory: Path | None, options: ReportOptions) -> Pat
     data = load(results)
     if not isinstance(data, ReportData):
         raise BadInput(f"{results} holds a {type(data).__name__}; a report is made from the results.json of a report")
-    data = with_sweeps(data, read_sweeps(options.sweeps))
-    data = with_results(data, read_results(options.results))
+    data = with_results(data, read_results(options))
     folder = directory or results.parent
-    refuse_links(folder, "rows*.jsonl", "sweep.json")
-    kept = sorted([*folder.glob("rows*.jsonl"), *folder.glob("sweep.json")])
+    refuse_links(folder, "rows*.jsonl")
+    kept = sorted(folder.glob("rows*.jsonl"))
     with showing(data):
         return write(data, folder, overwrite=True, also=kept, section=options.card).page
 
 
-def read_results(paths: Sequence[Path]) -> dict[Path, Any]:
-    """{file: its result}; raises BadInput for a file whose result has no place in a report."""
-    results = {path: load(path) for path in paths}
+def read_results(options: ReportOptions) -> dict[Path, Any]:
+    """{file: its result} of what joins; raises BadInput for a file whose result has no place in a report."""
+    results = {path: load(path) for path in (*options.sweeps, *options.results)}
     for path, found in results.items():
+        if path in options.sweeps and not isinstance(found, Sweep):
+            raise BadInput(f"{path} holds a {type(found).__name__}; --sweep takes what sweep -o writes")
         if type(found) not in PLACES:
             with_result(Joined(), found, str(path))
     return results
@@ -268,64 +250,42 @@ def with_results(data: ReportData, results: Mapping[Path, Any]) -> ReportData:
     for path, found in results.items():
         if type(found).__name__ not in OF_SEVERAL:
             refuse_other_model(str(path), found, data.measured, "a result joins the report of its own model")
+        check_streams({path: found}, data.scan)
         several = isinstance(found, Ablation) and found.compares
-        field = None if several else PLACES.get(type(found))
-        if isinstance(found, Sweep):
-            data = with_sweeps(data, (found,))
-        elif field is None:
+        place = None if several else PLACES.get(type(found))
+        there = getattr(data, place) if place else ()
+        if place is None:
             data = replace(data, joined=with_result(data.joined, found, str(path)))
-        elif isinstance(found, Ablation | Track):
-            streams = {stack.stack for stack in data.scan.stacks}
-            of = found.about.stack if isinstance(found, Ablation) else found.stack
-            if of not in streams:
-                raise BadInput(f"{path} is of stream {of!r}; the report's model has {', '.join(sorted(streams))}")
-            there = getattr(data, field)
-            if to_json(found) not in map(to_json, there):
-                change: dict[str, Any] = {field: (*there, found)}
-                data = replace(data, **change)
-        elif getattr(data, field) not in (None, found):
+        elif isinstance(there, tuple) and to_json(found) not in map(to_json, there):
+            notes = tuple(dict.fromkeys((*data.notes, *_coarser(data, found))))
+            change: dict[str, Any] = {"notes": notes, place: (*there, found)}
+            data = replace(data, **change)
+        elif there is None:
+            change = {place: found}
+            data = replace(data, **change)
+        elif not isinstance(there, tuple) and to_json(there) != to_json(found):
             raise BadInput(f"{path}: the report holds another {type(found).__name__} already")
-        else:
-            data = replace(data, **{field: found})
     return data
 
 
-def read_sweeps(paths: Sequence[Path]) -> tuple[Sweep, ...]:
-    """The sweeps in the result files of `sweep`; raises BadInput for a file that holds another result."""
-    sweeps = tuple(load(path) for path in paths)
-    for path, sweep in zip(paths, sweeps, strict=True):
-        if not isinstance(sweep, Sweep):
-            raise BadInput(f"{path} holds a {type(sweep).__name__}; --sweep takes the sweep.json of a sweep")
-    return sweeps
-
-
-def with_sweeps(data: ReportData, sweeps: tuple[Sweep, ...]) -> ReportData:
-    """The report's data with `sweeps` added, and a note where one was measured on other values than the damages.
-
-    Raises:
-        BadInput: a sweep of a stream that the report's model does not have.
-    """
-    check_streams(sweeps, data.scan)
+def _coarser(data: ReportData, found: Any) -> Iterator[str]:
+    """A note of a sweep that was measured on other values than the damages."""
     known = {damage.provenance.fingerprint for damage in data.damages}
-    for sweep in sweeps:
-        refuse_other_model(
-            f"the sweep by {sweep.task}", sweep, data.measured, "a sweep joins the report of its own model"
-        )
-    notes = tuple(
-        f"the sweep by {sweep.task} was measured on {sweep.provenance.model} in another precision than the rest of this report"
-        for sweep in sweeps
-        if known and sweep.provenance.fingerprint not in known
-    )
-    new = tuple(sweep for sweep in sweeps if sweep not in data.sweeps)
-    return replace(data, sweeps=(*data.sweeps, *new), notes=tuple(dict.fromkeys((*data.notes, *notes))))
+    if isinstance(found, Sweep) and known and found.provenance.fingerprint not in known:
+        model = found.provenance.model
+        yield f"the sweep by {found.about.task} was measured on {model} in another precision than the rest of this report"
 
 
-def check_streams(sweeps: tuple[Sweep, ...], found: Scan) -> None:
-    """Raise BadInput for a sweep of a stream that the scanned model does not have."""
-    streams = {(stack.stack, stack.n_layers, stack.hidden_size) for stack in found.stacks}
-    for sweep in sweeps:
-        if (sweep.stack, sweep.n_layers, sweep.width) not in streams:
+def check_streams(results: Mapping[Path, Any], found: Scan) -> None:
+    """Raise BadInput for a damage, a track or a sweep of a stream that the scanned model does not have."""
+    streams = {stack.stack: (stack.n_layers, stack.hidden_size) for stack in found.stacks}
+    for path, one in results.items():
+        if isinstance(one, Ablation | Track) and not getattr(one, "compares", False) and one.about.stack not in streams:
             raise BadInput(
-                f"the sweep of {sweep.provenance.model} is of stream {sweep.stack!r}, {sweep.n_layers} layers × "
-                f"{sweep.width:,}, which {found.provenance.model} does not have; give sweeps of the same model"
+                f"{path} is of stream {one.about.stack!r}; the report's model has {', '.join(sorted(streams))}"
+            )
+        if isinstance(one, Sweep) and streams.get(one.about.stack) != (one.n_layers, one.width):
+            raise BadInput(
+                f"{path} is of stream {one.about.stack!r}, {one.n_layers} layers × {one.width:,}, which "
+                f"{found.provenance.model} does not have; give sweeps of the same model"
             )

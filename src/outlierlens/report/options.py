@@ -32,7 +32,7 @@ class ReportOptions(Extent):
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""
     sweeps: Annotated[tuple[Path, ...], Flag("--sweep")] = ()
-    """Show this sweep.json as well. Repeatable."""
+    """Show this sweep, a file that its -o wrote, as well. Repeatable."""
     results: Annotated[tuple[Path, ...], Flag("--result")] = ()
     """Show this result of another command too (its -o FILE). Repeatable."""
     compare: tuple[str, str] | None = None

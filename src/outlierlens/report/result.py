@@ -1,47 +1,49 @@
-"""What a report is made of, which is also what `results.json` holds: `ReportData`.
+"""What a report is made of, which is also what `results.json` holds: `ReportData`, a list of findings.
 
-Results of other commands join it, each with sections of its own:
-
-joined = with_result(Joined(), load("beyond.json"))
-joined_sections(joined), joined_notes(joined)
+data.findings                                # in the order of the table of experiments
+data.parts()                                 # what each says and shows, with the report's names in its charts
+joined_sections(Joined((found, other)))      # likewise of any findings
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from outlierlens.analyses.ablate import Ablation
-from outlierlens.detection.observe.result import Observation, StackObservation
-from outlierlens.detection.scan.charts import found_first
-from outlierlens.detection.scan.result import Scan, StackScan
-from outlierlens.errors import BadInput
+from outlierlens.analyses.observe import Observation
+from outlierlens.analyses.observe_pictures import vector_panels
+from outlierlens.analyses.scan import Scan, found_first
+from outlierlens.analyses.sweep.finding import Sweep
+from outlierlens.analyses.track import Track
+from outlierlens.errors import BadInput, option, shell
 from outlierlens.experiments import BY_RESULT
-from outlierlens.experiments.sweep.result import Sweep, names
-from outlierlens.experiments.track.result import Track
-from outlierlens.replicate.luo.result import LuoReplication
-from outlierlens.replicate.puccetti.result import PuccettiReplication
+from outlierlens.replicate.luo import LuoReplication
+from outlierlens.replicate.puccetti import PuccettiReplication
+from outlierlens.results.advice import TOPICS, Advice, about
 from outlierlens.results.document import Provenance, Result, to_json
-from outlierlens.view.section import Section, notes_of, numbered
+from outlierlens.view.section import Rows, Section, notes_of, numbered
 
 NAMED_BY_RULE = 3
+FIRST = 3  # sentences of each finding that stand at the head
 # Results that are no part of a report of one model, and where they belong.
 ELSEWHERE = {
     "Scan": "the report scans the model itself; report --compare shows the scans of two",
-    "Scans": "a report is of one model; report --compare shows two",
     "Observation": "the report observes the model itself",
     "ReportData": "give it in place of the model, or two of them to report --compare",
     "Fingerprint": "a record, not a finding; give what verify says of it",
-    "Exported": "it says what was written, and lies beside that model",
+    "EmbedderExport": "it says what was written, and lies beside that model",
     "Explored": "the state of a live page; give the result of ablate",
 }
 # Results of several models or runs, which name them: no single one is that of a report.
-OF_SEVERAL = frozenset({"Comparison", "Survival", "Outcome", "Outcomes", "Track"})
+OF_SEVERAL = frozenset({"Comparison", "Outcomes", "Track"})
+KINDS = tuple(BY_RESULT)
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Joined:
-    """Results of other commands, in the order in which they were given."""
+    """Findings, in the order in which they were given."""
 
     results: tuple[Result, ...] = ()
 
@@ -82,6 +84,13 @@ class ReportData(Result):
         return self.scan.records()
 
     @property
+    def findings(self) -> tuple[Result, ...]:
+        """Everything that was found, in the order of the table of experiments."""
+        parts = (self.scan, self.observation, *self.damages, *self.sweeps, *self.tracks, self.luo, self.puccetti)
+        found = [one for one in (*parts, *self.joined.results) if one is not None]
+        return tuple(sorted(found, key=lambda one: KINDS.index(type(one).__name__)))
+
+    @property
     def measured(self) -> tuple[Provenance, ...]:
         """What tells the model from others: the files that were scanned, then each measure of the running model."""
         parts = (self.scan, self.observation, *self.damages)
@@ -94,18 +103,11 @@ class ReportData(Result):
         is_path = given.startswith(("/", "./", "../", "~")) or "\\" in given
         return (given.replace("\\", "/").rstrip("/").rpartition("/")[2] or given) if is_path else given
 
-    def streams(self) -> Iterator[tuple[str, StackScan | None, StackObservation | None]]:
-        """Each residual stream once: its name, its first scan and its observation where there is one."""
-        scans = {stack.stack: stack for stack in reversed(self.scan.stacks)}
-        seen = {stack.stack: stack for stack in self.observation.stacks} if self.observation else {}
-        for name in dict.fromkeys([*(stack.stack for stack in self.scan.stacks), *seen]):
-            yield name, scans.get(name), seen.get(name)
-
     def named(self, stream: str) -> tuple[int, ...]:
-        """Dimensions of a stream that get a name in pictures: found in weights, in activations, switched off, swept.
+        """Dimensions of a stream that get a name in pictures: found in weights, in activations, switched off, swept, tracked.
 
-        Of those found in weights the strongest come first. Rules on activations that list many dimensions do not crowd out the
-        rest: the strongest few of each are named.
+        Of those found in weights the strongest come first. Rules on activations and sweeps that list many dimensions do not
+        crowd out the rest: the strongest few of each are named.
         """
         weights = [dim for stack in self.scan.stacks if stack.stack == stream for dim in found_first(stack)]
         seen = [s for s in self.observation.stacks if s.stack == stream] if self.observation else []
@@ -114,17 +116,76 @@ class ReportData(Result):
             by_rule.setdefault(outlier.rule, []).append((-max(outlier.strength, default=0.0), outlier.dim))
         strongest = [dim for found in by_rule.values() for _, dim in sorted(found)[:NAMED_BY_RULE]]
         off = [dim for d in self.damages if d.about.stack == stream for dim in d.dims]
-        return tuple(dict.fromkeys([*weights, *strongest, *off, *self.strongest(stream), *self.emerged(stream)]))
+        sweeps = [sweep for sweep in self.sweeps if sweep.about.stack == stream]
+        swept = [dim for s in sweeps for dim in [d for d in s.named() if d not in s.found][:NAMED_BY_RULE]]
+        emerged = [dim for track in self.tracks if track.about.stack == stream for dim in track.dims]
+        return tuple(dict.fromkeys([*weights, *strongest, *off, *swept, *emerged]))
 
-    def strongest(self, stream: str) -> tuple[int, ...]:
-        """Dimensions of a stream that the sweeps name beside those found in weights, the first few of each sweep."""
-        sweeps = [sweep for sweep in self.sweeps if sweep.stack == stream]
-        return tuple(dim for s in sweeps for dim in [d for d in names(s) if d not in s.found][:NAMED_BY_RULE])
+    def advice(self) -> tuple[Advice, ...]:
+        """What to do about it: what the findings say that no other finding answers; never empty."""
+        kinds = {type(found).__name__ for found in self.findings}
+        said: dict[object, Advice] = {}
+        for step in (step for found in self.findings for step in found.advice() if kinds.isdisjoint(step.until)):
+            said.setdefault((step.topic, step.commands or step.text), step)
+        steps = sorted(said.values(), key=lambda step: TOPICS.index(step.topic))
+        if not steps:
+            why = "no damage beyond chance was shown" if self.scan.found() else "none stands out"
+            ask = about(self.provenance, "observe", "--rule", "all")  # fourteen definitions instead of one
+            steps = [Advice("nothing", "No dimension needs special care by these measurements.", why, (ask,))]
+        missing = [
+            name
+            for name, there in (("observe", self.observation), ("ablate", self.damages or self.sweeps))
+            if not there
+        ]
+        if missing:
+            text = f"Run {' and '.join(missing)} before relying on this: the weights alone do not show what breaks."
+            again = (about(self.provenance, "report"),)
+            steps.append(Advice("trust", text, f"not measured here: {' and '.join(missing)}", again))
+        streams = {stack.stack for stack in self.scan.stacks}
+        only = (
+            f" {shell(*option('--stack', *streams))}" if len(streams) == 1 else ""
+        )  # of one stream no command need name it
+        return tuple(
+            replace(one, commands=tuple(line.removesuffix(only) for line in one.commands), until=()) for one in steps
+        )
 
-    def emerged(self, stream: str) -> tuple[int, ...]:
-        """Dimensions of a stream that stand out at the end of a tracked run, for scale or for bias."""
-        tracks = [track for track in self.tracks if track.stack == stream]
-        return tuple(one.dim for track in tracks for one in track.emergences if one.passes != "neither")
+    def finding(self) -> tuple[str, ...]:
+        """In sentences, most important first; the first one stands alone. Of each finding of its own the first ones."""
+        said = [*self.scan.headline(self.model)]
+        if self.scan.found() and not self.damages and not self.sweeps:
+            said.append("What switching them off does was not measured.")
+        own = (*self.damages, *self.sweeps, *self.tracks, self.observation)
+        sections = joined_sections(Joined(tuple(one for one in own if one is not None)))
+        return (*said, *(sentence for section in sections for sentence in section.sentences[:FIRST]))
+
+    def sections(self, *, verbose: bool = False) -> Iterator[Section]:
+        """Where there is no page: the findings, and what to do about them; `verbose` says no more."""
+        steps = tuple((step.topic, step.text, step.because, "; ".join(step.commands) or None) for step in self.advice())
+        table = Rows("What to do", ("for", "what", "why", "command"), steps)
+        yield Section("report", self.provenance.model, self.finding(), (), (table,))
+
+    def parts(self) -> tuple[Section, ...]:
+        """What every finding says and shows; its charts name the dimensions that the report names."""
+        streams = [stack.stack for stack in self.scan.stacks]
+        streams += [stack.stack for stack in self.observation.stacks] if self.observation else []
+        named = {stream: self.named(stream) for stream in streams}
+        return tuple(map(self._with_panels, joined_sections(Joined(self.findings), named)))
+
+    def _with_panels(self, section: Section) -> Section:
+        """Of Luo et al.'s report the observation also shows the average vector of every layer."""
+        seen = self.observation
+        if seen is None or self.luo is None or section.name != seen.name:
+            return section
+        more = tuple(
+            vector_panels(stack, self.named(stack.stack), prefix=f"{number}-" if number else "")
+            for number, stack in enumerate(seen.stacks)
+        )
+        return replace(section, drawn=(*section.charts, *more))
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Notes of the report and of all its findings, each once."""
+        return tuple(dict.fromkeys((*self.notes, *joined_notes(Joined(self.findings)))))
 
 
 def with_result(joined: Joined, result: Any, where: str = "result") -> Joined:
@@ -139,17 +200,20 @@ def with_result(joined: Joined, result: Any, where: str = "result") -> Joined:
     return replace(joined, results=(*joined.results, result))
 
 
-def joined_sections(joined: Joined) -> tuple[Section, ...]:
-    """The sections of all of them, in the order of the table of experiments."""
-    return tuple(_sections(joined))
+def joined_sections(joined: Joined, named: Mapping[str, Sequence[int]] | None = None) -> tuple[Section, ...]:
+    """The sections of all of them; `named` are dimensions that charts of streams name, by stream."""
+    return tuple(_sections(joined.results, named or {}))
 
 
-def _sections(joined: Joined) -> Iterator[Section]:
-    for kind, row in BY_RESULT.items():
-        of_kind = [one for one in joined.results if type(one).__name__ == kind]
-        for number, found in enumerate(of_kind):
-            for section in row.sections()(found):
-                yield numbered(_of_its_model(section, found), number)
+def _sections(findings: Iterable[Result], named: Mapping[str, Sequence[int]]) -> Iterator[Section]:
+    before = Counter[str]()
+    for found in findings:
+        kind, more = type(found).__name__, dict[str, Any]()
+        if isinstance(found, Scan | Observation):
+            more["named"] = named
+        for section in found.sections(**more):
+            yield numbered(_of_its_model(section, found), before[kind])
+        before[kind] += 1
 
 
 def _of_its_model(section: Section, found: Result) -> Section:

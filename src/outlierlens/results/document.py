@@ -10,7 +10,7 @@ import sys
 import types
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 
 from outlierlens import __version__
 from outlierlens.errors import BadFile, BadInput, need, printable, seen, showing
-from outlierlens.experiments import BY_RESULT, EXPERIMENTS
+from outlierlens.experiments import EXPERIMENTS
 from outlierlens.results.rows import Row
 from outlierlens.results.safe_files import parse_json, write_text
 from outlierlens.view.render import printed, sections_html
@@ -28,6 +28,9 @@ from outlierlens.view.section import notes_of
 
 if TYPE_CHECKING:
     import pandas
+
+    from outlierlens.results.advice import Advice
+    from outlierlens.view.section import Section
 
 FORMAT_VERSION = 1
 MAX_JSON_BYTES = 512 * 2**20
@@ -50,6 +53,14 @@ class Result(ABC):
     def records(self) -> Iterable[Mapping[str, Any]]:
         """Flat rows: what a data frame is made of."""
 
+    @abstractmethod
+    def sections(self, *, verbose: bool = False) -> "Iterator[Section]":
+        """What is said of it, for every surface; `verbose` shows more."""
+
+    def advice(self) -> "Iterable[Advice]":
+        """What to do about it; a kind of result that knows says so."""
+        yield from ()
+
     def columns(self, *which: Any, **named: Any) -> Any:
         """The columns of a data frame, {name: values}, or its rows."""
         return list(self.records(*which, **named))
@@ -71,29 +82,11 @@ class Result(ABC):
     def __str__(self) -> str:
         """What the command that makes it prints."""
         with showing(self):
-            return printed(BY_RESULT[type(self).__name__].sections()(self), notes_of(self))
+            return printed(self.sections(), notes_of(self))
 
     def _repr_html_(self) -> str:
         with showing(self):
-            return sections_html(BY_RESULT[type(self).__name__].sections()(self))
-
-
-class OnTask:
-    """What numbers of a task are called, for results with these fields."""
-
-    task: str  # its metric included: "causal loss", "glue:cola mcc"
-    metric: str  # "" for a loss
-    unit: str
-
-    @property
-    def of_change(self) -> str:
-        """What a change is a number of: "nats per token"; "mcc lost"."""
-        return f"{self.metric} lost" if self.metric else self.unit
-
-    @property
-    def measured(self) -> str:
-        """What was measured, for reading: "causal loss"; "mcc on glue:cola"."""
-        return f"{self.metric} on {self.task.removesuffix(f' {self.metric}')}" if self.metric else self.task
+            return sections_html(self.sections())
 
 
 @functools.cache
@@ -282,7 +275,7 @@ def _decode(wanted: Any, value: Any, where: str, sizes: dict[str, int]) -> Any:
 
 
 def _decode_tuple(kind: Any, value: Any, where: str, sizes: dict[str, int]) -> tuple[Any, ...]:
-    """Values one by one; rows column by column: all have as many cells, and an axis has one size in all rows."""
+    """Values one by one; rows column by column: all have as many cells, and an axis has one size in all rows of most kinds."""
     rows = Row in getattr(kind, "__mro__", ())
     if isinstance(value, list) and not (rows and value):
         return tuple(_decode(kind, item, f"{where}[{i}]", sizes) for i, item in enumerate(value))
@@ -292,10 +285,12 @@ def _decode_tuple(kind: Any, value: Any, where: str, sizes: dict[str, int]) -> t
     if len(lengths) != 1 or -1 in lengths:
         raise BadFile(f"{where}: its columns do not have the same number of rows; make the result again")
     columns: dict[str, list[Any]] = {}
+    (n_rows,) = lengths
+    bound = [dict(sizes) if kind.axes_apart else sizes for _ in range(n_rows)]
     for f, wanted in _fields(kind):
         if f.name in value:
             columns[f.name] = [
-                _decode(wanted, one, f"{where}.{f.name}[{i}]", sizes) for i, one in enumerate(value[f.name])
+                _decode(wanted, one, f"{where}.{f.name}[{i}]", bound[i]) for i, one in enumerate(value[f.name])
             ]
         elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
             raise BadFile(f"{where}: {f.name} is missing")

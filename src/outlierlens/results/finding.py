@@ -92,7 +92,7 @@ class About:
             f"stream {self.stack}, {number_of_layers(len(self.layers))}" if self.layers else "",
             f"{self.kind}s: {self.named_by}" if self.named_by else "",
         ]
-        return f"{model}: " + "; ".join(filter(None, parts)) + "."
+        return f"{model}: {'; '.join(filter(None, parts))}." if any(parts) else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +184,7 @@ class Finding(Result):
 
     def sections(self, *, verbose: bool = False) -> Iterator[Section]:
         """For every surface; its pictures are drawn when somebody looks."""
-        said = (*self.sentences(), self.about.sentence(self.provenance.model))
+        said = tuple(filter(None, (*self.sentences(), self.about.sentence(self.provenance.model))))
         drawn = (lambda: (self.chart(),)) if any(one.chosen(self) for one in self.drawn()) else ()
         title = f"{self.title}: {few(self.about.dims)}" if self.about.dims else self.title
         yield Section(self.name, title, said, drawn, tuple(self.shown(verbose=verbose)))

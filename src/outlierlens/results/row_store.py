@@ -4,6 +4,8 @@
         if (value := rows.get(key)) is None:
             value = rows.append(key, measure())
 
+    with kept_rows(place, identity) as kept:         # a file, a folder, or None: in memory
+        value = kept(key, measure)
     with alone_in(directory): ...                    # no other process writes to it meanwhile
 
 The first line holds `identity`: what must be equal for the rows to belong together (model, data, seed, settings).
@@ -14,7 +16,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -153,10 +154,14 @@ class Keep:
     folder: Path
     fresh: bool = False
 
+    def path_of(self, identity: dict[str, Any]) -> Path:
+        """The file of this identity."""
+        text = json.dumps(identity, sort_keys=True, default=str)
+        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
+
     def open(self, identity: dict[str, Any]) -> RowStore:
         """The rows of this identity; raises BadInput, BadFile as `RowStore.open`, and where nothing can be kept there."""
-        text = json.dumps(identity, sort_keys=True, default=str)
-        own = self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
+        own = self.path_of(identity)
         if self.fresh:
             remove_rows(own)
         try:
@@ -164,6 +169,43 @@ class Keep:
         except OSError as error:
             remedy = "name a folder that can be written in the variable OUTLIERLENS_RUNS"
             raise BadInput(f"{self.folder}: nothing can be kept there ({error.strerror or error}); {remedy}") from None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Finished units by key; what is not there is measured and added."""
+
+    rows: RowStore | None
+    done: dict[str, Any]
+
+    def __call__(self, key: str, measure: Callable[[], Any]) -> Any:
+        """A unit, plain data: from there, or measured now."""
+        if key not in self.done:
+            self.done[key] = measure() if self.rows is None else self.rows.append(key, measure())
+        return self.done[key]
+
+
+@contextmanager
+def kept_rows(
+    place: Path | Keep | None, identity: dict[str, Any], notice: Callable[[str], None] | None = None
+) -> Iterator[Kept]:
+    """Finished units of this identity, as the file, or the folder, at `place` keeps them; in memory where there is none.
+
+    `notice` is told where those of an earlier run are dropped, and at the end, where nothing had to be measured.
+
+    Raises:
+        BadInput, BadFile: as `RowStore.open`.
+    """
+    if place is None:
+        yield Kept(None, {})
+        return
+    if notice and isinstance(place, Keep) and place.fresh and (old := place.path_of(identity)).exists():
+        notice(f"{old}: what an earlier run measured is dropped (--overwrite)")
+    with place.open(identity) if isinstance(place, Keep) else RowStore.open(place, identity) as rows:
+        before = len(rows.done)
+        yield Kept(rows, rows.done)
+        if notice and before and before == len(rows.done):
+            notice(f"{rows.path}: every measurement is taken from there")
 
 
 def row_line(row: dict[str, Any]) -> bytes:
@@ -181,22 +223,6 @@ def remove_rows(path: Path) -> None:
     if _are_rows(path):
         with alone(path):
             path.unlink()
-
-
-@contextmanager
-def rows_aside(path: Path | None) -> Iterator[None]:
-    """Like `remove_rows` for what the block does, but the old rows come back where it begins no new ones."""
-    if path is None or not _are_rows(path):
-        yield
-        return
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")  # which goes where new ones are opened
-    with alone(path):
-        path.replace(aside)
-    try:
-        yield
-    finally:
-        if aside.exists() and not path.exists():
-            aside.replace(path)
 
 
 def _are_rows(path: Path) -> bool:

@@ -98,6 +98,7 @@ class Row:
     """A row; a kind of row is a frozen dataclass whose fields are its columns."""
 
     note: ClassVar[str] = ""  # below its table
+    axes_apart: ClassVar[bool] = False  # whether an axis may have another size in each row
 
     @classmethod
     def columns(cls) -> "tuple[Column, ...]":
@@ -146,7 +147,7 @@ class Column:
         elif Draws in self.marks:
             yield f"{self.name}_median", float(np.median(value)) if value else math.nan
             yield from ((f"{self.name}_largest", max(value, default=math.nan)), (f"n_{self.name}", len(value)))
-        elif not (Quiet in self.marks and isinstance(value, tuple | dict)):
+        elif not (Quiet in self.marks and isinstance(value, tuple | dict | np.ndarray)):
             yield self.name, text_of(value) if isinstance(value, tuple) else math.nan if value is None else value
 
 

@@ -55,9 +55,9 @@ def check_folder(folder: Path, kind: str, *names: str, replace: bool) -> None:
     if not os.path.lexists(folder):
         return
     if not replace:
-        raise BadInput(f"{folder} exists; name another folder with -o, or use --overwrite")
+        raise BadInput(f"{folder} exists; name another folder, or use --overwrite")
     if folder.is_symlink() or not all((folder / name).is_file() for name in names):
-        raise BadInput(f"{folder} holds no {kind}, so it is not replaced; name another folder with -o")
+        raise BadInput(f"{folder} holds no {kind}, so it is not replaced; name another folder")
 
 
 def _refuse_other(path: Path) -> None:

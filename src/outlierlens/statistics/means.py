@@ -16,6 +16,7 @@ from outlierlens.errors import need
 LEVEL = 0.95
 NORMAL = 1.959963984540054  # standard errors to either side of a normal interval at `LEVEL`
 NORMAL_MAD = 1.4826  # standard deviation of normal values over their median absolute deviation
+HELPS, HURTS, NOTHING, OPEN = "helps", "hurts", "no difference", "not settled"  # what a change does
 NEGLIGIBLE = 1e-3  # of the largest change: what is smaller is rounding
 
 
@@ -208,6 +209,11 @@ def interval_text(low: float, high: float, form: str = "+.3f", nothing: str = "n
         return f"not settled: {why}" if why else "not settled"
     form = re.sub(r"^([+]?)z?", r"\1z", form)  # an end that rounds to 0 has no minus
     return nothing if low == high == 0 else f"{low:{form}} to {high:{form}}"
+
+
+def verdict(low: float, high: float) -> str:
+    """What a change does whose interval is (low, high): "helps", "hurts", "no difference", or "not settled" without one."""
+    return OPEN if math.isnan(low) else HELPS if low > 0 else HURTS if high < 0 else NOTHING
 
 
 def no_change(n: int, plural: str, independent: int | None = None) -> str:

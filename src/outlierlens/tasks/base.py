@@ -310,7 +310,7 @@ class TaskReading(Reading):
                 f"--text-column, --pair-column and --label-column belong to {', '.join(PLAIN)}, not to {self.task}"
             )
         if self.max_seconds is not None and self.kind != "audio":
-            raise BadInput("--max-seconds belongs to recordings (a folder of .wav, an .npz with `audio`)")
+            raise BadInput("--max-seconds belongs to recordings (a folder of .wav)")
         if self.task == "tokens" and self.pair_column:
             raise BadInput("--pair-column belongs to classify and regress: words of tokens have no second text")
 

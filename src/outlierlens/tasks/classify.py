@@ -300,6 +300,6 @@ def _check_head(loaded: LoadedModel, examples: Examples | LabelledItems) -> None
         kind, remedy = HEADS[examples.kind], "use a model that was fine-tuned for it"
     else:
         kind = "ForTokenClassification" if task.level == "token" else "ForSequenceClassification"
-        remedy = f"fine-tune it first: {command('finetune', operand(loaded.name), '--task', task.name)}"
+        remedy = f"fine-tune it first: {command('lab', 'finetune', operand(loaded.name), '--task', task.name)}"
     if not name.endswith(kind):
         raise BadInput(f"{loaded.name} is a {name} without a head for {task.name}; {remedy}")

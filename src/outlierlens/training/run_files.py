@@ -13,7 +13,7 @@ folder's trainer_state.json says it.
                       steps=steps, scale=scale, bias=bias, curves={"loss": Curve(logged_at, loss)})
     path.measured(-1)                            # what the rules of `detect` read: scale and bias of the last step
 
-A watched training writes it row by row, `track` reads it from checkpoints; `tracked.Track` is the result file.
+A watched training writes it row by row, `track` reads it from checkpoints; `analyses.track.Track` is the result.
 """
 
 import itertools
@@ -30,7 +30,7 @@ import numpy as np
 from outlierlens.architectures import BoundStack
 from outlierlens.checkpoints.formats import KEPT, suffixes
 from outlierlens.detection.rules import Measured
-from outlierlens.detection.scan.measure import Site, sites_of
+from outlierlens.detection.weights import Site, sites_of
 from outlierlens.errors import BadFile, BadInput, UnknownModel
 from outlierlens.results.safe_files import parse_json, read_json
 
@@ -43,7 +43,7 @@ def no_bias() -> np.ndarray:
 
 
 def no_states() -> np.ndarray:
-    """The `states` or `tokens` where none were recorded: float32 of shape (0, 0)."""
+    """The `states` where none were recorded: float32 of shape (0, 0)."""
     return np.zeros((0, 0), dtype=np.float32)
 
 
@@ -81,7 +81,6 @@ class Trajectory:
         curves: what was logged: "loss" and "eval_loss" in nats per token, "eval_perplexity", and so on.
         states: float32 [step, dim]: hidden state after the middle layer, averaged over the tokens of one probe text;
             shape (0, 0) where it was not recorded.
-        tokens: float32 [token, dim]: of the same layer and text at the last step, the states of its first tokens, or (0, 0).
     """
 
     model: str
@@ -94,27 +93,23 @@ class Trajectory:
     bias: np.ndarray = field(default_factory=no_bias)
     curves: Mapping[str, Curve] = field(default_factory=dict)
     states: np.ndarray = field(default_factory=no_states)
-    tokens: np.ndarray = field(default_factory=no_states)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", np.asarray(self.steps, dtype=np.int64))
-        for name in ("scale", "bias", "states", "tokens"):
+        for name in ("scale", "bias", "states"):
             object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=np.float32))
-        where = f"{self.model}, {self.stack}"
-        if self.scale.ndim != 3 or self.steps.shape != self.scale.shape[:1]:
-            raise BadInput(f"{where}: {self.steps.shape} steps and scale {self.scale.shape}, not [step, layer, dim]")
-        if (np.diff(self.steps) <= 0).any():
-            raise BadInput(f"{where}: the steps must ascend, each once")
-        if self.bias.shape not in (self.scale.shape, NOTHING):
+        shape = self.scale.shape
+        right = (
+            len(shape) == 3,
+            self.steps.shape == shape[:1] and (np.diff(self.steps) > 0).all(),
+            self.bias.shape in (shape, NOTHING),
+            self.states.shape in ((shape[0], shape[-1]), (0, 0)),
+        )
+        if not all(right):
             raise BadInput(
-                f"{where}: bias has shape {self.bias.shape}, scale {self.scale.shape}; leave it out or equal"
+                f"{self.model}, {self.stack}: steps {self.steps.shape}, scale {shape}, bias {self.bias.shape} and states "
+                f"{self.states.shape} do not fit; give ascending steps, scale and bias [step, layer, dim], states [step, dim]"
             )
-        if self.states.shape not in ((self.n_steps, self.width), (0, 0)):
-            raise BadInput(
-                f"{where}: states have shape {self.states.shape}, not [step, dim] ({self.n_steps}, {self.width})"
-            )
-        if self.tokens.shape != (0, 0) and (self.tokens.ndim != 2 or self.tokens.shape[1] != self.width):
-            raise BadInput(f"{where}: tokens have shape {self.tokens.shape}, not [token, dim] (…, {self.width})")
 
     @property
     def n_steps(self) -> int:
@@ -323,18 +318,14 @@ def _is_step(value: Any) -> TypeGuard[int]:
 
 def loss_curves(curves: Mapping[str, Curve]) -> dict[str, Curve]:
     """Those of `curves` that are losses, under our names, without points that are not finite."""
-    kept = {name: curve for name, curve in curves.items() if name in NAMES}
-    finite = {name: np.isfinite(curve.values) for name, curve in kept.items()}
-    made = {name: Curve(curve.steps[finite[name]], curve.values[finite[name]]) for name, curve in kept.items()}
-    return {name: curve for name, curve in made.items() if len(curve.steps)}
+    made = {name: (one, np.isfinite(one.values)) for name, one in curves.items() if name in NAMES}
+    return {name: Curve(one.steps[finite], one.values[finite]) for name, (one, finite) in made.items() if finite.any()}
 
 
 def _lines(path: Path) -> list[Any]:
     text = _text(path)
-    rows = []
-    for number, line in enumerate(text[: text.rfind("\n") + 1].split("\n"), 1):
-        rows += [parse_json(line, f"{path}, line {number}", LINES)] if line.strip() else []
-    return rows
+    lines = enumerate(text[: text.rfind("\n") + 1].split("\n"), 1)
+    return [parse_json(line, f"{path}, line {number}", LINES) for number, line in lines if line.strip()]
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -354,18 +345,13 @@ def _text(path: Path) -> str:
 
 def checkpoints(folder: Path) -> list[Path]:
     """Whole checkpoints of a run, by step; one that was being written when the process died is not whole."""
-    found = []
-    for path in folder.glob("checkpoint-*"):
-        step = path.name.removeprefix("checkpoint-")
-        if step.isdecimal() and _is_whole(path):
-            found.append((int(step), path))
-    return [path for _, path in sorted(found)]
+    found = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
+    return sorted(filter(_is_whole, found), key=lambda path: int(path.name.removeprefix("checkpoint-")))
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
     """The newest whole checkpoint that holds what resuming needs, or None."""
-    found = [path for path in checkpoints(folder) if (path / "optimizer.pt").is_file()]
-    return found[-1] if found else None
+    return next((path for path in reversed(checkpoints(folder)) if (path / "optimizer.pt").is_file()), None)
 
 
 def _is_whole(path: Path) -> bool:

@@ -27,20 +27,19 @@ from outlierlens.architectures import live_parameters
 from outlierlens.checkpoints.samples.cache import say
 from outlierlens.data.texts import Texts
 from outlierlens.detection.rules import Rule, zscore
-from outlierlens.detection.scan.measure import live_norms, live_values
+from outlierlens.detection.weights import live_norms, live_values
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel, config_dict
 from outlierlens.results.row_store import RowStore
 from outlierlens.training.run_files import tracked_site
 from outlierlens.training.watch_alarm import MEASURED, Alarm, AlarmError, Crossings, EarlyWarning, metrics_of
-from outlierlens.training.watch_probe import Probe, ProbeSize, bare_model, make_probe
+from outlierlens.training.watch_probe import MEASURES, Probe, bare_model, make_probe
 from outlierlens.training.watch_rows import KIND, StreamRow, log_key, nothing, recorded, step_key, step_of
 
 if TYPE_CHECKING:
     from torch import nn
 
 LOGGED_DIMS = 8  # tracked one by one in what goes to TensorBoard and its kind; the rows hold every dimension
-ROW_TOKENS = 8  # vectors of the width, beside the 27 that a row of twelve layers has without them
 ON_ALARM = ("log", "raise", "checkpoint")
 SAME_VALUE = 4e-3  # relative: what bfloat16 keeps of a value that a checkpoint rounded
 
@@ -197,37 +196,29 @@ class Watcher:
 
     def _begin(self, tokenizer: Any) -> None:
         model, options = self.model, self.options
-        config, name = config_dict(model), type(model).__name__
-        bound = arch.bind_live(arch.stacks_of(config, name), model)
+        config, kind = config_dict(model), type(model).__name__
+        bound = arch.bind_live(arch.stacks_of(config, kind), model)
         self._sites = {stack.name: tracked_site(stack) for stack in bound}
-        loaded = LoadedModel(name, model, tokenizer, "none", bound, config)
+        loaded = LoadedModel(kind, model, tokenizer, "none", bound, config)
         self._probe: Probe | None = None
         try:
-            self._probe = make_probe(loaded, options.probe, ProbeSize(options.probe_texts, options.probe_tokens))
+            texts, tokens = options.probe_texts, options.probe_tokens
+            self._probe = make_probe(loaded, options.probe, texts=texts, tokens=tokens)
         except BadInput as error:
             if options.probe is not None:
                 raise
             options.notice(f"the weights are watched, hidden states are not: {error}")
-        streams = {}
+        streams, several = {}, len(bound) > 1
+        self._crossings, self._warnings = dict[str, Crossings](), dict[str, EarlyWarning]()
         for stack in bound:
-            scale, _ = self._values(stack.name)
-            streams[stack.name] = {
-                "site": self._sites[stack.name].name,
-                "norm_site": stack.stack.norm_site,
-                "view": self._sites[stack.name].view,
-                "layers": len(scale),
-                "width": scale.shape[1],
-            }
-            self._check_dims(scale.shape[1], stack.name)
-        self._crossings = {
-            stack.name: Crossings(options.rule, f"{stack.name}: " if len(bound) > 1 else "") for stack in bound
-        }
-        self._warnings = {
-            stack.name: EarlyWarning(
-                options.rule, options.false_alarms / len(bound), stack.name if len(bound) > 1 else ""
-            )
-            for stack in bound
-        }
+            name, site = stack.name, self._sites[stack.name]
+            layers, width = self._values(name)[0].shape
+            streams[name] = {
+                "site": site.name, "norm_site": stack.stack.norm_site, "view": site.view, "layers": layers, "width": width,
+            }  # fmt: skip
+            self._check_dims(width, name)
+            self._crossings[name] = Crossings(options.rule, f"{name}: " * several)
+            self._warnings[name] = EarlyWarning(options.rule, options.false_alarms / len(bound), name * several)
         self._n_alarms = 0
         identity = {
             "kind": KIND,
@@ -289,17 +280,7 @@ class Watcher:
         for name, site in self._sites.items():
             scale, bias = self._values(name)
             gradients = self._gradients(site) if self._held is None else self._held[name]
-            seen = {}
-            if name in activations:
-                found = activations[name]
-                seen = {
-                    "kurtosis_dims": found.kurtosis_dims,
-                    "kurtosis_entries": found.kurtosis_entries,
-                    "inf_norm": found.inf_norm,
-                    "state": found.state,
-                    "tokens": found.tokens[:ROW_TOKENS],
-                }
-            row = StreamRow(scale, bias, gradients["scale"], gradients["bias"], **seen)
+            row = StreamRow(scale, bias, gradients["scale"], gradients["bias"], **activations.get(name, {}))
             streams[name] = row.to_json()
             prefix = "outliers/" if len(self._sites) == 1 else f"outliers/{name}/"
             metrics |= {prefix + key: value for key, value in self._look(step, name, row).items()}
@@ -347,7 +328,7 @@ class Watcher:
         dims = crossings.foremost(LOGGED_DIMS) if chosen == "auto" else [int(dim) for dim in chosen]
         gradients = {"scale": row.gradient_scale, "bias": row.gradient_bias}
         found = metrics_of(z, gradients, dims, self.options.rule)
-        for measure in ("kurtosis_dims", "kurtosis_entries", "inf_norm"):
+        for measure in MEASURES:
             if (values := getattr(row, measure)).size:
                 found[measure] = float(values.max())
         return found

@@ -1,7 +1,7 @@
 """Hidden states of a model in training on a fixed probe, leaving the model and the training exactly as they were.
 
-    probe = make_probe(loaded, None, ProbeSize(texts=16, tokens=64))      # or texts, or token ids
-    seen = probe.measure()                                                # {stream: Activations}
+    probe = make_probe(loaded, None, texts=16, tokens=64)      # or texts, or token ids
+    seen = probe.measure()                           # {stream: {"kurtosis_dims": float64 [layer], …}}
     with untouched(model): ...                       # evaluation mode, no gradients; modes and random state restored
 
 The pass runs the module below the head in the parameters' own precision, whatever autocast the training uses.
@@ -11,7 +11,6 @@ import copy
 import hashlib
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,30 +29,8 @@ from outlierlens.models.load import LoadedModel
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-TOKENS = 16  # of the first text whose vectors are kept
 
-
-@dataclass(frozen=True)
-class Activations:
-    """What a probe shows in one stream; see `watch_rows.Activity` for the formulas, float64 [layer] and float32 [dim].
-
-    `tokens` are the states of the first tokens of the first text after the middle layer, float32 [token, dim]; `state` is the
-    mean over all of that text.
-    """
-
-    kurtosis_dims: np.ndarray
-    kurtosis_entries: np.ndarray
-    inf_norm: np.ndarray
-    state: np.ndarray
-    tokens: np.ndarray
-
-
-@dataclass(frozen=True)
-class ProbeSize:
-    """How much of the texts is read: the first `texts`, `tokens` of each, special tokens included."""
-
-    texts: int
-    tokens: int
+MEASURES = ("kurtosis_dims", "kurtosis_entries", "inf_norm")  # see `watch_rows.Activity` for the formulas
 
 
 class Probe:
@@ -75,8 +52,11 @@ class Probe:
         with untouched(loaded.model):  # says at once, and not at the first recorded step, that hooks would be ignored
             pass
 
-    def measure(self) -> dict[str, Activations]:
+    def measure(self) -> dict[str, dict[str, np.ndarray]]:
         """Run the probe and describe every layer of every stream; the model is left as it was.
+
+        By stream `MEASURES`, float64 [layer], and `state`, float32 [dim]: that of the first text after the middle layer,
+        averaged over its tokens.
 
         Raises:
             BadInput: states do not fit the tokens (attention that unpads).
@@ -94,7 +74,7 @@ class Probe:
             check_padding(stack, layer, found, valid, "the probe's tokens")
             seen[stack.name].append(_describe(found, valid))
             if layer == middle(stack.n_layers):
-                texts[stack.name] = found[0][valid[0]].float()  # [token, dim]
+                texts[stack.name] = found[0][valid[0]].float().mean(0)
 
         with untouched(self.loaded.model), tapped(self.loaded.model, self.stacks, look):
             inputs = {
@@ -103,12 +83,10 @@ class Probe:
             }
             with torch.autocast(device.type, enabled=False):
                 self.reader(**inputs)
-            found = {}
-            for stack in self.stacks:
-                layers = torch.stack(seen[stack.name]).cpu().double().numpy()  # [layer, measure]
-                text = texts[stack.name]
-                state, tokens = text.mean(0).cpu().numpy(), text[:TOKENS].cpu().numpy()
-                found[stack.name] = Activations(layers[:, 0], layers[:, 1], layers[:, 2], state, tokens)
+        found = {}
+        for name, layers in seen.items():
+            columns = torch.stack(layers).cpu().double().numpy().T  # [measure, layer]
+            found[name] = dict(zip(MEASURES, columns, strict=True), state=texts[name].cpu().numpy())
         return found
 
 
@@ -135,18 +113,16 @@ def _describe(states: "Tensor", valid: "Tensor") -> "Tensor":
     return torch.stack([over_dims, entries, largest])
 
 
-def make_probe(loaded: LoadedModel, given: "Texts | Tensor | None", size: ProbeSize) -> Probe:
+def make_probe(loaded: LoadedModel, given: "Texts | Tensor | None", *, texts: int, tokens: int) -> Probe:
     """A probe of texts or token ids [text, token]; by default of the excerpt shipped with the package.
+
+    Of texts the first `texts` are read, `tokens` of each, special tokens included.
 
     Raises:
         BadInput: this model cannot read it, there is no tokenizer for texts, or parts of the model are compiled.
     """
-    if given is None or isinstance(given, Texts):
-        return Probe(loaded, _from_texts(loaded, given or read_texts(EXCERPT), size))
-    return Probe(loaded, _from_ids(loaded, given))
-
-
-def _from_texts(loaded: LoadedModel, texts: Texts, size: ProbeSize) -> Batch:
+    if given is not None and not isinstance(given, Texts):
+        return Probe(loaded, _from_ids(loaded, given))
     if loaded.tokenizer is None:
         raise BadInput(
             "without a tokenizer the probe's texts cannot be read; pass tokenizer=, or token ids as the probe"
@@ -154,15 +130,15 @@ def _from_texts(loaded: LoadedModel, texts: Texts, size: ProbeSize) -> Batch:
     # A copy, because a call changes a tokenizer's truncation; one text at a time, because a batch starts threads, after
     # which data loaders that fork complain.
     tokenizer: Any = copy.deepcopy(loaded.tokenizer)
-    limit = token_limit(loaded, size.tokens)
-    some = beginnings(tokenizer, texts.texts[: size.texts], limit)
+    limit = token_limit(loaded, tokens)
+    some = beginnings(tokenizer, (given or read_texts(EXCERPT)).texts[:texts], limit)
     encoded = [tokenizer(text, truncation=True, max_length=limit) for text in some]
     kept = tuple(number for number, text in enumerate(encoded) if text["input_ids"])
     if not kept:
         raise BadInput("the tokenizer made no token of the probe's texts; give others")
     check_known(loaded, (encoded[number]["input_ids"] for number in kept))
     columns = {key: [encoded[number][key] for number in kept] for key in encoded[kept[0]]}
-    return collate(tokenizer, columns, kept, "cpu")
+    return Probe(loaded, collate(tokenizer, columns, kept, "cpu"))
 
 
 def _from_ids(loaded: LoadedModel, given: Any) -> Batch:

@@ -22,7 +22,7 @@ from outlierlens.training.run_files import Curve, Trajectory, no_bias, no_states
 
 KIND = "watched training"
 # Full precision: a reader can compute any z, rank or share from them afterwards.
-PACKED = ("scale", "bias", "gradient_scale", "gradient_bias", "state", "tokens")
+PACKED = ("scale", "bias", "gradient_scale", "gradient_bias", "state")
 
 
 def nothing() -> np.ndarray:
@@ -41,7 +41,6 @@ class StreamRow:
         kurtosis_entries: of the same, over all entries of a text, averaged over texts [layer].
         inf_norm: of the same, the largest |h| of a text, averaged over texts [layer].
         state: hidden state after the middle layer, averaged over the tokens of the first probe text, float32 [dim].
-        tokens: of the same, those of its first eight tokens, float32 [token, dim].
     """
 
     scale: np.ndarray
@@ -52,7 +51,6 @@ class StreamRow:
     kurtosis_entries: np.ndarray = field(default_factory=nothing)
     inf_norm: np.ndarray = field(default_factory=nothing)
     state: np.ndarray = field(default_factory=nothing)
-    tokens: np.ndarray = field(default_factory=nothing)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values: long vectors in base64, one number per layer as it is."""
@@ -63,12 +61,11 @@ class StreamRow:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "StreamRow":
-        """The row that `to_json` made, with or without `tokens`; raises ValueError, KeyError or TypeError for anything else."""
+        """The row that `to_json` made; raises ValueError, KeyError or TypeError for anything else."""
         return cls(
             **{
                 f.name: _unpack(value[f.name]) if f.name in PACKED else np.array(value[f.name], dtype=np.float64)
                 for f in fields(cls)
-                if f.name != "tokens" or f.name in value
             }
         )
 
@@ -135,23 +132,14 @@ def read_watch(path: Path | str, stack: str | None = None) -> Trajectory:
     """
     path = Path(path)
     about, rows, done = _open(path, stack)
-    states, tokens = [row.state for row in rows.values()], list(rows.values())[-1].tokens
     with _malformed(path):
+        found = {name: [getattr(row, name) for row in rows.values()] for name in ("scale", "bias", "state")}
+        stacked = {name: np.stack(some) for name, some in found.items() if all(one.size for one in some)}
         return Trajectory(
-            model=path.stem,
-            stack=about["stack"],
-            site=str(about["site"]),
-            norm_site=str(about["norm_site"]),
-            view=str(about["view"]),
-            steps=np.array(list(rows)),
-            scale=np.stack([row.scale for row in rows.values()]),
-            bias=np.stack([row.bias for row in rows.values()])
-            if all(row.bias.size for row in rows.values())
-            else no_bias(),
-            curves=_curves(done),
-            states=np.stack(states) if all(state.size for state in states) else no_states(),
-            tokens=tokens if tokens.size else no_states(),
-        )
+            model=path.stem, stack=about["stack"], site=str(about["site"]), norm_site=str(about["norm_site"]),
+            view=str(about["view"]), steps=np.array(list(rows)), scale=stacked["scale"],
+            bias=stacked.get("bias", no_bias()), curves=_curves(done), states=stacked.get("state", no_states()),
+        )  # fmt: skip
 
 
 def read_activity(path: Path | str, stack: str | None = None) -> Activity:
@@ -169,12 +157,13 @@ def read_activity(path: Path | str, stack: str | None = None) -> Activity:
         return np.array([math.nan if value[name] is None else float(value[name]) for value in values.values()])
 
     with _malformed(path):
+        logged = {name: scalars(name) for name in ("loss", "learning_rate")}
+        arrays = ("kurtosis_dims", "kurtosis_entries", "inf_norm", "gradient_scale", "gradient_bias")
         return Activity(
-            about["stack"],
-            np.array(list(rows), dtype=np.int64),
-            *(scalars(name) for name in ("loss", "learning_rate")),
-            *(table(name) for name in ("kurtosis_dims", "kurtosis_entries", "inf_norm")),
-            *(table(name) for name in ("gradient_scale", "gradient_bias")),
+            stack=about["stack"],
+            steps=np.array([*rows], dtype=np.int64),
+            **logged,
+            **{name: table(name) for name in arrays},
         )
 
 

@@ -10,8 +10,8 @@ file (.toml or .json) holds the same: `"0-9" = [896]` a line, `embeddings` for w
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from outlierlens.data.texts import Texts
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.models.hooks import EMBEDDINGS, layer_name
 from outlierlens.models.load import LoadedModel
+from outlierlens.results.row_store import Kept
 from outlierlens.results.safe_files import read_json, read_toml
 from outlierlens.vectors.read import text_stack
 
@@ -89,16 +90,28 @@ def resolve_clipping(
     return Clipping(asked, _checked(found, bound, width, asked), source)
 
 
+def kept_clipping(
+    kept: Kept, asked: str, loaded: LoadedModel, texts: Callable[[], Texts], stack: str | None = None
+) -> Clipping:
+    """`resolve_clipping`, of "auto" what was observed on `texts()` once; raises what that raises."""
+    if asked != "auto":
+        return resolve_clipping(asked, loaded, stack=stack)
+    found = kept("clipped", lambda: asdict(resolve_clipping(asked, loaded, fit_texts=texts(), stack=stack)))
+    return Clipping(asked, {layer: tuple(dims) for layer, dims in found["dims"].items()}, found["source"])
+
+
 def _observed(loaded: LoadedModel, bound: BoundStack, texts: Texts | None) -> Clipping:
-    from outlierlens.detection.observe.measure import ObserveOptions, observe
+    from outlierlens.detection.activations import ObserveOptions, Observer
+    from outlierlens.models.passes import reading_of
 
     if texts is None or not len(texts):
         raise BadInput(
             "--clip auto finds the dimensions on a text to fit on; name one with --fit-data, or the dimensions"
         )
     options = ObserveOptions(passage_tokens=0, table_cells=1)
-    seen = observe(loaded, texts.first(AUTO_TEXTS), options)
-    (mine,) = (one for one in seen.stacks if one.stack == bound.name)
+    some = texts.first(AUTO_TEXTS)
+    observer = Observer(loaded, options, reading_of(loaded, some, options.max_length))
+    (mine,) = (one for one in observer.measured(some) if one.stack == bound.name)
     found: dict[str, set[int]] = {}
     for outlier in mine.outliers:
         for layer in outlier.layers if outlier.rule == "luo" else ():
@@ -107,7 +120,7 @@ def _observed(loaded: LoadedModel, bound: BoundStack, texts: Texts | None) -> Cl
     rule = options.rules
     said = (
         f"smallest or largest entry of at least {rule.luo_share:.0%} of a layer's token vectors in at least "
-        f"{rule.luo_layer_fraction:.0%} of the blocks, observed on {seen.n_texts:,} texts ({seen.n_tokens:,} tokens) of "
+        f"{rule.luo_layer_fraction:.0%} of the blocks, observed on {len(some):,} texts ({observer.n_tokens:,} tokens) of "
         f"{texts.source}"
     )
     return Clipping("auto", dims, said if dims else f"no dimension is the {said}; nothing is clipped")

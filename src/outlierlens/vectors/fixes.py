@@ -14,7 +14,7 @@ whiten:k     centred, covariance I; with k, the k directions of largest variance
 
 Each is affine, so it commutes with the mean over tokens: sentence vectors are repaired after pooling, and a repair can be
 stored as one dense layer behind it. Whitening fitted on fewer than 10 vectors a dimension is shrunk towards the mean
-variance, by the oracle approximating shrinkage of Chen et al. (2010), or as asked.
+variance, by the oracle approximating shrinkage of Chen et al. (2010).
 
 Count, mean and covariance of vectors, in one pass over as many as there are.
 
@@ -41,7 +41,7 @@ FLOOR = 1e-10  # a variance below this share of the largest is rounding, and is 
 
 
 class Moments:
-    """Streaming moments in float64, in any order and mergeable (Chan, Golub and LeVeque 1983).
+    """Streaming moments in float64, in any order (Chan, Golub and LeVeque 1983).
 
     Attributes:
         n: vectors seen. mean: of them [dim]. scatter: sum of outer products of what is left after the mean [dim, dim].
@@ -73,13 +73,6 @@ class Moments:
             mean = block.mean(0)
             away = block - mean
             self._take(len(block), mean, away.T @ away)
-
-    def merge(self, other: "Moments") -> None:
-        """Take in what `other` has seen; `other` stays as it is."""
-        if other.width != self.width:
-            raise BadInput(f"moments of {other.width} dimensions cannot join those of {self.width}")
-        if other.n:
-            self._take(other.n, other.mean, other.scatter)
 
     @property
     def covariance(self) -> np.ndarray:
@@ -114,19 +107,16 @@ def moments_of(vectors: np.ndarray) -> Moments:
 
 @dataclass(frozen=True)
 class FixSpec:
-    """A repair as asked for: its kind, `k` of abtt and whiten, and the shrinkage of whiten (None: chosen by its size)."""
+    """A repair as asked for: its kind, and `k` of abtt and whiten."""
 
     kind: str
     k: int | None = None
-    shrinkage: float | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise BadInput(f"unknown fix {self.kind!r}; fixes are {', '.join(KINDS)}")
         if self.k is not None and (self.kind not in ("abtt", "whiten") or self.k < 1):
             raise BadInput(f"fix {self.kind}:{self.k}: a number belongs to abtt and whiten, and is at least 1")
-        if self.shrinkage is not None and (self.kind != "whiten" or not 0 <= self.shrinkage <= 1):
-            raise BadInput(f"shrinkage {self.shrinkage}: it belongs to whiten and lies in [0, 1]")
 
     @property
     def name(self) -> str:
@@ -245,7 +235,7 @@ def _clip(spec: FixSpec, width: int, dims: Sequence[int]) -> Fix:
 
 
 def _whiten(spec: FixSpec, moments: Moments) -> Fix:
-    shrinkage = chosen_shrinkage(moments) if spec.shrinkage is None else spec.shrinkage
+    shrinkage = chosen_shrinkage(moments)
     variances, directions = moments.principal
     # Shrinking towards an even covariance leaves the directions as they are.
     variances = (1 - shrinkage) * variances + shrinkage * variances.mean()

@@ -6,7 +6,9 @@
 A picture says what each of its series is, and its caption says the numbers that it shows.
 """
 
+import json
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,9 +64,12 @@ class Picture(ABC):
     extra: Callable[[Any], list[Datum]] = lambda _: []
 
     def chosen(self, found: "Finding") -> "list[Row]":
-        """The rows that it draws: those of the first `COLOURED` groups."""
+        """The rows that it draws: those of the first `COLOURED` groups; none where nothing of them is a number."""
         rows = [row for row in getattr(found, self.rows) if self.where(row)]
-        groups = self.groups(rows)
+        known = [
+            _plain(getattr(row, self.value)) is not None or (self.draws and getattr(row, self.draws)) for row in rows
+        ]
+        groups = self.groups(rows) if any(known) else []
         return [row for row in rows if self.group(row) in groups]
 
     def groups(self, rows: "list[Row]") -> list[str]:
@@ -239,7 +244,8 @@ def draw(found: "Finding") -> Chart:
             looks = {} if one.title else {"color": MUTED, "fontWeight": "normal"}
             made["title"] = heading(*filter(None, (one.title, legend)), **looks)
         panels.append(made)
-    said = (*found.sentences(), *(one.caption(found) for one in drawn), "Bars are 95 % intervals.")
+    bars = "Bars are 95 % intervals." if re.search(r'"low": -?\d', json.dumps(panels)) else ""
+    said = (*found.sentences(), *(one.caption(found) for one in drawn), bars)
     return composed(
         name=found.name,
         title=f"{found.provenance.model}{of}: {found.title[:1].lower()}{found.title[1:]}",

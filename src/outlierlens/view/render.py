@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
-from outlierlens.errors import printable
+from outlierlens.errors import markdown, printable
 from outlierlens.view.section import Rows, Section, cell_text
 
 WIDTH = 200  # columns, where the output is no terminal
@@ -42,7 +42,10 @@ def print_rows(table: Rows, out: TextIO | None = None) -> None:
     out = out or sys.stdout
     if table.title:
         print(f"\n{printable(table.title)}", file=out)  # a title of the drawn table would be broken at its width
-    words = [any(isinstance(row[place], str) for row in table.rows) for place in range(len(table.columns))]
+    words = [
+        any(isinstance(row[place], str) or hasattr(row[place], "pieces") for row in table.rows)
+        for place in range(len(table.columns))
+    ]
     lines = [
         tuple(map(printable, table.columns)),
         *(tuple(printable(cell_text(value)) for value in row) for row in table.rows),
@@ -119,3 +122,35 @@ def escaped_json(value: Any) -> str:
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
+
+
+# --- Markdown --------------------------------------------------------------------------------------------------------
+
+MARKDOWN_ROWS = 12  # of a table, where a reader has no way to scroll
+
+
+def sections_markdown(sections: Iterable[Section]) -> str:
+    """Headings, sentences and the first rows of tables, for a model's card; everything is escaped."""
+    lines = list[str]()
+    for section in sections:
+        lines += [f"### {markdown(section.title)}", "", *(f"- {markdown(one)}" for one in section.sentences), ""]
+        for table in section.tables:
+            left = len(table.rows) - MARKDOWN_ROWS
+            note = " ".join(filter(None, (table.note, f"And {left:,} more rows." if left > 0 else "")))
+            lines += [
+                f"**{markdown(table.title)}**",
+                "",
+                *table_markdown(table.columns, table.rows[:MARKDOWN_ROWS]),
+                "",
+            ]
+            lines += [markdown(note), ""] if note else []
+    return "\n".join(lines)
+
+
+def table_markdown(heads: Iterable[str], rows: Iterable[Iterable[Any]]) -> Iterator[str]:
+    """A table, line by line."""
+    cells = [markdown(head) for head in heads]
+    yield f"| {' | '.join(cells)} |"
+    yield f"|{'---|' * len(cells)}"
+    for row in rows:
+        yield f"| {' | '.join(markdown(cell_text(cell)) for cell in row)} |"

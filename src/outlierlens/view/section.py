@@ -8,12 +8,15 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from outlierlens.statistics.means import interval_text
 
 if TYPE_CHECKING:
     from outlierlens.view.charts.base import Chart
+
+
+L = TypeVar("L", int, str)
 
 
 def number_of_layers(n: int) -> str:
@@ -32,9 +35,9 @@ def runs(layers: Sequence[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in found)
 
 
-def by_dims(layers: Mapping[str, tuple[int, ...]]) -> dict[tuple[int, ...], list[str]]:
+def by_dims(layers: Mapping[L, tuple[int, ...]]) -> dict[tuple[int, ...], list[L]]:
     """{dimensions: layers that have exactly them} of {layer: dimensions}."""
-    found: dict[tuple[int, ...], list[str]] = {}
+    found: dict[tuple[int, ...], list[L]] = {}
     for layer, dims in layers.items():
         found.setdefault(dims, []).append(layer)
     return found
@@ -189,7 +192,7 @@ class Span(NamedTuple):
     high: float
 
     def written(self) -> str:
-        return interval_text(*self, ".3g")
+        return interval_text(*self, ",.0f" if max(map(abs, self)) >= 1000 else ".3g")
 
 
 class ShareInterval(NamedTuple):
@@ -294,12 +297,11 @@ def renamed(section: Section, name: str) -> Section:
     return replace(section, name=name, drawn=drawn)
 
 
-NAMED = ("scans", "stacks")
-PARTS = (*NAMED, "tuned", "tables", "parts")  # of results, by the name of their field
+PARTS = ("stacks", "tuned", "tables", "parts")  # of results, by the name of their field
 
 
 def notes_of(found: Any) -> tuple[str, ...]:
-    """Remarks of a result and of its parts, each once; of several streams or models with their names."""
+    """Remarks of a result and of its parts, each once; of several streams with their names."""
     return tuple(dict.fromkeys(_notes(found)))
 
 
@@ -308,12 +310,8 @@ def _notes(found: Any) -> Iterator[str]:
     for name in PARTS:
         parts = getattr(found, name, ())
         for part in parts:
-            said = f"{_name(part)}: " if len(parts) > 1 and name in NAMED else ""
+            said = f"{part.stack}: " if len(parts) > 1 and name == "stacks" else ""
             yield from (said + note for note in _notes(part))
-
-
-def _name(part: Any) -> str:
-    return str(part.stack if hasattr(part, "stack") else part.provenance.model)
 
 
 SHOWN = 120  # rows of a table on the page; the result's file has all

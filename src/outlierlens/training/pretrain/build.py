@@ -8,7 +8,6 @@ What a training loop adds to keep a model free of outlier dimensions, and what p
     loss = loss + weight * kurtosis(states, valid)                  # states [batch, token, dim], of each layer
     clamp_scale_(model, stacks, limit=0.3)                          # after each optimizer step
     planted_(model, stack, dims, scale=3.0, bias=-1.0)              # before the first step
-    planted_from_(model, stack, dims, "a-trained-checkpoint")       # likewise, with another model's values
 
 `stacks` are bound to `model` as it is passed here (`models.from_objects(model).stacks`).
 The scale of a norm is what it multiplies by: weight, or 1 + weight in families that store it so.
@@ -17,11 +16,8 @@ The scale of a norm is what it multiplies by: weight, or 1 + weight in families 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 import outlierlens.architectures as arch
 from outlierlens.architectures import BoundStack, Param
-from outlierlens.checkpoints import open_checkpoint
 from outlierlens.errors import BadInput, need
 from outlierlens.models.load import config_dict
 from outlierlens.training.pretrain.recipe import ModelRecipe, Recipe, plain
@@ -29,8 +25,6 @@ from outlierlens.training.pretrain.recipe import ModelRecipe, Recipe, plain
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedModel
-
-Values = float | np.ndarray  # one number, or [layer, planted dim]
 
 
 def norm_spread(model: "nn.Module", stacks: Sequence[BoundStack]) -> "Tensor":
@@ -84,73 +78,30 @@ def clamp_scale_(model: "nn.Module", stacks: Sequence[BoundStack], limit: float)
             scale.clamp_(1 - limit - offset, 1 + limit - offset)
 
 
-def planted_(model: "nn.Module", stack: BoundStack, dims: Sequence[int], scale: Values, bias: Values) -> None:
-    """Set scale and bias of the norm that each block ends in, at `dims`, to numbers or arrays [layer, planted dim].
+def planted_(model: "nn.Module", stack: BoundStack, dims: Sequence[int], scale: float, bias: float) -> None:
+    """Set scale and bias of the norm that each block ends in, at `dims`, in every layer.
 
     Norms without a bias (RMSNorm) take 0, which is what they act with.
 
     Raises:
-        BadInput: a dim out of range or named twice, a shape that does not fit, or blocks that do not end in a norm.
+        BadInput: a dim out of range or named twice, no bias to set, or blocks that do not end in a norm.
     """
     import torch
 
-    index = _indices(model, stack, dims)
+    if not stack.ends_in_norm:
+        raise BadInput(
+            f"stream {stack.name!r}: its blocks do not end in a norm; outliers are planted in post-norm models"
+        )
     live = arch.live_parameters(model)
-    if np.any(bias) and not all(stack.bias):
+    index, width = [int(dim) for dim in dims], len(live[stack.scale[0][0].name])
+    if not index or len(set(index)) != len(index) or not all(0 <= dim < width for dim in index):
+        raise BadInput(f"dims to plant are {index}; name each dimension from 0 to {width - 1} once")
+    if bias and not all(stack.bias):
         raise BadInput(f"stream {stack.name!r}: its norms have no bias to plant {bias} in; pass 0")
-    wanted = ((stack.scale, scale, stack.stack.norm_offset), (stack.bias, bias, 0.0))
-    shape = (stack.n_layers, len(index))
-    for values in (scale, bias):
-        if np.ndim(values) and np.shape(values) != shape:
-            raise BadInput(f"values to plant have shape {np.shape(values)}; give a number or [layer, dim] {shape}")
     with torch.no_grad():
-        for params, values, offset in wanted:
-            for layer, row in enumerate(np.broadcast_to(np.asarray(values, np.float32), shape)):
-                for param in params[layer]:
-                    target = live[param.name]
-                    target[index] = torch.tensor(row - offset, dtype=target.dtype, device=target.device)
-
-
-def planted_from_(
-    model: "nn.Module", stack: BoundStack, dims: Sequence[int], checkpoint: str, source: Sequence[int] = ()
-) -> None:
-    """Copy scale and bias of the norm that each block ends in from a trained checkpoint of equal depth.
-
-    What the checkpoint holds at dimensions `source` (by default `dims` themselves) goes to `dims`, in their order.
-    Puccetti et al. (2022), "smart initialisation"; their code copies position embeddings at these dimensions as well,
-    which is left out here. `checkpoint` is a sample, directory, file or hub id; only its norms are read. Where it has
-    several streams, the one named like `stack` is taken.
-
-    Raises:
-        BadInput: the checkpoint has no such stream, another number of layers, no dimension of that number, or no bias
-            where the model's norms have one.
-        UnknownModel, UnknownArchitecture, BadFile, Offline, RemoteError: the checkpoint cannot be read.
-    """
-    index = _indices(model, stack, dims)
-    wanted = [int(dim) for dim in source] or index
-    if len(wanted) != len(index):
-        raise BadInput(f"source names {len(wanted)} dimensions for {len(index)} to plant; name one for each")
-    with open_checkpoint(checkpoint) as trained:
-        bound = arch.bind(arch.stacks_for(trained, None), trained.tensors, trained.config)
-        stacks = {other.name: other for other in bound}
-        other = stacks.get(stack.name)
-        if other is None:
-            raise BadInput(
-                f"{checkpoint}: has no stream {stack.name!r} but {', '.join(stacks)}; use another checkpoint"
-            )
-        if not other.ends_in_norm:
-            raise BadInput(f"{checkpoint}: its blocks do not end in a norm, so it has no values to plant")
-        if other.n_layers != stack.n_layers:
-            raise BadInput(f"{checkpoint}: has {other.n_layers} layers and the model {stack.n_layers}; use one as deep")
-        if any(stack.bias) and not all(other.bias):
-            raise BadInput(f"{checkpoint}: its norms have no bias and the model's have; use another checkpoint")
-        parts = (other.scale, other.bias) if any(stack.bias) else (other.scale,)
-        read = dict(trained.read({param.name for layers in parts for layer in layers for param in layer}))
-    width = len(read[other.scale[0][0].name])
-    if min(wanted) < 0 or max(wanted) >= width:
-        raise BadInput(f"{checkpoint}: has {width} dimensions, 0 to {width - 1}; source names {wanted}")
-    columns = [np.stack([read[layer[0].name][wanted] for layer in layers]) for layers in parts]  # [layer, dim]
-    planted_(model, stack, dims, columns[0] + other.stack.norm_offset, columns[1] if any(stack.bias) else 0.0)
+        for layers, value in ((stack.scale, scale - stack.stack.norm_offset), (stack.bias, bias)):
+            for param in (param for layer in layers for param in layer):
+                live[param.name][index] = value
 
 
 def _scales(model: "nn.Module", stacks: Sequence[BoundStack]) -> list[tuple["Tensor", float]]:
@@ -166,18 +117,6 @@ def _scales(model: "nn.Module", stacks: Sequence[BoundStack]) -> list[tuple["Ten
     return list(found.values())
 
 
-def _indices(model: "nn.Module", stack: BoundStack, dims: Sequence[int]) -> list[int]:
-    if not stack.ends_in_norm:
-        raise BadInput(
-            f"stream {stack.name!r}: its blocks do not end in a norm; outliers are planted in post-norm models"
-        )
-    width = len(arch.live_parameters(model)[stack.scale[0][0].name])
-    index = [int(dim) for dim in dims]
-    if not index or len(set(index)) != len(index) or not all(0 <= dim < width for dim in index):
-        raise BadInput(f"dims to plant are {index}; name each dimension from 0 to {width - 1} once")
-    return index
-
-
 def build(recipe: Recipe, tokenizer: Any) -> "PreTrainedModel":
     """The network of `recipe` for the vocabulary of `tokenizer`; the same seed gives the same values.
 
@@ -190,9 +129,14 @@ def build(recipe: Recipe, tokenizer: Any) -> "PreTrainedModel":
         torch.manual_seed(recipe.training.seed)
         model: PreTrainedModel = _network(recipe, tokenizer)
         prepare_positions_(model, options)
-        for bias in _unlearned(model, options):
-            bias.requires_grad_(False)
-        _plant_(model, options)
+        head: Any = model.get_output_embeddings()
+        for module in model.modules():  # biases that stay as they began: zero, or where a gate started
+            learned = options.output_bias if module is head else options.linear_bias
+            if isinstance(module, torch.nn.Linear) and module.bias is not None and not learned:
+                module.bias.requires_grad_(False)
+        if options.planted:
+            (stack,) = arch.bind(arch.stacks_of(config_dict(model)), arch.live_parameters(model))
+            planted_(model, stack, options.planted, options.planted_scale, options.planted_bias)
     return model
 
 
@@ -234,18 +178,6 @@ def _network(recipe: Recipe, tokenizer: Any) -> Any:
     return VariantForMaskedLM(config)
 
 
-def _unlearned(model: "PreTrainedModel", options: ModelRecipe) -> list[Any]:
-    """The biases that stay as they began: zero, or where a gate started."""
-    from torch import nn
-
-    head: Any = model.get_output_embeddings()
-    linears = [module for module in model.modules() if isinstance(module, nn.Linear) and module is not head]
-    return [
-        *([] if options.output_bias else [head.bias]),
-        *([] if options.linear_bias else [linear.bias for linear in linears if linear.bias is not None]),
-    ]
-
-
 def prepare_positions_(model: "nn.Module", options: ModelRecipe) -> None:
     """Fill the table of positions as the recipe says, and keep what is not to be learned from being trained."""
     import torch
@@ -268,15 +200,3 @@ def prepare_positions_(model: "nn.Module", options: ModelRecipe) -> None:
         elif options.position_amplitude:
             weight[first:] = options.position_amplitude * waves
     weight.requires_grad_(options.positions == "learned")
-
-
-def _plant_(model: "nn.Module", options: ModelRecipe) -> None:
-    if not options.planted:
-        return
-    from outlierlens.training.pretrain.build import planted_, planted_from_
-
-    (stack,) = arch.bind(arch.stacks_of(config_dict(model)), arch.live_parameters(model))
-    if options.planted_from:
-        planted_from_(model, stack, options.planted, options.planted_from, options.planted_source)
-    else:
-        planted_(model, stack, options.planted, options.planted_scale, options.planted_bias)

@@ -3,24 +3,23 @@
     tokens = prepare(recipe, progress=print)
     tokens.train[17]                       # uint16 or uint32 [length], mapped from disk
     tokens.held_out                        # texts that were never trained on
+    rows = pack(sentences, "split", Marks(cls=2, sep=3, pad=0), length=64)      # iterator of int lists, `length` each
 
 Every 1/validation-th text is held out. The folder in the cache is named by what the rows depend on: the content of the
-files (or the hub id) and the recipe's `data` and `tokenizer` sections. It appears whole or not at all.
+files (or the hub id) and the recipe's `data` and `tokenizer` sections. It appears whole or not at all. Where [CLS] and [SEP]
+stand is what Puccetti et al. (2022) vary:
 
-Change a corpus' token frequencies or order and nothing else: rows keep their length, special tokens their places.
+`sentences`  every sentence keeps its [CLS] and [SEP]; all are concatenated and cut (the usual `group_texts`).
+`split`      SPLIT: [CLS] of every sentence dropped, every [SEP] kept, concatenated, cut to length − 1, one [CLS] in front.
+`one-sep`    ONE_SEP: both dropped, concatenated, cut to length − 2, one [CLS] in front and one [SEP] at the end.
+`lines`      a sentence per row: [CLS] … [SEP], cut at `length`, padded on the right.
 
-    flattened = Flattening.from_counts(counts, share=0.5, special=(0, 1, 2, 3, 4))
-    rows = flattened(rows, generator)       # half of the frequent occurrences are now rare tokens
-    rows = shuffled(rows, special, generator)
+As in the released code the last, incomplete row is dropped, except for `lines`, where no row is incomplete. (The `datasets`
+library packs a shard at a time, so that a row would end at each shard's end, and keeps lists of 64-bit numbers.)
 
-Puccetti et al. (2022) report a corpus in which 50 % of the frequent tokens are replaced by rare ones; no code for it was
+They also report a corpus in which 50 % of the frequent tokens are replaced by rare ones (`Flattening`); no code for it was
 released and the paper's cut between frequent and rare is not known, so it is a parameter here. Frequent are the fewest
 types that together make up `frequent_mass` of all occurrences; every other type that occurs is rare.
-
-Train a tokenizer or reuse one.
-
-tokenizer = train_tokenizer(sentences, TokenizerRecipe(vocabulary=8192), length=64)
-tokenizer = load_tokenizer("minilm-l6")              # a directory, sample or hub id
 """
 
 import dataclasses
@@ -29,11 +28,10 @@ import html
 import itertools
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -42,15 +40,14 @@ from outlierlens.data.texts import stream_texts
 from outlierlens.data.token_texts import nothing_known, special_ids, unknown_id, unknown_note
 from outlierlens.errors import BadFile, BadInput, need
 from outlierlens.results.safe_files import read_json, write_text
-from outlierlens.training.pretrain.packing import Marks, pack
-from outlierlens.training.pretrain.recipe import DataRecipe, Recipe, TokenizerRecipe
+from outlierlens.training.pretrain.recipe import DataRecipe, Packing, Recipe, TokenizerRecipe
 
 SPECIAL = {
     "wordpiece": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
     "byte-bpe": ("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
 }
 LARGEST = 1_000_000
-FORMAT = 1
+FORMAT = 2
 TEXTS_AT_ONCE = 1000
 ROWS_AT_ONCE = 8192
 HELD_OUT = 2000  # texts kept as text, to measure on
@@ -58,6 +55,35 @@ SENTENCE_END = re.compile(r"(?<=[.!?…])\s+|(?<=[.!?…][\"'”’)\]])\s+")
 MARKUP = re.compile(r"<[A-Za-z/!][^<>]{0,200}>")
 READ_BY_NAME = (".jsonl", ".ndjson", ".csv", ".tsv")  # text whose ending tells how it is read; all else, its content
 Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Ids of the special tokens that packing places."""
+
+    cls: int
+    sep: int
+    pad: int
+
+
+def pack(sentences: Iterable[list[int]], packing: Packing, marks: Marks, length: int) -> Iterator[list[int]]:
+    """Rows of exactly `length` ids from `sentences`, token ids without special tokens; empty sentences are passed over."""
+    kept = (sentence for sentence in sentences if sentence)
+    if packing == "lines":
+        for sentence in kept:
+            row = [marks.cls, *sentence[: length - 2], marks.sep]
+            yield row + [marks.pad] * (length - len(row))
+        return
+    before = [] if packing == "sentences" else [marks.cls]
+    after = [marks.sep] if packing == "one-sep" else []
+    size, buffer = length - len(before) - len(after), list[int]()
+    for sentence in kept:
+        buffer += [marks.cls] * (not before) + sentence + [marks.sep] * (not after)
+        start = 0
+        while len(buffer) - start >= size:
+            yield [*before, *buffer[start : start + size], *after]
+            start += size
+        del buffer[:start]
 
 
 @dataclass(frozen=True)
@@ -97,13 +123,6 @@ class Flattening:
         rows[replaced] = self.rare[generator.integers(len(self.rare), size=int(replaced.sum()))]
         return rows
 
-    def expected(self, counts: np.ndarray) -> np.ndarray:
-        """Occurrences of every id to expect after the replacement, float [vocabulary]."""
-        moved = np.where(self.frequent, counts * self.share, 0.0)
-        after = counts - moved
-        after[self.rare] += moved.sum() / len(self.rare)
-        return after
-
 
 def shuffled(rows: np.ndarray, special: Sequence[int], generator: np.random.Generator) -> np.ndarray:
     """`rows` [row, token] with the ordinary tokens of each row in random order among their own places."""
@@ -122,17 +141,18 @@ def train_tokenizer(sentences: Iterable[str], recipe: TokenizerRecipe, length: i
     """
     if not 100 <= recipe.vocabulary <= LARGEST:
         raise BadInput(f"tokenizer.vocabulary is {recipe.vocabulary:,}; it must lie between 100 and {LARGEST:,}")
-    tokenizers = need("tokenizers", "models", "training a tokenizer")
-    transformers = need("transformers", "models", "training a tokenizer")
+    tokenizers, transformers = (need(name, "models", "training a tokenizer") for name in ("tokenizers", "transformers"))
+    wordpiece, lowercase = recipe.kind == "wordpiece", recipe.lowercase
+    if wordpiece:
+        made = tokenizers.BertWordPieceTokenizer(lowercase=lowercase)
+    else:
+        made = tokenizers.ByteLevelBPETokenizer(lowercase=lowercase, add_prefix_space=False)
     special = list(SPECIAL[recipe.kind])
-    if recipe.kind == "wordpiece":
-        made = tokenizers.BertWordPieceTokenizer(lowercase=recipe.lowercase)
-        made.train_from_iterator(sentences, recipe.vocabulary, special_tokens=special, show_progress=False)
-        return transformers.BertTokenizerFast(
-            tokenizer_object=made._tokenizer, do_lower_case=recipe.lowercase, model_max_length=length
-        )
-    made = tokenizers.ByteLevelBPETokenizer(lowercase=recipe.lowercase, add_prefix_space=False)
     made.train_from_iterator(sentences, recipe.vocabulary, special_tokens=special, show_progress=False)
+    if wordpiece:
+        return transformers.BertTokenizerFast(
+            tokenizer_object=made._tokenizer, do_lower_case=lowercase, model_max_length=length
+        )
     made._tokenizer.post_processor = tokenizers.processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
     return transformers.RobertaTokenizerFast(tokenizer_object=made._tokenizer, model_max_length=length)
 
@@ -184,7 +204,7 @@ def prepare(recipe: Recipe, *, offline: bool = False, progress: Progress = print
     with folder_being_made("pretrain", f"tokens-{digest[:20]}") as (target, making):
         if making is not None:
             _make(recipe, making, offline, progress)
-    return _open(target)
+    return _open(target, recipe.data.length)
 
 
 def sentences_of(text: str, data: DataRecipe) -> list[str]:
@@ -216,12 +236,12 @@ def _make(recipe: Recipe, folder: Path, offline: bool, progress: Progress) -> No
     for part, validation in (("train", False), ("validation", True)):
         progress(f"reading the {part} text into rows of {data.length} tokens")
         ids = _encoded(texts(validation), tokenizer, data)
-        _write_rows(folder / f"{part}.npy", pack(ids, data.packing, marks, data.length), len(tokenizer), data.length)
+        _write_rows(folder / f"{part}.bin", pack(ids, data.packing, marks, data.length), len(tokenizer), data.length)
     special = tuple(sorted(special_ids(tokenizer)))
     if data.flatten or data.shuffle:
         progress("changing the rows as the recipe says")
         _change(folder, data, special, len(tokenizer))
-    counts = _count(np.load(folder / "train.npy", mmap_mode="r"), len(tokenizer))
+    counts = _count(_rows(folder / "train.bin", len(tokenizer), data.length), len(tokenizer))
     if (unknown := unknown_id(tokenizer)) is not None:
         n = int(counts.sum() - counts[list(special)].sum())
         if n and counts[unknown] == n:
@@ -232,7 +252,6 @@ def _make(recipe: Recipe, folder: Path, offline: bool, progress: Progress) -> No
     held_out = [" ".join(sentences_of(text, data)) for text in itertools.islice(texts(True), HELD_OUT)]
     write_text(folder / "held_out.json", json.dumps([text for text in held_out if text], ensure_ascii=False))
     write_text(folder / "recipe.toml", recipe.to_toml())
-    write_text(folder / "meta.json", json.dumps({"format": FORMAT, "data": dataclasses.asdict(data)}))
 
 
 def _encoded(texts: Iterable[str], tokenizer: Any, data: DataRecipe) -> Iterator[list[int]]:
@@ -245,40 +264,37 @@ def _encoded(texts: Iterable[str], tokenizer: Any, data: DataRecipe) -> Iterator
 
 
 def _write_rows(path: Path, rows: Iterator[list[int]], n_vocabulary: int, length: int) -> None:
-    """Append rows to a raw file, then give it NumPy's header in front: the number of rows is known last."""
-    kind = np.dtype(np.uint16 if n_vocabulary <= 2**16 else np.uint32)
-    raw = path.with_suffix(".raw")
-    n_rows = 0
-    with raw.open("wb") as file:
+    """Append rows to a file of plain numbers: how many there will be is known last, and a memory map of a full disk kills."""
+    with path.open("wb") as file:
         while some := list(itertools.islice(rows, ROWS_AT_ONCE)):
-            file.write(np.array(some, dtype=kind).tobytes())
-            n_rows += len(some)
-    if n_rows == 0:
-        raw.unlink()
+            file.write(np.array(some, dtype=_kind(n_vocabulary)).tobytes())
+        n_bytes = file.tell()
+    if n_bytes == 0:
         raise BadInput(
             f"the {path.stem} text does not fill one row of {length} tokens; give more text, shorter rows or another "
             f"share for validation"
         )
-    about = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": (n_rows, length)}
-    with (
-        path.open("wb") as stored,
-        raw.open("rb") as source,
-    ):  # through a memory map, a full disk would kill the process
-        np.lib.format.write_array_header_1_0(stored, about)
-        shutil.copyfileobj(source, stored)
-    raw.unlink()
+
+
+def _kind(n_vocabulary: int) -> type[np.unsignedinteger[Any]]:
+    return np.uint16 if n_vocabulary <= 2**16 else np.uint32
+
+
+def _rows(path: Path, n_vocabulary: int, length: int, mode: Literal["r", "r+"] = "r") -> np.ndarray:
+    """The rows of a file, uint [row, token], mapped from disk."""
+    return np.memmap(path, dtype=_kind(n_vocabulary), mode=mode).reshape(-1, length)
 
 
 def _change(folder: Path, data: DataRecipe, special: tuple[int, ...], n_vocabulary: int) -> None:
     flattening = None
     if data.flatten:
-        counts = _count(np.load(folder / "train.npy", mmap_mode="r"), n_vocabulary)
+        counts = _count(_rows(folder / "train.bin", n_vocabulary, data.length), n_vocabulary)
         flattening = Flattening.from_counts(
             counts, share=data.flatten, special=special, frequent_mass=data.frequent_mass
         )
     for number, part in enumerate(("train", "validation")):
         generator = np.random.Generator(np.random.Philox(key=number))
-        rows = np.load(folder / f"{part}.npy", mmap_mode="r+")
+        rows: Any = _rows(folder / f"{part}.bin", n_vocabulary, data.length, "r+")
         for start in range(0, len(rows), ROWS_AT_ONCE):
             some = np.asarray(rows[start : start + ROWS_AT_ONCE])
             if flattening is not None:
@@ -294,17 +310,14 @@ def _count(rows: np.ndarray, n_vocabulary: int) -> np.ndarray:
     return counts
 
 
-def _open(folder: Path) -> Tokens:
+def _open(folder: Path, length: int) -> Tokens:
     try:
-        texts = read_json(folder / "held_out.json", a=list)
-        return Tokens(
-            folder=folder,
-            tokenizer=load_tokenizer(str(folder / "tokenizer")),
-            train=np.load(folder / "train.npy", mmap_mode="r", allow_pickle=False),
-            validation=np.load(folder / "validation.npy", mmap_mode="r", allow_pickle=False),
-            counts=np.load(folder / "counts.npy", allow_pickle=False),
-            held_out=tuple(texts),
-        )
+        tokenizer = load_tokenizer(str(folder / "tokenizer"))
+        train, validation = (_rows(folder / f"{part}.bin", len(tokenizer), length) for part in ("train", "validation"))
+        counts = np.load(folder / "counts.npy", allow_pickle=False)
+        if counts.sum() != train.size:
+            raise ValueError("other rows than were counted")
+        return Tokens(folder, tokenizer, train, validation, counts, tuple(read_json(folder / "held_out.json", a=list)))
     except (OSError, ValueError, EOFError, BadInput, BadFile) as error:
         raise BadFile(
             f"{folder}: prepared rows are damaged ({error}); delete the folder to have them made again"

@@ -10,7 +10,6 @@ gives what an uninterrupted run gives: order and masks depend on the recipe alon
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +26,11 @@ from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.models.hooks import head_only_at
 from outlierlens.models.load import config_dict
-from outlierlens.results.safe_files import new_folder, read_json, refuse_links, write_text
+from outlierlens.results.safe_files import new_folder, read_json, refuse_links, remove, write_text
 from outlierlens.training.callback import OutlierCallback
 from outlierlens.training.pretrain.build import build, clamp_scale_, kurtosis, norm_spread
 from outlierlens.training.pretrain.corpus import Tokens, prepare
-from outlierlens.training.pretrain.recipe import Recipe, TrainingRecipe
+from outlierlens.training.pretrain.recipe import Recipe, TrainingRecipe, read_recipe
 from outlierlens.training.pretrain.result import OUTCOME
 from outlierlens.training.pretrain.rows import IGNORED, MaskedRows, TrainingRows
 from outlierlens.training.run_files import checkpoints, newest_checkpoint
@@ -231,37 +230,31 @@ def _same_processes(newest: Path | None, steps: int, now: int) -> None:
 def _same_rows(folder: Path, rows: str) -> None:
     """Note which rows the run reads; raises BadInput where it began with others, because a file of text has changed."""
     noted = folder / DATA
-    if noted.is_file() and (checkpoints(folder) or (folder / "model").exists()):
-        if read_json(noted, "name another folder with -o") != {"rows": rows}:
-            raise BadInput(
-                f"{folder} was trained on text that has changed since; bring it back, or name another folder"
-            )
-        return
-    write_text(noted, json.dumps({"rows": rows}))
+    begun = noted.is_file() and (checkpoints(folder) or (folder / "model").exists())
+    if begun and read_json(noted, "name another folder with -o") != {"rows": rows}:
+        raise BadInput(f"{folder} was trained on text that has changed since; bring it back, or name another folder")
+    if not begun:
+        write_text(noted, json.dumps({"rows": rows}))
 
 
 def _claim(folder: Path, recipe: Recipe, overwrite: bool) -> None:
     """Make the folder this recipe's own; raises BadInput where it is another's."""
     noted = folder / RECIPE
     refuse_links(folder)
-    if noted.is_file():
-        from outlierlens.training.pretrain.recipe import read_recipe
-
-        before = read_recipe(noted)
-        if before.digest == recipe.digest:
-            return
-        if not overwrite:
-            raise BadInput(
-                f"{folder} holds a run of another recipe ({_difference(before, recipe)}); name another folder with -o, or "
-                f"use --overwrite to remove that run"
-            )
-        for path in [*folder.glob("checkpoint-*"), folder / "model"]:
-            shutil.rmtree(path, ignore_errors=True)
-        replayed = folder.glob(f"{Path(WATCH).stem}.replayed-*{Path(WATCH).suffix}")
-        for path in [folder / WATCH, *replayed, folder / "log.json", folder / OUTCOME, folder / DATA]:
-            path.unlink(missing_ok=True)
-    else:
+    if not noted.is_file():
         refuse_foreign(folder, RECIPE)
+    elif (before := read_recipe(noted)).digest == recipe.digest:
+        return
+    elif not overwrite:
+        raise BadInput(
+            f"{folder} holds a run of another recipe ({_difference(before, recipe)}); name another folder with -o, or "
+            f"use --overwrite to remove that run"
+        )
+    else:
+        watched = folder.glob(f"{Path(WATCH).stem}*{Path(WATCH).suffix}")  # what was replayed, too
+        written = [folder / name for name in ("model", "log.json", OUTCOME, DATA)]
+        for path in [*folder.glob("checkpoint-*"), *watched, *written]:
+            remove(path)
     write_text(noted, recipe.to_toml())
 
 
@@ -304,7 +297,9 @@ def _arguments(training: TrainingRecipe, folder: Path, options: RunOptions) -> T
         ddp_find_unused_parameters=False,
     )
     if arguments.n_gpu > 1:
-        options.progress(f"1 of {arguments.n_gpu} GPUs is used; `accelerate launch -m outlierlens pretrain …` uses all")
+        options.progress(
+            f"1 of {arguments.n_gpu} GPUs is used; `accelerate launch -m outlierlens lab pretrain …` uses all"
+        )
         # The Trainer would split every batch over replicas, whose rows the head's positions do not name.
         arguments._n_gpu = 1
     return arguments

@@ -8,42 +8,29 @@ A recipe may begin with `extends = "mini-bert"` (a shipped recipe, or a path bes
 """
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import math
 import tomllib
-import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from outlierlens.errors import BadInput, literal
+from annotated_types import Ge, Gt, Le, Lt
+
+from outlierlens.errors import BadInput, literal, near
+from outlierlens.options import check
 from outlierlens.results.safe_files import read_toml
-from outlierlens.training.pretrain.packing import Packing
 
 DEPTH = 8  # recipes that extend recipes
-AT_LEAST: dict[int, dict[str, tuple[str, ...]]] = {
-    1: {
-        "model": ("layers", "width", "heads"),
-        "training": ("steps", "batch", "accumulation", "log_every", "watch_every", "keep_states"),
-    },
-    0: {
-        "data": ("min_characters",),
-        "model": ("intermediate", "position_amplitude"),
-        "training": (
-            *("warmup", "weight_decay", "clip_norm", "penalty_strength"),
-            *("save_every", "evaluate_every", "evaluate_rows"),
-        ),
-    },
-}
-ABOVE_ZERO = {
-    "model": ("initializer_range", "position_wavelength"),
-    "training": ("learning_rate", "adam_epsilon"),
-}
+Packing = Literal["sentences", "split", "one-sep", "lines"]
+Few = Annotated[int, Ge(1)]  # at least one
+Some = Annotated[int, Ge(0)]
+Size = Annotated[float, Ge(0)]
+Positive = Annotated[float, Gt(0)]
 
 
 @dataclass(frozen=True)
@@ -56,10 +43,10 @@ class DataRecipe:
         sentences: "punctuation" splits texts after . ! ? …, "lines" takes each text as one sentence.
         min_characters: shorter sentences are dropped (Puccetti et al.: sentences of up to 10 characters).
         strip_markup: replace HTML tags by spaces and entities by their characters.
-        packing: see `packing`.
+        packing: see `corpus.pack`.
         length: tokens of a row.
         validation: share of the texts, every 1/validation-th, held out.
-        flatten: share of frequent tokens that rare ones replace; 0 leaves the text as it is. See `frequency`.
+        flatten: share of frequent tokens that rare ones replace; 0 leaves the text as it is. See `corpus.Flattening`.
         frequent_mass: frequent are the fewest types that make up this share of all occurrences.
         shuffle: put the ordinary tokens of every row in random order.
     """
@@ -67,13 +54,13 @@ class DataRecipe:
     source: tuple[str, ...] = ()
     text_column: str = ""
     sentences: Literal["punctuation", "lines"] = "punctuation"
-    min_characters: int = 11
+    min_characters: Some = 11
     strip_markup: bool = False
     packing: Packing = "sentences"
-    length: int = 64
-    validation: float = 0.01
-    flatten: float = 0.0
-    frequent_mass: float = 0.5
+    length: Annotated[int, Ge(8)] = 64
+    validation: Annotated[float, Gt(0), Lt(0.5)] = 0.01
+    flatten: Annotated[float, Ge(0), Le(1)] = 0.0
+    frequent_mass: Annotated[float, Gt(0), Lt(1)] = 0.5
     shuffle: bool = False
 
 
@@ -105,32 +92,29 @@ class ModelRecipe:
         output_bias: whether the vocabulary head has a bias per token, which can hold token frequencies.
         linear_bias: whether the linear layers of attention, MLP and head learn their biases; without, constants can
             only come from norms and embeddings.
-        planted: dimensions whose scale and bias begin at `planted_scale` and `planted_bias` in every output norm, or
-            at what `planted_from` (a trained checkpoint) holds at `planted_source` (Puccetti et al.: smart init).
+        planted: dimensions whose scale and bias begin at `planted_scale` and `planted_bias` in every output norm.
     """
 
     type: Literal["bert", "roberta"] = "bert"
-    layers: int = 4
-    width: int = 128
-    heads: int = 2
-    intermediate: int = 0
+    layers: Few = 4
+    width: Few = 128
+    heads: Few = 2
+    intermediate: Some = 0
     positions: Literal["learned", "sinusoidal", "none", "relative", "rotary", "alibi"] = "learned"
-    position_amplitude: float = 0.0
-    position_wavelength: float = 10_000.0
+    position_amplitude: Size = 0.0
+    position_wavelength: Positive = 10_000.0
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     norm_order: Literal["post", "pre"] = "post"
     attention: Literal["softmax", "clipped", "gated"] = "softmax"
     clip_gamma: float = -0.025
     clip_zeta: float = 1.0
-    initializer_range: float = 0.02
-    dropout: float = 0.1
+    initializer_range: Positive = 0.02
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.1
     output_bias: bool = True
     linear_bias: bool = True
     planted: tuple[int, ...] = ()
     planted_scale: float = 1.0
     planted_bias: float = 0.0
-    planted_from: str = ""
-    planted_source: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -151,28 +135,28 @@ class TrainingRecipe:
         clamp_scale: keep the output norms' scale in 1 ± this after every step; 0 does not.
     """
 
-    steps: int = 1000
-    batch: int = 32
-    accumulation: int = 1
-    learning_rate: float = 1e-4
+    steps: Few = 1000
+    batch: Few = 32
+    accumulation: Few = 1
+    learning_rate: Positive = 1e-4
     schedule: Literal["linear", "cosine", "polynomial", "constant"] = "linear"
-    warmup: int = 100
-    weight_decay: float = 0.01
+    warmup: Some = 100
+    weight_decay: Size = 0.01
     adam_betas: tuple[float, ...] = (0.9, 0.999)
-    adam_epsilon: float = 1e-8
-    clip_norm: float = 1.0
-    mask_share: float = 0.15
+    adam_epsilon: Positive = 1e-8
+    clip_norm: Size = 1.0
+    mask_share: Annotated[float, Gt(0), Lt(1)] = 0.15
     precision: Literal["float32", "bfloat16"] = "float32"
-    seed: int = 0
-    save_every: int = 0
-    evaluate_every: int = 0
-    evaluate_rows: int = 0
-    log_every: int = 50
-    watch_every: int = 100
-    keep_states: int = 2
+    seed: Annotated[int, Ge(0), Lt(2**31)] = 0
+    save_every: Some = 0
+    evaluate_every: Some = 0
+    evaluate_rows: Some = 0
+    log_every: Few = 50
+    watch_every: Few = 100
+    keep_states: Few = 2
     penalty: Literal["none", "norm-spread", "kurtosis"] = "none"
-    penalty_strength: float = 0.0
-    clamp_scale: float = 0.0
+    penalty_strength: Size = 0.0
+    clamp_scale: Annotated[float, Ge(0), Lt(1)] = 0.0
 
 
 @dataclass(frozen=True)
@@ -249,9 +233,9 @@ def _read(name: str, beside: Path | None) -> tuple[dict[str, Any], Path | None]:
         return tomllib.loads(text), None
     path = (beside or Path()) / name
     if path.suffix != ".toml" or not path.is_file():
-        near = difflib.get_close_matches(name, shipped(), n=3, cutoff=0.4)
-        hint = f"; near: {', '.join(near)}" if near else ""
-        raise BadInput(f"{name}: no such .toml file and no shipped recipe; shipped are {', '.join(shipped())}{hint}")
+        raise BadInput(
+            f"{name}: no such .toml file and no shipped recipe; shipped are {', '.join(shipped())}{near(name, shipped())}"
+        )
     return read_toml(path), path.parent
 
 
@@ -279,17 +263,16 @@ def _made(document: Mapping[str, Any], where: str) -> Recipe:
 
 def _typed(wanted: Any, value: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
+    if origin is Annotated:
+        return _typed(arguments[0], value, where)
     if dataclasses.is_dataclass(wanted) and isinstance(wanted, type):
         if not isinstance(value, Mapping):
             raise BadInput(f"{where}: a table is needed, not {value!r}")
-        hints = typing.get_type_hints(wanted)
+        hints = typing.get_type_hints(wanted, include_extras=True)
         for key in value:
             if key not in hints:
-                near = difflib.get_close_matches(key, hints, n=1)
-                raise BadInput(
-                    f"{where}: unknown key {key!r}"
-                    + (f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(hints)}")
-                )
+                hint = near(key, hints) or f"; known: {', '.join(hints)}"
+                raise BadInput(f"{where}: unknown key {key!r}{hint}")
         if "name" in hints and "name" not in value:
             raise BadInput(f"{where}: the recipe has no name")
         return wanted(**{key: _typed(hints[key], item, f"{where}, {key}") for key, item in value.items()})
@@ -303,55 +286,28 @@ def _typed(wanted: Any, value: Any, where: str) -> Any:
         return tuple(_typed(arguments[0], item, where) for item in value)
     if wanted is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1e308:
         return float(value)
-    if (
-        isinstance(wanted, types.UnionType)
-        or not isinstance(value, wanted)
-        or (wanted is int and value in (True, False) and isinstance(value, bool))
-    ):
-        raise BadInput(f"{where} is {value!r}; a value of type {getattr(wanted, '__name__', wanted)} is needed")
+    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+        raise BadInput(f"{where} is {value!r}; a value of type {wanted.__name__} is needed")
     return value
 
 
 def _problems(recipe: Recipe) -> Iterable[str]:
-    data, model, training = recipe.data, recipe.model, recipe.training
-    word = bool(recipe.name) and Path(recipe.name).name == recipe.name and not recipe.name.startswith(".")
-    sections: dict[str, Any] = {"data": data, "model": model, "training": training}
-    for section, part in sections.items():
+    model, training = recipe.model, recipe.training
+    if not recipe.name or Path(recipe.name).name != recipe.name or recipe.name.startswith("."):
+        yield f"name is {recipe.name!r}; it names a folder, so it must be one plain word"
+    for section in ("data", "model", "training"):
+        part = getattr(recipe, section)
         for key, value in dataclasses.asdict(part).items():
             for number in value if isinstance(value, tuple) else (value,):
                 if isinstance(number, float) and not math.isfinite(number):
                     yield f"{section}.{key} is {value}; it must be finite"
-    checks: list[tuple[bool, str]] = [
-        (word, f"name is {recipe.name!r}; it names a folder, so it must be one plain word"),
-        (0 < data.validation < 0.5, f"data.validation is {data.validation}; it must lie between 0 and 0.5"),
-        (0 <= data.flatten <= 1, f"data.flatten is {data.flatten}; it must lie in [0, 1]"),
-        (0 < data.frequent_mass < 1, f"data.frequent_mass is {data.frequent_mass}; it must lie between 0 and 1"),
-        (data.length >= 8, f"data.length is {data.length}; rows need at least 8 tokens"),
-        (0 < training.mask_share < 1, f"training.mask_share is {training.mask_share}; it must lie between 0 and 1"),
-        (
-            len(training.adam_betas) == 2 and all(0 <= beta < 1 for beta in training.adam_betas),
-            f"training.adam_betas is {list(training.adam_betas)}; it takes two numbers in [0, 1)",
-        ),
-        (0 <= training.clamp_scale < 1, f"training.clamp_scale is {training.clamp_scale}; it must lie in [0, 1)"),
-        (0 <= training.seed < 2**31, f"training.seed is {training.seed}; it must lie in [0, 2^31)"),
-        (0 <= model.dropout < 1, f"model.dropout is {model.dropout}; it must lie in [0, 1)"),
-    ]
-    for least, of_section in AT_LEAST.items():
-        for section, names in of_section.items():
-            values = {name: getattr(sections[section], name) for name in names}
-            checks += [
-                (value >= least, f"{section}.{name} is {value}; it must be at least {least}")
-                for name, value in values.items()
-            ]
-    for section, names in ABOVE_ZERO.items():
-        values = {name: getattr(sections[section], name) for name in names}
-        checks += [(value > 0, f"{section}.{name} is {value}; it must be above 0") for name, value in values.items()]
-    yield from (message for holds, message in checks if not holds)
-    yield from _disagreements(model, training)
-
-
-def _disagreements(model: ModelRecipe, training: TrainingRecipe) -> Iterable[str]:
-    if model.heads >= 1 and model.width % model.heads:
+        try:
+            check(part)
+        except BadInput as error:
+            yield f"{section}.{error}"
+    if len(training.adam_betas) != 2 or not all(0 <= beta < 1 for beta in training.adam_betas):
+        yield f"training.adam_betas is {list(training.adam_betas)}; it takes two numbers in [0, 1)"
+    if model.width % model.heads:
         yield f"model.width {model.width} cannot be shared by {model.heads} heads"
     if model.type == "roberta" and not plain(model):
         yield (
@@ -361,20 +317,16 @@ def _disagreements(model: ModelRecipe, training: TrainingRecipe) -> Iterable[str
         yield f"model.planted names a dimension outside 0 to {model.width - 1}"
     if len(set(model.planted)) != len(model.planted):
         yield f"model.planted is {list(model.planted)}; name each dimension once"
-    if model.heads >= 1 and model.positions == "rotary" and model.width // model.heads % 2:
+    if model.positions == "rotary" and model.width // model.heads % 2:
         yield f"rotary positions turn pairs of a head's dimensions, and a head has {model.width // model.heads} of them"
     if model.planted and model.norm_order == "pre":
         yield "model.planted sets the norms that post-norm blocks end in; pre-norm blocks have none"
-    if model.planted_from and not len(model.planted_source) == len(model.planted) > 0:
-        yield "model.planted_source must name as many dimensions as model.planted, one or more, for model.planted_from"
-    if model.planted_source and not model.planted_from:
-        yield "model.planted_source names dimensions of model.planted_from, which names no checkpoint"
     if (training.penalty == "none") != (training.penalty_strength == 0):
         yield (
             f"training.penalty is {training.penalty!r} with penalty_strength {training.penalty_strength}; a penalty needs "
             f"a strength above 0, and a strength a penalty"
         )
-    if training.log_every >= 1 and training.save_every % training.log_every:
+    if training.save_every % training.log_every:
         yield (
             f"training.save_every ({training.save_every}) must be a multiple of log_every ({training.log_every}), so that "
             f"a resumed run logs the same means"

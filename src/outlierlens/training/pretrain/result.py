@@ -1,98 +1,139 @@
-"""What came of a pre-training run, and of several side by side: plain data, without torch.
+"""What came of pre-training runs, of one or of several side by side.
 
-outcome.worst.change                       # nats per token that the worst single dimension costs
-print(list(outcomes.records()))            # one row per recipe: mean over its seeds, and their range
+found.runs[0].worst.value                  # nats per token that the worst single dimension costs
+found.recipes()                            # one row per recipe: mean over its seeds, and their range
 """
 
 import json
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from outlierlens.results.document import Provenance, Result
+import numpy as np
+
+from outlierlens.detection.rules import Rule
+from outlierlens.results.finding import Finding
+from outlierlens.results.rows import UNKNOWN, Draws, Estimate, More, Quiet, Row
+from outlierlens.view.section import Change, Count, Rows, Spread
 
 OUTCOME = "outcome.json"  # in a run folder
+PAST = f"past {Rule().sigmas} in {Rule().share} of the layers"
 
 
-@dataclass(frozen=True)
-class LossChange:
-    """Change of the loss, nats per masked token, with a 95 % interval over texts; `dims` that are off (none for INT8)."""
+@dataclass(frozen=True, kw_only=True)
+class TrainedModel(Row):
+    """One trained model, measured on plain held-out texts with 15 % masked, the same for every recipe of the same text."""
 
-    change: float
-    low: float
-    high: float
-    dims: tuple[int, ...] = ()
+    note = (
+        f"Found: dimensions {PAST}, in scale and bias or in one of them. Off and INT8: changes in nats per masked token, "
+        "with 95 % intervals over texts."
+    )
 
-
-@dataclass(frozen=True)
-class Outcome(Result):
-    """One trained model, measured.
-
-    Attributes:
-        recipe, about, seed, steps: of the run; `toml` is the whole recipe.
-        tokens: that training read, special ones and padding included.
-        held_out_loss: at the last evaluation, on the recipe's own held-out rows and masked share, nats per token.
-        text_loss: on plain held-out texts with 15 % masked, the same for every recipe of the same text, nats per token.
-        text: what those texts are; text_digest: SHA-256 over them.
-        both: dimensions past the threshold of `Rule()` in its share of the layers, in scale and in bias (Kovaleva et al. 2021).
-        scale_alone, bias_alone: dimensions past it in its share of the layers of one of them.
-        largest_z: largest mean over layers of |z| in the scale.
-        kurtosis: largest over blocks of He et al.'s (2024) kurtosis over dimensions, on those texts.
-        inf_norm: largest |h| of any block's output on them.
-        off: what weights name (`both`, or else the two others together) switched off; None where they name none.
-        random_median, random_high: median and 95th percentile of as many random sets of that size; None without `off`.
-        worst: the single dimension that costs most; dim_median, dim_high: median and 95th percentile of all dimensions.
-        int8: weights and inputs of the blocks' linears rounded per tensor to 8 bits.
-    """
-
-    provenance: Provenance
     recipe: str
-    about: str
-    toml: str
+    about: Annotated[str, Quiet]
+    toml: Annotated[str, Quiet]
+    """the whole recipe"""
     seed: int
-    steps: int
-    n_parameters: int
-    tokens: int
-    held_out_loss: float
+    steps: Annotated[int, Count]
+    n_parameters: Annotated[int, Count, More]
+    """parameters"""
+    tokens: Annotated[int, Count, More]
+    """tokens: that training read, special ones and padding included"""
+    held_out_loss: Annotated[float, More]
+    """held-out loss: at the last evaluation, on the recipe's own held-out rows and masked share, nats per token"""
     text_loss: float
-    text: str
-    text_digest: str
+    """loss: nats per masked token"""
+    text: Annotated[str, Quiet]
+    """what was read"""
+    text_digest: Annotated[str, Quiet]
+    """SHA-256 over it"""
     both: tuple[int, ...]
+    """found: in scale and bias (Kovaleva et al. 2021)"""
     scale_alone: tuple[int, ...]
     bias_alone: tuple[int, ...]
     largest_z: float
+    """largest z: mean over layers of |z| in the scale"""
     kurtosis: float
+    """kurtosis: largest over blocks of He et al.'s (2024) kurtosis over dimensions"""
     inf_norm: float
-    off: LossChange | None
-    random_median: float | None
-    random_high: float | None
-    worst: LossChange
-    dim_median: float
-    dim_high: float
-    int8: LossChange
-    notes: tuple[str, ...] = ()
+    """largest |h|: of any block's output"""
+    off: Annotated[Estimate, Change] = UNKNOWN
+    """found off: what weights name (`both`, or else the two others together); none where they name none"""
+    random: Annotated[tuple[float, ...], Draws, Change] = ()
+    """as many random sets of that size off"""
+    worst_dims: tuple[int, ...]
+    """worst: the single dimension that costs most"""
+    worst: Annotated[Estimate, Change]
+    """worst off"""
+    dim_median: Annotated[float, Change]
+    """median off: over all dimensions, each alone"""
+    dim_high: Annotated[float, Change, More]
+    """95th percentile off: likewise"""
+    int8: Annotated[Estimate, Change]
+    """INT8: weights and inputs of the blocks' linears rounded per tensor to 8 bits"""
 
-    def records(self) -> Iterator[dict[str, Any]]:
-        """One row: see `Outcomes.records`."""
-        return Outcomes((self,)).records()
+    @property
+    def named(self) -> tuple[int, ...]:
+        """The dimensions that are off in `off`."""
+        return self.both or (*self.scale_alone, *self.bias_alone)
+
+    @property
+    def measures(self) -> dict[str, float | None]:
+        """{name: number} of what seeds are averaged over; none where nothing was named."""
+        return {
+            "loss": self.text_loss,
+            "found": float(len(self.both)),
+            "one-sided": float(len({*self.scale_alone, *self.bias_alone})),
+            "largest z": self.largest_z,
+            "kurtosis": self.kurtosis,
+            "largest |h|": self.inf_norm,
+            "found off": Change(self.off.value) if self.named else None,
+            "random off": Change(np.median(self.random)) if self.random else None,
+            "worst off": Change(self.worst.value),
+            "median off": Change(self.dim_median),
+            "INT8": Change(self.int8.value),
+        }
+
+    def trained_by(self) -> dict[str, Any]:
+        """{section.option: value} of its recipe, but for its seed and its words about itself."""
+        options: dict[str, Any] = {"name": self.recipe, "training.steps": self.steps}
+        for section, values in tomllib.loads(self.toml).items():
+            options |= {f"{section}.{key}": value for key, value in values.items()} if isinstance(values, dict) else {}
+        return {key: value for key, value in options.items() if key != "training.seed"}
 
 
-@dataclass(frozen=True)
-class Outcomes(Result):
-    """Several runs, in the order given."""
+@dataclass(frozen=True, kw_only=True)
+class Outcomes(Finding):
+    """What came of pre-training runs, in the order given."""
 
-    runs: tuple[Outcome, ...]
+    title = "Pre-training runs"
 
-    def records(self) -> Iterator[dict[str, Any]]:
-        """A row for each recipe, seeds of it together: the mean of every measure, and its least and largest value.
+    runs: tuple[TrainedModel, ...]
+    """Runs"""
 
-        Of a single seed, the changes of the loss have their 95 % interval over texts in place of that range. Runs that
-        share a name but not what they were trained by are rows of their own; `changed` says what the later ones changed.
-        """
-        groups: list[tuple[dict[str, Any], list[Outcome]]] = []
+    def sentences(self) -> Iterator[str]:
+        """A sentence per run, and whether they may be compared."""
         for run in self.runs:
-            recipe = _trained_by(run)
+            groups = {"scale and bias": run.both, "scale alone": run.scale_alone, "bias alone": run.bias_alone}
+            named = ", ".join(f"{' and '.join(map(str, dims))} ({label})" for label, dims in groups.items() if dims)
+            yield (
+                f"{run.recipe}, seed {run.seed}, {run.steps:,} steps, {run.n_parameters:,} parameters: {PAST}: "
+                f"{named or 'none'}; loss {run.text_loss:.3f} nats per masked token on {run.text}; the worst single "
+                f"dimension, {', '.join(map(str, run.worst_dims))}, costs {run.worst.value:+z.3g}."
+            )
+        if len({run.text_digest for run in self.runs}) > 1:
+            yield "These runs were measured on different texts; their losses cannot be compared."
+
+    def recipes(self) -> Iterator[dict[str, Any]]:
+        """A row for each recipe, seeds of it together: the mean of every measure, with its least and largest value.
+
+        Runs that share a name but not what they were trained by are rows of their own; "changed" says what the later ones
+        changed.
+        """
+        groups: list[tuple[dict[str, Any], list[TrainedModel]]] = []
+        for run in self.runs:
+            recipe = run.trained_by()
             members = next((members for other, members in groups if not _differences(other, recipe)), None)
             if members is None:
                 groups.append((recipe, [run]))
@@ -100,50 +141,23 @@ class Outcomes(Result):
                 members.append(run)
         first: dict[str, dict[str, Any]] = {}
         for recipe, members in groups:
-            run = members[0]
-            base = first.setdefault(run.recipe, recipe)
-            row: dict[str, Any] = {
-                "recipe": run.recipe,
-                "changed": ", ".join(f"{key}={json.dumps(recipe[key])}" for key in _differences(base, recipe)),
-                "steps": run.steps,
-                "seeds": len({member.seed for member in members}),
-            }
-            for name, measure in MEASURES.items():
-                values = [value for value in map(measure, members) if value is not None]
-                row[name] = sum(values) / len(values) if values else None
-                row[f"{name}_low"] = min(values, default=None)
-                row[f"{name}_high"] = max(values, default=None)
-            for name, part in CHANGES.items():
-                change: LossChange | None = getattr(run, part)
-                if len(members) == 1 and change is not None:
-                    row[f"{name}_low"], row[f"{name}_high"] = change.low, change.high
+            base = first.setdefault(members[0].recipe, recipe)
+            changed = ", ".join(f"{key}={json.dumps(recipe[key])}" for key in _differences(base, recipe))
+            row: dict[str, Any] = {"recipe": members[0].recipe, "changed": changed, "steps": members[0].steps}
+            row["seeds"] = len({member.seed for member in members})
+            for name in members[0].measures:
+                values = [value for member in members if (value := member.measures[name]) is not None]
+                kind = type(values[0]) if values else float
+                row[name] = Spread(kind(sum(values) / len(values)), min(values), max(values)) if values else None
             yield row
 
-
-MEASURES = {
-    "text_loss": lambda run: run.text_loss,
-    "n_found": lambda run: float(len(run.both)),
-    "n_one_sided": lambda run: float(len(set(run.scale_alone) | set(run.bias_alone))),
-    "largest_z": lambda run: run.largest_z,
-    "kurtosis": lambda run: run.kurtosis,
-    "inf_norm": lambda run: run.inf_norm,
-    "found_off": lambda run: run.off.change if run.off else None,
-    "random_off": lambda run: run.random_median,
-    "worst": lambda run: run.worst.change,
-    "dim_median": lambda run: run.dim_median,
-    "int8": lambda run: run.int8.change,
-}
-
-
-CHANGES = {"found_off": "off", "worst": "worst", "int8": "int8"}
-
-
-def _trained_by(run: Outcome) -> dict[str, Any]:
-    """{section.option: value} of the run's recipe, but for its seed and its words about itself."""
-    options: dict[str, Any] = {"name": run.recipe, "training.steps": run.steps}
-    for section, values in tomllib.loads(run.toml).items():
-        options |= {f"{section}.{key}": value for key, value in values.items()} if isinstance(values, dict) else {}
-    return {key: value for key, value in options.items() if key != "training.seed"}
+    def shown(self, *, verbose: bool = False) -> Iterator[Rows]:
+        """The runs; of several also their recipes."""
+        yield from super().shown(verbose=verbose)
+        rows = list(self.recipes()) if len(self.runs) > 1 else []
+        if rows:
+            note = "In brackets the range over seeds."
+            yield Rows("Recipes", tuple(rows[0]), tuple(tuple(row.values()) for row in rows), note)
 
 
 def _differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:

@@ -2,20 +2,15 @@
 
     data = TrainingRows(tokens, recipe, n_rows=steps * rows_per_step)
     data.collate([0, 1, 2])                  # the batch of the first three places, on any machine and after any resume
-
-Place i of the training belongs to epoch i // n and to the row at place i % n of that epoch's own order.
-
-Dynamic masking that depends on nothing but (seed, epoch, sample): a resumed or distributed run masks alike.
-
     ids, labels = masked(rows, keys, Masking(share=0.15, mask=4, special=(0, 1, 2, 3, 4), n_vocabulary=8192), seed=0)
 
-Devlin et al. (2019): of the chosen tokens 80 % become [MASK], 10 % a random token, 10 % stay. Special tokens are never
-chosen. Every row has its own counter-based generator (Philox), keyed by what names the row.
+Place i of the training belongs to epoch i // n and to the row at place i % n of that epoch's own order. Masking depends on
+nothing but (seed, epoch, sample), so that a resumed or distributed run masks alike.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -41,8 +36,6 @@ class Masking:
     n_vocabulary: int
 
     def __post_init__(self) -> None:
-        if not 0 < self.share < 1:
-            raise BadInput(f"the masked share is {self.share}; it must lie between 0 and 1")
         if len(self.special) >= self.n_vocabulary:
             raise BadInput("the vocabulary holds special tokens only; nothing could be masked")
 
@@ -52,8 +45,10 @@ def masked(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(ids, labels), int64 [row, token] each, of token ids `rows` [row, token]; `keys` are (epoch, sample) of each row.
 
-    Labels are `IGNORED` where nothing is predicted. A row without a chosen token has one chosen for it, if it has an
-    ordinary token at all: a row that teaches nothing would make the mean over the batch undefined.
+    Devlin et al. (2019): of the chosen tokens 80 % become [MASK], 10 % a random token, 10 % stay; special tokens are never
+    chosen. Every row has its own counter-based generator (Philox), keyed by what names the row. Labels are `IGNORED` where
+    nothing is predicted. A row without a chosen token has one chosen for it, if it has an ordinary token at all: a row that
+    teaches nothing would make the mean over the batch undefined.
     """
     ids = rows.astype(np.int64)
     labels = np.full_like(ids, IGNORED)
@@ -77,8 +72,7 @@ class MaskedRows:
     """Places of a data set for PyTorch's loader; an item is its place, and `collate` makes the batch."""
 
     def __init__(self, rows: np.ndarray, tokens: "Tokens", recipe: Recipe):
-        self.rows = rows
-        self.seed = recipe.training.seed
+        self.rows, self.seed = rows, recipe.training.seed
         self.padding = tokens.tokenizer.pad_token_id if recipe.data.packing == "lines" else None
         self.masking = Masking(
             recipe.training.mask_share, tokens.tokenizer.mask_token_id, tokens.special, len(tokens.tokenizer)
@@ -104,7 +98,7 @@ class MaskedRows:
         chosen = np.asarray(self.rows[[row for _, row in keys]])
         ids, labels = masked(chosen, keys, self.masking, seed)
         valid = np.ones_like(ids) if self.padding is None else (chosen != self.padding).astype(np.int64)
-        batch: dict[str, Any] = {"input_ids": ids, "attention_mask": valid, "labels": labels}
+        batch = {"input_ids": ids, "attention_mask": valid, "labels": labels}
         return {name: torch.from_numpy(values) for name, values in batch.items()}
 
 

@@ -294,11 +294,11 @@ def rounded(digits: int = 4, **values: float | None) -> Spec:
     return {name: None if value is None else round_to(float(value), digits) for name, value in values.items()}
 
 
-def bar(low: float, high: float, *, times: float = 1) -> Spec:
-    """{"low", "high"} of an interval bar of a change, times a factor; None both where there is none to draw: the interval is
-    not settled, or nothing changed at all."""
+def bar(low: float, high: float) -> Spec:
+    """{"low", "high"} of an interval bar of a change; None both where there is none to draw: the interval is not settled, or
+    nothing changed at all."""
     drawn = math.isfinite(low) and math.isfinite(high) and not low == high == 0
-    return {"low": round_to(times * low), "high": round_to(times * high)} if drawn else {"low": None, "high": None}
+    return {"low": round_to(low), "high": round_to(high)} if drawn else {"low": None, "high": None}
 
 
 def drawable(values: np.ndarray) -> np.ndarray:

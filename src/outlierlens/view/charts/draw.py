@@ -302,14 +302,13 @@ def names_beside(
     x: Spec,
     y: Spec,
     first: int = 0,
-    canvas: tuple[int, int] = CANVAS,
 ) -> list[Spec]:
     """The number of each dimension beside its mark, kept apart from other marks and names, on a halo.
 
-    `at` are the marks' positions from 0 to 1, right and up, in `canvas` pixels; numbers of dimensions in `bold` are bold;
+    `at` are the marks' positions from 0 to 1, right and up, in `CANVAS` pixels; numbers of dimensions in `bold` are bold;
     the place in `PLACES` numbered `first` is tried first.
     """
-    width, height = canvas
+    width, height = CANVAS
     marked = [(right * width, (1 - up) * height) for right, up in at]
     taken = [(px - 6, py - 6, px + 6, py + 6) for px, py in marked]
     order = (first, *(i for i in range(len(PLACES)) if i != first))

@@ -1,0 +1,452 @@
+"""`atlas build` and `atlas page`: the outlier dimensions of many models, a few at a time, each kept as soon as it is known.
+
+    with Store.open(Path("atlas")) as store:
+        built = build(store, names_in(Path("models.txt")), partial(in_threads, access=HubAccess(rate=10)))
+
+An engine looks at models as their names come and yields rows in the order in which they are known. What is in the store
+already is not looked at again, and nothing that a model brings stops the others. One process alone writes rows.
+"""
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_types import Ge, Gt
+
+from outlierlens import __version__
+from outlierlens.analyses.atlas_names import ListEntry, Query, listed, names_in
+from outlierlens.analyses.atlas_page import COLUMNS, INDEX, write_site
+from outlierlens.analyses.atlas_rows import JOURNAL, AtlasRow, Store, read_rows, rows_of, storable
+from outlierlens.analyses.sweep.options import Machines
+from outlierlens.checkpoints import as_weights, open_checkpoint
+from outlierlens.checkpoints.hub import COMMIT, Repository, open_repository
+from outlierlens.checkpoints.ranges import Rate, Wire, hub_endpoint
+from outlierlens.checkpoints.samples import SAMPLES, is_sample
+from outlierlens.detection.weights import MAX_READ, ScanOptions
+from outlierlens.errors import (
+    BadFile,
+    BadInput,
+    Gated,
+    NoSafetensors,
+    Offline,
+    OutlierlensError,
+    RemoteError,
+    TooMuchToRead,
+    UnknownArchitecture,
+    UnknownModel,
+    command,
+    one_line,
+    printable,
+    told,
+)
+from outlierlens.options import Flag, Flat, check
+from outlierlens.results.safe_files import alone
+from outlierlens.view.section import duration
+
+if TYPE_CHECKING:
+    from outlierlens.session import Session
+
+BATCH = 1000  # names that are compared with the store at once
+SECONDS_BETWEEN_LINES = 20.0
+MAX_UNREACHABLE = 50  # models in a row that the hub did not give before it is left alone
+MAX_LOSSES = 3  # Ray workers that a model may end
+PATIENCE = 600.0  # seconds without any Ray worker
+NO_WORKER = "no Ray worker could be had ({}): each needs {:g} CPUs; lower --cpus-per-worker. What was found is kept"
+# What a Ray worker must know of this process's surroundings to reach the same hub.
+SURROUNDINGS = ("HF_ENDPOINT", "HF_HUB_OFFLINE", "NO_PROXY", "HTTPS_PROXY", "HTTP_PROXY")
+# The reason of a failure by its error; the first that fits.
+REASONS: tuple[tuple[type[OutlierlensError], str], ...] = (
+    (Gated, "gated"),
+    (RemoteError, "unreachable"),
+    (Offline, "unreachable"),
+    (UnknownModel, "missing"),
+    (NoSafetensors, "no safetensors"),
+    (UnknownArchitecture, "unknown family"),
+    (TooMuchToRead, "too large"),
+    (BadFile, "malformed"),
+    (OutlierlensError, "unusable"),
+)
+Rows = tuple[AtlasRow, ...]
+# What looks at models: the rows of each, () where its present revision is known; names are taken when there is room.
+Engine = Callable[[Iterator[ListEntry]], Generator[Rows, None, None]]
+
+
+# --- options ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildCall:
+    """Which models are looked at, where, and how politely."""
+
+    names: Annotated[Path | None, Flag(argument=True)] = None
+    """File of names: one per line, or Parquet with a column model."""
+    query: Annotated[Query | None, Flag(read="analyses.atlas_names:query")] = None
+    """Ask the hub instead: task=fill-mask,family=bert,downloads=1000; also author, search."""
+    limit: Annotated[int | None, Ge(1)] = None
+    """Only the first N of them."""
+    update: bool = False
+    """Ask the present revision of names that have rows, and look at new ones."""
+    parallel: Annotated[int, Ge(1)] = 16
+    """Models at once, in each process."""
+    rate: Annotated[float | None, Flag(read="options:number_or_none", words="10"), Gt(0)] = 10.0
+    """Requests a second to the hub, of all processes together; none: no limit."""
+    max_read: Annotated[int, Flag(read="options:parse_bytes", words="500MB"), Ge(1)] = MAX_READ
+    """Most bytes of one model."""
+    max_total: Annotated[int | None, Flag(read="options:parse_bytes"), Ge(1)] = None
+    """Start no further model once this many bytes were read."""
+    machines: Annotated[Machines, Flat("engine", "address", "workers", "cpus_per_worker")] = Machines()
+
+    def __post_init__(self) -> None:
+        check(self)
+        if (self.names is None) == (self.query is None):
+            raise BadInput(
+                "which models? name a file with one name per line, or --query task=fill-mask; one of the two"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageCall:
+    """The atlas that is shown."""
+
+    folder: Annotated[Path, Flag(argument=True)]
+    """Folder that `atlas build` wrote, or one Parquet file of rows."""
+
+
+# --- one model -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HubAccess:
+    """How models are asked for, wherever that is done.
+
+    Attributes:
+        max_bytes: of all answers for one model.
+        parallel: models at once in a process.
+        rate: requests a second to the hub, of all processes together; None is no limit.
+    """
+
+    token: str | None = field(default=None, repr=False)
+    max_bytes: int | None = None
+    parallel: int = 16
+    rate: float | None = None
+
+
+def look(entry: ListEntry, access: HubAccess, rate: Rate) -> Rows:
+    """The rows of a model, or one that says why there are none; () where its present revision is one of `entry.known`."""
+    began, here = time.monotonic(), False
+    options = ScanOptions(max_read=access.max_bytes or MAX_READ)
+    repository: Repository | None = None
+    rows: Rows
+    try:
+        if entry.fault:
+            raise BadFile(entry.fault)
+        here = not entry.listed and (is_sample(entry.model) or Path(entry.model).exists())
+        if here:
+            with open_checkpoint(entry.model) as checkpoint:
+                rows = rows_of(checkpoint, options)
+        else:
+            wire = Wire(access.token, rate=rate, max_bytes=access.max_bytes)
+            repository = Repository(entry.model, wire, revision=entry.revision or None)
+            if entry.known and repository.resolved() in entry.known:
+                return ()
+            with as_weights(open_repository(repository)) as checkpoint:
+                rows = rows_of(checkpoint, options)
+    except Exception as error:
+        rows = (failed(entry, error),)
+        if repository is not None:
+            wire = repository.wire
+            rows = (replace(rows[0], revision=repository.commit, bytes_read=wire.received, requests=wire.requests),)
+    sample = SAMPLES.get(entry.model) if here else None
+    listed: dict[str, Any] = {
+        "license": entry.license or (sample.licence if sample else None), "created": entry.created,
+        "origin": sample.origin if sample else "a local file" if here else hub_endpoint(), "downloads": entry.downloads,
+        "seconds": time.monotonic() - began,
+    }  # fmt: skip
+    return tuple(storable(replace(row, **listed)) for row in rows)
+
+
+def failed(entry: ListEntry, error: Exception) -> AtlasRow:
+    """The row of a model that could not be read."""
+    reason = next((word for kind, word in REASONS if isinstance(error, kind)), "error")
+    ours = isinstance(error, (OutlierlensError, OSError, MemoryError))
+    said = told(error) if ours else one_line(f"{type(error).__name__}: {error}")
+    return AtlasRow(entry.model, entry.revision, reason=reason, failure=said[:1000])
+
+
+# --- engines ---------------------------------------------------------------------------------------------------------
+
+
+def in_threads(entries: Iterator[ListEntry], access: HubAccess) -> Generator[Rows, None, None]:
+    """An `Engine` of threads in this process."""
+    rate, pool, running = Rate(access.rate), ThreadPoolExecutor(access.parallel), set[Future[Rows]]()
+    try:
+        while True:
+            for entry in islice(entries, 2 * access.parallel - len(running)):
+                running.add(pool.submit(look, entry, access, rate))
+            if not running:
+                return
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for one in done:
+                yield one.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+class AtlasWorker:
+    """What runs in a Ray worker, in threads and with a rate of its own."""
+
+    def __init__(self, access: HubAccess, surroundings: dict[str, str]):
+        os.environ |= surroundings
+        self.access, self.rate = access, Rate(access.rate)
+
+    def look(self, entry: ListEntry | None, version: str) -> Rows:
+        """See `look`; without an entry it only answers, once it is there."""
+        if version != __version__:
+            raise BadInput(f"outlierlens is {__version__} on a worker and {version} here; install the same everywhere")
+        return look(entry, self.access, self.rate) if entry else ()
+
+
+def on_ray(entries: Iterator[ListEntry], access: HubAccess, machines: Machines) -> Generator[Rows, None, None]:
+    """An `Engine` on the machines of a Ray cluster, or in several processes of one machine.
+
+    Another worker takes the place of one that dies. What the dead one had is looked at in the end, each model in a process
+    of its own: one that ends `MAX_LOSSES` of them gets a row that says so.
+
+    Raises:
+        BadInput: a worker has another version of outlierlens. OutlierlensError: no worker could be had.
+    """
+    from outlierlens.analyses.sweep.ray_cluster import connect, room
+
+    ray, started_here = connect(machines.address)
+    cpus = 1.0 if machines.cpus_per_worker is None else machines.cpus_per_worker
+    n_workers = machines.workers or max(1, room(ray, cpus, 0.0))
+    share = replace(access, rate=access.rate and access.rate / n_workers)
+    surroundings = {name: value for name in SURROUNDINGS if (value := os.environ.get(name)) is not None}
+    remote = ray.remote(AtlasWorker).options(
+        num_cpus=cpus, max_concurrency=access.parallel, scheduling_strategy="SPREAD"
+    )
+    workers, in_hand = list[Any](), dict[int, int]()  # models that each worker that is there has in hand, by its number
+    owed, lost = dict[Any, tuple[ListEntry | None, int]](), list[ListEntry]()
+
+    def give(entry: ListEntry | None, number: int) -> None:
+        owed[workers[number].look.remote(entry, __version__)] = entry, number
+
+    def recruit() -> None:
+        workers.append(remote.remote(share, surroundings))
+        give(None, len(workers) - 1)
+
+    try:
+        for _ in range(n_workers):
+            recruit()
+        while True:
+            while in_hand and min(in_hand.values()) < 2 * access.parallel and (entry := next(entries, None)):
+                freest = min(in_hand, key=lambda number: in_hand[number])
+                in_hand[freest] += 1
+                give(entry, freest)
+            if in_hand and not any(entry for entry, _ in owed.values()):
+                break
+            done, _ = ray.wait(list(owed), timeout=None if in_hand else PATIENCE)
+            if not done:
+                raise OutlierlensError(NO_WORKER.format(f"waited {PATIENCE:.0f} s", cpus))
+            entry, number = owed.pop(done[0])
+            try:
+                rows = _answer(ray, done[0])
+            except ray.exceptions.RayError as error:
+                lost += [entry] if entry else []
+                if in_hand.pop(number, None) is not None:
+                    recruit()
+                elif not owed and not in_hand:
+                    raise OutlierlensError(NO_WORKER.format(one_line(str(error))[:300], cpus)) from error
+                continue
+            in_hand[number] = in_hand[number] - 1 if entry else 0
+            if entry:
+                yield rows
+        yield from _one_by_one(ray, lost, access, surroundings)
+    finally:
+        for worker in workers:
+            ray.kill(worker)
+        if started_here and ray.is_initialized():
+            ray.shutdown()
+
+
+def _one_by_one(
+    ray: Any, lost: list[ListEntry], access: HubAccess, surroundings: dict[str, str]
+) -> Generator[Rows, None, None]:
+    """What dead workers had, when all others are done: each in a process of its own, which is started again once."""
+    looking = ray.remote(_look_alone).options(num_cpus=0, max_retries=MAX_LOSSES - 2)
+    for entry in lost:
+        try:
+            yield _answer(ray, looking.remote(entry, access, surroundings))
+        except ray.exceptions.RayError as error:
+            said = OutlierlensError(f"{MAX_LOSSES} Ray workers ended while they read it ({error})")
+            yield (replace(failed(entry, said), reason="error"),)
+
+
+def _look_alone(entry: ListEntry, access: HubAccess, surroundings: dict[str, str]) -> Rows:
+    return AtlasWorker(access, surroundings).look(entry, __version__)
+
+
+def _answer(ray: Any, ref: Any) -> Rows:
+    """What a worker answers; raises RayError where it is no more."""
+    try:
+        rows: Rows = ray.get(ref)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, BadInput):
+            raise BadInput(str(error.cause)) from error
+        raise OutlierlensError(f"a Ray worker failed: {one_line(str(error.cause))[:300]}") from error
+    return rows
+
+
+# --- many models -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class BuildSummary:
+    """What one run of `build` did.
+
+    Attributes:
+        read: models with rows. failed: by reason. before: models that the store held already.
+        bytes_read, requests: of all that were looked at. stopped: why it ended before the last name, "" where it did not.
+    """
+
+    read: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+    before: int = 0
+    bytes_read: int = 0
+    bytes_total: int = 0
+    requests: int = 0
+    seconds: float = 0.0
+    stopped: str = ""
+
+    @property
+    def looked_at(self) -> int:
+        """Models that were looked at."""
+        return self.read + self.failed.total()
+
+    def add(self, first: AtlasRow) -> None:
+        """Count a model by its first row."""
+        self.bytes_read += first.bytes_read
+        self.bytes_total += first.bytes_total
+        self.requests += first.requests
+        self.read += first.reason is None
+        self.failed.update([first.reason] if first.reason else [])
+
+    def so_far(self, total: int | None) -> str:
+        """ "1,234 looked at, 41 of them not read, 25 a second, 6 min left" """
+        pace = self.looked_at / self.seconds if self.seconds else 0.0
+        left = f", {duration((total - self.looked_at - self.before) / pace)} left" if total and pace else ""
+        return f"{self.looked_at:,} looked at, {self.failed.total():,} of them not read, {pace:.3g} a second{left}"
+
+    def lines(self) -> Iterator[str]:
+        """What it did, for reading."""
+        share = f", {self.bytes_read / self.bytes_total:.3%} of their weights" if self.bytes_total else ""
+        yield (
+            f"{self.read:,} models read, {self.failed.total():,} not, {self.before:,} were there before; "
+            f"{self.requests:,} requests, {self.bytes_read:,} bytes{share}, {duration(self.seconds)}"
+        )
+        if self.failed:
+            yield "not read: " + ", ".join(f"{reason} {count:,}" for reason, count in self.failed.most_common())
+        if self.stopped:
+            yield f"stopped: {self.stopped}; the same command goes on with a larger --max-total"
+
+
+def build(
+    store: Store,
+    entries: Iterable[ListEntry],
+    engine: Engine,
+    *,
+    update: bool = False,
+    max_total: int | None = None,
+    total: int | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> BuildSummary:
+    """Look at every model that the store has no row of, and keep what is found; `total` is how many names there are.
+
+    Raises:
+        RemoteError: the hub gave none of `MAX_UNREACHABLE` models in a row. What was found is kept.
+    """
+    built, began, said, unreachable = BuildSummary(), time.monotonic(), -SECONDS_BETWEEN_LINES, 0
+
+    def wanted() -> Iterator[ListEntry]:
+        """The models to look at; rows that failed for a passing reason are dropped when their turn comes."""
+        ahead = iter(entries)
+        while batch := list(islice(ahead, BATCH)):
+            store.forget([entry.model for entry in batch])
+            for entry in batch:
+                known, fixed = store.done.get(entry.model, ()), COMMIT.match(entry.revision)
+                if entry.revision in known or (known and not update and not fixed):
+                    built.before += 1
+                    continue
+                if max_total is not None and built.bytes_read >= max_total:
+                    built.stopped = f"{built.bytes_read:,} bytes were read, of {max_total:,} allowed"
+                    return
+                yield entry if fixed else replace(entry, known=known)
+
+    with closing(engine(wanted())) as looked:
+        for rows in looked:
+            if not rows:
+                built.before += 1
+                continue
+            store.append(rows)
+            built.add(rows[0])
+            unreachable = unreachable + 1 if rows[0].reason == "unreachable" else 0
+            if unreachable == MAX_UNREACHABLE:
+                raise RemoteError(
+                    f"the hub gave none of {unreachable} models in a row ({rows[0].failure}); run it again later"
+                )
+            built.seconds = time.monotonic() - began
+            if progress and built.seconds - said >= SECONDS_BETWEEN_LINES:
+                said, done = built.seconds, built.looked_at + built.before
+                progress(built.so_far(total), done, total or done)
+    built.seconds = time.monotonic() - began
+    return built
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
+def run(session: "Session", call: BuildCall) -> None:
+    """Look at what is asked for, and say what came of it."""
+    output, folder = session.output, session.output.output
+    assert folder is not None  # its row asks for one
+    access = HubAccess(session.loading.token, call.max_read, call.parallel, call.rate)
+    total, entries = call.limit, names_in(call.names) if call.names else None
+    if call.names is not None:
+        total = sum(1 for _ in islice(names_in(call.names), call.limit))
+    elif call.query is not None:
+        entries = listed(call.query, access.token, Rate(access.rate))
+    engine = partial(in_threads, access=access)
+    if call.machines.engine == "ray":
+        engine = partial(on_ray, access=access, machines=call.machines)
+    with session.resumable(folder / JOURNAL), Store.open(folder) as store:
+        built = build(
+            store, islice(entries or (), call.limit), engine,
+            update=call.update, max_total=call.max_total, total=total, progress=session.progress,
+        )  # fmt: skip
+    if output.json:
+        print(json.dumps({"output": str(folder), **vars(built)}, indent=2))
+    elif not output.quiet:
+        for line in (*built.lines(), f"rows: {folder}; show them: {command('atlas', 'page', folder)}"):
+            print(printable(line))
+
+
+def page(session: "Session", call: PageCall) -> None:
+    """Write the site, and say where it is."""
+    output = session.output
+    folder = output.output or (call.folder if call.folder.is_dir() else call.folder.parent) / "site"
+    if (folder / INDEX).exists() and not output.overwrite:
+        raise BadInput(f"{folder / INDEX} exists; name another folder with -o, or use --overwrite")
+    with alone(folder, what="page"):
+        written = write_site(read_rows(call.folder, COLUMNS), folder)
+    if not output.quiet:
+        more = f" and {len(written) - 1} pages of models" if len(written) > 1 else ""
+        print(printable(f"site: {written[0]}{more}"))

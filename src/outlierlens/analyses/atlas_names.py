@@ -1,0 +1,195 @@
+"""Which models an atlas holds: names in a file, or what a hub lists.
+
+    for named in names_in(Path("models.txt")): named.model, named.revision
+    for named in listed(Query(task="fill-mask", downloads=1000), None): named.license, named.created
+
+A text file has one name per line, `name@revision` for one revision; a Parquet file has columns `model` and, where it likes,
+`revision`, `license`, `created` and `downloads`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from outlierlens.checkpoints.base import MAX_CONFIG_BYTES
+from outlierlens.data.tables import parquet_of
+from outlierlens.errors import BadFile, BadInput, Offline, RemoteError, near, one_line
+from outlierlens.results.safe_files import parse_json
+
+if TYPE_CHECKING:
+    from outlierlens.checkpoints.ranges import Rate
+
+LONGEST_NAME = 300  # characters
+MOST_ENTRIES = 10_000  # of one page; hubs list up to 1,000
+FEW_PAGES, LEAST_ENTRIES = 10, 10  # after the first few, pages that bring fewer new models on average end the list
+GIVEN = ("model", "revision", "license", "created", "downloads")
+
+
+@dataclass(frozen=True)
+class ListEntry:
+    """A model to look at, and what its list says of it.
+
+    Attributes:
+        revision: full commit hash, branch or tag; "" for what the main branch is now.
+        listed: by a hub, so that the name is no path of this machine.
+        known: revisions that the atlas holds already, of a model whose present one has to be asked for.
+        fault: what is wrong with its entry in the list, so that it is not looked at; "" where nothing is.
+    """
+
+    model: str
+    revision: str = ""
+    license: str | None = None
+    created: str | None = None
+    downloads: int | None = None
+    listed: bool = False
+    known: tuple[str, ...] = ()
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class Query:
+    """What a hub is asked for: every field that is given must fit.
+
+    Attributes:
+        task: as the hub calls it: fill-mask, text-generation. family: a model_type, such as bert.
+        author: an organisation or user. search: part of the name.
+        downloads: the fewest in the last 30 days; most come first.
+    """
+
+    task: str = ""
+    family: str = ""
+    author: str = ""
+    search: str = ""
+    downloads: int = 0
+
+
+def query(text: str) -> Query:
+    """ "task=fill-mask,downloads=1000" -> Query; raises BadInput for a word that is none of its fields."""
+    known = [one.name for one in fields(Query)]
+    values: dict[str, Any] = {}
+    for part in text.replace(",", " ").split():
+        name, _, value = part.partition("=")
+        if name not in known or not value:
+            raise BadInput(
+                f"cannot read the query {text!r}: {part!r} is no {', '.join(known[:-1])} or {known[-1]}{near(name, known)}; "
+                "write task=fill-mask,downloads=1000"
+            )
+        values[name] = value
+    if not values:
+        raise BadInput("the query is empty; write task=fill-mask,downloads=1000")
+    downloads = str(values.get("downloads", "0"))
+    if not downloads.isdecimal() or len(downloads) > 12:
+        raise BadInput(f"downloads is {downloads!r} in the query; write a number, such as downloads=1000")
+    return Query(**values | {"downloads": int(downloads)})
+
+
+def names_in(path: Path) -> Iterator[ListEntry]:
+    """The models of a file, each once, in its order.
+
+    Raises:
+        BadInput: no such file. BadFile: no names in it, or a Parquet file without a column `model`.
+    """
+    if not path.is_file():
+        raise BadInput(f"{path}: no such file of names; write one model per line")
+    seen = set[tuple[str, str]]()
+    for named in _in_parquet(path) if path.suffix == ".parquet" else _in_text(path):
+        if (named.model, named.revision) not in seen:
+            seen.add((named.model, named.revision))
+            yield named
+    if not seen:
+        raise BadFile(f"{path}: holds no names; write one model per line")
+
+
+def _in_text(path: Path) -> Iterator[ListEntry]:
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            name = line.partition("#")[0].strip()
+            if len(name) > LONGEST_NAME or not name.isprintable():
+                raise BadFile(f"{path}, line {number}: not a model's name; write one model per line")
+            if name:
+                model, _, revision = name.partition("@")
+                yield ListEntry(model, revision)
+
+
+def _in_parquet(path: Path) -> Iterator[ListEntry]:
+    with parquet_of(path, BadFile) as parquet, parquet.ParquetFile(path) as file:
+        columns = [name for name in GIVEN if name in file.schema_arrow.names]
+        if "model" not in columns:
+            raise BadFile(f"{path}: has no column 'model'; it has {', '.join(file.schema_arrow.names[:8]) or 'none'}")
+        for batch in file.iter_batches(columns=columns):
+            for row in batch.to_pylist():
+                if isinstance(row["model"], str) and row["model"]:
+                    words = {name: None if row.get(name) is None else str(row[name]) for name in columns}
+                    downloads = None if isinstance(row.get("downloads"), float) else row.get("downloads")
+                    yield _checked(words | {"downloads": downloads}, f"{path}, {row['model']}", listed=False)
+
+
+def _checked(values: Mapping[str, Any], where: str, *, listed: bool) -> ListEntry:
+    """What a list says of a model; its name is `where` where it has none, and `fault` says what no atlas holds."""
+    for name, value in values.items():
+        fits = isinstance(value, str) and value.isprintable() and len(value) <= LONGEST_NAME
+        if name == "downloads":
+            fits = type(value) is int and 0 <= value < 2**63
+        if not (fits or (value is None and name != "model")):
+            said = repr(value)[:80] if isinstance(value, str | int | float) else f"a {type(value).__name__}"
+            model = one_line(where)[:LONGEST_NAME] if name == "model" else values["model"]
+            return ListEntry(model, fault=f"{where}: {name} is {said}, which no atlas holds", listed=listed)
+    return ListEntry(**{name: value for name, value in values.items() if value is not None}, listed=listed)
+
+
+def listed(asked: Query, token: str | None, rate: "Rate | None" = None) -> Iterator[ListEntry]:
+    """The models that the hub at HF_ENDPOINT lists, most downloads first, page by page, at their present revision.
+
+    A malformed entry is a model with a `fault`.
+
+    Raises:
+        RemoteError: it cannot be reached, refuses, or sends no list. Offline: the network is switched off.
+    """
+    from outlierlens.checkpoints.ranges import Wire, offline_by_environment
+
+    wire, seen = Wire(token, rate=rate), set[str]()
+    endpoint = wire.endpoint
+    if offline_by_environment():
+        raise Offline(f"{endpoint}: HF_HUB_OFFLINE is set, and models are listed there; unset it, or name a file")
+    words = {
+        "pipeline_tag": asked.task, "filter": asked.family, "author": asked.author, "search": asked.search,
+        "sort": "downloads", "expand": ["sha", "createdAt", "downloads", "tags"],
+    }  # fmt: skip
+    url = f"{endpoint}/api/models?{urlencode({name: word for name, word in words.items() if word}, doseq=True)}"
+    try:
+        for number, page in enumerate(wire.pages(url, limit=MAX_CONFIG_BYTES), 1):
+            if page.status != 200:
+                raise RemoteError(f"status {page.status} {page.headers.get('x-error-message', '')[:200]}; check it")
+            for named in _entries(bytes(page.body), f"{endpoint}, page {number} of the list"):
+                if named.model in seen:
+                    continue
+                if not named.fault and (named.downloads or 0) < asked.downloads:
+                    return
+                seen.add(named.model)
+                yield named
+            if number > FEW_PAGES + len(seen) // LEAST_ENTRIES:
+                raise RemoteError(f"{number} pages for {len(seen)} models; check HF_ENDPOINT")
+    except RemoteError as error:
+        said = one_line(str(error).rpartition("; ")[0])  # its remedy is one for a single model
+        raise RemoteError(f"{endpoint}: cannot list models ({said}); check HF_ENDPOINT and the network") from error
+
+
+def _entries(body: bytes, where: str) -> Iterator[ListEntry]:
+    """The models of a page of a hub's list."""
+    entries = parse_json(body, where, error=RemoteError)
+    if not isinstance(entries, list) or len(entries) > MOST_ENTRIES:
+        raise RemoteError(f"{where}: no list of at most {MOST_ENTRIES:,} models; is it a hub?")
+    for number, entry in enumerate(entries, 1):
+        told = entry if isinstance(entry, dict) else {}
+        tags, created = told.get("tags"), told.get("createdAt")
+        if isinstance(tags, list):
+            tags = next((tag[8:] for tag in tags if isinstance(tag, str) and tag.startswith("license:")), None)
+        elif isinstance(tags, str):
+            tags = [tags]  # no list, and so no licence
+        values = {
+            "model": told.get("id"), "revision": told.get("sha"), "license": tags,
+            "created": created[:10] if isinstance(created, str) else created, "downloads": told.get("downloads"),
+        }  # fmt: skip
+        yield _checked(values, f"{where}, entry {number}", listed=True)

@@ -1,0 +1,179 @@
+"""What `sweep` is asked: what is switched off, how precisely that is measured, and against what it is compared.
+
+    swept = sweep(loaded, texts, SweepOptions(windows="single", dims=(507,)))
+
+`SweepCall` is what the command line has beside these settings.
+"""
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from annotated_types import Ge, Gt, Lt
+
+from outlierlens.ablation.mode_names import Mode, check_mode
+from outlierlens.errors import BadInput, need
+from outlierlens.options import FIND, Flag, Flat, check, parse_dims, plain_dims
+from outlierlens.tasks.base import TaskOptions
+
+if TYPE_CHECKING:
+    from outlierlens.tasks.base import TaskReading
+
+Windows = Literal["all", "single", "from", "upto"]
+WINDOWS: tuple[Windows, ...] = ("all", "single", "from", "upto")
+INFINITE = float("inf")
+
+
+def plan(text: str) -> dict[int, tuple[int, ...]]:
+    """ "0-9:896;10-16:678,896" -> {layer: dims}; raises BadInput for dimensions without layers."""
+    found = parse_dims(text)
+    if not isinstance(found, dict):
+        raise BadInput(f"--plan {text!r} names no layers; write 0-9:896;10-16:678,896, or use --sets")
+    return found
+
+
+def plans(texts: list[str]) -> tuple[dict[int, tuple[int, ...]], ...]:
+    """Each --plan, in turn."""
+    return tuple(map(plan, texts))
+
+
+def batch_size(text: str) -> int | None:
+    """Rows of a forward pass; None for "auto"."""
+    if text == "auto":
+        return None
+    if not text.isdecimal() or len(text) > 12:
+        raise BadInput(f"--batch-size is {text!r:.40}; use auto or a number of rows, at least 1")
+    return int(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """Settings of a sweep."""
+
+    dims: Annotated[tuple[int, ...] | Literal["all"], Flag(hidden=True)] = "all"
+    """Dimensions swept one at a time; () is none."""
+    sets: Annotated[tuple[tuple[int, ...], ...], Flag(read="options:parse_sets")] = ()
+    """Switched off together, each set beside random and matched ones: 100,247;507,100."""
+    plans: Annotated[
+        tuple[Mapping[int, tuple[int, ...]], ...], Flag("--plan", read="analyses.sweep.options:plans", repeats=True)
+    ] = ()
+    """A set that differs from layer to layer, whatever the windows: 0-9:896;10-16:678,896. Repeatable."""
+    with_found: Annotated[bool, Flag("--found-set/--no-found-set")] = True
+    """Also the set of all that the weights name, where they name two or more."""
+    windows: Windows = "all"
+    """Layers in which each is off: all together, single (each alone), from each on, or upto each."""
+    layers: Annotated[tuple[int, ...] | None, Flag(read="options:parse_layers")] = None
+    """Restrict to layers 0-3,7. Default: all."""
+    mode: Mode = "weights"
+    """What is switched off: weights, norms, hidden states (zero, mean, scale, resample), or writes."""
+    factor: float = 0.5
+    """Factor of mode scale."""
+    embeddings: bool = False
+    """Mode writes: the embeddings' writes too."""
+    stack: str | None = None
+    """Which stream, where there are several: encoder, decoder; mlp: neurons, by --plan 11:1229 or --windows single."""
+    exact: bool = False
+    """Measure every effect on every text."""
+    tolerance: Annotated[float, Gt(0), Lt(INFINITE)] = 0.01
+    """Stop when the interval is within ± this, in the task's unit …"""
+    relative: Annotated[float, Ge(0), Lt(INFINITE)] = 0.1
+    """… or ± this share of the change."""
+    top: Annotated[int, Ge(0)] = 5
+    """Separate the N strongest from each other and from the rest."""
+    max_texts: Annotated[int | None, Ge(2)] = None
+    """No effect is measured on more texts. Default: all there are."""
+    level: Annotated[float, Ge(0.5), Lt(1)] = 0.95
+    """Confidence of the intervals."""
+    anytime: bool = False
+    """Intervals that stay valid whenever and why you stop; they take twice the texts."""
+    bulk: bool = True
+    """Measure ordinary dimensions together: few texts each, one interval for all, held to a random sample of them."""
+    gradients: Annotated[int, Ge(0)] = 256
+    """Texts of the gradient pass (the control variate); 0 skips it."""
+    n_random: Annotated[int | None, Flag("--random"), Ge(0)] = None
+    """Random sets for each set or listed dimension; Kovaleva et al. drew 1000. Default: 200, or 19 in several windows."""
+    n_matched: Annotated[int | None, Flag("--matched"), Ge(0)] = None
+    """Sets with as extreme weights, at other positions. Default: 19, or 0 in several windows."""
+    random_texts: Annotated[int, Ge(1)] = 16
+    """Texts on which sets and their controls are compared."""
+    batch_size: Annotated[int | None, Flag(read="analyses.sweep.options:batch_size", words="auto"), Ge(1)] = None
+    """Rows of a forward pass over the longest texts, halved when memory runs out. Default: auto, which finds it."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Seed of the order of texts and of control sets."""
+    task: Annotated[TaskOptions, Flag(hidden=True)] = field(default_factory=lambda: TaskOptions(blocks=True))
+    """How texts become numbers; its seed is that of masks."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        check_mode(self.mode, self.factor, self.embeddings)
+        if self.windows not in WINDOWS:
+            raise BadInput(f"unknown windows {self.windows!r}; windows are {', '.join(WINDOWS)}")
+        if self.exact and (self.max_texts is not None or self.anytime):
+            raise BadInput("exact measures every text: max_texts and anytime belong to the adaptive way")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machines:
+    """Where the work is done."""
+
+    engine: Literal["local", "ray"] = "local"
+    """local (this process) or ray (several machines, or several processes)."""
+    address: str | None = None
+    """Ray: address of the cluster."""
+    workers: Annotated[int | None, Ge(1)] = None
+    """Ray: number of workers."""
+    cpus_per_worker: Annotated[float | None, Ge(0)] = None
+    """Ray: CPUs (and threads) of a worker. Default: 1."""
+    gpus_per_worker: Annotated[float | None, Ge(0)] = None
+    """Ray: GPUs of a worker; 0.25 puts four on one."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        given = (self.address, self.workers, self.cpus_per_worker, self.gpus_per_worker)
+        if self.engine == "local" and any(value is not None for value in given):
+            raise BadInput("--address, --workers, --cpus-per-worker and --gpus-per-worker belong to --engine ray")
+        if self.engine == "ray" and importlib.util.find_spec("ray") is None:
+            need("ray", "ray", "--engine ray")  # said before a model is loaded; ray itself reads settings when imported
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepCall:
+    """A sweep as a command line asks for it."""
+
+    dims: str = "all"
+    """One at a time: all, find (those that the weights name), none, or 507,100."""
+    sweep: Annotated[SweepOptions, Flat()] = SweepOptions()
+    """Its settings but dimensions and task, which the model and the texts decide."""
+    lines: bool = False
+    """Causal: a text is a line, not a block of --max-length tokens."""
+    max_length: Annotated[int | None, Ge(2)] = None
+    """Tokens of a block, or of a line at most. Default: 128; labelled: 256."""
+    mask_seed: Annotated[int | None, Ge(0)] = None
+    """Seed of the masked tokens. Default: --seed."""
+    machines: Annotated[Machines, Flat()] = Machines()
+
+    def __post_init__(self) -> None:
+        check(self)
+        self.chosen(())
+
+    def chosen(self, found: tuple[int, ...]) -> tuple[int, ...] | Literal["all"]:
+        """Dimensions swept one at a time: `found` for "find".
+
+        Raises:
+            BadInput: text that is neither a word nor dimensions.
+        """
+        words: dict[str, tuple[int, ...] | Literal["all"]] = {"all": "all", FIND: found, "none": ()}
+        return (
+            words[self.dims]
+            if self.dims in words
+            else plain_dims(self.dims, remedy="name dimensions, and layers with --layers or --windows")
+        )
+
+    def options(self, reading: "TaskReading") -> SweepOptions:
+        """The settings on what is read, but for the dimensions, which wait for the model."""
+        if reading.is_labelled and (self.lines or self.mask_seed is not None):
+            raise BadInput(f"--lines and --mask-seed belong to texts without labels, not to --task {reading.task}")
+        seed = self.sweep.seed if self.mask_seed is None else self.mask_seed
+        task = reading.options(max_length=self.max_length, blocks=not self.lines, seed=seed)
+        return replace(self.sweep, task=task)

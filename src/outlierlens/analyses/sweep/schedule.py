@@ -1,0 +1,375 @@
+"""What to measure next: rounds of work, decided from nothing but what was measured so far.
+
+    for phase, works in adaptive(state): measure(works)      # the loop adds what it measures to state.measured
+
+Work is cut at the looks, and where looks are far apart into pieces of `PIECE` texts. Since every decision is a function of
+rows alone, an interrupted, resumed or distributed sweep takes the same ones.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from outlierlens.analyses.sweep.bulk import FEWEST_TEXTS, FEWEST_UNITS, OPENINGS, Bulk
+from outlierlens.analyses.sweep.estimate import (
+    Functional,
+    MeanChange,
+    Ranking,
+    Rare,
+    estimate,
+    gradient_scale,
+    precise,
+    unsettled,
+    use_gradients,
+)
+from outlierlens.analyses.sweep.gradients import Screen
+from outlierlens.analyses.sweep.levels import Widening, look_level, stop_widening, widened
+from outlierlens.analyses.sweep.options import SweepOptions
+from outlierlens.analyses.sweep.rows import Together
+from outlierlens.analyses.sweep.units import Differences, Unit, Work
+
+PIECE = 64
+SCALE_UNITS = 16  # the fewest that a common scale of gradients is taken from
+Round = tuple[str, list[Work]]
+
+
+def pieces(looks: Sequence[int]) -> list[tuple[int, int]]:
+    """(start, stop) of every piece of the ordered texts: cut at `looks` and at most `PIECE` long."""
+    cuts = [0]
+    for look in looks:
+        cuts += [*range(cuts[-1] + PIECE, look, PIECE), look]
+    return list(pairwise(cuts))
+
+
+@dataclass
+class State:
+    """A sweep so far.
+
+    Attributes:
+        gradients: first-order estimates [text, unit] on the first texts, or None.
+        scales: by window, what its units' gradients are multiplied by; taken at the first look.
+        uses_gradients: of each unit, whether they serve as its control variate; decided at its first look.
+        estimates: of each unit at its last look; None before the first.
+        ranked: units that were measured further for the order of the strongest: their intervals are `strict`.
+        separated: whether the top is told apart.
+        again: of each of the strongest that are measured again, how many texts chose it: its estimate rests on later ones.
+        smallest: the smallest step of a difference, as in `Task`.
+        rare: what rare texts add, as far as all units together have shown at the last look.
+        skewed: likewise, how skewed differences are, as in `Widening.share`.
+        screen: which texts are run for each unit; None runs all.
+        functional: what turns a unit's differences on all texts into its effect, where that is no mean; else None.
+        bulk: the ordinary units, which are known together; None where every unit has its own interval.
+    """
+
+    units: Sequence[Unit]
+    options: SweepOptions
+    looks: tuple[int, ...]
+    measured: Differences
+    gradients: np.ndarray | None = None
+    scales: dict[str, float] = field(default_factory=dict)
+    uses_gradients: dict[int, bool] = field(default_factory=dict)
+    estimates: list[MeanChange | None] = field(default_factory=list)
+    ranked: set[int] = field(default_factory=set)
+    separated: bool = False
+    again: dict[int, int] = field(default_factory=dict)
+    smallest: float = 0.0
+    functional: Functional | None = None
+    rare: Rare | None = None
+    skewed: float = 1.0
+    screen: Screen | None = None
+    bulk: Bulk | None = None
+
+    def __post_init__(self) -> None:
+        self.estimates = [None] * len(self.units)
+
+    @property
+    def widening(self) -> Widening:
+        """What widens the interval at each look (`widened`), for the rule that stops at its width."""
+        return stop_widening(self.looks, self.options.level, self.options.relative)
+
+    @property
+    def strict(self) -> float:
+        """Level of an interval for any reason to look or stop: what the order of the strongest is decided by."""
+        return look_level(self.looks, self.options.level)
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """(start, stop) of every piece of the ordered texts."""
+        return pieces((*OPENINGS, *self.looks) if self.bulk else self.looks)
+
+    def take(self, works: Sequence[Work], rows: Mapping[str, Any]) -> None:
+        """Add what was measured of a round, from its rows by key."""
+        for work in works:
+            difference = np.array(rows[work.key]["differences"])
+            self.measured.add(work.unit.key, work.start, difference, len(difference) - work.n_texts)
+            if self.screen is not None and work.only is not None:
+                self.screen.count(work.unit, work.span, difference)
+
+    def control(self, number: int) -> np.ndarray | None:
+        """First-order estimates of a unit [text] where they serve as its control variate."""
+        return self._slopes(number) if self.uses_gradients.get(number) else None
+
+    def look(self, numbers: Sequence[int]) -> None:
+        """Estimate these units from what is measured of them."""
+        if self.gradients is not None and not self.scales:
+            self._weigh_gradients(self.gradients)
+        if self.functional is None and not self.smallest and len(self.looks) > 1 and len(self.units) >= SCALE_UNITS:
+            series = [self.measured.values(unit.key) for unit in self.units]
+            self.rare = Rare.among([values for values in series if len(values) >= self.looks[0]])
+            own = [n for n, values in enumerate(series) if len(values) >= self.looks[0] and not self.is_bulk(n)]
+            if len(own) >= SCALE_UNITS and not self.options.anytime:
+                shares = np.array([self.widening.share(self._residuals(n)) for n in own])
+                self.skewed = float(shares.mean() + 2 * shares.std(ddof=1) / np.sqrt(len(own)))
+        for number in numbers:
+            self.estimates[number] = self.estimate(number, strict=number in self.ranked)
+
+    def estimate(self, number: int, *, strict: bool) -> MeanChange:
+        """A unit's effect, from all that is measured of it, with an interval that holds for any reason to stop or for one."""
+        values, weights = self.measured.values(self.units[number].key), self.measured.weights
+        skipped = self.again.get(number, 0)
+        level = self.strict
+        if not (strict or self.options.anytime):
+            share = max(self.skewed, self.widening.share(values[skipped:] if skipped else self._residuals(number)))
+            together = len(self.again) if skipped else 1  # whoever reads chooses among the strongest once more
+            level = widened(len(values) - skipped, 1 - (1 - self.options.level) / together, self.widening.of(share))
+        if self.functional is not None:
+            return self.functional.estimate(values, level)
+        values, weights = values[skipped:], weights[skipped:]
+        control = None if skipped else self.control(number)
+        found = estimate(values, weights, level, control, weights, smallest=self.smallest)
+        return self.rare.allowed_for(found, values) if self.rare else found
+
+    def _weigh_gradients(self, gradients: np.ndarray) -> None:
+        """Decide how gradients serve, from all units at their first look."""
+        windows: dict[str, list[int]] = {}
+        for number, unit in enumerate(self.units):
+            if self.measured.n(unit.key) >= self.looks[0]:
+                windows.setdefault(unit.window, []).append(number)
+        for window, numbers in windows.items():
+            first = np.stack([self.measured.values(self.units[number].key)[: self.looks[0]] for number in numbers])
+            # A scale fitted to few units is fitted to their noise, and the estimate would no longer be unbiased.
+            many = len(numbers) >= SCALE_UNITS
+            self.scales[window] = gradient_scale(first, self.measured.weights, gradients[:, numbers].T) if many else 1.0
+            for number, values in zip(numbers, first, strict=True):
+                self.uses_gradients[number] = use_gradients(values, self.measured.weights, self._slopes(number))
+
+    def _residuals(self, number: int) -> np.ndarray:
+        """What a unit's first-order estimates leave of its differences [text], where it uses them."""
+        values, control = self.measured.values(self.units[number].key), self.control(number)
+        return values if control is None or len(control) <= len(values) else values - control[: len(values)]
+
+    def _slopes(self, number: int) -> np.ndarray:
+        """Scaled first-order estimates of a unit [text]."""
+        assert self.gradients is not None
+        return self.gradients[:, number].astype(float) * self.scales[self.units[number].window]
+
+    def change(self, number: int) -> float:
+        """A unit's change at its last look; 0 before the first."""
+        found = self.estimates[number]
+        return found.change if found is not None else 0.0
+
+    def strongest(self) -> list[int]:
+        """The `top` units of largest change, the largest first."""
+        return sorted(range(len(self.units)), key=lambda number: -self.change(number))[: self.options.top]
+
+    def find_bulk(self, found: Sequence[int]) -> None:
+        """Settle which units may be known together: single dimensions of all, none of which was named beforehand (`found`)."""
+        options = self.options
+        one_by_one = not options.bulk or options.anytime or options.dims != "all" or self.smallest > 0
+        if one_by_one or len(self.looks) == 1 or self.looks[-1] < FEWEST_TEXTS:
+            return
+        single = (n for n, unit in enumerate(self.units) if len(unit.dims) == 1 and not unit.by_layer)
+        plain = [n for n in single if self.units[n].dims[0] not in found]
+        if len(plain) >= FEWEST_UNITS:
+            self.bulk = Bulk.of(plain, options.level, options.tolerance, options.seed)
+
+    @property
+    def together(self) -> Together | None:
+        """What is known of the bulk; None where there is none."""
+        bulk = self.bulk
+        if bulk is None or not bulk.members:
+            return None
+        return Together(
+            len(bulk.members), bulk.texts, bulk.tolerance, len(bulk.audited), OPENINGS[bulk.texts], len(bulk.off),
+            bulk.furthest, bulk.bound,
+        )  # fmt: skip
+
+    def is_bulk(self, number: int) -> bool:
+        """Whether a unit is known together with others."""
+        return self.bulk is not None and number in self.bulk.members
+
+    def leave_bulk(self, numbers: Iterable[int]) -> None:
+        """Let these units be measured until each has an interval of its own."""
+        for number in filter(self.is_bulk, numbers):
+            assert self.bulk is not None
+            del self.bulk.members[number]
+            self.estimates[number] = None
+
+    def work(self, unit: Unit, span: tuple[int, int]) -> Work:
+        """The work of a unit on a span: on all its texts, or on those that the screen asks for."""
+        return Work(unit, *span, None if self.screen is None else self.screen.only(unit, span))
+
+    def precise(self, number: int) -> bool:
+        """Whether a unit's interval is narrow enough, or was before it was measured further."""
+        found = self.estimates[number]
+        return (
+            number in self.ranked
+            or self.is_bulk(number)
+            or (found is not None and precise(found, self.options.tolerance, self.options.relative))
+        )
+
+
+def exact(state: State) -> Iterator[Round]:
+    """Every unit on every text (that the screen asks for), piece by piece; what comes out strongest is measured whole."""
+    for span in pieces(state.looks):
+        yield "effects", [state.work(unit, span) for unit in state.units]
+        if state.functional is None or span[1] == state.looks[-1]:  # a metric is one of all texts together
+            state.look(range(len(state.units)))
+    if state.screen is not None:
+        yield from _whole(state, state.screen)
+    state.separated = True
+
+
+def _whole(state: State, screen: Screen) -> Iterator[Round]:
+    """The strongest units anew, on every text: gradients say least of strong effects."""
+    while True:
+        ranked = sorted(range(len(state.units)), key=lambda number: -state.change(number))[: state.options.top]
+        fresh = [number for number in ranked if state.units[number].key not in screen.whole]
+        if not fresh:
+            return
+        for number in fresh:
+            screen.whole.add(state.units[number].key)
+            state.measured.drop(state.units[number].key)
+        for span in pieces(state.looks):
+            yield "telling the top apart", [state.work(state.units[number], span) for number in fresh]
+        state.look(fresh)
+
+
+def adaptive(state: State) -> Iterator[Round]:
+    """The bulk together, every other unit until its interval is narrow enough; then the strongest until they are in order."""
+    order = list(range(len(state.units)))
+    if state.gradients is not None:  # what gradients expect to be strong comes first: the leader board settles early
+        order.sort(key=np.argsort(np.argsort(-state.gradients.mean(0))).tolist().__getitem__)
+    if state.bulk is not None:
+        yield from _together(state, state.bulk)
+    yield from _each(state, [number for number in order if not state.is_bulk(number)])
+    while needed := _needed(state):
+        looks = {number: _next(state, number) for number in needed}
+        works = [work for number, look in looks.items() for work in _until(state, [number], look)]
+        yield "telling the top apart", works
+        state.ranked |= {number for number in needed if state.precise(number)}
+        state.look(sorted(needed))
+    # What left the bulk for the order of the strongest has an interval of its own.
+    yield from _each(state, [number for number in order if not state.precise(number)])
+    yield from _again(state)
+
+
+def _each(state: State, numbers: Sequence[int]) -> Iterator[Round]:
+    """These units, each until its interval is narrow enough."""
+    while looks := {n: _next(state, n) for n in numbers if state.measured.n(state.units[n].key) < state.looks[-1]}:
+        look = min(looks.values())
+        now = [number for number, its in looks.items() if its == look]
+        yield "effects", _until(state, now, look)
+        state.look(now)
+        numbers = [number for number, its in looks.items() if its != look or not state.precise(number)]
+
+
+def _together(state: State, bulk: Bulk) -> Iterator[Round]:
+    """Ordinary units on ever more of the first texts, until their common interval is narrow enough; else there is no bulk."""
+    weights, keys = state.measured.weights, [state.units[number].key for number in bulk.candidates]
+    slopes = None if state.gradients is None else state.gradients[:, bulk.candidates].T.astype(float)
+    place = {number: at for at, number in enumerate(bulk.candidates)}
+    for texts, audit in OPENINGS.items():
+        yield "ordinary ones", _until(state, bulk.candidates, texts)
+        few = np.stack([state.measured.values(key)[:texts] for key in keys])
+        bulk.divide(few, slopes)
+        members = [place[number] for number in bulk.members]
+        its_slopes = None if slopes is None else slopes[members]
+        may_be_off = 0
+        while may_be_off < len(bulk.sizes):
+            bulk.audit(may_be_off)
+            yield "ordinary ones at random", _until(state, bulk.audited, audit)
+            further = [state.measured.values(state.units[number].key)[texts:audit] for number in bulk.audited]
+            found = bulk.fit(few[members], np.array(further), weights, its_slopes)
+            if found is not None:
+                bulk.members = dict.fromkeys(found)
+                state.estimates = [found.get(number, one) for number, one in enumerate(state.estimates)]
+                return
+            if len(bulk.off) <= may_be_off:  # no more can be drawn
+                break
+            may_be_off = len(bulk.off)
+    bulk.members, bulk.audited, bulk.texts = {}, [], 0
+
+
+def _again(state: State) -> Iterator[Round]:
+    """The strongest once more, on texts that had no part in choosing them, until their intervals are narrow enough.
+
+    The largest of many estimates is too large by chance, and its interval misses on that side (with 64 equal effects 80 %
+    held at nominal 95). Where the texts do not suffice, all of them are measured: that is no estimate any more.
+    """
+    last = state.looks[-1]
+    ranked = state.strongest()
+    n_texts = {number: state.measured.n(state.units[number].key) for number in ranked}
+    state.ranked -= {*ranked}
+    state.leave_bulk(ranked)
+    state.again |= {number: n if n < last else 0 for number, n in n_texts.items()}
+    open_ = [number for number, n in n_texts.items() if n < last and np.isfinite(state.change(number))]
+    while open_:
+        looks = {number: _next(state, number) for number in open_}
+        works = [work for number, look in looks.items() for work in _until(state, [number], look)]
+        yield "measuring the strongest again", works
+        state.again |= {number: 0 for number, look in looks.items() if look == last}
+        state.look(open_)
+        open_ = [number for number in open_ if state.again[number] and not state.precise(number)]
+
+
+def until(state: State, units: Sequence[Unit], n_texts: int) -> Iterator[Round]:
+    """Every one of `units` on the first `n_texts` texts, a number at which pieces end."""
+    for start, stop in state.spans:
+        if stop <= n_texts:
+            yield "controls", [state.work(unit, (start, stop)) for unit in units if state.measured.n(unit.key) <= start]
+
+
+def _needed(state: State) -> set[int]:
+    """Units that can still be measured and must be, for the order of the top; sets `state.separated`."""
+    if not state.options.top:
+        state.separated = True
+        return set()
+    if members := set(filter(state.is_bulk, state.strongest())):
+        state.leave_bulk(members)
+        return members
+    # Of the bulk its common interval, which has one reason to stop.
+    found = [
+        one if one and state.is_bulk(number) else state.estimate(number, strict=True)
+        for number, one in enumerate(state.estimates)
+    ]
+    wanted = unsettled(
+        found,
+        lambda number: state.measured.values(state.units[number].key),
+        state.measured.weights,
+        Ranking(state.options.top, state.strict, state.options.tolerance, state.smallest),
+        state.control,
+    )
+    state.separated = not wanted
+    state.leave_bulk(wanted)
+    return {number for number in wanted if found[number].n_texts < state.looks[-1]}
+
+
+def _next(state: State, number: int) -> int:
+    """The next look of a unit."""
+    return next(look for look in state.looks if look > state.measured.n(state.units[number].key))
+
+
+def _until(state: State, numbers: Sequence[int], look: int) -> list[Work]:
+    """What is missing of these units up to a look, the first texts first."""
+    done = {number: state.measured.n(state.units[number].key) for number in numbers}
+    return [
+        Work(state.units[number], *span)
+        for span in state.spans
+        if span[1] <= look
+        for number in numbers
+        if done[number] <= span[0]
+    ]

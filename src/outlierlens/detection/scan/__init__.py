@@ -1,1 +1,0 @@
-"""Outlier dimensions from weights alone; `outlierlens.detection.scan.measure` finds them."""

@@ -1,1 +1,0 @@
-"""What became of outliers between two models: `outlierlens.experiments.compare.measure` says it of two scans."""

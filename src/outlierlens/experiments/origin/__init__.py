@@ -1,1 +1,0 @@
-"""Where outlier dimensions come from, read off the weights; `outlierlens.experiments.origin.measure` measures it."""

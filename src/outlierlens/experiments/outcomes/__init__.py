@@ -1,1 +1,0 @@
-"""Pre-training runs side by side, seeds of one recipe together."""

@@ -1,1 +1,0 @@
-"""Whether a model's outlier dimensions survive fine-tuning; `outlierlens.experiments.survival.measure` finds it out."""

@@ -1,1 +1,0 @@
-"""When dimensions became outliers over a training run: what is asked, and what is said of it."""

@@ -1,0 +1,167 @@
+"""What the live page is asked: the state that a link holds, where the page is, and the options of the command.
+
+state = State(text="A film worth seeing.", dims=(8, 24), left=0.5)
+State.from_query(state.query()) == state       # a permalink restores it
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any
+from urllib.parse import parse_qsl, urlencode
+
+from annotated_types import Ge, Le
+
+from outlierlens.errors import BadInput
+from outlierlens.options import FIND, Find, Flag, Flat, check, options_of, parse_layers
+
+VIEWS = ("passage", "loss", "guesses", "dimensions", "attention", "anisotropy")
+PORT = 7860  # the first that is tried
+_LONGEST = 10  # digits of a number in a link
+
+
+@dataclass(frozen=True)
+class State:
+    """What is looked at: all that a permalink holds."""
+
+    text: str = ""
+    """As typed; a page reads its first tokens."""
+    dims: tuple[int, ...] = ()
+    """The chosen set; none leaves the model intact."""
+    left: Annotated[float, Ge(0), Le(1)] = 0.0
+    """What is left of the set, in [0, 1]: 0 is off by --mode, else the output of each block there times this."""
+    mode: str = "weights"
+    """How the set goes off: weights, norms, zero, mean, resample or writes."""
+    first: Annotated[int, Ge(0)] = 0
+    """The first layer it is off in."""
+    last: Annotated[int | None, Ge(0)] = None
+    """The last layer it is off in, itself included; None is the model's last."""
+    stack: str = ""
+    """Which stream, where there are several: encoder, decoder."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Seed of the random set."""
+    blank: Annotated[int, Ge(0)] = 0
+    """Blank whose guesses are shown, from 0."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers it is off in; `last` is filled in."""
+        return tuple(range(self.first, (self.last or 0) + 1))
+
+    def query(self) -> str:
+        """The part of an address behind its "?", with what differs from the defaults; "" where nothing does."""
+        pairs = {}
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if value != one.default:
+                pairs[one.name] = ",".join(map(str, value)) if one.name == "dims" else str(value)
+        return urlencode(pairs, errors="replace")
+
+    @classmethod
+    def from_query(cls, query: str | Mapping[str, str]) -> "State":
+        """The state in a query string (or in its pairs); names that are no part of a state are passed over.
+
+        Raises:
+            BadInput: a value that cannot be read.
+        """
+        pairs = dict(parse_qsl(query, keep_blank_values=True)) if isinstance(query, str) else dict(query)
+        read: dict[Any, Callable[[str, str], Any]] = {
+            str: lambda _, text: text,
+            float: _number,
+            tuple[int, ...]: lambda _, text: parse_dims(text),
+        }
+        options = (one for one in options_of(cls) if one.name in pairs)
+        return cls(**{one.name: read.get(one.kind, whole)(one.name, pairs[one.name]) for one in options})
+
+
+def parse_dims(text: str) -> tuple[int, ...]:
+    """ "308, 381" -> (308, 381), in the order given and each once; "" -> ().
+
+    Raises:
+        BadInput: anything but numbers and commas.
+    """
+    parts = [part.strip() for part in text.replace(";", ",").split(",")]
+    parts = [part for part in parts if part]
+    if not all(part.isascii() and part.isdecimal() and len(part) < _LONGEST for part in parts):
+        raise BadInput(f"cannot read dimensions {text[:60]!r}; write whole numbers such as 308, 381")
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
+def whole(name: str, text: str) -> int:
+    """A whole number from 0 on; raises BadInput for anything else."""
+    if not (text.isascii() and text.isdecimal() and len(text) < _LONGEST):
+        raise BadInput(f"{name} is {text[:60]!r}; it must be a whole number from 0 on")
+    return int(text)
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise BadInput(f"{name} is {text[:60]!r}; it must be a number")
+    return value
+
+
+# --- options of the command ------------------------------------------------------------------------------------------
+
+
+def views(text: str) -> tuple[str, ...]:
+    """The views that `--show` names; raises BadInput for others."""
+    found = VIEWS if text == "all" else tuple(part.strip() for part in text.split(","))
+    if unknown := [view for view in found if view not in VIEWS]:
+        raise BadInput(f"unknown view {unknown[0]!r}; views are {', '.join(VIEWS)}")
+    return found
+
+
+def shown_dims(text: str) -> tuple[int, ...] | Find:
+    """Dimensions as the page reads them; "find" as it is."""
+    return FIND if text == FIND else parse_dims(text)
+
+
+def span(layers: str) -> tuple[int, int]:
+    """(first, last) of "0-3"; raises BadInput for layers that are no range."""
+    found = parse_layers(layers)
+    if not found or list(found) != list(range(found[0], found[-1] + 1)):
+        raise BadInput(f"--layers {layers!r} is no range; explore switches off in a range such as 0-3")
+    return found[0], found[-1]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the page is."""
+
+    port: Annotated[int | None, Ge(1), Le(65535)] = None
+    """Port on 127.0.0.1. Default: the first free from 7860."""
+    share: bool = False
+    """Let anyone with the link in, through a tunnel of gradio's servers. Off."""
+    browser: bool = False
+    """Open the page in a browser tab."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExploreOptions:
+    """What is looked at, and how it is shown."""
+
+    place: Annotated[Place, Flat()] = Place()
+    """Where the page is."""
+    views: Annotated[tuple[str, ...] | None, Flag("--show", read="explore.state:views")] = None
+    """Print views and start no page: passage, loss, guesses, dimensions, attention, anisotropy, all."""
+    text: str | None = None
+    """Text to look at. Default: a shipped one."""
+    dims: Annotated[tuple[int, ...] | Find, Flag(read="explore.state:shown_dims", words=FIND)] = FIND
+    """308,381, or '' for none; find: what scan finds, or the strongest."""
+    layers: Annotated[tuple[int, int] | None, Flag(read="explore.state:span")] = None
+    """Layers to switch off in: 0-3. Default: all."""
+    state: Annotated[State, Flat("left", "mode", "stack", "seed", "blank")] = State()
+    """The rest of what a permalink holds."""
+
+    def looked_at(self, start: State) -> State:
+        """The state asked for; `start` has the text and the dimensions of who names none."""
+        first, last = self.layers or (0, None)
+        text, dims = start.text if self.text is None else self.text, start.dims if self.dims == FIND else self.dims
+        return replace(self.state, text=text, dims=dims, first=first, last=last)

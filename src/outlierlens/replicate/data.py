@@ -1,0 +1,93 @@
+"""Data sets of the papers in one folder with a folder per data set, or the hub's own copies.
+
+data = PaperData("data/")               # data/sst2 or data/glue/sst2, data/sts/stsb or data/stsb, data/wic, …
+data.sentences(limit=20_000)            # SST-2's training sentences
+data.examples(find_task("rte"), "validation")
+data.folder("imdb")                     # None: not there
+"""
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+
+from outlierlens.analyses.embed_pairs import TASKS
+from outlierlens.data.labelled import Examples, LabelledTask, find_task, read_examples
+from outlierlens.data.labelled.examples import split_table
+from outlierlens.data.texts import Texts
+from outlierlens.errors import BadInput
+
+INSIDE = ("", "glue", "sts", "superglue", "super_glue")  # folders that hold folders of data sets
+PAIRS = "sts"  # any data set of semantic textual similarity
+
+
+def shortened(task: str) -> str:
+    """ "glue:rte" as "rte"."""
+    return task.rpartition(":")[2]
+
+
+@dataclass(frozen=True)
+class PaperData:
+    """Data sets by name in the folder `root`, or from the hub where it is None."""
+
+    root: str | None = None
+    offline: bool = False
+
+    def __post_init__(self) -> None:
+        if self.root is not None and not Path(self.root).is_dir():
+            raise BadInput(
+                f"{self.root}: no such folder; --data takes a folder with one folder per data set, such as {self.root}/sst2"
+            )
+
+    def folder(self, *names: str) -> str | None:
+        """The folder of a data set, by the first of its names; of "sts" the one that holds its data sets' folders.
+
+        None where there is none, or where the hub's copy is meant.
+        """
+        pairs = PAIRS in names
+        # Pairs not below glue/, whose test split of STS-B has no scores.
+        for name in TASKS if pairs else (*names, *map(str.upper, names)):
+            for inside in () if self.root is None else (PAIRS, "") if pairs else INSIDE:
+                place = Path(str(self.root)) / inside / name
+                if place.is_dir():
+                    return str(place.parent if pairs else place)
+        return None
+
+    def has(self, name: str) -> bool:
+        """Whether the data set is at hand, or to be had; "sts" is any of semantic textual similarity."""
+        return self.root is None or self.folder(name) is not None
+
+    def _needed(self, what: str, *names: str) -> str | None:
+        """`folder` of `what`, which is needed."""
+        found = self.folder(*names)
+        if found is None and self.root is not None:
+            there = ", ".join(sorted(path.name for path in Path(self.root).iterdir() if path.is_dir()))
+            raise BadInput(f"{self.root}: no folder {names[0]} with {what}; it has {there or 'none'}")
+        return found
+
+    def examples(self, task: LabelledTask, split: str, limit: int | None = None) -> Examples:
+        """The labelled examples of a task's split, in file order.
+
+        Raises:
+            BadInput: no folder of that task, and what `read_examples` raises.
+        """
+        names = [shortened(name) for name in (task.name, task.trained_on) if name]
+        place = self._needed(f"the examples of {task.name}", *names)
+        return read_examples(task, place, split=split, limit=limit, offline=self.offline)
+
+    def sentences(self, split: str = "train", limit: int | None = None) -> Texts:
+        """The sentences of a split of SST-2, in file order; raises BadInput where there are none."""
+        place = self._needed("the sentences that most parts read", "sst2")
+        table = split_table(find_task("glue:sst2"), place, split, self.offline)
+        texts = (text.strip() for (text,) in table.rows(("sentence",)) if isinstance(text, str) and text.strip())
+        return Texts(table.source, tuple(itertools.islice(texts, limit)), "sentence")
+
+    def lacking_pairs(self) -> tuple[str, ...]:
+        """Names of the data sets of semantic textual similarity that are not there; none where the hub's are read."""
+        folder = self.folder(PAIRS)
+        return tuple(one.name for one in TASKS.values() if folder and not Path(folder, one.name).is_dir())
+
+    def contents(self, names: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
+        """(path, bytes) of every file of these data sets, to tell when one has changed; () for the hub's copies."""
+        folders = [folder for name in names if (folder := self.folder(name))]
+        files = [path for folder in folders for path in sorted(Path(folder).rglob("*")) if path.is_file()]
+        return tuple((str(path), path.stat().st_size) for path in files)

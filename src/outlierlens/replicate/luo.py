@@ -1,0 +1,374 @@
+"""Luo et al. (2021) whole, for any model that reads text: every part measured once, kept, and put together.
+
+    found = replicate_luo(load_model("distilbert-cased"), PaperData("data/"), folder=Path("runs/luo"))
+    found.effects                       # what each fix does to every data set, chosen the paper's way and held out
+    found.part("sts").choice("stsb", "clip", "best")
+
+The run directory holds
+
+    parts/NAME.json     each part's finding as soon as it is measured, and NAME.key, the settings that it was measured with
+    parts/observation.json      average vectors and shares of extremes, of the sentences that clipped dimensions come from
+    clipping.json       the dimensions that all parts clip, and where they come from
+
+A stopped run goes on with the first part that is missing. `PARTS` says as data what each part needs.
+"""
+
+import functools
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+
+from outlierlens.analyses.embed import BEST, CLIPPED, HELD_OUT, EmbedOptions, FixScore, Similarity, embed
+from outlierlens.analyses.embed_pairs import DEV, TextPairs, fit_text, has_split, read_sts, read_wic, sts_tasks
+from outlierlens.analyses.geometry import GeometryOptions, geometry
+from outlierlens.analyses.observe import Observation, observe
+from outlierlens.analyses.origin import OriginOptions, origin_live
+from outlierlens.analyses.origin_weights import MAX_NAMED
+from outlierlens.analyses.probe import ProbeOptions, probe_positions, split_texts
+from outlierlens.analyses.probe_classifiers import protocol_of, read_frozen
+from outlierlens.analyses.probe_frozen import FrozenOptions, FrozenScores, frozen
+from outlierlens.data.labelled import find_task
+from outlierlens.data.labelled.labels import plain_text
+from outlierlens.data.texts import Texts
+from outlierlens.detection.activations import ObserveOptions
+from outlierlens.detection.observed import StackObservation
+from outlierlens.detection.weights import scan_stream
+from outlierlens.models.load import LoadedModel
+from outlierlens.models.passes import Progress
+from outlierlens.options import Flag
+from outlierlens.replicate.data import PAIRS, PaperData
+from outlierlens.replicate.papers import Published, published_extremes, published_for
+from outlierlens.replicate.runner import PaperFinding, PaperOptions, PaperRun, Part
+from outlierlens.results.row_store import alone_in
+from outlierlens.results.rows import Row
+from outlierlens.results.safe_files import write_text
+from outlierlens.statistics.means import HELPS, HURTS, NOTHING, OPEN
+from outlierlens.vectors.clip import Clipping, resolve_clipping
+from outlierlens.vectors.spans import Drawing
+from outlierlens.view.section import FineShare, Rows, dims_in_layers, listed
+
+CLIP_TEXTS = 1000  # the last sentences of SST-2: clipped dimensions come from them, and no part measures them
+GEOMETRY_TEXTS = 20_000  # sentences that words are looked for in
+CONTEXTS = 10  # of a word; in full 20
+LONG_TEXTS = 400  # of IMDB, to train on and to test; in full all
+CLIP = "clip"
+OTHERS = "without_special"
+UNTOUCHED = "nothing to clip there"
+SAID = {
+    HELPS: "helps on",
+    HURTS: "hurts on",
+    NOTHING: "makes no difference that can be told on",
+    OPEN: "cannot be judged on",
+    UNTOUCHED: "has nothing to act on at the layer chosen for",
+}
+NAMES = ("origin", "probe", "geometry", "words", "sts", "frozen-sst2", "frozen-sst5", "frozen-imdb")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LuoOptions(PaperOptions):
+    """What is replicated, and how."""
+
+    names: ClassVar = NAMES
+
+    parts: Annotated[tuple[str, ...], Flag(read="options:parse_names", words=",".join(NAMES))] = NAMES
+    """Which parts, by commas."""
+    clip: str = "auto"
+    """auto (Luo's rule; where it names nothing the most extreme), none, 557, 0-9:896;10-16:678, a name."""
+
+
+# --- what is found -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixEffect(FixScore):
+    """What one fix does to one data set; `says` is "nothing to clip there" where the chosen layer has no clipped dimension."""
+
+    metric: str
+    score: float
+    """repaired"""
+    published_raw: float | None = None
+    """published raw: of this checkpoint, chosen the paper's way"""
+    published: float | None = None
+    """published clipped"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extreme(Row):
+    """How often a dimension is the smallest or largest entry of a token vector (Luo et al. 2021, section 2)."""
+
+    dim: int
+    end: str
+    """is the: "smallest entry" or "largest entry\""""
+    share: Annotated[float, FineShare]
+    """of token vectors: of all blocks, special tokens included"""
+    published: Annotated[float | None, FineShare] = None
+    """published: the paper's share for this checkpoint, on sentences of SST-2 and QQP"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LuoReplication(PaperFinding):
+    """Luo et al. 2021 for one model.
+
+    Attributes:
+        clipped: dimensions that are clipped, by layer; clipping: where they come from.
+    """
+
+    title = "Positional artefacts (Luo et al. 2021)"
+    paper = "luo"
+
+    effects: tuple[FixEffect, ...] = ()
+    """Repaired against raw vectors: Of other repairs than clip at layers chosen on other data. All are fitted on other text."""
+    extremes: tuple[Extreme, ...] = ()
+    """Most often the smallest and the largest entry"""
+    published: tuple[Published, ...] = ()
+    """(Published numbers)"""
+    clipped: dict[str, tuple[int, ...]]
+    clipping: str
+
+    def of_fix(self, fix: str = CLIP) -> tuple[FixEffect, ...]:
+        """What one fix does."""
+        return tuple(one for one in self.effects if one.fix == fix)
+
+    def laid_out(self, name: str, rows: tuple[Row, ...], head: str, note: str, *, verbose: bool) -> Rows:
+        """Of other fixes than clip at layers chosen on other data alone, unless `verbose`."""
+        if name == "effects" and not verbose:
+            rows = tuple(one for one in self.effects if one.fix == CLIP or one.chosen == HELD_OUT) or rows
+        return super().laid_out(name, rows, head, note, verbose=verbose)
+
+    def sentences(self) -> Iterator[str]:
+        """What clipping does, data set by data set, and what is clipped."""
+        clipped = dims_in_layers(self.clipped)
+        what = f"{clipped} (dimensions in layers)" if clipped else "no dimension"
+        effects = [one for one in self.of_fix() if one.chosen == HELD_OUT] or list(self.of_fix())
+        if not effects:
+            yield f"Clipped were {what}; no data set was measured."
+        else:
+            chosen = "a layer chosen on other data" if effects[0].chosen == HELD_OUT else "the best layer"
+            yield f"Clipping {what} {_said(effects)} (95 % intervals, {chosen})."
+        if there := [one for one in self.of_fix() if one.chosen == CLIPPED]:
+            layers = listed(list(dict.fromkeys(one.layer for one in there)))
+            yield f"At the best layer that is clipped ({layers}), it {_said(there)}."
+        if any(one.fix != CLIP for one in self.effects):
+            yield "No interval is widened for the number of data sets and fixes: about one in twenty differs by chance."
+        if not self.published:
+            yield "None of the paper's numbers are for this checkpoint, so none stand beside these."
+        yield f"{self.provenance.model}: clipped {self.clipping}."
+
+
+def _said(effects: Sequence[FixEffect]) -> str:
+    """ "helps on stsb and sickr and hurts on wic"."""
+    named = {says: [one.data for one in effects if one.says == says] for says in SAID}
+    return listed([f"{words} {listed(named[says])}" for says, words in SAID.items() if named[says]])
+
+
+def effects_of(
+    parts: Mapping[str, Any], clipped: Mapping[str, tuple[int, ...]], published: Sequence[Published] = ()
+) -> Iterator[FixEffect]:
+    """What every fix does to every data set of the parts: WiC, then STS, then classification."""
+    for one in _fixed(parts):
+        known = [row for row in published if (row.data, CLIP, BEST) == (one.data, one.fix, one.chosen)]
+        raw, after = (known[0].before, known[0].after) if known else (None, None)
+        # Where the chosen layer has nothing to clip, raw and clipped vectors are the same ones.
+        untouched = one.fix == CLIP and not clipped.get(one.layer)
+        yield replace(one, says=UNTOUCHED if untouched else one.says, published_raw=raw, published=after)
+
+
+def _fixed(parts: Mapping[str, Any]) -> Iterator[FixEffect]:
+    for name, found in parts.items():
+        if isinstance(found, Similarity):
+            for one in found.choices:
+                if one.fix != "raw" and one.thresholds != "any" and one.chosen in (BEST, HELD_OUT, CLIPPED):
+                    data = "wic" if name == "words" else one.data
+                    yield FixEffect(**vars(one) | {"data": data}, metric=found.about.task)
+        elif isinstance(found, FrozenScores):
+            for fix, (chosen, by) in itertools.product(found.fixes[1:], ((BEST, "test"), (HELD_OUT, "dev"))):
+                mine, raw = found.choice(fix, by), found.choice("raw", by)
+                yield FixEffect(
+                    data=name.removeprefix("frozen-"), metric=found.about.metric, fix=fix, chosen=chosen, layer=mine.layer,
+                    score=mine.value.value, change=mine.change, raw_layer=raw.layer, raw=raw.value.value, says=mine.verdict,
+                )  # fmt: skip
+
+
+def extremes(stack: StackObservation, published: Mapping[tuple[str, int], float]) -> Iterator[Extreme]:
+    """The commonest smallest and the commonest largest entry, and every dimension whose share is `published`."""
+    for end, shares in stack.pooled_shares().items():
+        if np.isnan(shares).all():
+            continue
+        column = {dim: place for place, dim in enumerate(stack.dims)}
+        most = (stack.dims[int(np.argmax(shares))],) if np.nanmax(shares) > 0 else ()
+        for dim in dict.fromkeys((*most, *(dim for at, dim in published if at == end))):
+            if dim in column:
+                share = round(float(shares[column[dim]]), 6)
+                yield Extreme(dim=dim, end=end, share=share, published=published.get((end, dim)))
+
+
+# --- how it is measured ------------------------------------------------------------------------------------------
+
+
+def replicate_luo(
+    loaded: LoadedModel,
+    data: PaperData,
+    options: LuoOptions | None = None,
+    *,
+    folder: Path,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> LuoReplication:
+    """Measure every part that is missing in the run directory `folder`, and return the whole.
+
+    Raises:
+        BadInput: a part was measured with other settings, data is missing, or what a part raises.
+    """
+    with alone_in(Path(folder), "replication"):
+        run = LuoRun(loaded, data, options or LuoOptions(), Path(folder), overwrite=overwrite, progress=progress)
+        found, clipping = run.measured(PARTS), run.clipping
+        published = published_for("luo", run.checkpoint)
+        return LuoReplication(
+            effects=tuple(effects_of(found, clipping.dims, published)),
+            extremes=tuple(extremes(run.observed(), published_extremes(run.checkpoint))),
+            published=published,
+            clipped=clipping.dims,
+            clipping=clipping.source,
+            **run.together(PARTS, found, clipping.every),
+        )
+
+
+class LuoRun(PaperRun):
+    """One run: the sentences, what is observed on them, and what is clipped, the same for all parts."""
+
+    def __init__(self, loaded: LoadedModel, data: PaperData, options: LuoOptions, folder: Path, **more: Any):
+        super().__init__(loaded, options, folder, **more)
+        self.data = data
+        self.clip_path = folder / "clipping.json"
+
+    def lacks(self, part: Part) -> str:
+        """Which data sets are not there; of pairs, a note says which of them."""
+        missing = [one for one in part.needs if not self.data.has(one)]
+        if PAIRS in part.needs and not missing and (lacking := self.data.lacking_pairs()):
+            self.notes.append(f"{part.title}: without {', '.join(lacking)}, for {self.data.root} has no folder of it")
+        return f"{self.data.root} has no folder {', '.join(missing)}" if missing else ""
+
+    def settings(self, part: Part) -> tuple[object, ...]:
+        """How much is read, of what, and what is clipped."""
+        clip = sorted(self.clipping.dims.items())
+        return (self.options.full, self.held_out.digest, clip, self.data.contents(part.needs))
+
+    @functools.cached_property
+    def every_sentence(self) -> Texts:
+        """SST-2's training sentences."""
+        return self.data.sentences()
+
+    @functools.cached_property
+    def sentences(self) -> Texts:
+        """SST-2's training sentences but for those that the clipped dimensions come from, which it has some of twice."""
+        every = self.every_sentence
+        kept = every.texts[:-CLIP_TEXTS] if len(every) > 2 * CLIP_TEXTS else every.texts[::2]
+        watched = {plain_text(text) for text in self.held_out.texts}
+        return replace(every, texts=tuple(text for text in kept if plain_text(text) not in watched))
+
+    @functools.cached_property
+    def held_out(self) -> Texts:
+        """Sentences of SST-2 that no other part measures."""
+        every = self.every_sentence
+        return replace(every, texts=every.texts[-CLIP_TEXTS:] if len(every) > 2 * CLIP_TEXTS else every.texts[1::2])
+
+    def observed(self, *, held_out: bool = False) -> StackObservation:
+        """Average vectors and shares of extremes, on the sentences held out; with `full` on all, unless `held_out`."""
+        texts = self.every_sentence if self.options.full and not held_out else self.held_out
+        name = "observation-held-out" if self.options.full and held_out else "observation"
+        options = ObserveOptions(batch_size=self.options.batch_size, progress=self.progress)
+        found: Observation = self.keep(name, lambda: observe(self.loaded, texts, options), texts.digest)
+        return next(one for one in found.stacks if one.stack == self.stack.name)
+
+    @functools.cached_property
+    def clipping(self) -> Clipping:
+        """What all parts clip, also as the file `clip_path`; never from a text that is measured.
+
+        Where Luo's rule names nothing, it is what is most often the smallest and the largest entry, and the source says so.
+        """
+        found = resolve_clipping(self.options.clip, self.loaded, fit_texts=self.held_out, stack=self.stack.name)
+        if self.options.clip == "auto" and not found.dims:
+            seen = self.observed(held_out=True)
+            most = {
+                end: (seen.dims[int(one.argmax())], one.max())
+                for end, one in seen.pooled_shares(OTHERS).items()
+                if one.any()
+            }
+            said = [f"{dim} is the {end} of {share:.0%} of token vectors" for end, (dim, share) in most.items()]
+            if dims := tuple(sorted({dim for dim, _ in most.values()})):
+                everywhere = {str(layer): dims for layer in range(self.stack.n_layers)}
+                found = Clipping("most extreme", everywhere, f"{listed(said)}: a fallback, for {found.source}")
+        told = {"name": found.name, "source": found.source, "dims": {k: list(v) for k, v in found.dims.items()}}
+        write_text(self.clip_path, json.dumps(told, indent=2) + "\n")
+        return found
+
+
+def _origin(run: LuoRun) -> Any:
+    scanned = scan_stream(run.loaded, run.stack.name)
+    dims = tuple(dict.fromkeys((*run.clipping.every, *(one.dim for one in scanned.outliers))))[:MAX_NAMED]
+    named_by = "those that are clipped, and those that the scan's rule finds"
+    return origin_live(run.loaded, OriginOptions(dims={run.stack.name: dims}, named_by=named_by))
+
+
+def _probe(run: LuoRun) -> Any:
+    split = split_texts(run.sentences, run.data.sentences("validation"), seed=run.options.seed)
+    options = ProbeOptions(read=run.reading(), full=run.options.full, seed=run.options.seed)
+    return probe_positions(run.loaded, split, run.clipping, options)
+
+
+def _geometry(run: LuoRun) -> Any:
+    n, every = len(run.sentences) // 2, run.sentences
+    n = n if run.options.full else min(n, GEOMETRY_TEXTS)
+    rest = Texts(f"{every.source} (behind sentence {n:,})", every.texts[n:], every.column)
+    drawing = Drawing() if run.options.full else Drawing(max_contexts=CONTEXTS)
+    options = GeometryOptions(clip=str(run.clip_path), drawing=drawing, read=run.reading(), seed=run.options.seed)
+    return geometry(run.loaded, every.first(n), options, fit=rest)
+
+
+def _embed(run: LuoRun, pairs: list[TextPairs], fit: Texts, dev: list[TextPairs]) -> Any:
+    options = EmbedOptions(read=run.reading(final_norm=True), clip=str(run.clip_path), seed=run.options.seed)
+    return embed(run.loaded, pairs, options, fit=fit, dev=dev)
+
+
+def _words(run: LuoRun) -> Any:
+    folder, offline = run.data.folder("wic"), run.data.offline
+    return _embed(run, [read_wic(folder, split, offline=offline) for split in ("train", DEV)], run.sentences, [])
+
+
+def _sts(run: LuoRun) -> Any:
+    root, offline = run.data.folder(PAIRS), run.data.offline
+    rows = sts_tasks(folder=root)
+    pairs = [read_sts(task, root, offline=offline) for task in rows]
+    dev = [read_sts(task, root, split=DEV, offline=offline) for task in rows if has_split(task, root, DEV)]
+    return _embed(run, pairs, fit_text(rows, root, offline=offline) or run.sentences, dev)
+
+
+def _frozen(name: str) -> Callable[[LuoRun], Any]:
+    def measure(run: LuoRun) -> Any:
+        task = find_task(name)
+        protocol, seed, offline = protocol_of(task), run.options.seed, run.data.offline
+        limits = (protocol.limit, protocol.test_limit) if name != "imdb" else (LONG_TEXTS, LONG_TEXTS)
+        limit, test_limit = (None, None) if run.options.full else limits
+        folder = run.data.folder(name)
+        splits = read_frozen(task, folder, limit=limit, test_limit=test_limit, seed=seed, offline=offline)
+        options = FrozenOptions(read=run.reading(final_norm=True), seed=seed)
+        return frozen(run.loaded, splits, options, clip=lambda _: run.clipping)
+
+    return measure
+
+
+PARTS = {
+    "origin": Part("where the dimensions come from", _origin),
+    "probe": Part("position probe", _probe, ("sst2",)),
+    "geometry": Part("anisotropy and self-similarity", _geometry, ("sst2",)),
+    "words": Part("words in context", _words, ("wic",)),
+    "sts": Part("semantic textual similarity", _sts, (PAIRS,)),
+    "frozen-sst2": Part("classifiers on frozen vectors: SST-2", _frozen("sst2"), ("sst2",)),
+    "frozen-sst5": Part("classifiers on frozen vectors: SST-5", _frozen("sst5"), ("sst5",)),
+    "frozen-imdb": Part("classifiers on frozen vectors: IMDB", _frozen("imdb"), ("imdb",)),
+}

@@ -1,0 +1,210 @@
+"""Puccetti et al. (2022) whole, for any model that reads text: every part measured once, kept, and put together.
+
+    found = replicate_puccetti(load_model("mini-bert"), texts, PuccettiOptions(counts="counts.parquet"), folder=Path("runs/p"))
+    found.part("frequency").contrast("raw").difference       # outliers against all other dimensions
+    found.part("layers").link("308", "frequency, raw").rho
+
+The run directory holds
+
+    parts/NAME.json      each part's finding as soon as it is measured, and NAME.key, the settings that it was measured with
+                         (of "layers" the sweep, which is set beside frequency and attention)
+    layers.rows.jsonl    finished units of that sweep; in rows/ those of counting and frequency
+
+A stopped run goes on with the first part that is missing. `PARTS` says as data what each part needs.
+"""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from outlierlens.ablation.modes import mode_by_layer
+from outlierlens.analyses.attention import AttentionOptions, attention
+from outlierlens.analyses.frequency import Contrast, FrequencyOptions, frequency
+from outlierlens.analyses.frequency_counts import count_texts, counts_of
+from outlierlens.analyses.geometry import GeometryOptions, frequency_bands
+from outlierlens.analyses.predictions import PredictionOptions, predictions
+from outlierlens.analyses.sweep.finding import Sweep
+from outlierlens.analyses.sweep.options import SweepOptions
+from outlierlens.data.texts import Texts
+from outlierlens.detection.targets import named_dims
+from outlierlens.models.attention_maps import eager_attention
+from outlierlens.models.load import LoadedModel
+from outlierlens.models.passes import Progress
+from outlierlens.options import FIND, DimsOrFind, Flag
+from outlierlens.replicate.layers import FEWEST, layer_story
+from outlierlens.replicate.papers import facts
+from outlierlens.replicate.runner import PaperFinding, PaperOptions, PaperRun, Part
+from outlierlens.results.row_store import Keep, alone_in
+from outlierlens.tasks.base import TaskOptions
+from outlierlens.view.section import listed
+
+MAX_LENGTH = 128  # tokens of a text, as in the paper
+HEAD = "head"  # that predicts words
+NAMES = ("frequency", "attention", "layers", "bands", "predictions")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PuccettiOptions(PaperOptions):
+    """What is replicated, and how."""
+
+    names: ClassVar = NAMES
+
+    parts: Annotated[tuple[str, ...], Flag(read="options:parse_names", words=",".join(NAMES))] = NAMES
+    """Which parts, by commas."""
+    counts: str | None = None
+    """Token counts, ours or published, or a corpus to count; several by commas. Default: of --data."""
+    dims: DimsOrFind = FIND
+    """The outliers, 308,381; find: those that the weights name, or else the two of largest |z|."""
+
+
+# --- what is found -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class PuccettiReplication(PaperFinding):
+    """Puccetti et al. 2022 for one model.
+
+    Attributes:
+        counts: where token frequencies come from.
+    """
+
+    title = "Token frequency (Puccetti et al. 2022)"
+    paper = "puccetti"
+
+    counts: str
+
+    @property
+    def links(self) -> tuple[Contrast, ...]:
+        """The outliers against all other dimensions, for raw and log counts, without special tokens and with them."""
+        found = [self.part("frequency")] if any(one.part == "frequency" for one in self.measured) else []
+        return tuple(
+            one.contrast(measure, view=view) for one in found for view in one.views for measure in ("raw", "log")
+        )
+
+    def sentences(self) -> Iterator[str]:
+        """Whether the outliers go with frequency more than other dimensions do."""
+        for one in sorted(self.links, key=lambda one: (one.view != "without_special", one.measure)):
+            yield one.sentence(listed(self.about.dims), self.part("frequency").about.n_texts)
+        yield f"Frequencies of {self.counts}."
+
+
+# --- how it is measured ------------------------------------------------------------------------------------------
+
+
+def replicate_puccetti(
+    loaded: LoadedModel,
+    texts: Texts,
+    options: PuccettiOptions | None = None,
+    *,
+    folder: Path,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> PuccettiReplication:
+    """Measure every part that is missing in the run directory `folder`, and return the whole.
+
+    Raises:
+        BadInput: a part was measured with other settings, there is no text, or what a part raises.
+    """
+    options = options or PuccettiOptions()
+    # Other ways to attend compute no attention weights.
+    eager = eager_attention(loaded.model) if "attention" in options.parts else nullcontext()
+    with alone_in(Path(folder), "replication"), eager:
+        run = PuccettiRun(loaded, texts, options, Path(folder), overwrite=overwrite, progress=progress)
+        found = run.measured(PARTS)
+        if "layers" in found:
+            found = run.with_story(found)
+        said = facts()["said"]["puccetti"]
+        run.notes += [said[run.checkpoint]] if run.checkpoint in said else []
+        together = run.together(PARTS, found, run.dims, run.named.by)
+        return PuccettiReplication(counts=run.counts.source, **together)
+
+
+class PuccettiRun(PaperRun):
+    """One run: the texts, token counts, and the outliers, the same for all parts."""
+
+    def __init__(self, loaded: LoadedModel, texts: Texts, options: PuccettiOptions, folder: Path, **more: Any):
+        super().__init__(loaded, options, folder, **more)
+        self.texts = texts
+        self.named = named_dims(loaded, self.stack, options.dims)
+        self.dims = self.named.dims
+        self.notes += self.named.notes
+        # Finished units of a corpus that is counted, and of `frequency`.
+        self.rows = Keep(folder / "rows", fresh=self.overwrite)
+        if options.counts is not None:
+            self.counts = counts_of(options.counts, loaded.tokenizer, rows=self.rows, progress=self.progress)
+        else:
+            self.counts = count_texts(loaded.tokenizer, texts.texts, source=texts.source)
+            read = f"({self.counts.n_tokens:,} tokens): give --counts of a corpus"
+            self.notes.append(f"token frequencies are those of the measured texts {read}")
+
+    def some(self, part: Part) -> Texts:
+        """The first texts, as many as the part reads, or all in full."""
+        return self.texts if self.options.full else self.texts.first(part.n_texts)
+
+    def lacks(self, part: Part) -> str:
+        """Whether the model has no head that a part needs; a note says how many texts it reads where these are not all."""
+        if HEAD in part.needs and self.loaded.head not in ("masked", "causal"):
+            return f"{self.loaded.name} has no head that predicts words"
+        if (n := len(self.some(part))) < len(self.texts):
+            self.notes.append(f"{part.title}: the first {n:,} of {len(self.texts):,} texts")
+        return ""
+
+    def settings(self, part: Part) -> tuple[object, ...]:
+        """What is read, of which dimensions, and how frequent tokens are."""
+        return (self.dims, self.some(part).digest, self.counts.frequency(special=True).tobytes())
+
+    def with_story(self, found: dict[str, Any]) -> dict[str, Any]:
+        """`found` with damage and correlations by layer for the sweep, or without it where there is nothing to set beside."""
+        swept, beside = found["layers"], {name: found[name] for name in ("frequency", "attention") if name in found}
+        if beside and self.stack.n_layers >= FEWEST:
+            return found | {"layers": layer_story(swept, seed=self.options.seed, **beside)}
+        self.notes.append(f"no rank correlation over layers: that needs {FEWEST} layers, and frequency or attention")
+        return {name: one for name, one in found.items() if name != "layers"}
+
+
+def _frequency(run: PuccettiRun) -> Any:
+    options = FrequencyOptions(read=run.reading(), max_length=MAX_LENGTH, dims=run.dims, seed=run.options.seed)
+    return frequency(run.loaded, run.some(PARTS["frequency"]), run.counts, options, rows=run.rows)
+
+
+def _attention(run: PuccettiRun) -> Any:
+    asked, name = run.options, run.stack.name
+    options = AttentionOptions(
+        dims=run.dims, stack=name, max_length=MAX_LENGTH, batch_size=asked.batch_size, seed=asked.seed
+    )
+    return attention(run.loaded, run.some(PARTS["attention"]), options, progress=run.progress)
+
+
+def _layers(run: PuccettiRun) -> Sweep:
+    """Every outlier, and all together, off in each layer alone."""
+    from outlierlens.analyses.sweep.measure import sweep
+
+    options = SweepOptions(
+        dims=run.dims, sets=(run.dims,) if len(run.dims) > 1 else (), with_found=False, windows="single",
+        mode=mode_by_layer(run.stack), stack=run.stack.name, n_random=0, n_matched=0, gradients=0, seed=run.options.seed,
+        task=TaskOptions(max_length=MAX_LENGTH),
+    )  # fmt: skip
+    return sweep(run.loaded, run.some(PARTS["layers"]), options, rows=run.folder / "layers.rows.jsonl")
+
+
+def _bands(run: PuccettiRun) -> Any:
+    options = GeometryOptions(read=run.reading(), max_length=MAX_LENGTH, dims=run.dims, seed=run.options.seed)
+    return frequency_bands(run.loaded, run.some(PARTS["bands"]), run.counts, options)
+
+
+def _predictions(run: PuccettiRun) -> Any:
+    asked, task = run.options, TaskOptions(max_length=MAX_LENGTH)
+    options = PredictionOptions(stack=run.stack.name, n_random=19 if asked.full else 5, task=task, seed=asked.seed)
+    texts = run.some(PARTS["predictions"])
+    return predictions(run.loaded, texts, run.counts, run.dims, options, progress=run.progress)
+
+
+PARTS = {
+    "frequency": Part("correlation with token frequency", _frequency, n_texts=1000),
+    "attention": Part("vertical attention", _attention, n_texts=200),
+    "layers": Part("damage of single layers", _layers, n_texts=64),
+    "bands": Part("frequent and rare tokens in space", _bands, n_texts=1000),
+    "predictions": Part("what the model says without them", _predictions, (HEAD,), 64),
+}

@@ -1,0 +1,212 @@
+"""How a paper of many parts is measured: each part once, kept in the run directory as soon as it is there, and put together.
+
+    class PuccettiRun(PaperRun): …                     # what its parts share
+    PARTS = {"frequency": Part("correlation with token frequency", _frequency, n_texts=1000), …}
+    found = PuccettiRun(loaded, options, folder).measured(PARTS)     # {name: its finding}; measured now, or read back
+
+parts/NAME.json     the part's finding
+parts/NAME.key      a hash of all that its numbers depend on, and the seconds that it took
+"""
+
+import functools
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Ge
+
+from outlierlens.errors import BadInput, pick
+from outlierlens.models.load import LoadedModel, fingerprint
+from outlierlens.models.passes import Progress
+from outlierlens.options import Flag, check
+from outlierlens.replicate.papers import checkpoint_of
+from outlierlens.results.document import Result, load, save
+from outlierlens.results.finding import About, Finding
+from outlierlens.results.rows import Row
+from outlierlens.results.safe_files import read_json, write_text
+from outlierlens.vectors.read import ReadOptions, text_stack
+from outlierlens.view.section import Section, renamed
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a paper: how it is measured, and with what.
+
+    Attributes:
+        title: for reading.
+        measure: its finding, of the `PaperRun` that it is a part of.
+        needs: what it cannot do without, as `PaperRun.lacks` understands it.
+        n_texts: texts that it reads unless in full; 0 where it chooses its own.
+    """
+
+    title: str
+    measure: Callable[[Any], Result]
+    needs: tuple[str, ...] = ()
+    n_texts: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperOptions:
+    """What is asked of a paper of many parts; a paper names its parts."""
+
+    names: ClassVar[tuple[str, ...]] = ()
+
+    parts: Annotated[tuple[str, ...], Flag(read="options:parse_names")] = ()
+    """Which parts, by commas."""
+    full: bool = False
+    """All data in every part, for hours; else the subsets that the result states."""
+    stack: str | None = None
+    """Which stream, where there are several."""
+    batch_size: Annotated[int, Ge(1)] = 32
+    """Texts in one forward pass."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Seed of everything random."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        unknown = [name for name in self.parts if name not in self.names]
+        if unknown or not self.parts:
+            raise BadInput(f"unknown part {unknown[0] if unknown else ''!r}; parts are {', '.join(self.names)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredPart(Row):
+    """A part that was measured."""
+
+    part: str
+    title: str
+    """what"""
+    seconds: float
+    """seconds: that measuring it took, when it was measured"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperFinding(Finding):
+    """A paper for one model: the findings of its parts, beside rows of its own.
+
+    Attributes:
+        checkpoint: the paper's checkpoint that this is, "" where it is none.
+        full: whether everything was read, or stated subsets.
+        parts: findings, in the order of `measured`.
+    """
+
+    paper: ClassVar[str] = ""  # begins the names of its sections and charts
+
+    checkpoint: str = ""
+    full: bool = False
+    measured: tuple[MeasuredPart, ...] = ()
+    """Parts"""
+    parts: tuple[Result, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Of its section and of the files of its pictures."""
+        return self.paper
+
+    def all_rows(self) -> dict[str, tuple[Row, ...]]:
+        """{field: its rows}, its own before the parts."""
+        rows = super().all_rows()
+        return {name: rows[name] for name in sorted(rows, key="measured".__eq__)}
+
+    def part(self, name: str) -> Any:
+        """The finding of a part; raises BadInput with the parts there are."""
+        return self.parts[self.measured.index(pick(self.measured, f"no part {name!r}", part=name))]
+
+    def sections(self, *, verbose: bool = False) -> Iterator[Section]:
+        """Its own, then those of its parts."""
+        yield from super().sections(verbose=verbose)
+        for row, part in zip(self.measured, self.parts, strict=True):
+            assert isinstance(part, Finding)
+            yield from (renamed(one, f"{self.paper}-{row.part}") for one in part.sections(verbose=verbose))
+
+
+def kept(folder: Path, name: str, settings: str, measure: Callable[[], Any], *, overwrite: bool) -> tuple[Any, float]:
+    """(a part's result as it lies in the run directory, measured first where it is missing; the seconds that it took).
+
+    Raises:
+        BadInput: it was measured with other settings.
+    """
+    path, key = folder / "parts" / f"{name}.json", folder / "parts" / f"{name}.key"
+    if path.is_file() and not overwrite:
+        made = read_json(key, "start again with --overwrite", a=dict) if key.is_file() else {}
+        if made.get("settings") != settings:
+            raise BadInput(
+                f"{path} was made with other settings, data or weights; name another directory with -o, or start again "
+                f"with --overwrite"
+            )
+        return load(path), float(made.get("seconds", 0.0))
+    began = time.perf_counter()
+    found = measure()
+    seconds = round(time.perf_counter() - began, 1)
+    save(found, path)
+    write_text(key, json.dumps({"settings": settings, "seconds": seconds}) + "\n")
+    return found, seconds
+
+
+class PaperRun:
+    """One run of a paper: the model, what was asked, and what is kept. A paper adds what its parts share."""
+
+    def __init__(
+        self, loaded: LoadedModel, options: Any, folder: Path, *, overwrite: bool = False, progress: Progress | None
+    ):
+        self.loaded, self.options, self.folder, self.overwrite = loaded, options, folder, overwrite
+        self.progress = progress or (lambda *_: None)
+        self.stack = text_stack(loaded, options.stack)
+        self.fingerprint = fingerprint(loaded.model)
+        self.checkpoint = checkpoint_of(loaded.name, loaded.config)
+        self.found: dict[str, tuple[Any, float]] = {}  # {name: (finding, seconds)} of what was measured or read back
+        self.notes: list[str] = []
+
+    def lacks(self, part: Part) -> str:
+        """Why a part cannot be measured; "" where it can."""
+        return ""
+
+    def settings(self, part: Part) -> tuple[object, ...]:
+        """What the numbers of a part depend on, beside the weights, the seed and the stream."""
+        return ()
+
+    def measured(self, table: Mapping[str, Part]) -> dict[str, Any]:
+        """{name: finding} of the parts asked for, but for those that something is lacking for, which a note says."""
+        found = {}
+        for name, part in table.items():
+            if name not in self.options.parts:
+                continue
+            if why := self.lacks(part):
+                self.notes.append(f"{part.title}: left out, for {why}")
+                continue
+            self.progress(part.title, 0, 1)
+            found[name] = self.keep(name, functools.partial(part.measure, self), *self.settings(part))
+        return found
+
+    def keep(self, name: str, measure: Callable[[], Any], *settings: object) -> Any:
+        """A part's finding, read back, or measured now; `settings` are what its numbers depend on."""
+        if name not in self.found:
+            depends = repr((self.fingerprint, self.options.seed, self.stack.name, *settings))
+            key = hashlib.sha256(depends.encode()).hexdigest()
+            self.found[name] = kept(self.folder, name, key, measure, overwrite=self.overwrite)
+        return self.found[name][0]
+
+    def reading(self, **more: Any) -> ReadOptions:
+        """How the model is run; `more` are other fields."""
+        batch, name = self.options.batch_size, self.stack.name
+        return ReadOptions(batch_size=batch, stack=name, progress=self.progress, **more)
+
+    def together(
+        self, table: Mapping[str, Part], found: Mapping[str, Any], dims: Sequence[int], named_by: str = ""
+    ) -> dict[str, Any]:
+        """The fields of a `PaperFinding`; `dims` are those that it is about."""
+        return {
+            "provenance": self.loaded.provenance(seed=self.options.seed, digest=self.fingerprint),
+            "about": About(stack=self.stack.name, dims=tuple(map(str, dims)), named_by=named_by),
+            "checkpoint": self.checkpoint,
+            "full": self.options.full,
+            "measured": tuple(
+                MeasuredPart(part=one, title=table[one].title, seconds=self.found[one][1]) for one in found
+            ),
+            "parts": tuple(found.values()),
+            "notes": tuple(dict.fromkeys((*self.loaded.notes, *self.notes))),
+        }

@@ -1,0 +1,339 @@
+"""Words in context: the search against brute force, reading, whole results against plain loops, planted answers."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import embed_results
+from architectures import FAMILIES, build
+from outlierlens.analyses.embed import EmbedOptions, embed
+from outlierlens.analyses.embed_pairs import TextPairs, read_wic
+from outlierlens.analyses.embed_pass import Pooling
+from outlierlens.analyses.embed_scores import GRID, accuracy_interval, best_cut, chosen, crossed, folds_of
+from outlierlens.data.texts import Texts
+from outlierlens.errors import BadInput
+from outlierlens.models.load import from_objects
+from outlierlens.results.document import from_json
+from outlierlens.results.rows import Estimate
+from outlierlens.vectors.fixes import parse_fixes
+from outlierlens.view.section import cell_text
+from planted import Oracle, some_texts, wrap
+
+pairs_of = st.integers(1, 12).flatmap(
+    lambda n: st.tuples(
+        st.lists(st.sampled_from([-1.0, -0.35, 0.1, 0.3, 0.30000001, 0.5, 0.9, 1.0]), min_size=2 * n, max_size=2 * n),
+        st.lists(st.booleans(), min_size=n, max_size=n),
+    )
+)
+
+
+@settings(max_examples=200)
+@given(pairs_of)
+def test_the_search_equals_brute_force(drawn: tuple[list[float], list[bool]]) -> None:
+    truth = np.array(drawn[1])
+    cosines = np.array(drawn[0]).reshape(len(truth), 2)
+    tried = {
+        (layer, threshold): sum((cosines[i, layer] > threshold) == truth[i] for i in range(len(truth)))
+        for layer in (0, 1)
+        for threshold in GRID
+    }
+    assert chosen(cosines, truth, GRID) == max(tried, key=lambda key: tried[key])  # max takes the first of equals
+    thresholds, accuracy = best_cut(cosines, truth)
+    for layer in (0, 1):
+        most = max(np.mean((cosines[:, layer] > t) == truth) for t in (-2.0, *cosines[:, layer]))
+        assert accuracy[layer] == pytest.approx(most)
+        assert np.mean((cosines[:, layer] > thresholds[layer]) == truth) == pytest.approx(most)
+
+
+def test_neighbouring_floats_are_told_apart() -> None:
+    low = 0.5
+    cosines = np.array([[low], [np.nextafter(low, 1)]])
+    threshold, accuracy = best_cut(cosines, np.array([False, True]))
+    assert accuracy.tolist() == [1.0]
+    assert (cosines[:, 0] > threshold[0]).tolist() == [False, True]
+
+
+def test_crossing_chooses_on_the_others_and_keeps_a_word_together() -> None:
+    # Fold 0 would choose a threshold that is wrong for fold 1, and the other way round.
+    cosines, truth = np.array([[0.35], [0.45], [0.75], [0.85]]), np.array([False, True, False, True])
+    folds = np.array([0, 0, 1, 1])
+    # On fold 1 the first threshold with both right is 0.8: fold 0 is "different" twice, one right; on fold 0 it is 0.4.
+    said = crossed(cosines, truth, folds, GRID)
+    assert said.tolist() == [False, False, True, True]
+    assert crossed(cosines, truth, np.zeros(4, dtype=int), GRID).all()
+    of = folds_of(["a", "b", "a", "c", "b"], 2, seed=0)
+    assert (of[0], of[1]) == (of[2], of[4])
+    assert sorted(np.bincount(folds_of([str(i) for i in range(30)], 10, 1)).tolist()) == [3] * 10
+
+
+def write(folder: Path, split: str, rows: list[dict[str, Any]]) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def row(**more: Any) -> dict[str, Any]:
+    given_row = {"word": "w", "sentence1": "You must carry it .", "sentence2": "Sound carries", "label": True}
+    return given_row | {"index1": 2, "index2": 1} | more
+
+
+def test_places_are_read_as_words_or_as_characters(tmp_path: Path) -> None:
+    write(tmp_path, "train", [row(), row(label=0, index1=0)])
+    found = read_wic(tmp_path)
+    assert found.places[0] == ((9, 14), (6, 13))
+    assert found.first[0][slice(*found.places[0][0])] == "carry"
+    assert found.places[1][0] == (0, 3)
+    assert found.truth.tolist() == [True, False]
+    assert len(read_wic(tmp_path, limit=1)) == 1
+    by_character = {key: value for key, value in row().items() if not key.startswith("index")}
+    write(tmp_path, "validation", [by_character | {"start1": 9, "end1": 14, "start2": 6, "end2": 13}])
+    assert read_wic(tmp_path, "validation").places == (found.places[0],)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"index1": 5}, "row 1: the sentence has 5 words, and the word is said to be number 5"),
+        ({"index1": -1}, "the word is said to be number -1"),
+        ({"index1": "2"}, "the place of the word is '2', which is no number"),
+        ({"label": -1}, "label -1 is neither true nor false"),
+        ({"sentence2": None}, "row 1: a sentence is missing"),
+        ({"sentence1": "You must  carry"}, "said to be at 9 to 9 of a sentence of 15 characters"),
+    ],
+)
+def test_rows_that_cannot_be_read(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    write(tmp_path, "train", [row(**change)])
+    with pytest.raises(BadInput, match=says):
+        read_wic(tmp_path)
+
+
+def made_pairs(n: int, seed: int, split: str = "train") -> TextPairs:
+    random = np.random.default_rng(seed)
+    first, second = (some_texts(n, seed=seed + i).texts for i in (100, 200))
+    places = []
+    for pair in zip(first, second, strict=True):
+        at: list[tuple[int, int]] = []
+        for text in pair:
+            words = text.split(" ")
+            number = int(random.integers(len(words)))
+            start = sum(len(word) + 1 for word in words[:number])
+            at.append((start, start + len(words[number])))
+        places.append((at[0], at[1]))
+    truth = random.random(n) < 0.5
+    named = tuple(f"word {i % 7}" for i in range(n))
+    return TextPairs("wic", "made", split, first, second, truth, words=named, places=tuple(places))
+
+
+def test_accuracies_are_those_of_a_plain_loop(words: Callable[..., Any]) -> None:
+    loaded = wrap(FAMILIES["bert"], words())
+    train, validation = made_pairs(40, 1), made_pairs(15, 2, "validation")
+    fit = some_texts(60, seed=9)
+    options = EmbedOptions(fixes=parse_fixes("standardize,clip"), clip="3", n_draws=200)
+    found = embed(loaded, [train, validation], options, fit=fit)
+    assert found.fixes == ("raw", "standardize", "clip")
+    assert found.layers == ("embeddings", "0", "1", "2")
+
+    def states(texts: tuple[str, ...], places: list[tuple[int, int]]) -> np.ndarray:
+        """[layer, word, dim]; the tokenizer has one token per word, and a [CLS] in front."""
+        oracle = Oracle(loaded, Texts("t", texts), 128)
+        (stack,) = oracle.by_text
+        number = [len(text[:start].split()) + 1 for text, (start, _) in zip(texts, places, strict=True)]
+        return np.array([[layer[at] for layer in oracle.by_text[stack][i]] for i, at in enumerate(number)]).swapaxes(
+            0, 1
+        )
+
+    plain = [(text, i) for text in fit.texts for i in range(len(text.split()))]
+    spots = [(len(" ".join(text.split()[:i])) + (i > 0), 0) for text, i in plain]
+    evaluated = {*train.first, *train.second, *validation.first, *validation.second}
+    kept = [i for i, (text, _) in enumerate(plain) if text not in evaluated]
+    unique = list(dict.fromkeys(plain[i] for i in kept))
+    fitting = states(tuple(text for text, _ in unique), [spots[plain.index(one)] for one in unique])
+    mean, std = fitting.mean(1), fitting.std(1, ddof=1)
+    for pairs in (train, validation):
+        one, two = (states(side, [at[i] for at in pairs.places]) for i, side in enumerate((pairs.first, pairs.second)))
+        clipped = [np.where(np.arange(one.shape[-1]) == 3, 0, side) for side in (one, two)]
+        clipped = [np.concatenate([side[:1], cut[1:]]) for side, cut in zip((one, two), clipped, strict=True)]
+        standard = [(side - mean[:, None]) / std[:, None] for side in (one, two)]
+        for column, (a, b) in enumerate(((one, two), standard, clipped)):
+            cosine = (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)  # [layer, pair]
+            rows = [found.score(f"wic {pairs.split}", layer, found.fixes[column]) for layer in found.layers]
+            for place, threshold in enumerate(GRID):
+                wanted = ((cosine > threshold) == pairs.truth).mean(1)
+                np.testing.assert_allclose([one.accuracies[place] for one in rows], wanted, atol=1e-12)
+            assert [one.score for one in rows] == [max(one.accuracies) for one in rows]
+    raw = found.choice("wic train", "raw")
+    assert raw.score == max(one.score for one in found.by_layer if (one.data, one.fix) == ("wic train", "raw"))
+    held_out = found.score("wic validation", raw.layer).accuracies[GRID.index(raw.threshold)]
+    assert found.choice("wic validation", "raw", "train").score == held_out
+    every = found.choice("wic train", "standardize", thresholds="any")
+    assert every.score >= found.choice("wic train", "standardize").score
+    assert found.data[0].all_true == train.truth.mean()
+
+
+def test_a_planted_dimension_hides_the_sense_and_clipping_helps(words: Callable[..., Any]) -> None:
+    """Token ids say the sense; one dimension is large and the same everywhere, so that all cosines are above 0.9."""
+    loaded = from_objects(_planted(words), words(), name="planted")
+    random = np.random.default_rng(0)
+    rows = []
+    for i in range(200):
+        same = bool(i % 2)
+        one = int(random.integers(0, 16))
+        two = one if same else 16 + int(random.integers(0, 16))
+        rows.append((f"w{one} w{random.integers(33)}", f"w{two} w{random.integers(33)}", same))
+    places = tuple(((0, len(a.split()[0])), (0, len(b.split()[0]))) for a, b, _ in rows)
+    pairs = TextPairs(
+        "wic", "made", "train", tuple(a for a, _, _ in rows), tuple(b for _, b, _ in rows),
+        np.array([same for *_, same in rows]), words=tuple(f"x{i}" for i in range(200)), places=places,
+    )  # fmt: skip
+    options = EmbedOptions(fixes=parse_fixes("clip"), clip="embeddings:5", n_draws=300)
+    found = embed(loaded, [pairs], options)
+    clip, raw = found.choice("wic train", "clip"), found.choice("wic train", "raw")
+    assert (clip.layer, clip.score) == ("embeddings", 1.0)
+    assert found.score("wic train", "embeddings").score == 0.5  # every threshold calls all pairs the same
+    assert {one.chosen for one in found.choices} == {"best", "held out"}  # there is no validation split
+    crossed_clip = found.choice("wic train", "clip", "held out")
+    assert crossed_clip.score >= 0.99
+    assert raw.score < 1
+    assert crossed_clip.says == "helps"
+    assert crossed_clip.change.low > 0
+    assert clip.change.value == clip.score - raw.score
+
+
+def _planted(words: Callable[..., Any]) -> Any:
+    """A tiny BERT whose embeddings are the ids' own vectors plus one dimension that is large everywhere."""
+    import torch
+
+    torch.manual_seed(3)
+    model = build(FAMILIES["bert"])
+    embeddings = next(module for module in model.modules() if hasattr(module, "word_embeddings"))
+    with torch.no_grad():
+        embeddings.position_embeddings.weight.zero_()
+        embeddings.token_type_embeddings.weight.zero_()
+        embeddings.word_embeddings.weight.normal_()
+        embeddings.LayerNorm.weight.fill_(1.0)
+        embeddings.LayerNorm.bias.zero_()
+        embeddings.LayerNorm.bias[5] = 60.0
+    return model
+
+
+def test_words_behind_the_longest_text_are_left_out_and_counted(words: Callable[..., Any]) -> None:
+    loaded = wrap(FAMILIES["bert"], words())
+    long = "w1 w2 w3 w4 w5 w6 w7 w8"
+    places = (((0, 2), (3, 5)), ((0, 2), (21, 23)))
+    truth = np.array([True, False])
+    pairs = TextPairs("wic", "made", "train", (long, long), (long, long), truth, words=("a", "b"), places=places)
+    options = EmbedOptions(pooling=Pooling(max_length=5), fixes=parse_fixes("raw"))
+    found = embed(loaded, [pairs], options)
+    assert (found.data[0].n_pairs, found.data[0].left_out) == (1, 1)
+    with pytest.raises(BadInput, match="no pair has both its words within 5 tokens; raise --max-length"):
+        embed(loaded, [pairs.some(np.array([False, True]))], options)
+
+
+def test_a_text_to_fit_on_is_needed_and_is_not_the_evaluated_one(words: Callable[..., Any]) -> None:
+    loaded = wrap(FAMILIES["bert"], words())
+    train = made_pairs(10, 1)
+    with pytest.raises(BadInput, match="need a text to fit on"):
+        embed(loaded, [train])
+    evaluated = Texts("train.jsonl", (*train.first, *train.second))
+    with pytest.raises(BadInput, match=r"train\.jsonl: .* are evaluated ones, so 0 is left to fit on"):
+        embed(loaded, [train], EmbedOptions(fixes=parse_fixes("whiten")), fit=evaluated)
+
+
+def test_the_verdict_in_short_is_cross_validated() -> None:
+    found = embed_results.words()
+    (section,) = found.sections()
+    raw, clip = (dict(zip(section.tables[0].columns, row, strict=True)) for row in section.tables[0].rows)
+    assert (raw["layer chosen"], raw["accuracy"], raw["says"]) == ("held out", 0.7, None)
+    assert clip["says"] == "no difference"  # though chosen on train it helps
+    assert found.choice("wic train", "clip").says == "helps"
+    assert section.sentences[0] == (
+        "wic train: accuracy is highest, 0.7300, with clip at layer 0 (held out); raw vectors reach 0.7000; always saying “the "
+        "same” gets 0.5000."
+    )
+    with pytest.raises(BadInput, match="no wic train / whiten / best / grid"):
+        found.choice("wic train", "whiten")
+
+
+def test_the_command_prints_what_was_found(tmp_path: Path, words: Callable[..., Any], run: Any, capsys: Any) -> None:
+    loaded = wrap(FAMILIES["bert"], words(), double=False)
+    loaded.model.save_pretrained(tmp_path / "model")
+    words().save_pretrained(tmp_path / "model")
+    for split, n in (("train", 30), ("validation", 10)):
+        pairs = made_pairs(n, n, split)
+        rows = [
+            {"word": pairs.words[i], "sentence1": pairs.first[i], "sentence2": pairs.second[i],
+             "start1": pairs.places[i][0][0], "end1": pairs.places[i][0][1], "start2": pairs.places[i][1][0],
+             "end2": pairs.places[i][1][1], "label": bool(pairs.truth[i])}
+            for i in range(n)
+        ]  # fmt: skip
+        write(tmp_path / "wic", split, rows)
+    capsys.readouterr()  # the model's writing
+    common = [
+        "embed",
+        "--task",
+        "wic",
+        str(tmp_path / "model"),
+        "--data",
+        str(tmp_path / "wic"),
+        "--fixes",
+        "clip",
+        "--clip",
+        "3",
+    ]
+    code, out, err = run(*common, "-o", str(tmp_path / "out.json"), "--no-progress", "--dtype", "float32")
+    assert (code, err) == (0, "")
+    found = from_json((tmp_path / "out.json").read_bytes())
+    assert [one.n_pairs for one in found.data] == [30, 10]
+    assert "always “the same”" in out
+    assert "Clipped dimensions: 3 in 0, 1, 2 (3: named by hand)." in out
+    assert "Fixes are fitted on" not in out
+    assert cell_text(found.choice("wic train", "clip", "held out").score) in out
+    code, _, err = run(*common, "--special")
+    assert (code, err.startswith("error: --special belongs to --pooling mean")) == (1, True)
+
+
+def of_words(words: list[str], truth: np.ndarray, first: list[str] | None = None) -> TextPairs:
+    """Pairs of these words; every sentence is another, but for those that are given."""
+    n = len(words)
+    place = ((0, 1), (0, 1))
+    one = tuple(first or [f"one {i}" for i in range(n)])
+    other = tuple(f"other {i}" for i in range(n))
+    return TextPairs("wic", "made", "train", one, other, truth, words=tuple(words), places=(place,) * n)
+
+
+def test_intervals_draw_words_not_pairs() -> None:
+    random = np.random.default_rng(0)
+    truth, before, after = (random.random(60) < share for share in (0.5, 0.5, 0.6))
+    words = [f"w{i}" for i in range(60)]
+    one = accuracy_interval(of_words(words, truth), before, after, seed=0, n_draws=500)
+    # every pair four times, all of one word: that many more pairs say nothing new
+    many = {"before": np.tile(before, 4), "after": np.tile(after, 4), "seed": 0, "n_draws": 500}
+    assert accuracy_interval(of_words(words * 4, np.tile(truth, 4)), **many) == pytest.approx(one)
+    # nor do four words that share a sentence
+    four = [f"{word}{i}" for i in range(4) for word in words]
+    shared = of_words(four, np.tile(truth, 4), [f"sentence {i % 60}" for i in range(240)])
+    assert accuracy_interval(shared, **many) == pytest.approx(one)
+    change = (after == truth).mean() - (before == truth).mean()
+    assert one[0] < change < one[1]
+    back = accuracy_interval(of_words(words, truth), after, before, seed=0, n_draws=500)
+    assert back == pytest.approx((-one[1], -one[0]), abs=0.02)
+
+
+def test_the_same_answers_are_no_change() -> None:
+    said = np.random.default_rng(0).random(60) < 0.5
+    pairs = of_words([f"w{i % 40}" for i in range(60)], ~said)
+    assert accuracy_interval(pairs, said, said, seed=0, n_draws=500) == (0, 0)
+    # 40 words: up to 1 − 0.05^(1/40) = 7.2 % of all may change
+    found = embed_results.words()
+    data = replace(found.data[0], n_pairs=60, n_families=int(pairs.family.max()) + 1)
+    one = found.choices[1]
+    found = replace(found, data=(data,))
+    unchanged = replace(one, change=Estimate(0, 0, 0))
+    assert found.interval(unchanged) == "no change on 60 pairs (at most 7.2 % of all, 95 %)"
+    assert found.interval(replace(one, change=Estimate(0, -0.01, 0.02))) == "-1.00 to +2.00"

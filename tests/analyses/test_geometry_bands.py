@@ -1,0 +1,491 @@
+"""Vectors of frequent and rare tokens: bands by hand, values by plain loops, a planted dimension, the command, charts."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from architectures import FAMILIES
+from outlierlens.ablation.switches import zeroed_weights
+from outlierlens.analyses import geometry_passes as passes
+from outlierlens.analyses.frequency_sums import Vocabulary
+from outlierlens.analyses.geometry import ALL, FrequencyBands, GeometryOptions, frequency_bands
+from outlierlens.analyses.geometry_figures import BY_BAND, OVERALL, BandMeasure, across, bands_of, of_other_types
+from outlierlens.analyses.geometry_passes import BandedTokens, draw_bands
+from outlierlens.data.texts import Texts
+from outlierlens.data.token_counts import TokenCounts, read_counts, write_counts
+from outlierlens.data.token_texts import vocabulary_of
+from outlierlens.errors import BadInput
+from outlierlens.models.load import LoadedModel
+from outlierlens.results.document import from_json, to_json
+from outlierlens.vectors.cosines import mean_cosine, unit
+from outlierlens.vectors.read import ReadOptions, gather, tokenise
+from outlierlens.vectors.spans import Drawing
+from planted import Oracle, wrap
+
+PLANTED = 5
+FREQUENT = 4  # w0 … w3 carry the planted value
+FEW = GeometryOptions(n_bands=3, tokens_per_band=30, max_length=9, dims=(PLANTED,), n_random=6, n_bootstrap=40)
+
+
+def some_texts(n: int, seed: int) -> Texts:
+    """Different texts of two to seven words, w0 … w3 the most frequent."""
+    random = np.random.default_rng(seed)
+    found: dict[str, None] = {}
+    while len(found) < n:
+        words = np.where(
+            random.random(size := int(random.integers(2, 8))) < 0.4,
+            random.integers(0, FREQUENT, size),
+            random.integers(FREQUENT, 33, size),
+        )
+        found[" ".join(f"w{word}" for word in words)] = None
+    return Texts(f"made {seed}", tuple(found))
+
+
+def counted(tokenizer: Any) -> TokenCounts:
+    """w0 … w3 have a count of a million, the last words none, those between 2 to 27."""
+    counts = np.zeros(len(tokenizer), dtype=np.int64)
+    counts[5 : 5 + FREQUENT] = 1_000_000
+    counts[5 + FREQUENT : 35] = np.arange(26) + 2
+    special = np.zeros(len(tokenizer), dtype=np.int64)
+    special[1:3] = 500
+    return TokenCounts(counts, special, vocabulary_of(tokenizer), 500, "a corpus")
+
+
+@pytest.fixture(scope="module")
+def planted(words: Callable[..., Any]) -> LoadedModel:
+    """A BERT of three blocks in which frequent words stand out in dimension 5."""
+    loaded = wrap(FAMILIES["bert"], words())
+    with torch.no_grad():
+        loaded.model.embeddings.word_embeddings.weight[5 : 5 + FREQUENT, PLANTED] = 3.0
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def counts(planted: LoadedModel) -> TokenCounts:
+    return counted(planted.tokenizer)
+
+
+@pytest.fixture(scope="module")
+def found(planted: LoadedModel, counts: TokenCounts) -> FrequencyBands:
+    return frequency_bands(planted, some_texts(70, 1), counts, FEW)
+
+
+def drawn_of(loaded: LoadedModel, counts: TokenCounts, texts: Texts, seed: int = 0, **drawing: Any) -> BandedTokens:
+    options = replace(FEW, seed=seed, drawing=Drawing(**drawing))
+    vocabulary = Vocabulary.of(loaded, counts, paper_compat=False)
+    return draw_bands(tokenise(loaded, texts, max_length=9), counts, vocabulary, options)
+
+
+def measure_of(drawn: BandedTokens, n_bootstrap: int) -> BandMeasure:
+    return BandMeasure(drawn.text, drawn.band, drawn.id, drawn.count, n_bootstrap=n_bootstrap, seed=0)
+
+
+def values(found: FrequencyBands, measure: str, layer: str, state: str) -> list[float]:
+    """A measure of every band, from the rarest."""
+    return [found.figure(measure, layer, state, band).value.value for band in range(len(found.bands))]
+
+
+def test_bands_by_hand() -> None:
+    # Ten occurrences: two of count 0, two of 1, three of 5, three of 9; the middles stand at 1, 3, 5.5 and 8.5 of 10.
+    count = np.array([9, 5, 0, 1, 9, 5, 5, 0, 1, 9])
+    assert bands_of(count, 2).tolist() == [1, 1, 0, 0, 1, 1, 1, 0, 0, 1]
+    # In three bands, of 3.33 each: 0.3 and 0.9 are in the first, 1.65 in the second, 2.55 in the third.
+    assert bands_of(count, 3).tolist() == [2, 1, 0, 0, 2, 1, 1, 0, 0, 2]
+    # In five, of two each: 0.5, 1.5, 2.75, 4.25. Nothing is in the fourth, so there are four.
+    assert bands_of(count, 5).tolist() == [3, 2, 0, 1, 3, 2, 2, 0, 1, 3]
+    # What occurs in most places cannot be cut.
+    assert bands_of(np.array([7, 7, 7, 7, 7, 7, 1]), 3).tolist() == [1, 1, 1, 1, 1, 1, 0]
+
+
+def test_tokens_are_drawn_once_a_text_and_band(planted: LoadedModel, counts: TokenCounts) -> None:
+    texts = some_texts(70, 1)
+    drawn = drawn_of(planted, counts, texts)
+    encoded = [planted.tokenizer(text)["input_ids"] for text in texts.texts]  # type: ignore[misc]
+    occurrences = np.concatenate([ids[1:-1] for ids in encoded])
+    count = counts.counts[occurrences]
+    band = dict(zip(occurrences.tolist(), bands_of(count, 3).tolist(), strict=True))
+    for text, place, number, one in zip(drawn.text, drawn.place, drawn.id, drawn.band, strict=True):
+        assert encoded[text][place] == number
+        assert 0 < place < len(encoded[text]) - 1  # never [CLS] or [SEP]
+        assert band[number] == one
+    for number, one in enumerate(drawn.said["bands"]):
+        mine = drawn.text[drawn.band == number]
+        there = [i for i, ids in enumerate(encoded) if any(band[token] == number for token in ids[1:-1])]
+        assert len(set(mine.tolist())) == len(mine) == min(30, len(there)) == one["n_tokens"]
+        types = {token for token in occurrences.tolist() if band[token] == number}
+        assert one["n_types"] == len(types)
+        assert (one["low"], one["high"]) == (min(counts.counts[list(types)]), max(counts.counts[list(types)]))
+        assert one["share"] == pytest.approx(np.mean([band[token] == number for token in occurrences.tolist()]))
+        often = {token: int((occurrences == token).sum()) for token in types}
+        first = planted.tokenizer.convert_tokens_to_ids(one["examples"][0])  # type: ignore[union-attr]
+        assert often[first] == max(often.values())
+    assert sum(one["share"] for one in drawn.said["bands"]) == pytest.approx(1)
+    assert drawn.said["bands"][0]["count"].startswith("0 to ")
+    assert drawn.said["numbers"]["unknown"] == pytest.approx((count == 0).mean())
+    unknown = {token for token in occurrences.tolist() if counts.counts[token] == 0}
+    assert drawn.said["numbers"]["unknown_types"] == len(unknown) > 0
+    again, other = drawn_of(planted, counts, texts), drawn_of(planted, counts, texts, seed=1)
+    assert (again.text.tolist(), again.place.tolist()) == (drawn.text.tolist(), drawn.place.tolist())
+    assert other.text.tolist() != drawn.text.tolist()
+
+
+def test_special_and_first_tokens_are_drawn_where_asked_for(planted: LoadedModel, counts: TokenCounts) -> None:
+    texts = Texts("made", tuple(f"{text} [SEP] w1" for text in some_texts(60, 2).texts))
+    plain = drawn_of(planted, counts, texts)
+    assert plain.id.min() >= 5  # not even a [SEP] that stands in a text
+    late = drawn_of(planted, counts, texts, skip_first=2)
+    assert late.place.min() == 3
+    special = drawn_of(planted, counts, texts, special=True)
+    assert {1, 2} <= set(special.id.tolist())
+    unknown = replace(counts, special=np.zeros_like(counts.special))
+    assert drawn_of(planted, unknown, texts, special=True).said["bands"][0]["low"] == 0
+
+
+def test_values_are_those_of_plain_loops(planted: LoadedModel, counts: TokenCounts, found: FrequencyBands) -> None:
+    texts = some_texts(70, 1)
+    drawn = drawn_of(planted, counts, texts)
+    oracle = Oracle(planted, texts, 9)
+    with zeroed_weights(planted, dict.fromkeys(range(3), (PLANTED,))):
+        ablated = Oracle(planted, texts, 9)
+    for layer, name in enumerate(("embeddings", "0", "1", "2")):
+        for state, source in (("raw", oracle), ("clip", oracle), ("off", ablated)):
+            states = np.array(
+                [source.by_text["model"][t][layer][i] for t, i in zip(drawn.text, drawn.place, strict=True)]
+            )
+            if state == "clip":
+                states[:, PLANTED] = 0
+            length = np.sqrt((states**2).sum(1))
+            cosine = states @ states.T / length[:, None] / length
+            other_text = drawn.text[:, None] != drawn.text
+            other_type = drawn.id[:, None] != drawn.id
+            inside, types = [], []
+            for band in range(3):
+                pair = (drawn.band[:, None] == band) & (drawn.band == band) & other_text
+                inside.append(cosine[pair].mean())
+                types.append(cosine[pair & other_type].mean())
+            norms = [length[drawn.band == band].mean() for band in range(3)]
+            over = {measure: found.figure(measure, name, state).value.value for measure in OVERALL}
+            assert values(found, "norm", name, state) == pytest.approx(norms, rel=1e-6)
+            assert values(found, "cosine", name, state) == pytest.approx(inside, abs=1e-6)
+            assert values(found, "cosine_types", name, state) == pytest.approx(types, abs=1e-6)
+            assert over["cosine_gap"] == pytest.approx(inside[-1] - inside[0], abs=1e-6)
+            assert over["types_gap"] == pytest.approx(types[-1] - types[0], abs=1e-6)
+            assert over["norm_ratio"] == pytest.approx(norms[2] / norms[0])
+            assert over["anisotropy"] == pytest.approx(cosine[other_text].mean(), abs=1e-6)
+            between = (drawn.band[:, None] == 0) & (drawn.band == 2) & other_text
+            assert over["between"] == pytest.approx(cosine[between].mean(), abs=1e-6)
+            if state != "off":  # norms of two tokens may differ by rounding alone where a dimension is off
+                expected = stats.spearmanr(drawn.count, length.astype(np.float32)).statistic
+                assert over["spearman"] == pytest.approx(expected, abs=2e-3)
+            for one in (found.figure(measure, name, state) for measure in OVERALL if state != "raw"):
+                raw = found.figure(one.measure, name).value
+                assert one.change.value == pytest.approx(one.value.value - raw.value, abs=1e-12)
+                assert one.change.low <= one.change.high
+                assert one.value.low <= one.value.high
+
+
+def test_a_draw_is_the_value_of_texts_that_are_repeated(planted: LoadedModel, counts: TokenCounts) -> None:
+    drawn = drawn_of(planted, counts, some_texts(40, 3))
+    vectors = np.random.default_rng(0).normal(1, 1, (len(drawn.text), 6))
+    measure = measure_of(drawn, 3)
+    drawn_again = measure.replicates(vectors)
+    units = vectors / np.linalg.norm(vectors, axis=1)[:, None]
+    cosine = units @ units.T
+    for number in range(4):
+        weight = measure.weights[number][measure.text]
+        pairs = np.outer(weight, weight) * (drawn.text[:, None] != drawn.text)
+        assert drawn_again["anisotropy"][number] == pytest.approx((cosine * pairs).sum() / pairs.sum())
+        for band in range(3):
+            mine = pairs * np.outer(drawn.band == band, drawn.band == band)
+            assert drawn_again["cosine"][band, number] == pytest.approx((cosine * mine).sum() / mine.sum())
+            mine = mine * (drawn.id[:, None] != drawn.id)
+            assert drawn_again["cosine_types"][band, number] == pytest.approx((cosine * mine).sum() / mine.sum())
+        mine = pairs * np.outer(drawn.band == 0, drawn.band == 2)
+        assert drawn_again["between"][number] == pytest.approx((cosine * mine).sum() / mine.sum())
+        repeated = np.repeat(np.arange(len(weight)), weight.astype(int))
+        rho = stats.spearmanr(drawn.count[repeated], np.linalg.norm(vectors, axis=1)[repeated]).statistic
+        assert drawn_again["spearman"][number] == pytest.approx(rho)
+    first = measure.replicates(vectors, 1)
+    for name, every in drawn_again.items():
+        np.testing.assert_allclose(first[name], every[..., :1], atol=1e-12)
+
+
+def test_pairs_of_one_text_or_type_are_left_out_by_hand() -> None:
+    # Two texts: the first has (1, 0) twice, the second (0, 1) and (1, 0). Pairs of different texts: cosines 0, 1, 0, 1.
+    sums, sizes = np.array([[2.0, 0.0], [1.0, 1.0]]), np.array([2.0, 2.0])
+    assert across((sums, sizes), (sums, sizes), np.ones((1, 2)))[0] == pytest.approx(0.5)
+    assert np.isnan(across((sums, sizes), (sums, sizes), np.array([[2.0, 0.0]]))[0])
+    # Of (1, 0), (1, 0), (0, 1) the first two are of one type: the cosines with the third are 0.
+    units = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    assert mean_cosine(units)[0] == pytest.approx(1 / 3)
+    assert of_other_types(units, np.ones((1, 3)), [np.array([0, 1])])[0] == pytest.approx(0)
+    assert np.isnan(of_other_types(units[:2], np.ones((1, 2)), [np.array([0, 1])])[0])
+    vectors = unit(np.random.default_rng(2).normal(size=(9, 4)))
+    ones, weights = np.ones(9), np.random.default_rng(3).integers(0, 3, (5, 9)).astype(float)
+    assert across((vectors, ones), (vectors, ones), weights) == pytest.approx(mean_cosine(vectors, weights))
+
+
+def test_a_dimension_that_frequent_tokens_carry_makes_them_alike(words: Callable[..., Any]) -> None:
+    loaded = wrap(FAMILIES["llama"], words())  # its embeddings enter the stream as they are
+    with torch.no_grad():
+        loaded.model.embed_tokens.weight[5 : 5 + FREQUENT, PLANTED] = 12.0
+    options = replace(FEW, mode="writes", embeddings=True)
+    found = frequency_bands(loaded, some_texts(70, 1), counted(loaded.tokenizer), options)
+
+    def one(measure: str, state: str = "raw", band: int | None = None) -> Any:
+        return found.figure(measure, "embeddings", state, band)
+
+    assert one("cosine_types", band=-1).value.low > 0.8
+    assert abs(one("cosine_types", band=0).value.value) < 0.4
+    assert one("types_gap").value.low > 0.5
+    assert one("norm_ratio").value.low > 2
+    assert one("spearman").value.low > 0.5
+    assert one("cosine_types", "clip", -1).value.high < 0.5
+    assert one("types_gap", "clip").change.high < -0.4
+    assert one("norm_ratio", "clip").change.high < -1
+    assert one("spearman", "clip").change.high < -0.3
+    # no random dimension does as much
+    gap = one("types_gap", "clip")
+    assert gap.p == pytest.approx(1 / 7)
+    assert len(gap.random) == 6
+    assert max(map(abs, gap.random)) < abs(gap.change.value) / 4
+    assert all((row.random, row.p) == ((), None) for row in found.figures if row.state != "clip" or row.count != ALL)
+    # without what the embeddings write, the dimension is empty from the first layer on
+    assert found.mode == "removed_writes with embeddings"
+    cosines = [values(found, "cosine", "embeddings", state) for state in ("off", "clip")]
+    assert cosines[0] == pytest.approx(cosines[1], abs=1e-6)
+    for layer in ("0", "1", "2"):
+        assert found.figure("types_gap", layer).value.low > 0.3
+        assert found.figure("types_gap", layer, "off").change.high < -0.2
+
+
+def test_switching_off_begins_in_the_first_block(found: FrequencyBands) -> None:
+    for measure in OVERALL:
+        assert found.figure(measure, "embeddings", "off").value == found.figure(measure, "embeddings").value
+    # what the first block writes is what clipping leaves of it; the next blocks did without the dimension
+    for measure in ("cosine", "norm"):
+        assert values(found, measure, "0", "off") == pytest.approx(
+            values(found, measure, "0", "clip"), rel=1e-5, abs=1e-5
+        )
+    off, clip = (found.figure("anisotropy", "2", state).value.value for state in ("off", "clip"))
+    assert abs(off - clip) > 1e-4
+    assert found.mode == "zeroed_weights"
+
+
+def test_means_over_blocks_are_drawn_together(planted: LoadedModel, counts: TokenCounts, found: FrequencyBands) -> None:
+    for state in ("raw", "clip", "off"):
+        for measure in OVERALL:
+            mean = np.mean([found.figure(measure, layer, state).value.value for layer in ("0", "1", "2")])
+            assert found.figure(measure, state=state).value.value == pytest.approx(mean)
+    assert all(found.figure(measure, state="clip").p is not None for measure in OVERALL)
+    drawn = drawn_of(planted, counts, some_texts(70, 1))
+    tokens = tokenise(planted, some_texts(70, 1), max_length=9)
+    vectors = gather(planted, tokens, tokens.single(drawn.text, drawn.place), ReadOptions(layers=(0, 1, 2)))
+    again = measure_of(drawn, 40)
+    draws = np.mean([again.replicates(one)["types_gap"] for one in vectors.values], axis=0)
+    low, high = np.percentile(draws[1:], [2.5, 97.5])
+    gap = found.figure("types_gap").value
+    assert (gap.low, gap.high) == pytest.approx((low, high))
+
+
+def test_batches_of_one_and_of_eight_texts_are_the_same(planted: LoadedModel, counts: TokenCounts) -> None:
+    texts = some_texts(24, 4)
+    options = replace(FEW, n_bootstrap=20, n_random=1)
+    one, eight = (
+        frequency_bands(planted, texts, counts, replace(options, read=ReadOptions(batch_size=size))) for size in (1, 8)
+    )
+    assert one.bands == eight.bands
+    for first, second in zip(one.figures, eight.figures, strict=True):
+        if first.measure != "spearman":
+            numbers = [(row.value.value, row.value.low, row.change.value, *row.random) for row in (first, second)]
+            np.testing.assert_allclose(*numbers, atol=1e-5, rtol=1e-5, equal_nan=True)
+
+
+def test_what_was_measured_is_said_and_read_back(found: FrequencyBands) -> None:
+    assert (found.about.data, found.counts) == ("made 1", "a corpus")
+    assert found.about.n_tokens == sum(band.n_tokens for band in found.bands) <= 90
+    assert (found.dims, found.about.named_by) == ((PLANTED,), "given")
+    assert all(PLANTED not in dims and len(dims) == 1 for dims in found.random_sets)
+    assert to_json(from_json(to_json(found))) == to_json(found)
+    frame = found.to_pandas()
+    assert len(frame) == 5 * 3 * (6 + 3 * 3)  # four layers and all blocks, three states, of all bands and of each
+    row = frame[(frame.layer == "1") & (frame.state == "clip") & (frame.measure == "types_gap")].iloc[0]
+    gap = found.figure("types_gap", "1", "clip")
+    assert (row.value, row.change, row.change_low, row.p) == (gap.value.value, gap.change.value, gap.change.low, gap.p)
+    with pytest.raises(BadInput, match="no types_gap / 9 / raw / all in this result; there are "):
+        found.figure("types_gap", "9")
+    (section,) = found.sections()
+    table = next(one for one in section.tables if one.title == "Most frequent band and rarest band")
+    assert {row[0] for row in table.rows} == {"blocks"}
+    assert len(table.rows) == 3 * len(OVERALL)
+
+
+def test_the_picture_draws_each_band_and_each_state(found: FrequencyBands) -> None:
+    spec = found.chart().spec
+    for panel, measure in zip(spec["vconcat"], ("norm", "cosine_types", "norm_ratio", "types_gap"), strict=True):
+        points = panel["layer"][-1]["data"]["values"]
+        groups = {band.count for band in found.bands} if measure in BY_BAND else {"raw", "clip", "off"}
+        assert {point["group"] for point in points} == groups
+        assert {point["layer"] for point in points} == {"embeddings", "0", "1", "2"}
+
+
+def test_a_run_measures_what_its_rows_do_not_hold(
+    planted: LoadedModel, counts: TokenCounts, found: FrequencyBands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, gather_drawn, read = tmp_path / "rows.jsonl", passes.gather_drawn, list[Any]()
+
+    def watched(*given: Any, **more: Any) -> Any:
+        read.append(given[3].layers)
+        return gather_drawn(*given, **more)
+
+    def whole() -> FrequencyBands:
+        made = frequency_bands(planted, some_texts(70, 1), counts, FEW, rows=rows)
+        return replace(made, provenance=found.provenance)
+
+    monkeypatch.setattr(passes, "gather_drawn", watched)
+    assert to_json(whole()) == to_json(found)
+    lines = rows.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 2 + 4 * (2 + 6) + 4  # whose they are; what is drawn; read with sets clipped; read with it off
+    rows.write_bytes(b"".join(lines[:-1]) + lines[-1][:30])
+    assert to_json(whole()) == to_json(found)
+    assert read == [(-1, 0, 1, 2)] * 2 + [(2,)]
+    for name in ("gather_drawn", "tokenise"):
+        monkeypatch.setattr(passes, name, None)  # nothing is missing, so nothing is read
+    assert to_json(whole()) == to_json(found)
+
+
+def test_outliers_are_named_by_the_weights_or_are_the_strongest(words: Callable[..., Any]) -> None:
+    loaded = wrap(FAMILIES["bert"], words())
+    counts, texts = counted(loaded.tokenizer), some_texts(40, 5)
+    options = replace(FEW, dims="find", mode="none", n_random=0, n_bootstrap=20, read=ReadOptions(layers=(-1,)))
+    found = frequency_bands(loaded, texts, counts, options)
+    assert len(found.dims) == 2
+    assert found.about.named_by == "largest |z| in the weights, as the scan names none"
+    assert any(note.startswith("the scan names no outlier") for note in found.notes)
+    assert ({row.state for row in found.figures}, found.mode, found.random_sets) == ({"raw", "clip"}, "", ())
+    with pytest.raises(BadInput, match="no types_gap / blocks / raw / all in this result"):
+        found.figure("types_gap")
+    with torch.no_grad():
+        for layer in loaded.model.encoder.layer:
+            layer.output.LayerNorm.weight[7] = 30
+            layer.output.LayerNorm.bias[7] = 30
+    named = frequency_bands(loaded, texts, counts, options)
+    assert named.dims == (7,)
+    assert named.about.named_by == "the scan of the weights, at 3 sigma"
+
+
+@pytest.mark.parametrize("family", ["llama", "bart"])
+def test_other_families_and_ways_of_switching_off(family: str, words: Callable[..., Any]) -> None:
+    loaded = wrap(FAMILIES[family], words())
+    counts = counted(loaded.tokenizer)
+    counts = replace(counts, special=np.zeros_like(counts.special)) if family == "llama" else counts
+    texts = some_texts(40, 6)
+    options = replace(FEW, n_random=0, n_bootstrap=20, mode="zero")
+    found = frequency_bands(loaded, texts, counts, options)
+    last = found.figures[-1].layer if found.figures[-1].layer != "blocks" else str(found.about.layers[-1])
+    assert values(found, "norm", "0", "off") == pytest.approx(values(found, "norm", "0", "clip"), rel=1e-5)
+    assert found.figure("anisotropy", last, "off").value != found.figure("anisotropy", last, "clip").value
+    mean = frequency_bands(loaded, texts, counts, replace(options, mode="mean"))
+    assert mean.figure("anisotropy", last, "off").change != found.figure("anisotropy", last, "off").change
+    assert mean.mode == "edited_hidden mean"
+
+
+def test_what_cannot_be_measured_is_said(planted: LoadedModel, counts: TokenCounts) -> None:
+    texts = some_texts(40, 7)
+    flat = replace(counts, counts=np.zeros_like(counts.counts))
+    with pytest.raises(
+        BadInput, match="tokens of these texts have the same count in a corpus, so none is frequent or rare"
+    ):
+        frequency_bands(planted, texts, flat, FEW)
+    with pytest.raises(BadInput, match=r"only [123] texts hold a token that occurs .* times in a corpus; at least 4"):
+        frequency_bands(planted, texts.first(4), counts, FEW)
+    with pytest.raises(BadInput, match="dimension 16 does not exist; stream model has dimensions 0 to 15"):
+        frequency_bands(planted, texts, counts, replace(FEW, dims=(16,)))
+    with pytest.raises(BadInput, match="no dimension is named"):
+        frequency_bands(planted, texts, counts, replace(FEW, dims=()))
+    short = replace(counts, counts=counts.counts[:9], special=counts.special[:9], tokens=counts.tokens[:9])
+    with pytest.raises(BadInput, match="a corpus counts 9 ids, and the tokenizer of"):
+        frequency_bands(planted, texts, short, FEW)
+    for wrong, message in (
+        ({"mode": "resample"}, "mode resample permutes values among the tokens of a batch"),
+        ({"mode": "magic"}, "unknown mode 'magic'"),
+        ({"embeddings": True}, "embeddings belongs to mode writes, not to weights"),
+        ({"n_bands": 1}, "n_bands is 1; it must be at least 2"),
+        ({"n_bootstrap": 2}, "n_bootstrap is 2; it must be at least 20"),
+        ({"n_random": -1}, "n_random is -1; it must be at least 0"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            replace(FEW, **wrong)
+    many = replace(FEW, n_bands=9, tokens_per_band=1000, mode="none", n_random=0, n_bootstrap=20)
+    notes = frequency_bands(planted, texts, counts, many).notes
+    assert any("tokens instead of 1,000: no more texts hold one" in note for note in notes)
+
+
+def test_the_command_prints_writes_and_draws(
+    planted: LoadedModel, counts: TokenCounts, run: Any, tmp_path: Path
+) -> None:
+    folder, data, table = tmp_path / "model", tmp_path / "a.txt", tmp_path / "counts.parquet"
+    planted.model.float().save_pretrained(folder)
+    planted.tokenizer.save_pretrained(folder)  # type: ignore[union-attr]
+    planted.model.double()
+    data.write_text("\n".join(some_texts(60, 1).texts), "utf-8")
+    write_counts(counts, table)
+    call = ["geometry", str(folder), "--bands", str(table), "--data", str(data), "--n-bands", "3"]
+    call += ["--bootstrap", "20", "--random", "3", "--tokens-per-band", "30", "--no-progress", "--device", "cpu"]
+    call += ["--dims", "5", "--dtype", "float32"]
+    out, chart = tmp_path / "f.json", tmp_path / "f.html"
+    code, text, error = run(*call, "-v", "-o", str(out), "--chart", str(chart))
+    assert code == 0, error
+    assert "without special tokens; frequencies of a corpus, " in text
+    assert "dimensions off inside the network by zeroed_weights" in text
+    assert "dimensions: given" in text
+    assert re.search(r"^1,000,000 +4 ", text, re.MULTILINE)
+    found = from_json(out.read_bytes())
+    assert found.provenance.command.startswith("outlierlens geometry ")
+    assert found.figure("types_gap", "embeddings", "clip").change.value != 0
+    assert "frequent and rare tokens in space" in chart.read_text("utf-8")
+    code, text, error = run(*call, "--mode", "none", "--layers", "last", "--limit", "40", "--json")
+    assert code == 0, error
+    document = json.loads(text)
+    assert (document["about"]["n_texts"], document["mode"]) == (40, "")
+    assert set(document["figures"]["layer"]) == {"2", "blocks"}
+    for more, message in (
+        (["--dims", "99"], "dimension 99 does not exist"),
+        (["--embeddings"], "embeddings belongs to mode writes"),
+        (["--bands", "nowhere.parquet"], "nowhere.parquet: no such file of token counts"),
+        (["--pairs", "5"], "--pairs is not for --bands"),
+        (["--fixes", "raw"], "--fixes, as --clip, --fit-data and --fit-limit, is not for --bands"),
+    ):
+        start = call.index(more[0]) if more[0] in call else len(call)
+        code, _, error = run(*call[:start], *more, *call[start + len(more) :])
+        assert code == 1
+        assert message in error
+    start = call.index("--bands")
+    code, _, error = run(*call[:start], *call[start + 2 :])
+    assert code == 1
+    assert "--n-bands belongs to --bands" in error
+
+
+@pytest.mark.real
+def test_frequent_tokens_of_minilm_are_told_from_rare_ones(sample: Any, evaluation_data: Path) -> None:
+    from outlierlens.data.texts import read_texts
+    from outlierlens.models.load import LoadOptions, load_model
+
+    loaded = load_model(sample("minilm-l6"), LoadOptions(dtype="float32", device="cpu"))
+    counts = read_counts(evaluation_data / "token_counts" / "bert-base-uncased_wiki.parquet", loaded.tokenizer)
+    texts = read_texts(evaluation_data / "glue" / "sst2" / "validation.parquet", limit=60)
+    options = GeometryOptions(
+        n_bands=3, tokens_per_band=60, read=ReadOptions(layers=(-1, 4)), mode="none", n_random=3, n_bootstrap=30
+    )
+    found = frequency_bands(loaded, texts, counts, options)
+    assert found.bands[-1].low > 10 * found.bands[0].high
+    assert "the" in found.bands[-1].examples
+    assert found.figure("norm_ratio", "embeddings").value.high < 1  # frequent tokens' embeddings are the shorter ones

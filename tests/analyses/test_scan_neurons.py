@@ -1,0 +1,74 @@
+"""Neurons that their weights single out: the bound against brute force, a planted one, and random weights."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from architectures import FAMILIES, build
+from outlierlens.analyses.scan import scan
+from outlierlens.detection.weights import TIMES, ScanOptions, _reach
+from outlierlens.errors import BadInput
+from outlierlens.results.document import from_json, to_json
+
+PLANTED = {"llama": "mlp.down_proj", "phi3": "mlp.down_proj", "gpt2": "mlp.c_proj", "bert": "output.dense"}
+NEURON = 5
+
+
+def test_the_largest_value_is_that_of_an_eigenvector() -> None:
+    random = np.random.default_rng(0)
+    up, gate = random.standard_normal((2, 7, 12))
+    both = np.einsum("ni,nj->nij", up, gate)
+    largest = np.abs(np.linalg.eigvalsh((both + both.transpose(0, 2, 1)) / 2)).max(1)
+    np.testing.assert_allclose(_reach([up, gate]), 12 * largest)
+    np.testing.assert_allclose(_reach([up]), np.sqrt(12) * np.linalg.norm(up, axis=1))
+
+
+def test_random_rows_are_never_named() -> None:
+    for draw in range(200):
+        random = np.random.default_rng(draw)
+        for rows in ([random.standard_normal((256, 16))], list(random.standard_normal((2, 256, 16)))):
+            reach = _reach(rows)
+            assert reach.max() < TIMES / 2 * np.median(reach)
+
+
+@pytest.mark.parametrize("family", PLANTED)
+def test_a_planted_neuron_is_named_by_block_and_number(family: str, tmp_path: Path) -> None:
+    model: Any = build(FAMILIES[family])
+    linear = f".1.{PLANTED[family]}"
+    width = FAMILIES[family].config.get("hidden_size") or FAMILIES[family].config["n_embd"]
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if ".1." not in name or weight.ndim != 2 or "att" in name:
+                continue
+            if name.endswith(f"{linear}.weight"):
+                (weight if family != "gpt2" else weight.T)[3, NEURON] = 9.0
+            elif weight.numel() != width * width:
+                (weight if family != "gpt2" else weight.T)[NEURON] = 3.0
+                if family == "phi3":
+                    weight[len(weight) // 2 + NEURON] = 3.0
+    model.save_pretrained(tmp_path)
+    found = scan(str(tmp_path), ScanOptions(stack="mlp"))
+    assert not found.stacks
+    (neuron,) = found.neurons
+    assert neuron.neuron == f"1:{NEURON}"
+    assert (neuron.dim, round(neuron.weight, 3)) == (3, 9.0)
+    assert (found.about.dims, [row["neuron"] for row in found.records()]) == ((f"1:{NEURON}",), [f"1:{NEURON}"])
+    assert to_json(from_json(to_json(found))) == to_json(found)
+
+
+def test_where_there_are_no_neurons_one_line_says_so(tmp_path: Path) -> None:
+    build(FAMILIES["mixtral"]).save_pretrained(tmp_path)
+    with pytest.raises(BadInput, match="has no MLP axis"):
+        scan(str(tmp_path), ScanOptions(stack="mlp"))
+    with pytest.raises(BadInput, match="--stack must be one of model, not 'encoder'"):
+        scan(str(tmp_path), ScanOptions(stack="encoder"))
+
+
+@pytest.mark.real
+def test_smollm2_has_the_neuron_of_its_super_weight() -> None:
+    found = scan("smollm2-135m", ScanOptions(stack="mlp")).neurons
+    one = next(one for one in found if one.neuron == "11:1229")
+    assert one.dim == 507

@@ -1,0 +1,314 @@
+"""`outlierlens sweep` end to end on tiny saved models: what it says, going on, refusals, and the report that shows it."""
+
+import importlib.util
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlierlens.analyses.sweep import measure
+from outlierlens.analyses.sweep.finding import Sweep
+from outlierlens.errors import BadInput
+from outlierlens.options import parse_sets
+from outlierlens.results.document import from_json, load, save
+from outlierlens.tasks.base import TaskReading
+
+pytestmark = pytest.mark.usefixtures("no_picture_files")
+FEW = ("--random", "4", "--matched", "2", "--random-texts", "4", "--max-length", "8", "--gradients", "8")
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(" ".join(f"w{(7 * i + j * j) % 35}" for j in range(8 + i % 5)) for i in range(24)))
+    return str(path)
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path]:
+    """The one file of rows that the commands of a test keep."""
+    monkeypatch.setenv("OUTLIERLENS_RUNS", str(tmp_path / "runs"))
+
+    def rows() -> Path:
+        (file,) = (tmp_path / "runs").glob("*/*.jsonl")
+        return file
+
+    return rows
+
+
+@pytest.fixture
+def swept(model_folder: Any, text: str, run: Any, tmp_path: Path, kept: Any) -> Any:
+    """Runs a small sweep of a tiny model and returns (sweep, stdout, stderr)."""
+
+    def call(*arguments: str, model: str = "", out: str = "sweep.json") -> tuple[Sweep, str, str]:
+        words = ("sweep", model or model_folder(), "--data", text, *FEW, "-o", str(tmp_path / out), "--no-progress")
+        code, stdout, stderr = run(*words, *arguments)
+        assert code == 0, stderr
+        return load(tmp_path / out), stdout, stderr
+
+    return call
+
+
+def comparable(sweep: Sweep) -> Sweep:
+    """A sweep without what differs from run to run."""
+    return replace(sweep, provenance=replace(sweep.provenance, created="", command=""))
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "kind", "task", "a_text"),
+    [
+        ("gpt2", "CausalLM", "causal", "causal loss", "block of 8 tokens"),
+        ("bert", "MaskedLM", "masked", "masked loss", "line of at most 8 tokens"),
+        ("bert", "", "masked", "output change", "line of at most 8 tokens"),
+    ],
+)
+def test_every_dimension_of_each_kind_of_model(
+    family: str, head: str, kind: str, task: str, a_text: str, model_folder: Any, swept: Any
+) -> None:
+    sweep, stdout, _ = swept("--json", model=model_folder(family, head, kind))
+    assert from_json(stdout) == sweep
+    assert (sweep.about.task, sweep.text) == (task, a_text)
+    assert [effect.dims for effect in sweep.singles()] == [(dim,) for dim in range(16)]
+    assert "outlierlens sweep" in sweep.provenance.command
+
+
+def test_a_model_whose_texts_begin_with_a_token_says_so(model_folder: Any, text: str, run: Any, swept: Any) -> None:
+    model = model_folder("llama", "CausalLM", "begun")
+    sweep, stdout, _ = swept(model=model)
+    begins = "every block begins with [CLS], as the tokenizer begins a text: among its 8 tokens, and not predicted"
+    assert begins in sweep.notes
+    assert f"note: {begins}" in stdout
+    code, stdout, err = run("ablate", model, "--dims", "3", "--data", text, "--max-length", "8", "--random", "1")
+    assert code == 0, err
+    assert f"note: {begins.replace('block', 'window')}" in stdout
+
+
+def test_the_table_says_what_was_measured(swept: Any) -> None:
+    sweep, stdout, _ = swept("--sets", "3,5")
+    best = sweep.top(1)[0]
+    assert f"causal loss (nats per token) on {sweep.about.n_texts} texts of {sweep.about.data}" in stdout
+    assert "A text is a block of 8 tokens; intact " in stdout
+    lines = stdout.splitlines()
+    row = lines[next(place for place, line in enumerate(lines) if line.startswith("off  ")) + 1]
+    assert row.startswith(best.label)
+    assert f"{best.change.value:+.3g}" in row
+    null = sweep.nulls[0]
+    assert re.search(rf"^3, 5 +random +{null.n} +{null.n_texts} ", stdout, re.MULTILINE)
+    assert f"Cost: {sweep.cost.total:,} evaluations of a text" in stdout
+
+
+def test_a_finished_sweep_is_made_again_from_its_rows_alone(swept: Any, kept: Any) -> None:
+    sweep, _, err = swept()
+    assert "is taken from there" not in err
+    rows = kept().read_bytes()
+    same, _, err = swept(out="again.json")
+    assert f"{kept()}: every measurement is taken from there" in err
+    assert kept().read_bytes() == rows
+    assert comparable(same) == comparable(sweep)
+
+
+def test_what_is_wanted_beyond_the_rows_is_measured_and_the_rows_only_grow(swept: Any, kept: Any) -> None:
+    few, _, _ = swept("--dims", "3,5", "--no-found-set")
+    rows = kept().read_text()
+    every, _, err = swept("--no-found-set", out="all.json")
+    assert "is taken from there" not in err
+    assert kept().read_text().startswith(rows)
+    assert [effect.label for effect in few.effects] == ["3", "5"]
+    assert len(every.effects) == 16
+    for effect in few.effects:
+        assert every.effect(effect.dims[0]).change.value == pytest.approx(effect.change.value, abs=1e-6)
+    again, _, err = swept("--no-found-set", "--overwrite", out="all.json")
+    assert f"{kept()}: what an earlier run measured is dropped (--overwrite)" in err
+    assert [effect.n_texts for effect in again.effects] == [effect.n_texts for effect in every.effects]
+
+
+def test_dimensions_sets_and_windows_as_asked_for(swept: Any) -> None:
+    sweep, _, _ = swept("--dims", "none", "--sets", "3,5;7,1", "--no-found-set", out="sets.json")
+    assert [effect.label for effect in sweep.effects] == ["3, 5", "1, 7"]
+    assert {null.kind for null in sweep.nulls} == {"random", "ordinary", "matched"}
+    sweep, stdout, _ = swept("--dims", "5", "--windows", "single", "--no-found-set", out="windows.json")
+    assert [effect.window for effect in sweep.effects] == ["layer 0", "layer 1", "layer 2"]
+    assert "3 windows (layer 0 … layer 2)" in stdout
+    assert re.search(r"^layer 2 +[+-]", stdout, re.MULTILINE)
+    sweep, _, _ = swept("--dims", "5", "--windows", "from", "--layers", "1-2", "--no-found-set", out="from.json")
+    assert [effect.layers for effect in sweep.effects] == [(1, 2), (2,)]
+
+
+def test_found_means_what_the_weights_name(swept: Any, model_folder: Any) -> None:
+    from outlierlens.analyses.scan import scan
+
+    model = model_folder("bert", "MaskedLM", "masked")
+    named = scan(model).stacks[0].dims
+    sweep, stdout, _ = swept("--dims", "find", "--sets", "3,5", model=model)
+    assert sweep.found == named
+    assert [effect.dims for effect in sweep.singles()] == [(dim,) for dim in named]
+    assert ("The weights name no dimension here." in stdout) == (not named)
+
+
+def test_a_text_may_be_a_line_and_every_text_may_be_measured(swept: Any, text: str) -> None:
+    sweep, stdout, _ = swept("--lines", "--exact", "--dims", "3,5", "--no-found-set", "--batch-size", "4")
+    assert sweep.text.startswith("line")
+    assert sweep.about.n_texts == len(Path(text).read_text().splitlines())
+    assert {effect.n_texts for effect in sweep.effects} == {sweep.about.n_texts}
+    assert sweep.method == "exact"
+    assert "times what was spent" not in stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dims", "0-3:5"], "--dims '0-3:5' names layers; name dimensions"),
+        (["--dims", "most"], "cannot read dimensions 'most'"),
+        (["--sets", "0:3,5"], "cannot read sets '0:3,5'; write 100,247;507,100"),
+        (["--batch-size", "many"], "--batch-size is 'many'; use auto or a number of rows"),
+        (["--batch-size", "0"], "--batch-size is 0; it must be at least 1"),
+        (["--engine", "slurm"], 'Choose from: "local", "ray".'),
+        (["--workers", "2"], "--cpus-per-worker and --gpus-per-worker belong to --engine ray"),
+        (["--chart", "x.gif"], "the ending says what is drawn; use .html, .svg, .png, .json"),
+        (["--plan", "3,5"], "--plan '3,5' names no layers; write 0-9:896;10-16:678,896, or use --sets"),
+        (["--windows", "some"], 'Choose from: "all", "single", "from", "upto".'),
+        (["--mode", "half"], 'Invalid value "half" for --mode'),
+        (["--tolerance", "0"], "--tolerance is 0.0"),
+        (["--task", "glue:rte", "--lines"], "--lines and --mask-seed belong to texts without labels"),
+        (["--embeddings"], "embeddings belongs to mode writes, not to mode 'weights'"),
+    ],
+)
+def test_options_are_checked_before_the_model_is_looked_for(arguments: list[str], message: str, run: Any) -> None:
+    code, out, err = run("sweep", "no-such-model", *arguments)
+    assert (code in (1, 2), out) == (True, "")
+    assert message in err
+
+
+def ray_is(*, there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have Ray look installed, or not, whatever is."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *of: (object() if there else None) if name == "ray" else find(name, *of),
+    )
+
+
+def test_ray_is_asked_for_with_what_was_given(swept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine itself is tested elsewhere: here, that the command hands it the texts, the model and the machines."""
+    from outlierlens.analyses.sweep import ray_engine
+    from outlierlens.analyses.sweep.units import Local
+
+    asked: dict[str, Any] = {}
+
+    def on_ray(texts: Any, load: Any, **options: Any) -> Any:
+        asked.update(options, n_texts=len(texts), offline=load.offline)
+        return Local
+
+    monkeypatch.setattr(ray_engine, "on_ray", on_ray)
+    ray_is(there=True, monkeypatch=monkeypatch)
+    machines = ("--engine", "ray", "--address", "head:6379", "--workers", "3", "--gpus-per-worker", "0.25", "--offline")
+    sweep, _, _ = swept(*machines, "--dims", "3")
+    wanted = {"address": "head:6379", "workers": 3, "cpus_per_worker": 1.0, "gpus_per_worker": 0.25}
+    assert asked == {**wanted, "n_texts": 24, "offline": True}
+    assert sweep.effect(3).n_texts >= 8
+
+
+def test_without_ray_the_engine_is_refused_with_the_line_that_installs_it(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray_is(there=False, monkeypatch=monkeypatch)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    code, _, err = run("sweep", "no-such-model", "--engine", "ray")
+    assert code == 1
+    assert "--engine ray needs ray, which is not installed; run in a clone of outlierlens: pip install '.[ray]'" in err
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupted")]
+)
+def test_a_signal_keeps_the_rows_and_prints_the_command_that_goes_on(
+    number: int, code: int, word: str, swept: Any, run: Any, kept: Any, model_folder: Any, text: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    before, keep = signal.getsignal(signal.SIGTERM), measure._SweepRun.keep
+
+    def watched(self: Any, key: str, value: Any) -> Any:
+        kept_now = keep(self, key, value)
+        if "differences" in value:
+            os.kill(os.getpid(), number)
+        return kept_now
+
+    monkeypatch.setattr(measure._SweepRun, "keep", watched)
+    out = tmp_path / "sweep.json"
+    arguments = ("sweep", model_folder(), "--data", text, *FEW, "-o", str(out), "--no-progress", "--overwrite")
+    asked = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is born ignoring Ctrl-C
+    try:
+        ended, stdout, err = run(*arguments)
+    finally:
+        signal.signal(signal.SIGINT, asked)
+    assert (ended, stdout) == (code, "")
+    assert f"{word}; {kept().parent} keeps what was measured; go on with: outlierlens sweep" in err
+    assert "--overwrite" not in err
+    assert signal.getsignal(signal.SIGTERM) is before
+    rows = kept().read_bytes()
+    assert rows.count(b"\n") > 1
+    assert not out.exists()
+    monkeypatch.setattr(measure._SweepRun, "keep", keep)
+    resumed, _, _ = swept()
+    assert kept().read_bytes().startswith(rows)
+    whole, _, _ = swept("--overwrite", out="whole.json")
+    for one, other in zip(resumed.effects, whole.effects, strict=True):
+        assert one.change.value == pytest.approx(other.change.value, abs=1e-6)
+        assert one.n_texts == other.n_texts
+
+
+def test_a_signal_before_the_first_row_says_so(run: Any, kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(TaskReading, "read", never)
+    code, _, err = run("sweep", "no-such-model")
+    assert code == 143
+    assert err == "terminated; nothing was measured yet; start again with: outlierlens sweep no-such-model\n"
+
+
+def test_a_report_shows_sweeps(swept: Any, run: Any, model_folder: Any, text: str, tmp_path: Path) -> None:
+    sweep, _, _ = swept()
+    saved, out = str(tmp_path / "sweep.json"), tmp_path / "report"
+    few = ("--dims", "3", "--random", "1", "--matched", "1", "--no-progress")
+    code, _, err = run("report", model_folder(), "--data", text, *few, "-o", str(out), "--sweep", saved)
+    assert code == 0, err
+    data = load(out / "results.json")
+    assert data.sweeps == (sweep,)
+    assert not any("in another precision" in note for note in data.notes)
+    assert "switched-off-in-turn" in (out / "report.html").read_text("utf-8")
+    code, _, err = run("report", str(out / "results.json"), "--sweep", saved)
+    assert code == 0, err
+    assert load(out / "results.json").sweeps == (sweep,)  # it was there already
+    stranger = replace(sweep, provenance=replace(sweep.provenance, fingerprint="00"))
+    save(stranger, tmp_path / "stranger.json")
+    code, _, err = run("report", str(out / "results.json"), "--sweep", str(tmp_path / "stranger.json"))
+    assert (code, "(fingerprint 00), not of" in err) == (1, True)
+    other = replace(sweep, provenance=replace(sweep.provenance, fingerprint="00", dtype="bfloat16"))
+    save(other, tmp_path / "other.json")
+    code, _, err = run("report", str(out / "results.json"), "--sweep", str(tmp_path / "other.json"))
+    assert code == 0, err
+    data = load(out / "results.json")
+    assert data.sweeps == (sweep, other)
+    assert any("in another precision than the rest of this report" in note for note in data.notes)
+    results = str(out / "results.json")
+    code, _, err = run("report", results, "--sweep", results)
+    assert code == 1
+    assert "holds a ReportData; --sweep takes what sweep -o writes" in err
+    save(replace(sweep, width=768), tmp_path / "wide.json")
+    code, _, err = run("report", results, "--sweep", str(tmp_path / "wide.json"))
+    assert code == 1
+    assert "3 layers × 768, which" in err
+
+
+def test_sets_as_text() -> None:
+    assert parse_sets("100,247; 507,100") == ((100, 247), (507, 100))
+    with pytest.raises(BadInput, match="cannot read dimensions '1,2;'"):
+        parse_sets("1,2;")
