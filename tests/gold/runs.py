@@ -12,6 +12,8 @@ ASIDE = frozenset(("created", "libraries", "version", "command", "path", "folder
 # Commands that see a model trained here: on another processor its weights have other last bits.
 TRAINED = frozenset(("lab pretrain", "track", "lab finetune",
                      "replicate kovaleva-glue", "replicate puccetti-glue"))  # fmt: skip
+# Counts of comparisons between float32 numbers that are nearly equal here: the last bits of a processor decide them.
+COUNTED = {"attention": {"p"}, "replicate puccetti": {"p"}, "probe": {"weight_rank"}}
 MACHINE = {"doctor", "fetch"}  # what they say is of this machine
 
 
@@ -27,7 +29,7 @@ def results(said: dict[str, every_command.Said], folder: Path) -> dict[str, Any]
             document = one.out.splitlines()
         if name == "report":
             document = json.loads((folder / "report" / "results.json").read_text("utf-8"))
-        aside = ASIDE | {"fingerprint"} if name in TRAINED else ASIDE
+        aside = ASIDE | COUNTED.get(name, set()) | ({"fingerprint"} if name in TRAINED else set())
         found[name] = brief(lasting(document, str(folder), aside))
     return found
 

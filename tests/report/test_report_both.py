@@ -38,15 +38,15 @@ def test_the_comparison_leads_and_both_lists_follow(base: ReportData) -> None:
     assert said[0] == "smollm2-135m → tuned: 100, 507 stayed; 31 came; 247 went."
     assert said[1].startswith("smollm2-135m: With 100, 247, 507 off the causal loss changes by +6.9 nats per token")
     assert any(one.startswith("tuned: With 31, 100, 507 off the causal loss changes by +2 nats") for one in said)
-    titles = [section.title for section in both.parts()]
-    own = [f"smollm2-135m: {one.title}" for one in base.parts()]
+    titles = [section.title for section in both.page_sections()]
+    own = [f"smollm2-135m: {one.title}" for one in base.page_sections()]
     assert titles[0] == "Against other checkpoints: 31, 100, 247, 507"
     assert titles[1 : 1 + len(own)] == own
     assert titles[1 + len(own) :] == [
         "tuned: Outliers in the weights: 31, 100, 507",
         "tuned: Switched off: 31, 100, 507",
     ]
-    names = [chart.name for section in both.parts() for chart in section.charts]
+    names = [chart.name for section in both.page_sections() for chart in section.charts]
     assert len(set(names)) == len(names)
     assert {"against-other-checkpoints", "a-weights-scale", "b-weights-scale", "b-switched-off"} <= set(names)
     steps = {step.topic: step for step in reversed(both.advice())}
@@ -60,7 +60,7 @@ def test_the_same_model_twice_has_two_names(base: ReportData) -> None:
     both = Both((base, base))
     assert both.names == ("smollm2-135m (A)", "smollm2-135m (B)")
     assert both.advice()[0].text.startswith("What protects one protects the other")
-    assert both.parts()[1].title.startswith("smollm2-135m (A): ")
+    assert both.page_sections()[1].title.startswith("smollm2-135m (A): ")
 
 
 def test_models_of_different_width_and_depth_are_shown_and_not_compared(base: ReportData) -> None:
@@ -72,7 +72,7 @@ def test_models_of_different_width_and_depth_are_shown_and_not_compared(base: Re
     )
     assert "small: What switching them off does was not measured." in said
     assert said[-1].startswith("No dimension is held against its counterpart: smollm2-135m has other streams")
-    assert [section.name[:2] for section in both.parts()] == ["a-", "a-", "a-", "b-"]
+    assert [section.name[:2] for section in both.page_sections()] == ["a-", "a-", "a-", "b-"]
 
 
 def test_none_in_either(base: ReportData) -> None:

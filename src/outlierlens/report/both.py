@@ -1,7 +1,7 @@
 """Two reports on one page: what `compare` finds of their scans, then the findings of each, one list behind the other.
 
 both = Both((load("runs/base/results.json"), load("runs/tuned/results.json")))
-both.finding(), both.advice(), both.parts()
+both.finding(), both.advice(), both.page_sections()
 """
 
 from collections.abc import Iterator
@@ -89,12 +89,12 @@ class Both:
             steps += [replace(step, text=f"{name}: {step.text}") for step in side.advice()]
         return tuple(steps)
 
-    def parts(self) -> tuple[Section, ...]:
+    def page_sections(self) -> tuple[Section, ...]:
         """What `compare` finds, then those of each report."""
         found = self.compared
         sections = [] if isinstance(found, str) else [*joined_sections(Joined((found,)))]
         for letter, name, side in zip("ab", self.names, self.sides, strict=True):
-            sections += [_of_side(one, letter, name) for one in side.parts()]
+            sections += [_of_side(one, letter, name) for one in side.page_sections()]
         return tuple(sections)
 
     @property

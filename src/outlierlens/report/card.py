@@ -23,7 +23,7 @@ def card(data: ReportData) -> str:
     lines = [HEAD, "", f"**{markdown(first)}**", "", *(f"- {markdown(sentence)}" for sentence in others)]
     lines += ["", "### What to do", ""]
     lines += [f"- {markdown(step.text)} *({markdown(step.because)})*" for step in data.advice()]
-    lines += ["", sections_markdown(data.parts()), "### Provenance", "", *_provenance(data)]
+    lines += ["", sections_markdown(data.page_sections()), "### Provenance", "", *_provenance(data)]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -76,7 +76,7 @@ def write_both(both: Both, directory: Path | str, *, overwrite: bool = False, co
 
 def charts_of(shown: ReportData | Both) -> list[Chart]:
     """Every chart of a page, in its order."""
-    return [chart for section in shown.parts() for chart in section.charts]
+    return [chart for section in shown.page_sections() for chart in section.charts]
 
 
 def _said(sentences: Sequence[str], steps: Sequence[Advice]) -> dict[str, Any]:

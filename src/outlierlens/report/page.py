@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 
 def render(data: ReportData) -> str:
     """The report as one self-contained HTML document."""
-    sections = data.parts()
+    sections = data.page_sections()
     off = [section for section in sections for damage in data.damages[:1] if section.name == damage.name]
     return _page(
         sections, data.finding(), data.remarks, kicker="report", version=data.provenance.version, tiles=tiles(data),
@@ -34,7 +34,7 @@ def render_both(both: Both, command: str = "") -> str:
     """Two reports in one self-contained HTML document; `command` makes it again."""
     sides = list(zip(both.names, both.sides, both.pages, strict=True))
     return _page(
-        both.parts(), both.finding(), both.remarks, kicker="two models", version=__version__,
+        both.page_sections(), both.finding(), both.remarks, kicker="two models", version=__version__,
         tiles=[replace(tile, text=f"{name}: {tile.text}") for name, data, _ in sides for tile in tiles(data)],
         verdicts=(), advice=both.advice(), lead=None, reports=sides, command=command, how=None,
     )  # fmt: skip

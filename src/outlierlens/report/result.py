@@ -1,7 +1,7 @@
 """What a report is made of, which is also what `results.json` holds: `ReportData`, a list of findings.
 
 data.findings                                # in the order of the table of experiments
-data.parts()                                 # what each says and shows, with the report's names in its charts
+data.page_sections()                                 # what each says and shows, with the report's names in its charts
 joined_sections(Joined((found, other)))      # likewise of any findings
 """
 
@@ -164,7 +164,7 @@ class ReportData(Result):
         table = Rows("What to do", ("for", "what", "why", "command"), steps)
         yield Section("report", self.provenance.model, self.finding(), (), (table,))
 
-    def parts(self) -> tuple[Section, ...]:
+    def page_sections(self) -> tuple[Section, ...]:
         """What every finding says and shows; its charts name the dimensions that the report names."""
         streams = [stack.stack for stack in self.scan.stacks]
         streams += [stack.stack for stack in self.observation.stacks] if self.observation else []
