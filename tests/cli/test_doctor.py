@@ -31,25 +31,9 @@ def pretend(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]) -> None:
     monkeypatch.setattr(doctor, "_modules", lambda _: [])
 
 
-@pytest.mark.parametrize(
-    ("version", "wanted", "fits"),
-    [
-        ("2.13.0+cpu", ">=2.4", True),
-        ("2.3.1", ">=2.4", False),
-        ("7.0", ">=6.31,<7", False),
-        ("6.31.0", "<7,>=6.31", True),
-        ("5", ">=5.0", True),
-        ("1.9.0.post1", ">=1.9", True),
-        ("0.1", "", True),
-    ],
-)
-def test_bounds(version: str, wanted: str, fits: bool) -> None:
-    assert doctor.satisfies(version, wanted) is fits
-
-
 def test_missing_libraries_name_extra_commands_and_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, {"filelock": "3.20"})
-    found = doctor.examine(commands=("observe",))
+    found = doctor.examine()
     assert [(one.name, one.extra, one.wanted) for one in found.libraries] == [
         ("filelock", "", ">=3.12"),
         ("torch", "models", ">=2.4"),
@@ -57,9 +41,9 @@ def test_missing_libraries_name_extra_commands_and_remedy(monkeypatch: pytest.Mo
     ]  # neither what developers need nor ourselves
     assert found.missing == ("torch", "onnx")
     models, onnx = found.lacking
-    assert (models.extra, models.libraries, models.needed_by) == ("models", ("torch",), ("observe",))
-    assert models.remedy == "run in a clone of outlierlens: pip install '.[models]'"
-    assert onnx.needed_by == ("ONNX files, and the sample distilbert-cased",)
+    assert models.startswith("missing for observe, ")
+    assert models.endswith(": torch; run in a clone of outlierlens: pip install '.[models]'")
+    assert onnx.startswith("missing for ONNX files, and the sample distilbert-cased: onnx; ")
     assert not [text for text in found.broken if "torch" in text or "onnx" in text]  # missing is not broken
 
 
@@ -74,7 +58,7 @@ def test_an_old_library_and_a_lost_one_are_broken(monkeypatch: pytest.MonkeyPatc
 def test_every_library_that_errors_name_belongs_to_a_known_extra() -> None:
     known = {one.extra for one in doctor.examine().libraries}
     assert known <= {"", *doctor.FOR_USERS}
-    assert all(doctor.use_of(extra) for extra in doctor.FOR_USERS if extra != "models")
+    assert all(map(doctor.use_of, doctor.FOR_USERS))
 
 
 def test_caches_offline_and_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: Any) -> None:
@@ -84,9 +68,6 @@ def test_caches_offline_and_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "on")
     monkeypatch.setenv("HF_TOKEN", "hf_very_secret")
-    blobs = tmp_path / "hf" / "hub" / "models--a--b" / "blobs"
-    blobs.mkdir(parents=True)
-    (blobs / "x").write_bytes(b"0" * 700)
     half = folder_of(SAMPLES["mpnet-base"])
     half.mkdir(parents=True)
     (half / "config.json").write_bytes(b"{}")
@@ -95,7 +76,6 @@ def test_caches_offline_and_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert "hf_very_secret" not in out
     assert found["variables"]["HF_TOKEN"] == "set"
     assert (found["format_version"], found["offline"]) == (1, True)
-    assert (found["hub_models"], found["hub_bytes"]) == (1, 700)
     states = {one["name"]: one["state"] for one in found["samples"]}
     assert states["mini-bert"] == "packaged"
     assert (states["mpnet-base"], states["minilm-l6"]) == ("incomplete", "not fetched")

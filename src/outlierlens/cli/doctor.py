@@ -13,13 +13,13 @@ import importlib
 import json
 import os
 import platform
-import re
 import shutil
-from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
+
+from packaging.requirements import Requirement
 
 from outlierlens import __version__
 from outlierlens.checkpoints import formats
@@ -35,7 +35,7 @@ from outlierlens.view.section import Rows
 
 PACKAGE = "outlierlens"
 FOR_USERS = ("charts", "models", "onnx", "vision", "audio", "ray", "explore")  # not dev and crosscheck
-USES = {  # extra -> what it is for, where it is neither whole commands nor a format of weights
+USES = {  # extra -> what it is for, where that is no format of weights
     "charts": "--chart FILE.svg and .png, pictures beside a report",
     "vision": "image data of observe, ablate and sweep",
     "audio": "recordings that are no PCM .wav",
@@ -48,20 +48,13 @@ VARIABLES = (
     *("NO_COLOR", "HTTPS_PROXY", "PIP_INDEX_URL"),
 )
 SECRET = ("HF_TOKEN", "HTTPS_PROXY", "PIP_INDEX_URL")  # a token, or an address that may hold a password
-_REQUIREMENT = re.compile(
-    r"([A-Za-z0-9._-]+)\s*(?:\[([^\]]*)\])?\s*([^;]*?)\s*(?:;.*extra\s*==\s*['\"]([\w-]+)['\"].*)?\Z"
-)
-_DIGITS = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
 class Library:
-    """A library of one extra ("" for those that are always needed).
+    """A library of one extra ("" for those that are always needed), as the package's metadata wants it.
 
-    Attributes:
-        installed: its version; None where it is missing.
-        wanted: the versions that will do, as in the package's metadata.
-        problem: why it cannot work though it is installed; "" where nothing is wrong.
+    `installed` is its version, None where it is missing; `problem` says why it cannot work.
     """
 
     name: str
@@ -69,16 +62,6 @@ class Library:
     wanted: str
     installed: str | None
     problem: str = ""
-
-
-@dataclass(frozen=True)
-class Lacking:
-    """What an extra would allow: its missing libraries, the commands or uses that need them, and the line that helps."""
-
-    extra: str
-    libraries: tuple[str, ...]
-    needed_by: tuple[str, ...]
-    remedy: str
 
 
 @dataclass(frozen=True)
@@ -98,7 +81,8 @@ class Diagnosis:
     Attributes:
         memory: bytes of main memory; None where the system does not say.
         devices: "cpu", "cuda:0 NAME", "mps"; None where torch was not asked.
-        free: bytes free on the disk of `cache`. hub_models: models in the hub's cache, hub_bytes their size.
+        lacking: for each extra that is not whole, what it is for, its missing libraries and the line that helps.
+        free: bytes free on the disk of `cache`; None where the system does not say.
         offline: whether HF_HUB_OFFLINE is on.
         variables: environment variables that matter and are set; secrets are only said to be set.
         broken: what is installed and cannot work, a sentence each.
@@ -111,13 +95,10 @@ class Diagnosis:
     memory: int | None
     devices: tuple[str, ...] | None
     libraries: tuple[Library, ...]
-    lacking: tuple[Lacking, ...]
+    lacking: tuple[str, ...]
     cache: str
     free: int | None
     samples: tuple[Cached, ...]
-    hub_cache: str
-    hub_models: int
-    hub_bytes: int
     offline: bool
     variables: dict[str, str]
     broken: tuple[str, ...]
@@ -128,19 +109,22 @@ class Diagnosis:
         return tuple(one.name for one in self.libraries if one.installed is None)
 
 
-def examine(*, devices: bool = False, commands: Iterable[str] = ()) -> Diagnosis:
+def examine(*, devices: bool = False) -> Diagnosis:
     """Look at this installation; nothing is changed, fetched or sent.
 
     Versions come from package metadata, so that torch is not imported (seconds, and hundreds of megabytes) unless
-    `devices` asks for it. `commands` are the names that a missing extra `models` is held against.
+    `devices` asks for it.
     """
     libraries = _libraries()
-    problems = [f"{one.name} {one.installed}: {one.problem}" for one in libraries if one.problem and one.installed]
-    problems += [f"{one.name}: {one.problem}" for one in libraries if one.problem and not one.installed]
+    problems = [f"{one.name} {one.installed or ''}".rstrip() + f": {one.problem}" for one in libraries if one.problem]
     found, wrong = _devices() if devices else (None, "")
-    samples, damaged = _samples()
+    samples = tuple(_sample(name) for name in SAMPLES)
+    damaged = [
+        f"sample {one.name} is incomplete in {one.folder}; run: outlierlens fetch {one.name}"
+        for one in samples
+        if one.state == "incomplete"
+    ]
     cache, free, unwritable = _cache()
-    hub, models, size = _hub()
     return Diagnosis(
         version=__version__,
         python=platform.python_version(),
@@ -149,13 +133,10 @@ def examine(*, devices: bool = False, commands: Iterable[str] = ()) -> Diagnosis
         memory=_memory(),
         devices=found,
         libraries=libraries,
-        lacking=_lacking(libraries, tuple(commands)),
+        lacking=_lacking(libraries),
         cache=cache,
         free=free,
         samples=samples,
-        hub_cache=hub,
-        hub_models=models,
-        hub_bytes=size,
         offline=network_is_off(),
         variables={k: "set" if k in SECRET else os.environ[k] for k in VARIABLES if os.environ.get(k)},
         broken=tuple(filter(None, (*problems, wrong, *damaged, unwritable))),
@@ -164,70 +145,51 @@ def examine(*, devices: bool = False, commands: Iterable[str] = ()) -> Diagnosis
 
 def _libraries() -> tuple[Library, ...]:
     try:
-        lines = metadata.requires(PACKAGE) or []
+        wanted = [Requirement(line) for line in metadata.requires(PACKAGE) or []]
     except metadata.PackageNotFoundError:  # run from a source tree that is not installed
         return (Library(PACKAGE, "", "", None, f"its metadata is missing; {install()}"),)
     found = []
-    for line in lines:
-        read = _REQUIREMENT.match(line)
-        if read is None or read[1] == PACKAGE or (read[4] or "") not in ("", *FOR_USERS):
-            continue
-        found.append(_library(read[1], read[4] or "", read[3].strip("() ")))
+    for one in wanted:
+        extra = next((name for name in ("", *FOR_USERS) if not one.marker or one.marker.evaluate({"extra": name})), None)
+        if one.name != PACKAGE and extra is not None:
+            found.append(_library(one, extra))
     return tuple(sorted(found, key=lambda one: (one.extra != "", one.extra, one.name.lower())))
 
 
-def _library(name: str, extra: str, wanted: str) -> Library:
+def _library(wanted: Requirement, extra: str) -> Library:
+    name, bounds = wanted.name, str(wanted.specifier)
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
         lost = f"it is needed by everything; {install()}" if not extra else ""
-        return Library(name, extra, wanted, None, lost)
-    if not satisfies(version, wanted):
-        return Library(name, extra, wanted, version, f"{wanted} is needed; {install(extra)}")
-    modules = _modules(name)
-    if modules and not any(util.find_spec(module) for module in modules):
-        return Library(name, extra, wanted, version, f"its files are gone; run: pip install --force-reinstall {name}")
-    return Library(name, extra, wanted, version)
+        return Library(name, extra, bounds, None, lost)
+    modules = [line for line in _modules(name) if line.isidentifier()]
+    problem = ""
+    if not wanted.specifier.contains(version, prereleases=True):
+        problem = f"{bounds} is needed; {install(extra)}"
+    elif modules and not any(util.find_spec(module) for module in modules):
+        problem = f"its files are gone; run: pip install --force-reinstall {name}"
+    return Library(name, extra, bounds, version, problem)
 
 
 def _modules(name: str) -> list[str]:
     """Top-level modules that a package says it brings; nothing is imported."""
-    listed = metadata.distribution(name).read_text("top_level.txt") or ""
-    return [line.strip() for line in listed.splitlines() if line.strip().isidentifier()]
+    return (metadata.distribution(name).read_text("top_level.txt") or "").split()
 
 
-def satisfies(version: str, wanted: str) -> bool:
-    """Whether `version` meets bounds such as ">=6.31,<7", by its numbers alone; "2.13.0+cpu" counts as 2.13.0."""
-
-    def numbers(text: str) -> tuple[int, ...]:
-        found = _DIGITS.findall(text.partition("+")[0])[:4]
-        return tuple([int(one) for one in found] + [0] * (4 - len(found)))
-
-    for bound in filter(None, (part.strip() for part in wanted.split(","))):
-        if bound.startswith(">="):
-            fits = numbers(version) >= numbers(bound)
-        elif bound.startswith("<"):
-            fits = numbers(version) < numbers(bound)
-        else:
-            fits = True  # no other kind of bound stands in our metadata
-        if not fits:
-            return False
-    return True
-
-
-def _lacking(libraries: tuple[Library, ...], commands: tuple[str, ...]) -> tuple[Lacking, ...]:
+def _lacking(libraries: tuple[Library, ...]) -> tuple[str, ...]:
     found = []
     for extra in FOR_USERS:
-        names = tuple(one.name for one in libraries if one.extra == extra and one.installed is None)
-        if not names:
-            continue
-        needed = (commands or ("every command that runs a model",)) if extra == "models" else (use_of(extra),)
-        found.append(Lacking(extra, names, needed, install(extra)))
+        names = [one.name for one in libraries if one.extra == extra and one.installed is None]
+        if names:
+            found.append(f"missing for {use_of(extra)}: {', '.join(names)}; {install(extra)}")
     return tuple(found)
 
 
 def use_of(extra: str) -> str:
-    """What an extra other than `models` is for."""
+    """What an extra is for: of `models` the commands that need a model in memory."""
+    if extra == "models":
+        return ", ".join(dict.fromkeys(row.name.split()[0] for row in EXPERIMENTS if "loading" in row.takes))
     if extra in USES:
         return USES[extra]
     rows = [row for row in formats.FORMATS if row.extra == extra]
@@ -250,19 +212,14 @@ def _devices() -> tuple[tuple[str, ...], str]:
     return ("cpu", *cuda, *mps), ""
 
 
-def _samples() -> tuple[tuple[Cached, ...], list[str]]:
-    found, damaged = [], []
-    for name, sample in SAMPLES.items():
-        folder, whole = folder_of(sample), is_complete(sample)
-        state = ("packaged" if sample.packaged else "complete") if whole else "not fetched"
-        if folder.is_dir() and not whole:
-            state = "incomplete"
-        if not whole and sample.packaged:
-            damaged.append(f"sample {name} is missing from the package; install outlierlens again")
-        elif state == "incomplete":
-            damaged.append(f"sample {name} is incomplete in {folder}; run: outlierlens fetch {name}")
-        found.append(Cached(name, state, str(folder), _size(folder)))
-    return tuple(found), damaged
+def _sample(name: str) -> Cached:
+    sample = SAMPLES[name]
+    folder = folder_of(sample)
+    if is_complete(sample):
+        state = "packaged" if sample.packaged else "complete"
+    else:
+        state = "incomplete" if folder.is_dir() or sample.packaged else "not fetched"
+    return Cached(name, state, str(folder), sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file()))
 
 
 def _cache() -> tuple[str, int | None, str]:
@@ -276,26 +233,6 @@ def _cache() -> tuple[str, int | None, str]:
         return str(root), shutil.disk_usage(there).free, wrong
     except OSError:
         return str(root), None, wrong
-
-
-def _hub() -> tuple[str, int, int]:
-    """The hub's cache, the number of models in it and their bytes."""
-    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
-    root = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
-    models = sorted(root.glob("models--*")) if root.is_dir() else []
-    return str(root), len(models), sum(_size(folder / "blobs") for folder in models)
-
-
-def _size(folder: Path) -> int:
-    """Bytes of the files under `folder`; a file that vanishes meanwhile counts nothing."""
-    total = 0
-    for path, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += (Path(path) / name).lstat().st_size
-            except OSError:
-                continue
-    return total
 
 
 def _memory() -> int | None:
@@ -318,18 +255,13 @@ class DoctorOptions:
 
 def run(session: Session, options: DoctorOptions) -> None:
     """Examine and tell; exit code 1 where something that is installed is broken."""
-    found = examine(devices=options.devices, commands=runs_models())
+    found = examine(devices=options.devices)
     if session.output.json:
         print(json.dumps({"format_version": 1, **dataclasses.asdict(found)}, indent=2))
     else:
         print_diagnosis(found)
     if found.broken:
         raise SystemExit(1)
-
-
-def runs_models() -> tuple[str, ...]:
-    """The commands that need a model in memory."""
-    return tuple(dict.fromkeys(row.name.split()[0] for row in EXPERIMENTS if "loading" in row.takes))
 
 
 def print_diagnosis(found: Diagnosis) -> None:
@@ -350,13 +282,10 @@ def print_diagnosis(found: Diagnosis) -> None:
     for one in found.samples:
         size = f", {one.n_bytes / 1e6:,.1f} MB" if one.n_bytes else ", comes with the first command that names it"
         say(f"  sample {one.name}: {one.state}{size}")
-    say(f"hub cache: {found.hub_cache}, {found.hub_models} models, {found.hub_bytes / 1e6:,.1f} MB")
     say(f"offline: {'yes, by HF_HUB_OFFLINE' if found.offline else 'no; --offline of a command, or HF_HUB_OFFLINE=1'}")
     for name, value in found.variables.items():
         say(f"  {name}={value}")
-    for lack in found.lacking:
-        say(f"missing for {', '.join(lack.needed_by)}: {', '.join(lack.libraries)}; {lack.remedy}")
-    for problem in found.broken:
-        say(f"broken: {problem}")
+    for line in (*found.lacking, *(f"broken: {problem}" for problem in found.broken)):
+        say(line)
     if not found.broken:
         say("nothing that is installed is broken")
