@@ -150,7 +150,9 @@ def _libraries() -> tuple[Library, ...]:
         return (Library(PACKAGE, "", "", None, f"its metadata is missing; {install()}"),)
     found = []
     for one in wanted:
-        extra = next((name for name in ("", *FOR_USERS) if not one.marker or one.marker.evaluate({"extra": name})), None)
+        extra = next(
+            (name for name in ("", *FOR_USERS) if not one.marker or one.marker.evaluate({"extra": name})), None
+        )
         if one.name != PACKAGE and extra is not None:
             found.append(_library(one, extra))
     return tuple(sorted(found, key=lambda one: (one.extra != "", one.extra, one.name.lower())))

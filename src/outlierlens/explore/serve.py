@@ -37,8 +37,8 @@ Send = Callable[[Message], Awaitable[None]]
 class Door:
     """An ASGI application around `app`: 403 for another host or origin than `hosts` (".a.b": every name that ends so).
 
-    403 too for what a page of another site asks for; a shared page may be opened by a link there. 413 for a body above
-    `BODIES`, whether its length is said beforehand or not.
+    403 too for what a page of another site asks for; a shared page may be opened by a link there. 411 for a body whose length
+    is not said beforehand, 413 for one above `BODIES`.
     """
 
     def __init__(self, app: Callable[[Message, Receive, Send], Awaitable[None]], hosts: Sequence[str]):
@@ -49,49 +49,40 @@ class Door:
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
-        headers = [(name.lower(), value.decode("latin-1")) for name, value in scope["headers"]]
-        named = [f"//{value}" for name, value in headers if name == b"host"]
-        named += [value for name, value in headers if name == b"origin" and value != "null"]
-        if not named or not all(map(self._knows, named)) or not _same_port(headers) or (b"origin", "null") in headers:
-            await _refuse(scope, send, 403, "this page answers on this machine alone")
+        if refusal := self._refusal(scope["path"], [(k.lower(), v.decode("latin-1")) for k, v in scope["headers"]]):
+            await _refuse(scope, send, *refusal)
             return
-        if _of_another_site(headers) and not (TUNNEL in self.hosts and (b"sec-fetch-mode", "navigate") in headers):
-            await _refuse(scope, send, 403, "another site asks for this page; type its address into the browser")
-            return
-        most = BODIES.get(scope["path"].rstrip("/").rpartition("/")[2], 0)
-        lengths = [value for name, value in headers if name == b"content-length"]
-        if any(not length.isdecimal() or int(length) > most for length in lengths):
-            await _refuse(scope, send, 413, f"this request may have {most:,} bytes")
-            return
-        await self._counted(scope, receive, send, most)
-
-    async def _counted(self, scope: Message, receive: Receive, send: Send, most: int) -> None:
-        read, begun = 0, False
-
-        async def counted() -> Message:
-            nonlocal read
-            message = await receive()
-            read += len(message.get("body", b""))
-            if read > most:
-                raise BadInput("a body without a stated length has grown too large")
-            return message
+        begun = False
 
         async def noted(message: Message) -> None:
             nonlocal begun
-            if begun or read <= most:  # an application may take the end of the body for one that is malformed
-                begun = True
-                await send(message)
+            begun = True
+            await send(message)
 
-        failed = ""
         try:
-            await self.app(scope, counted, noted)
+            await self.app(scope, receive, noted)
         except Exception as error:  # of the library, which what is asked for is news to
-            failed = _cannot(error)
-        if begun and failed:
-            await send({"type": "http.response.body"})
-        elif not begun and (failed or read > most):
-            large = (413, f"this request may have {most:,} bytes")
-            await _refuse(scope, send, *(large if read > most else (400, failed)))
+            if begun:
+                await send({"type": "http.response.body"})
+            else:
+                await _refuse(scope, send, 400, _cannot(error))
+
+    def _refusal(self, path: str, headers: Sequence[tuple[bytes, str]]) -> tuple[int, str] | None:
+        """The status and the words with which a request is refused; None lets it in."""
+        named = [f"//{value}" for name, value in headers if name == b"host"]
+        named += [value for name, value in headers if name == b"origin"]
+        if not named or not all(map(self._knows, named)) or not _same_port(headers):
+            return 403, "this page answers on this machine alone"
+        elsewhere = any(name == b"sec-fetch-site" and value not in ("same-origin", "none") for name, value in headers)
+        if elsewhere and not (TUNNEL in self.hosts and (b"sec-fetch-mode", "navigate") in headers):
+            return 403, "another site asks for this page; type its address into the browser"
+        if any(name == b"transfer-encoding" for name, _ in headers):
+            return 411, "a request says how long its body is"
+        most = BODIES.get(path.rstrip("/").rpartition("/")[2], 0)
+        lengths = [value for name, value in headers if name == b"content-length"]
+        if any(not length.isdecimal() or int(length) > most for length in lengths):
+            return 413, f"this request may have {most:,} bytes"
+        return None
 
     def _knows(self, address: str) -> bool:
         try:
@@ -109,10 +100,6 @@ def _same_port(headers: Sequence[tuple[bytes, str]]) -> bool:
         return None in (here.port, origin.hostname) or here.port == (origin.port or _PORTS.get(origin.scheme))
     except ValueError:
         return False
-
-
-def _of_another_site(headers: Sequence[tuple[bytes, str]]) -> bool:
-    return any(name == b"sec-fetch-site" and value not in ("same-origin", "none") for name, value in headers)
 
 
 def _cannot(error: Exception) -> str:
