@@ -28,7 +28,6 @@ from outlierlens.view.section import (
     Share,
     ShareInterval,
     cell_text,
-    rows_of,
 )
 
 
@@ -203,12 +202,6 @@ def test_a_table_that_fits_is_written_as_it_would_be_drawn() -> None:
     wide = io.StringIO()
     print_rows(Rows("", ("what",), (("word " * 100,),)), wide)
     assert max(map(len, wide.getvalue().splitlines())) <= render.WIDTH
-
-
-def test_rows_of_have_a_column_for_every_name() -> None:
-    table = rows_of("T", [{"a_b": 1}, {"a_b": 2, "c": 0.5}])
-    assert table.columns == ("a b", "c")
-    assert table.rows == ((1, None), (2, 0.5))
 
 
 def test_a_shared_option_can_become_a_required_one() -> None:

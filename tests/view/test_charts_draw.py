@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from outlierlens.view.charts import draw
 from outlierlens.view.charts.base import chart, field, symmetric
-from outlierlens.view.charts.draw import above, baseline, beside, composed, grid, inner, interval_dots, panel
+from outlierlens.view.charts.draw import above, beside, composed, grid, interval_dots, panel
 
 X, Y = field("x", "across"), field("y", "up")
 ROWS = [{"x": 1, "y": 2.0, "low": 1.5, "high": 2.5}, {"x": 2, "y": 3.0, "low": None, "high": None}]
@@ -53,8 +53,6 @@ def test_levels_extents_and_words():
     rim, words = draw.haloed(ROWS, "says", x=X, dx=4)
     assert rim["encoding"] == words["encoding"] == {"x": X, "text": {"field": "says", "type": "nominal"}}
     assert (rim["mark"]["stroke"], "stroke" in words["mark"]) == (draw.SURFACE, False)
-    line, *said = baseline(0.5, "always one label", y=Y)
-    assert all(layer["data"]["values"] == [{"y": 0.5, "says": "always one label"}] for layer in (line, *said))
     bars, dots = interval_dots(ROWS, X, Y, draw.columns(x="across"))
     assert (bars["data"]["values"], dots["data"]["values"]) == (ROWS[:1], ROWS)  # no bar where there is no interval
 
@@ -80,7 +78,7 @@ def test_panels_keep_what_they_hold_and_the_frame_stands_once():
     layers = [draw.points(ROWS, x=X, y=Y)]
     what = draw.columns(x="across", y="up")
     one = chart(name="one", title="One", reading="One.", layers=layers, height=50, **what.table(ROWS))
-    part = inner(one, width=200)
+    part = panel(layers, 200, 50, "One")
     assert part == {"width": 200, "height": 50, "layer": layers, "title": part["title"]}
     assert part["title"]["text"] == "One"
     body = above([beside([part, part], 10, apart=("color",)), panel(layers, 5, 6)], 20)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outlierlens.view.charts.base import DIM_COLOURS, INK, colours, drawn, left_out, shapes
+from outlierlens.view.charts.base import DIM_COLOURS, INK, colours, shapes
 
 USUAL = ("raw", "clip", "standardize", "abtt:3", "whiten")
 
@@ -18,12 +18,3 @@ def test_a_fix_keeps_its_look_whatever_stands_beside_it() -> None:
 @pytest.mark.parametrize("fixes", [USUAL, ("raw", "whiten", "whiten:64", "whiten:256", "abtt:1", "abtt:3"), ("x", "y")])
 def test_no_two_look_alike(fixes: tuple[str, ...]) -> None:
     assert len(set(colours(fixes))) == len(set(shapes(fixes))) == len(fixes)
-
-
-def test_more_than_a_picture_holds_is_said() -> None:
-    many = ("raw", *(f"whiten:{k}" for k in range(1, 9)))
-    assert drawn(many) == many[:7]
-    assert len(set(colours(drawn(many)))) == 7
-    assert left_out(many) == " Drawn are the first 7 fixes of 9."
-    assert left_out(USUAL) == ""
-    assert drawn(many[1:]) == many[1:7]

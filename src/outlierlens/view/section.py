@@ -5,7 +5,7 @@ listed((100, 247))           # "100 and 247"
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -315,12 +315,3 @@ def _notes(found: Any) -> Iterator[str]:
 
 
 SHOWN = 120  # rows of a table on the page; the result's file has all
-
-
-def rows_of(title: str, rows: Iterable[Mapping[str, Any]], note: str = "", *, without: Iterable[str] = ()) -> Rows:
-    """A table of flat rows, with a column for every name that one of them has, in the order in which they come."""
-    listed = list(rows)
-    heads = [name for name in dict.fromkeys(name for row in listed for name in row) if name not in set(without)]
-    cells = tuple(tuple(row.get(name) for name in heads) for row in listed[:SHOWN])
-    left = f"And {len(listed) - SHOWN:,} more rows in the result's file." if len(listed) > SHOWN else ""
-    return Rows(title, tuple(name.replace("_", " ") for name in heads), cells, " ".join(filter(None, (note, left))))

@@ -7,15 +7,15 @@ A chart has few colours, yet its renderer writes four bytes a pixel, quickly pac
 """
 
 import base64
+import importlib
 import importlib.util
+import io
 import json
 import math
 import re
 import secrets
-import struct
 import unicodedata
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,68 +24,26 @@ import numpy as np
 
 from outlierlens.errors import BadInput, need, printable
 
-HEAD = b"\x89PNG\r\n\x1a\n"
 RGBA, PALETTE = 6, 3
 UNSEEN = 0.1  # mean distance of pixels from their palette's colour, of 255, that leaves a picture as it looks
 
 
-def indexed(pixels: np.ndarray, palette: np.ndarray, density: bytes = b"") -> bytes:
-    """The picture whose uint8 `pixels` [row, column] are places in the uint8 `palette` [colour, 3]."""
-    height, width = pixels.shape
-    rows = np.zeros((height, width + 1), dtype=np.uint8)  # each begins with its filter: none
-    rows[:, 1:] = pixels
-    parts = [
-        _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, PALETTE, 0, 0, 0)),
-        _chunk(b"PLTE", palette.tobytes()),
-    ]
-    parts += [_chunk(b"pHYs", density)] if density else []
-    parts += [_chunk(b"IDAT", zlib.compress(rows.tobytes(), 9)), _chunk(b"IEND", b"")]
-    return HEAD + b"".join(parts)
-
-
 def smaller(png: bytes) -> bytes:
-    """The picture with its 256 most frequent colours, each other one as the nearest of them; `png` where that could be seen."""
-    chunks: dict[bytes, bytes] = {}
-    for kind, content in _chunks(png):
-        chunks[kind] = chunks.get(kind, b"") + content
-    width, height, *form = struct.unpack(">IIBBBBB", chunks[b"IHDR"])
-    rows = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), dtype=np.uint8)
-    if form != [8, RGBA, 0, 0, 0]:
+    """The opaque picture in 256 colours; `png` where that could be seen, or where Pillow is not installed."""
+    if importlib.util.find_spec("PIL") is None:
         return png
-    rows = rows.reshape(height, 1 + 4 * width)
-    filters, pixels = rows[:, 0], rows[:, 1:].reshape(height, width, 4).copy()
-    if filters.max() > 1:  # the renderer writes none (0) and differences to the pixel on the left (1)
+    image: Any = importlib.import_module("PIL.Image")
+    before = image.open(io.BytesIO(png))
+    if before.mode != "RGBA" or before.getextrema()[3][0] < 255:
         return png
-    differing = filters == 1
-    pixels[differing] = pixels[differing].cumsum(axis=1, dtype=np.uint8)
-    if pixels[..., 3].min() < 255:  # something shines through
+    colours = before.convert("RGB")
+    few = colours.quantize(256, dither=image.Dither.NONE)
+    steps = np.asarray(few.convert("RGB"), dtype=np.float32) - np.asarray(colours, dtype=np.float32)
+    if np.linalg.norm(steps, axis=-1).mean() > UNSEEN:
         return png
-    found, place, counts = np.unique(pixels.reshape(-1, 4).view("<u4"), return_inverse=True, return_counts=True)
-    colours = found.astype("<u4").view(np.uint8).reshape(-1, 4)[:, :3].astype(np.float32)
-    kept = np.argsort(-counts, kind="stable")[:256]
-    if counts[kept].sum() < (1 - UNSEEN) * counts.sum():  # every other pixel is at least one step off
-        return png
-    # |a - b|² = |a|² - 2ab + |b|², exact in float32 at these sizes; [colour, kept]
-    squares = np.square(colours).sum(axis=1)
-    distances = squares[:, None] - 2 * colours @ colours[kept].T + squares[kept]
-    if np.sqrt(distances.min(axis=1)) @ counts > UNSEEN * counts.sum():
-        return png
-    nearest = distances.argmin(axis=1).astype(np.uint8)
-    return indexed(
-        nearest[place.reshape(height, width)], colours[kept].astype(np.uint8), density=chunks.get(b"pHYs", b"")
-    )
-
-
-def _chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-
-def _chunks(png: bytes) -> Iterator[tuple[bytes, bytes]]:
-    place = len(HEAD)
-    while place < len(png):
-        size, kind = struct.unpack(">I4s", png[place : place + 8])
-        yield kind, png[place + 8 : place + 8 + size]
-        place += size + 12
+    made = io.BytesIO()
+    few.save(made, "PNG", optimize=True, **{key: before.info[key] for key in ("dpi",) if key in before.info})
+    return made.getvalue()
 
 
 LIGHT = {
@@ -448,22 +406,6 @@ KINDS = ("clip", "standardize", "abtt", "whiten", "centre")  # in the order of t
 RAW = "raw"
 RAW_SHAPE = "circle"
 OTHER_SHAPES = (*(shape for shape in SHAPES if shape != RAW_SHAPE), "triangle-right")
-
-
-def drawn(fixes: Sequence[str]) -> tuple[str, ...]:
-    """The first of `fixes` that a picture has looks for: six, and raw beside them where it is among those."""
-    return tuple(fixes[: COLOURED + (RAW in fixes[: COLOURED + 1])])
-
-
-def left_out(fixes: Sequence[str]) -> str:
-    """A sentence that says so where some are not drawn, else ""."""
-    n = len(drawn(fixes))
-    return f" Drawn are the first {n} fixes of {len(fixes)}." if n < len(fixes) else ""
-
-
-def scale(fixes: Sequence[str], looks: Sequence[str]) -> dict[str, list[str]]:
-    """A scale that gives each of `fixes` its look."""
-    return {"domain": list(fixes), "range": list(looks)}
 
 
 def colours(fixes: Sequence[str]) -> list[str]:

@@ -30,8 +30,7 @@ from outlierlens.view.charts.base import (
 Rows = Sequence[Mapping[str, Any]]
 KINDS = {"N": "nominal", "O": "ordinal"}
 ENDS = {"low": "95 % from", "high": "to"}
-"""Columns of an interval, as in `columns(value="r", **ENDS)`; `CHANGE` those of a change from raw vectors."""
-CHANGE = {"change": "change from raw", "change_low": "95 % from", "change_high": "to"}
+"""Columns of an interval, as in `columns(value="r", **ENDS)`."""
 SETTLED = [{"filter": "isValid(datum.low) && isValid(datum.high)"}]
 """The transform of a layer of bars over rows of which some have no interval."""
 HALO = {"stroke": SURFACE, "strokeWidth": 4, "strokeJoin": "round"}
@@ -383,15 +382,6 @@ def dim_marks(rows: Rows | None, shown: Looks, x: Spec, y: Spec, what: list[Spec
     return [points(rows, x=x, y=y, **looks, tooltip=what, **look)]
 
 
-def baseline(value: float, says: str, *, y: Spec, color: str = MUTED, **look: Any) -> list[Spec]:
-    """A level of the y axis with its name at the right end; `look` is the line's."""
-    row = [{y["field"]: round_to(value), "says": says}]
-    return [
-        rule(row, y=y, color=color, **({"strokeDash": DASHED} | look)),
-        *haloed(row, "says", y=y, align="right", x="width", dx=-4, dy=-8, color=color),
-    ]
-
-
 # --- panels ----------------------------------------------------------------------------------------------------------
 
 
@@ -416,12 +406,6 @@ def panel(layers: Sequence[Spec], width: int, height: int, title: str | Spec = "
     """Layers of one size, in pixels; a title in words becomes a `heading`."""
     made = {"width": width, "height": height, "layer": list(layers)} | more
     return made | ({"title": heading(title) if isinstance(title, str) else title} if title else {})
-
-
-def inner(one: Chart, **more: Any) -> Spec:
-    """A chart as a part of a larger one, under its title unless `more` has another; its own size unless `more` says so."""
-    kept = {key: value for key, value in one.spec.items() if key not in framed({}, "")}
-    return kept | {"title": heading(one.title)} | more
 
 
 def above(panels: Sequence[Spec], spacing: int, apart: Sequence[str] = (), **more: Any) -> Spec:
