@@ -107,7 +107,7 @@ def test_the_page_lists_what_the_scan_finds(planted: Explorer) -> None:
     assert re.fullmatch(r"8 · layers 0–3 of 4 · \|z\| up to \d\.\d", label)
     strongest = planted.scan.stacks[0].z_scale[:, planted.scan.stacks[0].map_dims.index(8)]
     assert label.endswith(f"up to {np.abs(strongest).max():.1f}")
-    assert planted.verdict().startswith("8 outlier dimensions of 128: past 3 sigma in at least 2 of 4 layers")
+    assert planted.verdict().startswith("mini-planted has 8 outlier dimensions: 8, 24, ")
     assert (planted.start().dims, planted.start().left) == (PLANTED, 0)  # a new page begins with all of them off
 
 
@@ -115,7 +115,7 @@ def test_without_outliers_the_strongest_are_listed_and_it_says_so(causal: Explor
     assert not any(stack.outliers for stack in causal.scan.stacks)
     assert list(causal.listed()) == list(causal.scan.stacks[0].strongest_dims(3))
     assert causal.start().dims == causal.listed()[:1]
-    assert causal.verdict().startswith("No outlier dimension: none of ")
+    assert " has no outlier dimension in its weights: none " in causal.verdict()
     assert causal.verdict().endswith("Listed are the 3 strongest.")
 
 

@@ -35,7 +35,7 @@ def run(session: Session, options: ExploreOptions) -> None:
         return
     from outlierlens.explore.serve import serve
 
-    explorer.settled(state)  # a wrong option is said here, not in the browser
+    explorer.look(state, ())  # a wrong option is said here, not in the browser
     try:
         serve(explorer, state, options.place, (lambda _: None) if output.quiet else _say_at_once)
     except KeyboardInterrupt:

@@ -24,12 +24,11 @@ from outlierlens.ablation.modes import Switch, means_over
 from outlierlens.ablation.switches import EditSettings, plan_dims
 from outlierlens.analyses.scan import scan_live
 from outlierlens.architectures import BoundStack
-from outlierlens.checkpoints.samples import SAMPLES, texts_for
 from outlierlens.data.texts import Batch, read_texts
 from outlierlens.data.token_texts import nothing_known, special_ids, unknown_id, unknown_note
 from outlierlens.detection.weights import StackScan
 from outlierlens.errors import BadInput, near, operand, option, shell
-from outlierlens.explore.state import VIEWS, State
+from outlierlens.explore.state import EXAMPLES, VIEWS, State
 from outlierlens.models.attention_maps import check_eager, tapped_attention
 from outlierlens.models.forward import text_stacks
 from outlierlens.models.hooks import layer_name, tapped
@@ -278,21 +277,15 @@ class Explorer:
         return f"{dim} · {where} · |z| up to {max(np.abs(z).max() for z in vectors):.1f}"
 
     def verdict(self, name: str = "") -> str:
-        """One sentence: how many outlier dimensions the weights show, or that there are none."""
-        scanned, rule = self._scanned(name), self.scan.rule
-        needed = f"at least {rule.needed(scanned.n_layers)} of {scanned.counted}"
-        where = f"past {scanned.threshold.sigmas} in {needed} ({scanned.measure})"
-        if n := len(scanned.outliers):
-            return f"{n} outlier dimension{'s' if n > 1 else ''} of {scanned.hidden_size}: {where}."
-        listed = f" Listed are the {STRONGEST} strongest." if self.listed(name) else ""
-        return f"No outlier dimension: none of {scanned.hidden_size} is {where}.{listed}"
+        """One sentence: the outlier dimensions that the weights show, or that there are none."""
+        said = next(iter(self.scan.headline(self.loaded.name)))
+        few = self.listed(name) and not self._scanned(name).outliers
+        return f"{said} Listed are the {STRONGEST} strongest." if few else said
 
     def start(self) -> State:
         """What a new page shows: a text, and all that the rule found off (the strongest where it found none)."""
-        source = texts_for(self.loaded.name) if self.loaded.name in SAMPLES else "excerpt"
         found = tuple(sorted(self.listed()))
-        dims = found if self._scanned("").outliers else self.listed()[:1]
-        return State(text=_first_words(read_texts(source).passage), dims=dims)
+        return State(text=EXAMPLES["A review"], dims=found if self._scanned("").outliers else self.listed()[:1])
 
     def look(self, state: State, views: Sequence[str] = VIEWS) -> Explored:
         """Measure `views` of `state`.
@@ -316,11 +309,6 @@ class Explorer:
             about=replace(about, stack=at.stack.name, dims=tuple(map(str, at.state.dims))),
             state=at.state, read=at.text, conditions=at.conditions, notes=tuple(dict.fromkeys(notes)), **found,
         )  # fmt: skip
-
-    def settled(self, state: State) -> State:
-        """`state` with its defaults filled in; raises BadInput as `look`."""
-        with self._lock:
-            return self._settle(state)[0].state
 
     def _settle(self, state: State) -> tuple[_Look, list[str]]:
         """What the state means, and notes."""
@@ -409,13 +397,6 @@ def command(model: str, options: LoadOptions, state: State, views: Sequence[str]
         if (value := getattr(options, name)) != getattr(LoadOptions(), name):
             words += option(spelt, value)
     return shell(*words, *(f"--{n.replace('_', '-')}" for n in ("trust_remote_code", "offline") if getattr(options, n)))
-
-
-def _first_words(text: str) -> str:
-    """The sentences of `text` up to about 300 letters, whole ones."""
-    cut = text[:300]
-    end = max(cut.rfind(". "), cut.rfind("! "), cut.rfind("? "))
-    return text if len(text) <= 300 else cut[: end + 1] if end > 60 else cut.rsplit(" ", 1)[0]
 
 
 # --- views: what each adds to an `Explored` --------------------------------------------------------------------------

@@ -22,22 +22,11 @@ from typing import Any, cast
 from outlierlens.ablation.fill import SIGNS
 from outlierlens.errors import BadInput, OutlierlensError, need
 from outlierlens.explore.look import PAGE_MODES, Explored, Explorer
-from outlierlens.explore.state import VIEWS, State, parse_dims, whole
+from outlierlens.explore.state import EXAMPLES, VIEWS, State, parse_dims, whole
 from outlierlens.view.charts.base import DARK, LIGHT, css
 from outlierlens.view.page import fragment, runtime, style
 
 HERE = Path(__file__).parent
-EXAMPLES = {
-    "A review": (
-        "I went into this movie with low expectations and came out smiling. The story is simple, but the actors are so good "
-        "that you care about every one of them."
-    ),
-    "An article": (
-        "The river rises in the mountains and flows south for two hundred miles before it reaches the sea. In the spring, when "
-        "the snow melts, it floods the fields on both banks."
-    ),
-    "A list": "One day has one night, two days have two nights, three days have three nights, and four days have four nights.",
-}
 MODES = {
     "weights": "weights: scale and bias of each block’s last operation are 0",
     "norms": "norms: scale and bias of every norm are 0",

@@ -18,6 +18,17 @@ from outlierlens.options import FIND, Find, Flag, Flat, check, options_of, parse
 VIEWS = ("passage", "loss", "guesses", "dimensions", "attention", "anisotropy")
 PORT = 7860  # the first that is tried
 _LONGEST = 10  # digits of a number in a link
+EXAMPLES = {
+    "A review": (
+        "I went into this movie with low expectations and came out smiling. The story is simple, but the actors are so good "
+        "that you care about every one of them."
+    ),
+    "An article": (
+        "The river rises in the mountains and flows south for two hundred miles before it reaches the sea. In the spring, when "
+        "the snow melts, it floods the fields on both banks."
+    ),
+    "A list": "One day has one night, two days have two nights, three days have three nights, and four days have four nights.",
+}
 
 
 @dataclass(frozen=True)
