@@ -5,8 +5,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import range_results
 from architectures import FAMILIES, build
+from forked import status
 from media_models import pictures, save_speech, save_vit, sounds, write_wav
 from outlierlens.analyses import repair_files
 from outlierlens.analyses.repair import RepairOptions, repair
@@ -33,13 +33,21 @@ from repair_families import load
 from repair_results import repaired as repaired_by_hand
 
 FP16 = RepairOptions(fit="fp16", max_length=16)
-READ = """
-import sys, torch, transformers
-model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32).eval()
-tokenizer = transformers.AutoTokenizer.from_pretrained(sys.argv[1])
-with torch.inference_mode():
-    torch.save(model(**tokenizer("w1 w2 w3 w5", return_tensors="pt", return_token_type_ids=False)).logits, sys.argv[2])
-"""
+
+
+def write_logits(folder: Path, target: Path) -> None:
+    """The logits that plain transformers gives, in a process of its own."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    with torch.inference_mode():
+        torch.save(model(**tokenizer("w1 w2 w3 w5", return_tensors="pt", return_token_type_ids=False)).logits, target)
+
+
+def logits_of(folder: Path, target: Path) -> torch.Tensor:
+    """What `write_logits` has written."""
+    assert status(write_logits, folder, target) == 0
+    logits: torch.Tensor = torch.load(target)
+    return logits
 
 
 @pytest.fixture
@@ -88,10 +96,7 @@ def test_plain_transformers_gives_the_same(
     assert found.before.finite < 1
     assert found.after.largest == found.before.largest * 2.0**found.exponent <= 65504 / 4
     assert found.after.finite == 1
-    logits = []
-    for folder in (source, target):
-        subprocess.run([sys.executable, "-c", READ, folder, tmp_path / "logits"], check=True)
-        logits.append(torch.load(tmp_path / "logits"))
+    logits = [logits_of(folder, tmp_path / "logits") for folder in (source, target)]
     assert torch.equal(*logits)
 
 
@@ -451,10 +456,7 @@ def test_a_turned_copy_gives_the_same_and_has_no_outlier(
     assert config["tie_word_embeddings"] is False
     manifest = json.loads((target / "repair.json").read_text())
     assert manifest["rotation"]["seed"] == 0
-    logits = []
-    for folder in (source, target):
-        subprocess.run([sys.executable, "-c", READ, folder, tmp_path / "logits"], check=True)
-        logits.append(torch.load(tmp_path / "logits"))
+    logits = [logits_of(folder, tmp_path / "logits") for folder in (source, target)]
     assert torch.allclose(*logits, atol=float(TOLERANCE * logits[0].abs().max()))
 
 
