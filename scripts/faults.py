@@ -357,6 +357,8 @@ def run(words: list[str], folder: Path, faults: Any = None) -> Ended:
     if not pid:
         status = 70
         try:
+            if torch := sys.modules.get("torch"):
+                torch.set_num_threads(torch.get_num_threads())  # makes its pool anew, for which threads would race
             os.chdir(folder)
             for stream, place in ((1, os.devnull), (2, said)):
                 os.dup2(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), stream)

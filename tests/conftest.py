@@ -21,6 +21,15 @@ CHROMIUM = os.environ.get("OUTLIERLENS_CHROMIUM") or shutil.which("chromium")
 needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="no chromium; name one in OUTLIERLENS_CHROMIUM")
 
 
+def _pool_of_a_copy() -> None:
+    """Make torch's pool anew in a forked process, before several threads ask for it at once and one of them finds none."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+
+
+os.register_at_fork(after_in_child=_pool_of_a_copy)
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     """Two workers with two threads each fight over two cores."""
