@@ -124,11 +124,14 @@ def run(claim: Claim, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     def result(name: str) -> Any:
         return read.setdefault(name, load(folder / name))
 
+    def found(kind: str) -> Any:
+        return next(one for one in result("results.json").findings if type(one).__name__ == kind)
+
     if not printed.exists():
         text = "".join(command(line, folder) for line in claim.command)
         printed.write_text(text, "utf-8")
     made = result("out.json") if (folder / "out.json").exists() else None
-    known = {"r": made, "load": result, "printed": printed.read_text("utf-8"), "re": re, "math": math}
+    known = {"r": made, "load": result, "found": found, "printed": printed.read_text("utf-8"), "re": re, "math": math}
     values = {name: simple(eval(expression, known)) for name, expression in claim.values.items()}
     told = [asdict(one.provenance) for one in read.values() if hasattr(one, "provenance")]
     return values, {key: value for key, value in (told or [{}])[0].items() if key not in ("command", "seed") and value}

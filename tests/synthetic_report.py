@@ -9,9 +9,10 @@ from outlierlens.ablation.fill import Blank, Filled
 from outlierlens.ablation.study import Control, Measurement
 from outlierlens.analyses.ablate import Ablation, Damage, Reply
 from outlierlens.analyses.observe import Observation, observed_rows
-from outlierlens.analyses.scan import scan_found
+from outlierlens.analyses.scan import Scan, scan_found
 from outlierlens.analyses.sweep.finding import Sweep
 from outlierlens.analyses.sweep.rows import Cost, Effect, Null
+from outlierlens.analyses.track import Track
 from outlierlens.detection.observed import Passage, StackObservation, Statistics
 from outlierlens.detection.rules import ActivationOutlier, Measured, Rule, find
 from outlierlens.detection.weights import MAP_CELLS, StackScan
@@ -225,14 +226,25 @@ def replies(dims=NEEDLES, *, continued=True):
     )
 
 
-def report_data(*, scan_result=None, observed=True, damages=None, **changes):
-    return ReportData(
-        provenance=PROVENANCE,
-        scan=scan_result or scan(),
-        observation=observation() if observed is True else observed or None,
-        damages=(damage(),) if damages is None else damages,
-        **changes,
-    )
+def report_data(*, scan_result=None, observed=True, damages=None, sweeps=(), tracks=(), more=(), **changes):
+    seen = observation() if observed is True else observed
+    off = (damage(),) if damages is None else damages
+    findings = (scan_result or scan(), *((seen,) if seen else ()), *off, *sweeps, *tracks, *more)
+    return ReportData(provenance=PROVENANCE, findings=findings, **changes)
+
+
+def changed(data, *, more=(), provenance=None, notes=None, **kinds):
+    """A report with other findings of these kinds, `observation=None` for none, and with `more`."""
+    findings = list(data.findings)
+    of = {"scan": Scan, "observation": Observation, "damages": Ablation, "sweeps": Sweep, "tracks": Track}
+    for name, kind in of.items():
+        if name in kinds:
+            new = kinds.pop(name)
+            several = new if isinstance(new, tuple) else () if new is None else (new,)
+            findings = [one for one in findings if not isinstance(one, kind)] + [*several]
+    assert not kinds
+    notes = data.notes if notes is None else notes
+    return ReportData(provenance or data.provenance, (*findings, *more), notes)
 
 
 def large_report():

@@ -136,13 +136,14 @@ def test_it_runs_and_is_shown_written_drawn_and_joined(place: Path) -> None:
 WITHIN = """
 import json, sys
 import outlierlens as ol
-from outlierlens.cli.doctor import runs_models
-from outlierlens.report.result import Joined, joined_sections, with_result
+from outlierlens.cli.doctor import use_of
+from outlierlens.report.result import check_joins, sections_of
 
 found = ol.load("toy.json")
-(section,) = joined_sections(with_result(Joined(), found))
+check_joins(found)
+(section,) = sections_of((found,))
 seen = "Toys were counted" in found._repr_html_()
-print(json.dumps([ol.toy.__module__, found.heaps[0].n, section.title, seen, "toy" in dir(ol), "toy" in runs_models()]))
+print(json.dumps([ol.toy.__module__, found.heaps[0].n, section.title, seen, "toy" in dir(ol), "toy" in use_of("models").split(", ")]))
 """
 
 

@@ -20,7 +20,7 @@ from outlierlens.analyses.ablate import AblateOptions, Ablation, ablate
 from outlierlens.data.texts import Texts, batches
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel, from_objects
-from outlierlens.report.result import Joined, joined_sections, with_result
+from outlierlens.report.result import sections_of
 from outlierlens.results.document import load
 from outlierlens.results.rows import Estimate
 from outlierlens.tasks.base import TaskOptions
@@ -272,7 +272,7 @@ def test_the_result_is_drawn() -> None:
     ]  # fmt: skip
     assert "the mean recovers 10 % (5 to 20 %) of it, the mean at each position 90 % (80 to 95 %)" in chart.reading
     assert chart.reading.count("the first token is where it matters") == 2
-    (section,) = joined_sections(with_result(Joined(), found))
+    (section,) = sections_of((found,))
     assert section.sentences[0].startswith("3, 7: mostly a bias that is fixed for each position.")
     assert [row[0] for row in section.tables[0].rows][:4] == ["intact", "zero", "mean", "position-mean"]
 

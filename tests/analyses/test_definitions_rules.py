@@ -26,7 +26,7 @@ from outlierlens.cli.experiment import print_sections
 from outlierlens.detection.rules import ActivationMeasures, ActivationRules
 from outlierlens.detection.running_statistics import QUANTILE_ERROR, SMALLEST, LargeCounts, LogHistogram
 from outlierlens.errors import BadInput
-from outlierlens.report.result import Joined, joined_sections, with_result
+from outlierlens.report.result import sections_of
 from outlierlens.results import document
 from outlierlens.training.pretrain.build import kurtosis
 from outlierlens.vectors.cosines import contributions, mean_cosine, unit
@@ -259,7 +259,7 @@ def _values(panel: dict[str, Any]) -> list[dict[str, Any]]:
 def test_a_section_of_the_report_begins_with_the_verdict() -> None:
     found = definition_results.definitions()
     other = replace(found, about=replace(found.about, n_texts=21, dims=()))
-    first, second = joined_sections(with_result(with_result(Joined(), found), other))
+    first, second = sections_of((found, other))
     assert (first.name, second.name) == ("every-definition-side-by-side", "every-definition-side-by-side-2")
     assert first.sentences[0].startswith("Dimension 2: outlier by at least half of the definitions")
     assert (

@@ -494,15 +494,14 @@ def test_in_short_few_moved_values_and_what_is_converted_is_counted_alone() -> N
 
 
 def test_a_report_takes_a_verification() -> None:
-    from outlierlens.report.result import Joined, joined_notes, joined_sections, with_result
+    from outlierlens.report.result import remarks_of, sections_of
 
     good = verify_checkpoint(Memory(bert(), {}), taken(memory()))
     bad = verify_checkpoint(memory().edited("bert.embeddings.LayerNorm.bias", (1,), 5.0), taken(memory()))
-    joined = with_result(with_result(with_result(Joined(), good), bad), bad)
-    first, second = joined_sections(joined)
+    first, second = sections_of((good, bad))
     assert first.sentences[0] == f"memory {good.verdict}."
     assert not first.tables
-    assert joined_notes(joined) == good.notes
+    assert remarks_of((good, bad)) == good.notes
     assert second.sentences[0] == f"memory {bad.verdict}."
     assert second.sentences[1] == "Outlier entries of stream model: dimensions 1, 3 (as given)."
     tensors, values = second.tables

@@ -22,7 +22,7 @@ from outlierlens.analyses.prune_cells import Removal
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadFile, BadInput, Offline, UnknownModel
-from outlierlens.report.result import Joined, joined_notes, joined_sections
+from outlierlens.report.result import remarks_of, sections_of
 from outlierlens.results.document import load
 
 OUTLIERS = PruneCheckOptions(dims=(3,))
@@ -456,9 +456,9 @@ def test_picture_and_tables_say_what_the_check_found() -> None:
     assert positions.rows[2] == (3, "model", False, 2, 4, 0.5, True)
     assert weights.rows[0] == ("1:7", 5, "model", 25.0, 1234.5, False)
     assert not pruning_results.check(outliers=(5,), only_outliers=True).failed
-    joined = Joined((found, found, pruning_results.costs()))
-    assert joined_notes(joined) == ("a note", "a note on the test")
-    assert [section.name for section in joined_sections(joined)] == ["prune-check", "prune-check-2", "prune-test"]
+    together = (found, found, pruning_results.costs())
+    assert remarks_of(together) == ("a note", "a note on the test")
+    assert [section.name for section in sections_of(together)] == ["prune-check", "prune-check-2", "prune-test"]
 
 
 def test_each_stream_has_its_verdict_and_its_picture(folder: Any) -> None:

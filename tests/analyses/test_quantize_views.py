@@ -9,7 +9,7 @@ import pytest
 import quantized_results
 from outlierlens.analyses.quantize import Quantized
 from outlierlens.cli.experiment import print_sections
-from outlierlens.report.result import Joined, joined_notes, joined_sections, with_result
+from outlierlens.report.result import remarks_of, sections_of
 from outlierlens.results.document import from_json, to_json
 from outlierlens.view.charts.base import picture
 from outlierlens.view.section import cell_text, these
@@ -93,9 +93,9 @@ def test_a_picture_compiles_and_says_what_it_shows() -> None:
 
 
 def test_the_report_has_a_section() -> None:
-    joined = with_result(Joined(), made())
-    (section,) = joined_sections(joined)
-    assert joined_notes(joined) == ("a note",)
+    found = made()
+    (section,) = sections_of((found,))
+    assert remarks_of((found,)) == ("a note",)
     assert [chart.name for chart in section.charts] == ["rounded-to-few-bits"]
     assert section.sentences[1:3] == (
         "int8-tensor/int8-tensor: keeping dimension 5 (20 % of the weights) gives back 95 % of the cost: +1.9 (95 % interval "
@@ -107,8 +107,8 @@ def test_the_report_has_a_section() -> None:
     assert [row[1] for row in gains.rows] == ["keep", "free", "no use"]
     assert list(map(cell_text, errors.rows[2][3:5])) == ["–", "–"]
     assert [cell_text(cell) for cell in errors.rows[0][-2:]] == ["30 %", "95 %"]
-    again = with_result(joined, quantized_results.quantized(threshold=None, alpha=None))
-    assert [one.name for one in joined_sections(again)] == ["rounded-to-few-bits", "rounded-to-few-bits-2"]
+    again = (found, quantized_results.quantized(threshold=None, alpha=None))
+    assert [one.name for one in sections_of(again)] == ["rounded-to-few-bits", "rounded-to-few-bits-2"]
 
 
 def test_results_are_read_back_and_tabled() -> None:

@@ -95,7 +95,7 @@ def page(made: dict[str, Any], folder: Path) -> Any:
     from outlierlens.report import job
     from outlierlens.report.result import ELSEWHERE
 
-    data = replace(made["ReportData"], sweeps=(made["Sweep"], synthetic_report.layer_sweep()))
+    data = synthetic_report.changed(made["ReportData"], sweeps=(made["Sweep"], synthetic_report.layer_sweep()))
     return job.with_results(
         data,
         {

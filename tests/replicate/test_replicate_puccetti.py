@@ -121,10 +121,10 @@ def test_the_command_writes_a_report_with_what_was_found(place: Path, whole: Any
         assert title in page
     assert rerender(place / "whole") == page
     assert (place / "whole/charts/puccetti-layers.vl.json").is_file()
-    assert json.loads((place / "whole/results.json").read_text())["puccetti"]["counts"] == whole.counts
+    assert json.loads((place / "whole/results.json").read_text())["findings"][-1]["counts"] == whole.counts
     data = load(place / "whole/results.json")
     assert [one.windows for one in data.sweeps] == ["single"]
-    read = data.puccetti
+    (read,) = data.of(PuccettiReplication)
     assert read.dims == whole.dims
     assert to_json(from_json(to_json(read))) == to_json(read)
     code, _, err = run(

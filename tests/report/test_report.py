@@ -26,7 +26,6 @@ from outlierlens.errors import BadFile, BadInput
 from outlierlens.report import Both, files, render, rerender, write
 from outlierlens.report.files import charts_of
 from outlierlens.report.page import render_both, verdicts
-from outlierlens.report.result import Joined
 from outlierlens.results import document as results
 from outlierlens.results.rows import Estimate
 from outlierlens.view.render import escaped_json
@@ -86,27 +85,27 @@ def test_a_step_below_the_median_is_no_reason_to_keep_anything(data, monkeypatch
 def test_what_quantization_was_measured_to_cost_stands_in_place_of_the_rule(data):
     measured = quantized_results.quantized()
     step, more = (
-        one for one in replace(data, joined=Joined((of_report(measured),))).advice() if one.topic == "quantize"
+        one for one in synthetic.changed(data, more=(of_report(measured),)).advice() if one.topic == "quantize"
     )
     assert step.text.lower() == f"{measured.verdict}.".lower()
     assert step.because == "measured on 2 texts of d.txt (40 tokens)"
     assert step.commands == ("outlierlens prune protect smollm2-135m --for llm-compressor --dims 5",)
     assert more.commands == (f"outlierlens plan smollm2-135m --scheme {measured.worst}",)
     free = quantized_results.quantized(("int8-channel/int8-token",))
-    (step,) = (one for one in replace(data, joined=Joined((free,))).advice() if one.topic == "quantize")
+    (step,) = (one for one in synthetic.changed(data, more=(free,)).advice() if one.topic == "quantize")
     assert step.commands == ()
 
 
 def test_a_plan_is_the_advice_about_bits_where_there_is_one_and_says_where_nothing_helps(data):
     planned = plan_results.found()
-    both = replace(data, joined=Joined((quantized_results.quantized(), planned)))
+    both = synthetic.changed(data, more=(quantized_results.quantized(), planned))
     second, first = (one for one in both.advice() if one.topic == "quantize")
     said = "Keep 1 entry (5.0 % of the weights) in 16 bits: +0.8 nats per token → +0.3 (random +0.8)."
     assert first.text == said
     assert "most per byte gives layers.1.mlp.down_proj (inputs): +0.48 nats per token for 60 bytes" in first.because
     assert not any("outlierlens plan" in line for line in second.commands)  # it was made
     none = replace(planned, steps=(), kept=(), regained=Estimate(0.0, 0.0, 0.0))
-    (only,) = (one for one in replace(data, joined=Joined((none,))).advice() if one.topic == "quantize")
+    (only,) = (one for one in synthetic.changed(data, more=(none,)).advice() if one.topic == "quantize")
     assert "no single entry surely gives back 0.01 or more" in only.text
     assert only.commands == ()
 
@@ -120,7 +119,7 @@ def test_advice_names_where_int8_errs_most_when_that_is_inside_the_mlp(data):
             replace(one, part=parts[one.writes], inputs=(down if one.writes else up) / (1 + one.layer))
             for one in measured.linears
         )
-        return replace(data, joined=Joined((of_report(replace(measured, linears=linears)),)))
+        return synthetic.changed(data, more=(of_report(replace(measured, linears=linears)),))
 
     first, _, inside = (one for one in made(0.01, 0.1).advice() if one.topic == "quantize")
     assert "the inputs of mlp.down_proj in layer 0 lose 10 % of their square" in inside.text
@@ -156,7 +155,7 @@ def ranges_of(sizes, module=""):
 )  # fmt: skip
 def test_advice_about_fp16_rests_on_the_measured_range(data, sizes, norm_site, text, commands):
     found = replace(ranges_of(sizes), normed=("model",) if norm_site == "stream" else ())
-    given = replace(data, joined=Joined((found,)))
+    given = synthetic.changed(data, more=(found,))
     (step,) = (one for one in given.advice() if one.topic == "range")
     assert step.text.startswith(text)
     assert ("Or write" in step.text) == bool(commands)
@@ -171,13 +170,13 @@ def test_advice_about_fp16_rests_on_the_measured_range(data, sizes, norm_site, t
 def test_advice_about_int8_rests_on_the_measured_range(data):
     """Steps of a tensor are its largest / 127; those of the MLP's inside are three medians, those of the stream one."""
     sizes = {"stream": 127 * 0.5, "gate/up": 1.0, "MLP inner": 3 * 127 * 0.5}
-    given = replace(data, joined=Joined((ranges_of(sizes, "model.layers.1.mlp.up_proj"),)))
+    given = synthetic.changed(data, more=(ranges_of(sizes, "model.layers.1.mlp.up_proj"),))
     (step,) = (one for one in given.advice() if one.topic == "quantize")
     assert "coarsest for the MLP inner of layer 1, where no dimension of the stream lies" in step.text
     assert step.because == "one step there is 3.00 times the median |x|, over 9 texts"
     fits = "outlierlens repair smollm2-135m --fit int8 -o smollm2-135m-int8"
     assert step.commands == ("outlierlens quantize smollm2-135m", fits)
-    fine = replace(data, joined=Joined((ranges_of(sizes | {"MLP inner": 2 * 127 * 0.5}),)))
+    fine = synthetic.changed(data, more=(ranges_of(sizes | {"MLP inner": 2 * 127 * 0.5}),))
     assert [one for one in fine.advice() if one.topic == "quantize"] == []
 
 
@@ -190,9 +189,9 @@ def test_every_command_of_an_advice_can_be_run():
     cases += [synthetic.report_data(scan_result=bare, observed=False, damages=())]
     encoder, decoder = (replace(synthetic.stack_scan(), stack=name) for name in ("encoder", "decoder"))
     cases += [synthetic.report_data(scan_result=synthetic.scan(encoder, decoder), damages=())]
-    cases += [synthetic.report_data(joined=Joined((quantized_results.quantized(),)))]
+    cases += [synthetic.report_data(more=(quantized_results.quantized(),))]
     sizes = {"stream": 1e5, "gate/up": 1.0, "MLP inner": 9e4}
-    cases += [synthetic.report_data(joined=Joined((ranges_of(sizes, "model.layers.1.mlp.up_proj"),)))]
+    cases += [synthetic.report_data(more=(ranges_of(sizes, "model.layers.1.mlp.up_proj"),))]
     said = {command for data in cases for step in data.advice() for command in step.commands}
     assert {command.split()[1] for command in said} == {
         "plan", "prune", "quantize", "embed", "observe", "report", "range", "repair", "trace",
@@ -300,7 +299,7 @@ def test_a_massive_dimension_is_to_be_traced_until_it_is():
     assert step.commands == ("outlierlens trace smollm2-135m --dim 507",)
     found = trace_results.found()
     traced = replace(found, about=replace(found.about, dims=("507",), stack=data.observation.stacks[0].stack))
-    told = replace(data, joined=Joined((traced,)))
+    told = synthetic.changed(data, more=(traced,))
     assert not any(one.topic == "explain" for one in told.advice())
     assert "The life of a dimension: 507</h2>" in render(told)
 
@@ -427,7 +426,7 @@ def hostile_data():
         for reply, fill in zip(damage.replies, fills, strict=True)
     )
     stack = replace(data.scan.stacks[0], site=HOSTILE, notes=(HOSTILE,))
-    return replace(
+    return synthetic.changed(
         data,
         provenance=replace(
             data.provenance, model=HOSTILE, command=HOSTILE, libraries={HOSTILE: HOSTILE}, dtype=HOSTILE
@@ -600,7 +599,7 @@ def test_continuations_are_shown(page):
 def test_each_kind_of_control_is_defined_where_its_numbers_stand(data):
     damage = data.damages[0]
     ordinary = replace(damage.families[0], family="ordinary", p=None)
-    shown = replace(data, damages=(replace(damage, families=(*damage.families, ordinary)),))
+    shown = synthetic.changed(data, damages=(replace(damage, families=(*damage.families, ordinary)),))
     text = Page(render(shown)).text
     # Below the table, and where the report says how numbers were made.
     assert text.count("Random: sets of the same size, drawn from all dimensions.") == 2

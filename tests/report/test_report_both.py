@@ -83,10 +83,12 @@ def test_none_in_either(base: ReportData) -> None:
 
 
 def test_another_task_or_rule_is_said(base: ReportData) -> None:
-    other = replace(base, scan=replace(base.scan, rule=replace(base.scan.rule, n_sigma=2.0)))
+    other = synthetic.changed(base, scan=replace(base.scan, rule=replace(base.scan.rule, n_sigma=2.0)))
     assert "the two scans used different rules or views" in Both((base, other)).finding()[-1]
     masked = replace(base.damages[0], about=replace(base.damages[0].about, task="masked loss"))
-    assert "their numbers have different scales" in Both((base, replace(base, damages=(masked,)))).finding()[1]
+    assert (
+        "their numbers have different scales" in Both((base, synthetic.changed(base, damages=(masked,)))).finding()[1]
+    )
 
 
 @pytest.mark.parametrize("what", ["texts", "length", "damage alone"])
@@ -94,11 +96,11 @@ def test_what_was_measured_on_different_texts_is_said_first(base: ReportData, wh
     observed, (damage,) = base.observation, base.damages
     assert observed is not None
     changes = {"max_length": 64} if what == "length" else {"data": "other.txt", "data_digest": "cd" * 32, "n_texts": 3}
-    other = replace(base, observation=replace(observed, about=replace(observed.about, **changes)))
+    other = synthetic.changed(base, observation=replace(observed, about=replace(observed.about, **changes)))
     if what == "damage alone":
-        base = replace(base, observation=None)
+        base = synthetic.changed(base, observation=None)
         about = replace(damage.about, data="other.txt", data_digest="cd" * 32, n_texts=3)
-        other = replace(base, damages=(replace(damage, about=about),))
+        other = synthetic.changed(base, damages=(replace(damage, about=about),))
     both = Both((base, other), ("a/report.html", ""))
     assert both.texts
     said = both.finding()[1]
@@ -201,7 +203,7 @@ def test_both_read_as_many_tokens_of_a_text_as_the_one_that_reads_fewer(
         made = replace(base.provenance, model=job.model, command=job.command)
         about = replace(observed.about, max_length=length)
         save(
-            replace(base, provenance=made, observation=replace(observed, about=about)),
+            synthetic.changed(base, provenance=made, observation=replace(observed, about=about)),
             job.directory / "results.json",
         )
         (job.directory / "report.html").touch()

@@ -15,7 +15,7 @@ from outlierlens.analyses.ablate import Ablation
 from outlierlens.errors import BadInput
 from outlierlens.experiments import BY_RESULT
 from outlierlens.report import job, render, write
-from outlierlens.report.result import ELSEWHERE, Joined, ReportData, joined_notes, joined_sections, with_result
+from outlierlens.report.result import ELSEWHERE, ReportData, check_joins, remarks_of, sections_of
 from outlierlens.results.document import HOMES, load, save
 
 
@@ -27,29 +27,24 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def joins() -> set[str]:
     """The kinds that join a report."""
-    return set(BY_RESULT) - set(ELSEWHERE) - {kind.__name__ for kind in job.PLACES}
+    return set(BY_RESULT) - set(ELSEWHERE)
 
 
 def test_every_kind_of_result_has_a_place_or_a_reason(made: dict[str, Any]) -> None:
-    joining = joins()
-    places = {kind.__name__ for kind in job.PLACES}
-    assert joining | places | set(ELSEWHERE) == set(HOMES)
-    assert not (joining & places) | (joining & set(ELSEWHERE)) | (places & set(ELSEWHERE))
+    assert joins() | set(ELSEWHERE) == set(HOMES)
+    for kind in joins():
+        check_joins(made[kind])
     for kind, why in ELSEWHERE.items():
         with pytest.raises(BadInput) as refused:
-            with_result(Joined(), made[kind], "x.json")
+            check_joins(made[kind], "x.json")
         assert str(refused.value) == f"x.json holds {kind}, which does not join a report: {why}"
 
 
 def test_every_kind_that_joins_has_sections_of_its_own_and_its_remarks(made: dict[str, Any]) -> None:
-    joined = Joined()
-    for kind in joins():
-        before = len(joined_sections(joined))
-        joined = with_result(joined, made[kind])
-        assert len(joined_sections(joined)) > before, kind
-        assert with_result(joined, made[kind]) is joined  # once
-    assert "a note" in joined_notes(joined)
-    sections = joined_sections(joined)
+    found = [made[kind] for kind in sorted(joins())]
+    assert all(sections_of((one,)) for one in found)
+    assert "a note" in remarks_of(found)
+    sections = sections_of(found)
     assert all(section.sentences or section.charts for section in sections)
     names = [section.name for section in sections] + [chart.name for section in sections for chart in section.charts]
     charts = [chart.name for section in sections for chart in section.charts]
@@ -66,7 +61,7 @@ def test_a_page_of_everything_has_unique_ids_and_links(made: dict[str, Any], tmp
         if kind not in ELSEWHERE and kind != "Sweep"
     }
     data = job.with_results(
-        replace(data, sweeps=(made["Sweep"],)), {p: r for p, r in paths.items() if p.name != "Track"}
+        synthetic.changed(data, sweeps=(made["Sweep"],)), {p: r for p, r in paths.items() if p.name != "Track"}
     )
     assert job.with_results(data, {tmp_path / "again": made["Ablation"]}) is data  # its own damage, once
     page = render(data)
@@ -90,8 +85,8 @@ def test_a_result_of_another_model_does_not_join(made: dict[str, Any]) -> None:
     def of(**changes: Any) -> Any:
         return replace(treated_results.ablation(), provenance=replace(own, **changes))
 
-    assert job.with_results(data, {path: of(model="elsewhere/smollm2")}).joined.results  # the same values: any name
-    assert job.with_results(data, {path: of(fingerprint="e" * 64, dtype="float32")}).joined.results  # another precision
+    assert job.with_results(data, {path: of(model="elsewhere/smollm2")}) != data  # the same values: any name
+    assert job.with_results(data, {path: of(fingerprint="e" * 64, dtype="float32")}) != data  # another precision
     for other in (of(fingerprint="e" * 64), of(model="gpt2", fingerprint="e" * 64, dtype="float32")):
         with pytest.raises(BadInput) as refused:
             job.with_results(data, {path: other})
@@ -107,16 +102,15 @@ def test_a_result_of_another_model_does_not_join(made: dict[str, Any]) -> None:
 
 def test_every_section_that_joins_says_its_model() -> None:
     found = every_result.of_model(treated_results.ablation(), "some-model")
-    for section in joined_sections(with_result(Joined(), found)):
+    for section in sections_of((found,)):
         assert any("some-model" in sentence for sentence in section.sentences)
 
 
 def test_two_results_of_a_kind_have_charts_of_their_own() -> None:
     first = treated_results.ablation()
     second = replace(first, about=replace(first.about, data="other.txt"))
-    joined = with_result(with_result(Joined(), first), second)
     name = "switched-off"
-    assert [section.charts[0].name for section in joined_sections(joined)] == [name, f"{name}-2"]
+    assert [section.charts[0].name for section in sections_of((first, second))] == [name, f"{name}-2"]
 
 
 def test_a_report_is_drawn_again_with_more_results(tmp_path: Path, run: Any) -> None:
@@ -134,7 +128,7 @@ def test_a_report_is_drawn_again_with_more_results(tmp_path: Path, run: Any) -> 
     assert "charts/switched-off.vl.json" in manifest["files"]
     data = load(results)
     assert isinstance(data, ReportData)
-    assert data.joined.of(Ablation)[0].verdict("3, 7") == "by position"
+    assert data.of(Ablation)[0].verdict("3, 7") == "by position"
     assert (
         "Measured on smollm2-135m." in page
         or "smollm2-135m" in page.partition('id="switched-off"')[2].partition("<h2")[0]
@@ -150,9 +144,6 @@ def test_a_report_is_drawn_again_with_more_results(tmp_path: Path, run: Any) -> 
     assert "scan.json holds Scan, which does not join a report: the report scans the model itself" in err
 
 
-def test_results_of_an_older_report_have_nothing_joined() -> None:
-    from outlierlens.results.document import from_json, to_json
-
-    document = json.loads(to_json(synthetic.report_data(observed=False, damages=())))
-    del document["joined"]
-    assert from_json(json.dumps(document)).joined == Joined()
+def test_a_report_without_its_scan_is_refused() -> None:
+    with pytest.raises(BadInput, match="a report holds the scan of its model"):
+        ReportData(synthetic.PROVENANCE, (treated_results.ablation(),))

@@ -282,11 +282,12 @@ def test_commands_of_a_report_are_about_that_model(name: str) -> None:
     data = synthetic_report.report_data()
     (stack,) = data.scan.stacks
     damage = replace(data.damages[0], about=replace(data.damages[0].about, stack=held))
-    data = replace(data, scan=replace(data.scan, stacks=(stack, replace(stack, stack=held))), damages=(damage,))
+    scanned = replace(data.scan, stacks=(stack, replace(stack, stack=held)))
+    data = synthetic_report.changed(data, scan=scanned, damages=(damage,))
     for model in (held, "-x", "--overwrite", "--"):
         where = replace(data.provenance, model=model)
         scan, seen, off = (replace(one, provenance=where) for one in (data.scan, data.observation, damage))
-        found = replace(data, provenance=where, scan=scan, observation=seen, damages=(off,))
+        found = synthetic_report.changed(data, provenance=where, scan=scan, observation=seen, damages=(off,))
         lines = [line for step in found.advice() for line in step.commands]
         lines += [line for step in Both((found, found)).advice() for line in step.commands]
         lines.append(look.command(model, LoadOptions(), explore_models.explored().state, ("loss",)))
@@ -313,7 +314,7 @@ def test_a_report_and_its_files(name: str, tmp_path: Path, no_picture_files: Non
         stacks = replace(stack, stack=name), replace(stack, stack="model")
         scan = replace(data.scan, stacks=stacks, provenance=replace(data.scan.provenance, model=name), model_type=name)
         about = replace(data.provenance, model=name, command=name, libraries={"python": name})
-        write(replace(data, provenance=about, scan=scan, notes=(name,)), folder)
+        write(synthetic_report.changed(data, provenance=about, scan=scan, notes=(name,)), folder)
         texts = {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in folder.rglob("*.*")}
         return {path: tags(text) if path.endswith("html") else keys(json.loads(text)) for path, text in texts.items()}
 

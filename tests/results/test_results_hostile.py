@@ -29,7 +29,7 @@ REGULAR = r"z_scale\[0\]: not a regular array of numbers"
 )
 def test_an_array_is_of_numbers_and_costs_what_it_holds(value: Any, message: str) -> None:
     document = json.loads(results.to_json(report_data(observed=False, damages=())))
-    document["scan"]["stacks"]["z_scale"][0] = value
+    document["findings"][0]["stacks"]["z_scale"][0] = value
     text = json.dumps(document)
     tracemalloc.start()
     try:
@@ -59,11 +59,11 @@ def test_what_is_no_result_is_said_in_a_short_line(change: dict[str, Any], messa
 
 def test_numbers_and_names_that_no_float_and_no_utf8_holds() -> None:
     document = json.loads(results.to_json(report_data(observed=False, damages=())))
-    document["scan"]["stacks"]["n_sigma"][0] = 10**400
-    document["scan"]["provenance"]["model"] = "caf\udce9"
+    document["findings"][0]["stacks"]["n_sigma"][0] = 10**400
+    document["findings"][0]["provenance"]["model"] = "caf\udce9"
     with pytest.raises(BadFile, match=r"n_sigma\[0\]: a whole number too large for a float|n_sigma\[0\]: expected"):
         results.from_json(json.dumps(document))
-    document["scan"]["stacks"]["n_sigma"][0] = 3.0
+    document["findings"][0]["stacks"]["n_sigma"][0] = 3.0
     text = results.to_json(results.from_json(json.dumps(document)))
     assert rb"caf\udce9" in text.encode("utf-8")
     assert results.from_json(text).scan.provenance.model == "caf\udce9"

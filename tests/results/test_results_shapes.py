@@ -35,13 +35,13 @@ def test_every_result_reads_as_it_was_written(made: dict[str, Any]) -> None:
 def test_the_line_names_file_field_and_both_shapes(tmp_path: Path) -> None:
     path = tmp_path / "scan.json"
     document = json.loads(results.to_json(report_data(observed=False, damages=())))
-    n_layers, n_columns = np.shape(document["scan"]["stacks"]["z_scale"][0])
-    document["scan"]["stacks"]["z_scale"][0].pop()
+    n_layers, n_columns = np.shape(document["findings"][0]["stacks"]["z_scale"][0])
+    document["findings"][0]["stacks"]["z_scale"][0].pop()
     path.write_text(json.dumps(document))
     with pytest.raises(BadFile) as refused:
         results.load(path)
     assert str(refused.value) == (
-        f"{path}.scan.stacks.z_scale[0]: its shape is [{n_layers - 1}, {n_columns}], "
+        f"{path}.findings[0].stacks.z_scale[0]: its shape is [{n_layers - 1}, {n_columns}], "
         f"but [layer, column] is [{n_layers}, {n_columns}]; make the result again"
     )
 

@@ -58,12 +58,9 @@ def _whole(session: Session, options: Any, make: Callable[..., Any]) -> None:
     with resumable(parts):
         found = make(folder=folder, overwrite=output.overwrite, progress=session.progress)
     found = with_command(found, session.command)
-    beside: dict[str, Any] = {paper: found}
-    if (parts / "observation.json").is_file():
-        beside["observation"] = load(parts / "observation.json")
-    if "layers" in options.parts:
-        beside["sweeps"] = (load(parts / "layers.json"),)
-    data = ReportData(found.provenance, scan_live(session.loaded), **beside)
+    beside = [parts / "observation.json"] if (parts / "observation.json").is_file() else []
+    beside += [parts / "layers.json"] if "layers" in options.parts else []
+    data = ReportData(found.provenance, (scan_live(session.loaded), found, *map(load, beside)))
     with alone_in(folder, "replication", CHARTS, "parts"):
         written = write(data, folder, overwrite=any((folder / name).exists() for name in OURS))
     tell(session, found)

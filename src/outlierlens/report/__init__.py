@@ -1,7 +1,7 @@
 """The report of a run: one self-contained HTML page from result dataclasses, without torch.
 
     ol.report("mini-planted", n_random=19)       # measured, written to runs/mini-planted; `job.report` says more
-    data = ReportData(provenance, scan, observation, damages)
+    data = ReportData(provenance, (scan, observation, ablation))
     write(data, "runs/mpnet")                    # manifest.json, results.json, charts/, report.html
     rerender("runs/mpnet/results.json")          # the page again, on any machine
 

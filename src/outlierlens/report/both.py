@@ -10,7 +10,7 @@ from functools import cached_property
 
 from outlierlens.analyses.compare import Comparison, compare
 from outlierlens.errors import BadInput, command, operand
-from outlierlens.report.result import Joined, ReportData, joined_sections
+from outlierlens.report.result import ReportData, sections_of
 from outlierlens.results.advice import Advice
 from outlierlens.view.charts.base import Chart
 from outlierlens.view.section import Section
@@ -92,7 +92,7 @@ class Both:
     def page_sections(self) -> tuple[Section, ...]:
         """What `compare` finds, then those of each report."""
         found = self.compared
-        sections = [] if isinstance(found, str) else [*joined_sections(Joined((found,)))]
+        sections = [] if isinstance(found, str) else [*sections_of((found,))]
         for letter, name, side in zip("ab", self.names, self.sides, strict=True):
             sections += [_of_side(one, letter, name) for one in side.page_sections()]
         return tuple(sections)

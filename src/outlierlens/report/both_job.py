@@ -100,7 +100,7 @@ def _finished(path: Path) -> _Side | None:
 def _report(path: Path) -> ReportData:
     found = read(path)
     if isinstance(found, Scan):
-        return ReportData(found.provenance, found)
+        return ReportData(found.provenance, (found,))
     if not isinstance(found, ReportData):
         kind = type(found).__name__
         raise BadInput(f"{path} holds a {kind}; --compare takes models, run directories, results.json or a scan's JSON")

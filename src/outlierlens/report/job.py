@@ -28,7 +28,7 @@ from outlierlens.replicate.luo import LuoReplication
 from outlierlens.replicate.puccetti import PuccettiReplication
 from outlierlens.report.files import CHARTS, write
 from outlierlens.report.options import ReportOptions
-from outlierlens.report.result import OF_SEVERAL, Joined, ReportData, with_result
+from outlierlens.report.result import OF_SEVERAL, ReportData, check_joins
 from outlierlens.results.document import load, refuse_other_model, to_json
 from outlierlens.results.row_store import remove_rows
 from outlierlens.results.safe_files import refuse_links
@@ -36,14 +36,6 @@ from outlierlens.tasks.base import Reading, TaskOptions
 from outlierlens.tasks.choice import forecast, make_task
 
 ROWS = "rows.jsonl"
-# Results that are a part of the report itself.
-PLACES: dict[type, str] = {
-    Ablation: "damages",
-    Sweep: "sweeps",
-    Track: "tracks",
-    LuoReplication: "luo",
-    PuccettiReplication: "puccetti",
-}
 
 
 @dataclass(frozen=True)
@@ -126,7 +118,7 @@ def run(
     tracks = _tracked(job)
     progress("writing the report", 0, 1)
     made = loaded.provenance(command=job.command, seed=job.options.seed, digest=found.provenance.fingerprint)
-    data = ReportData(made, found, observed, damages, tracks=tracks, notes=notes)
+    data = ReportData(made, (found, observed, *damages, *tracks), notes)
     data = with_results(data, results)
     rows = sorted(job.directory.glob("rows*.jsonl"))
     section = job.options.card
@@ -236,8 +228,7 @@ def read_results(options: ReportOptions) -> dict[Path, Any]:
     for path, found in results.items():
         if path in options.sweeps and not isinstance(found, Sweep):
             raise BadInput(f"{path} holds a {type(found).__name__}; --sweep takes what sweep -o writes")
-        if type(found) not in PLACES:
-            with_result(Joined(), found, str(path))
+        check_joins(found, str(path))
     return results
 
 
@@ -251,20 +242,12 @@ def with_results(data: ReportData, results: Mapping[Path, Any]) -> ReportData:
         if type(found).__name__ not in OF_SEVERAL:
             refuse_other_model(str(path), found, data.measured, "a result joins the report of its own model")
         check_streams({path: found}, data.scan)
-        several = isinstance(found, Ablation) and found.compares
-        place = None if several else PLACES.get(type(found))
-        there = getattr(data, place) if place else ()
-        if place is None:
-            data = replace(data, joined=with_result(data.joined, found, str(path)))
-        elif isinstance(there, tuple) and to_json(found) not in map(to_json, there):
-            notes = tuple(dict.fromkeys((*data.notes, *_coarser(data, found))))
-            change: dict[str, Any] = {"notes": notes, place: (*there, found)}
-            data = replace(data, **change)
-        elif there is None:
-            change = {place: found}
-            data = replace(data, **change)
-        elif not isinstance(there, tuple) and to_json(there) != to_json(found):
+        if to_json(found) in map(to_json, data.findings):  # arrays do not compare as a whole
+            continue
+        if isinstance(found, LuoReplication | PuccettiReplication) and data.of(type(found)):
             raise BadInput(f"{path}: the report holds another {type(found).__name__} already")
+        notes = tuple(dict.fromkeys((*data.notes, *_coarser(data, found))))
+        data = replace(data, findings=(*data.findings, found), notes=notes)
     return data
 
 

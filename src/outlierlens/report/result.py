@@ -1,13 +1,14 @@
 """What a report is made of, which is also what `results.json` holds: `ReportData`, a list of findings.
 
 data.findings                                # in the order of the table of experiments
-data.page_sections()                                 # what each says and shows, with the report's names in its charts
-joined_sections(Joined((found, other)))      # likewise of any findings
+data.of(Ablation)                            # those of one kind
+data.page_sections()                         # what each says and shows, with the report's names in its charts
+sections_of((found, other))                  # likewise of any findings
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from outlierlens.analyses.ablate import Ablation
@@ -19,9 +20,8 @@ from outlierlens.analyses.track import Track
 from outlierlens.errors import BadInput, option, shell
 from outlierlens.experiments import BY_RESULT
 from outlierlens.replicate.luo import LuoReplication
-from outlierlens.replicate.puccetti import PuccettiReplication
 from outlierlens.results.advice import TOPICS, Advice, about
-from outlierlens.results.document import Provenance, Result, to_json
+from outlierlens.results.document import Provenance, Result
 from outlierlens.view.section import Rows, Section, notes_of, numbered
 
 NAMED_BY_RULE = 3
@@ -42,53 +42,60 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Joined:
-    """Findings, in the order in which they were given."""
-
-    results: tuple[Result, ...] = ()
-
-    def of(self, kind: type[T]) -> tuple[T, ...]:
-        """Those of one kind."""
-        return tuple(one for one in self.results if isinstance(one, kind))
-
-
-@dataclass(frozen=True)
 class ReportData(Result):
-    """All results of one run of the main job.
+    """What one run of the main job found, and the results of other commands that joined it.
 
     Attributes:
         provenance: of the whole run; its command makes the report again.
-        scan: outliers from weights.
-        observation: activation statistics; None where the model was not run.
-        damages: what switching off did; the first one is the headline.
-        sweeps: dimensions (or sets) switched off one after the other.
-        tracks: outliers over training steps.
+        findings: in the order of the table of experiments; one is the scan. The first ablation is the headline.
         notes: remarks that belong beside the results.
-        luo: Luo et al. 2021 for this model. puccetti: Puccetti et al. 2022.
-        joined: results of other commands.
+
+    Raises:
+        BadInput: no scan is among the findings.
     """
 
     provenance: Provenance
-    scan: Scan
-    observation: Observation | None = None
-    damages: tuple[Ablation, ...] = ()
-    sweeps: tuple[Sweep, ...] = ()
-    tracks: tuple[Track, ...] = ()
+    findings: tuple[Result, ...]
     notes: tuple[str, ...] = ()
-    luo: LuoReplication | None = None
-    puccetti: PuccettiReplication | None = None
-    joined: Joined = field(default_factory=Joined)
+
+    def __post_init__(self) -> None:
+        if not self.of(Scan):
+            raise BadInput("a report holds the scan of its model; make it again")
+        in_order = sorted(self.findings, key=lambda one: KINDS.index(type(one).__name__))
+        object.__setattr__(self, "findings", tuple(in_order))
+
+    def of(self, kind: type[T]) -> tuple[T, ...]:
+        """The findings of one kind."""
+        return tuple(one for one in self.findings if isinstance(one, kind))
 
     def records(self) -> Iterator[dict[str, Any]]:
         """One row per outlier that weights name."""
         return self.scan.records()
 
     @property
-    def findings(self) -> tuple[Result, ...]:
-        """Everything that was found, in the order of the table of experiments."""
-        parts = (self.scan, self.observation, *self.damages, *self.sweeps, *self.tracks, self.luo, self.puccetti)
-        found = [one for one in (*parts, *self.joined.results) if one is not None]
-        return tuple(sorted(found, key=lambda one: KINDS.index(type(one).__name__)))
+    def scan(self) -> Scan:
+        """Outliers from weights."""
+        return self.of(Scan)[0]
+
+    @property
+    def observation(self) -> Observation | None:
+        """Statistics of activations; None where the model was not run."""
+        return next(iter(self.of(Observation)), None)
+
+    @property
+    def damages(self) -> tuple[Ablation, ...]:
+        """What switching off did, by the report's own runs: those that compare no treatments."""
+        return tuple(one for one in self.of(Ablation) if not one.compares)
+
+    @property
+    def sweeps(self) -> tuple[Sweep, ...]:
+        """Dimensions (or sets) switched off one after the other."""
+        return self.of(Sweep)
+
+    @property
+    def tracks(self) -> tuple[Track, ...]:
+        """Outliers over training steps."""
+        return self.of(Track)
 
     @property
     def measured(self) -> tuple[Provenance, ...]:
@@ -154,8 +161,7 @@ class ReportData(Result):
         said = [*self.scan.headline(self.model)]
         if self.scan.found() and not self.damages and not self.sweeps:
             said.append("What switching them off does was not measured.")
-        own = (*self.damages, *self.sweeps, *self.tracks, self.observation)
-        sections = joined_sections(Joined(tuple(one for one in own if one is not None)))
+        sections = sections_of((*self.damages, *self.sweeps, *self.tracks, *self.of(Observation)))
         return (*said, *(sentence for section in sections for sentence in section.sentences[:FIRST]))
 
     def sections(self, *, verbose: bool = False) -> Iterator[Section]:
@@ -169,12 +175,12 @@ class ReportData(Result):
         streams = [stack.stack for stack in self.scan.stacks]
         streams += [stack.stack for stack in self.observation.stacks] if self.observation else []
         named = {stream: self.named(stream) for stream in streams}
-        return tuple(map(self._with_panels, joined_sections(Joined(self.findings), named)))
+        return tuple(map(self._with_panels, sections_of(self.findings, named)))
 
     def _with_panels(self, section: Section) -> Section:
         """Of Luo et al.'s report the observation also shows the average vector of every layer."""
         seen = self.observation
-        if seen is None or self.luo is None or section.name != seen.name:
+        if seen is None or not self.of(LuoReplication) or section.name != seen.name:
             return section
         more = tuple(
             vector_panels(stack, self.named(stack.stack), prefix=f"{number}-" if number else "")
@@ -185,35 +191,28 @@ class ReportData(Result):
     @property
     def remarks(self) -> tuple[str, ...]:
         """Notes of the report and of all its findings, each once."""
-        return tuple(dict.fromkeys((*self.notes, *joined_notes(Joined(self.findings)))))
+        return tuple(dict.fromkeys((*self.notes, *remarks_of(self.findings))))
 
 
-def with_result(joined: Joined, result: Any, where: str = "result") -> Joined:
-    """`joined` and `result`, once; raises BadInput for a kind that has no place in a report."""
+def check_joins(result: Any, where: str = "result") -> None:
+    """Raise BadInput for a result of a kind that has no place in a report; `where` says which it is."""
     kind = type(result).__name__
     if kind not in BY_RESULT or kind in ELSEWHERE:
         raise BadInput(
             f"{where} holds {kind}, which does not join a report: {ELSEWHERE.get(kind, 'it has no section')}"
         )
-    if to_json(result) in map(to_json, joined.results):  # arrays do not compare as a whole
-        return joined
-    return replace(joined, results=(*joined.results, result))
 
 
-def joined_sections(joined: Joined, named: Mapping[str, Sequence[int]] | None = None) -> tuple[Section, ...]:
+def sections_of(findings: Iterable[Result], named: Mapping[str, Sequence[int]] | None = None) -> tuple[Section, ...]:
     """The sections of all of them; `named` are dimensions that charts of streams name, by stream."""
-    return tuple(_sections(joined.results, named or {}))
-
-
-def _sections(findings: Iterable[Result], named: Mapping[str, Sequence[int]]) -> Iterator[Section]:
-    before = Counter[str]()
+    before, made = Counter[str](), list[Section]()
     for found in findings:
         kind, more = type(found).__name__, dict[str, Any]()
         if isinstance(found, Scan | Observation):
-            more["named"] = named
-        for section in found.sections(**more):
-            yield numbered(_of_its_model(section, found), before[kind])
+            more["named"] = named or {}
+        made += [numbered(_of_its_model(section, found), before[kind]) for section in found.sections(**more)]
         before[kind] += 1
+    return tuple(made)
 
 
 def _of_its_model(section: Section, found: Result) -> Section:
@@ -224,6 +223,6 @@ def _of_its_model(section: Section, found: Result) -> Section:
     return replace(section, sentences=(*section.sentences, f"Measured on {where.model}."))
 
 
-def joined_notes(joined: Joined) -> tuple[str, ...]:
-    """Remarks of all of them, each once."""
-    return tuple(dict.fromkeys(note for found in joined.results for note in notes_of(found)))
+def remarks_of(findings: Iterable[Result]) -> tuple[str, ...]:
+    """Notes of all of them, each once."""
+    return tuple(dict.fromkeys(note for found in findings for note in notes_of(found)))
