@@ -11,6 +11,7 @@ import io
 import json
 import re
 import struct
+import tempfile
 import wave
 import zipfile
 import zlib
@@ -942,16 +943,15 @@ def clipping_json() -> Reader:
 
 @reader
 def archive() -> Reader:
-    from outlierlens.checkpoints.samples.download import _checked_zip, _open_member
+    from outlierlens.checkpoints.samples import Sample
+    from outlierlens.checkpoints.samples.download import _unpack
+
+    sample = Sample("x", "", "", "", inside="model", files={"config.json": 160, "model.safetensors": 100})
 
     def read(path: Path) -> int:
-        with _checked_zip(path, 1000) as archive:
-            n = 0
-            for name in archive.namelist():
-                if not name.endswith("/"):
-                    with _open_member(archive, name, path) as stored:
-                        n += len(stored.read(2000))
-            return n
+        with tempfile.TemporaryDirectory() as folder:
+            _unpack(path, sample, Path(folder))
+            return len(list(Path(folder).iterdir()))
 
     entries = {"model/config.json": b'{"a": 1}' * 20, "model/model.safetensors": b"\0" * 100, "README": b"x"}
     return Reader("sample.zip", seeds(zipped(entries), zipped(entries, zipfile.ZIP_DEFLATED)), read)

@@ -231,7 +231,7 @@ def use_of(extra: str) -> str:
     if extra in USES:
         return USES[extra]
     rows = [row for row in formats.FORMATS if row.extra == extra]
-    files = [(name, Path(member.name).suffix) for name, sample in SAMPLES.items() for member in sample.files]
+    files = [(name, Path(file).suffix) for name, sample in SAMPLES.items() for file in sample.files]
     samples = [f"the sample {name}" for name, suffix in files if any(suffix in row.suffixes for row in rows)]
     return ", and ".join([*(f"{row.name} files" for row in rows), *samples])
 

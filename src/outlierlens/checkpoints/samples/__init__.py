@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from outlierlens.checkpoints.samples.cache import (
     SAMPLES,
-    Member,
     Sample,
     Wheel,
     cache_root,
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SAMPLES",
-    "Member",
     "Sample",
     "Wheel",
     "cache_root",
