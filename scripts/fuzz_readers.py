@@ -258,17 +258,12 @@ def gguf() -> Reader:
 
 @reader
 def imatrix() -> Reader:
-    import tempfile
-
     import gguf
     import numpy as np
 
     from outlierlens.checkpoints.imatrix import read_imatrix
 
     values = np.arange(1, 5, dtype="<f4")
-    name = b"blk.0.ffn_up.weight"
-    entry = struct.pack("<i", len(name)) + name + struct.pack("<ii", 2, 4) + values.tobytes()
-    old = struct.pack("<i", 1) + entry + struct.pack("<ii", 3, 3) + b"a.b"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "m.gguf"
         writer = gguf.GGUFWriter(path, "llama")
@@ -280,8 +275,8 @@ def imatrix() -> Reader:
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        new = path.read_bytes()
-    return Reader("m.imatrix", seeds(old, new), lambda path: len(read_imatrix(path).entries))
+        made = path.read_bytes()
+    return Reader("m.imatrix", seeds(made), lambda path: len(read_imatrix(path).entries))
 
 
 @reader
