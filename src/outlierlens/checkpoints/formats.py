@@ -15,10 +15,9 @@ import importlib
 import json
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from outlierlens.checkpoints.base import (
@@ -90,13 +89,13 @@ class Format:
 
 # By trust and cost: the first needs no other library, and of it alone are single tensors fetched from a hub.
 SAFETENSORS = Format(
-    "safetensors", (".safetensors",), "outlierlens.checkpoints.formats:open_safetensors", file="model.safetensors",
+    "safetensors", (".safetensors",), "outlierlens.checkpoints.formats:SafetensorsCheckpoint", file="model.safetensors",
     patterns=("*.safetensors",),
 )  # fmt: skip
 FORMATS = (
     SAFETENSORS,
     Format(
-        "PyTorch", (".bin", ".pt", ".pth", ".ckpt"), "outlierlens.checkpoints.torchbin:open_bin",
+        "PyTorch", (".bin", ".pt", ".pth", ".ckpt"), "outlierlens.checkpoints.torchbin:TorchCheckpoint",
         file="pytorch_model.bin", extra="models", needs_torch=True,
     ),
     Format(
@@ -330,22 +329,21 @@ def files_of(path: Path) -> tuple[list[Path], dict[str, str]]:
     return [path.parent / shard for shard in sorted(set(wanted.values()))], wanted
 
 
-def gather(
-    files: Iterable[Path], promised: Mapping[str, str], name: str, tensors_of: Callable[[Path], Mapping[str, T]]
-) -> dict[str, tuple[Path, T]]:
-    """{tensor: (file, what `tensors_of` says of it)} of all files of the model `name`.
+def gather(path: Path, name: str, tensors_of: Callable[[Path], Mapping[str, T]]) -> dict[str, tuple[Path, T]]:
+    """{tensor: (file, what `tensors_of` says of it)} of the model `name`: of one weight file, or of all that an index names.
 
     Raises:
         BadFile: a file is missing, two hold a tensor of one name, or one lacks what the index promised of it.
     """
     found: dict[str, tuple[Path, T]] = {}
-    for path in files:
-        if not path.is_file():
-            raise BadFile(f"{path}: this shard is named by the index but missing; fetch the model again")
-        for tensor, value in tensors_of(path).items():
+    files, promised = files_of(path)
+    for file in files:
+        if not file.is_file():
+            raise BadFile(f"{file}: this shard is named by the index but missing; fetch the model again")
+        for tensor, value in tensors_of(file).items():
             if tensor in found:
-                raise BadFile(f"{path}: tensor {tensor!r} also stands in {found[tensor][0].name}")
-            found[tensor] = (path, value)
+                raise BadFile(f"{file}: tensor {tensor!r} also stands in {found[tensor][0].name}")
+            found[tensor] = (file, value)
     for tensor, shard in promised.items():
         if tensor not in found or found[tensor][0].name != shard:
             raise BadFile(f"{name}: the index places {tensor!r} in {shard}, which does not hold it")
@@ -353,22 +351,14 @@ def gather(
 
 
 class SafetensorsCheckpoint(LocalCheckpoint):
-    """One or more local safetensors files read through memory maps."""
+    """A local safetensors file, or a checkpoint in shards by its index, read through memory maps."""
 
     kind = "safetensors"
 
-    def __init__(
-        self,
-        files: Iterable[Path],
-        promised: Mapping[str, str] = MappingProxyType({}),
-        *,
-        name: str,
-        config: dict[str, Any],
-    ):
-        """`promised` ({tensor: file name}, from an index) must be satisfied exactly by `files`."""
+    def __init__(self, path: Path, *, name: str, config: dict[str, Any]):
         self.name, self.config = name, config
         self.total_bytes = self.bytes_read = 0
-        self._files = gather(files, promised, name, self._header)
+        self._files = gather(path, name, self._header)
         self.tensors = {tensor: place.info for tensor, (_, place) in self._files.items()}
 
     def _header(self, path: Path) -> dict[str, Placed]:
@@ -379,11 +369,6 @@ class SafetensorsCheckpoint(LocalCheckpoint):
         self.total_bytes += size
         self.bytes_read += 8 + length
         return placed
-
-
-def open_safetensors(path: Path, *, name: str, config: dict[str, Any]) -> SafetensorsCheckpoint:
-    """One file, or a sharded checkpoint by its `model.safetensors.index.json`."""
-    return SafetensorsCheckpoint(*files_of(path), name=name, config=config)
 
 
 def write_header(tensors: Mapping[str, tuple[str, tuple[int, ...], int]]) -> bytes:
