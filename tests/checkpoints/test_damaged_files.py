@@ -325,8 +325,8 @@ def wav(width: int, channels: int = 2) -> bytes:
 
 def test_parts_of_a_wav_that_lead_out_of_it() -> None:
     whole = wav(2)
-    inside = whole[:12] + b"LIST" + struct.pack("<I", 2**31) + whole[12:]
-    with pytest.raises(BadFile, match=r"cannot be read as .wav"):
+    inside = b"RIFF" + struct.pack("<I", len(whole)) + whole[8:12] + b"LIST" + struct.pack("<I", 2**31) + whole[12:]
+    with pytest.raises(BadFile, match="cannot be read as a recording"):
         recording(inside, "x.wav", max_seconds=9)
 
 

@@ -38,7 +38,7 @@ FOR_USERS = ("charts", "models", "onnx", "vision", "audio", "ray", "explore")  #
 USES = {  # extra -> what it is for, where it is neither whole commands nor a format of weights
     "charts": "--chart FILE.svg and .png, pictures beside a report",
     "vision": "image data of observe, ablate and sweep",
-    "audio": "recordings that are no PCM .wav",
+    "audio": "recordings",
     "ray": "sweep --engine ray",
     "explore": "the page of explore (its --show and --json work without)",
 }
