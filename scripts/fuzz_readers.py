@@ -709,32 +709,6 @@ def recording() -> Reader:
 
 
 @reader
-def arrays() -> Reader:
-    import numpy as np
-
-    made, array = io.BytesIO(), io.BytesIO()
-    np.savez(made, images=np.zeros((2, 4, 4, 3), np.uint8), labels=np.array([0, 1]))
-    np.save(array, np.zeros((2, 4, 4, 3), np.uint8))
-    inner = Seed(array.getvalue(), lambda new: zipped({"images.npy": new, "labels.npy": _npy([0, 1])}))
-    return Reader("pictures.npz", (*seeds(made.getvalue()), inner), items_of("image"))
-
-
-def _npy(values: Any) -> bytes:
-    import numpy as np
-
-    made = io.BytesIO()
-    np.save(made, np.array(values))
-    return made.getvalue()
-
-
-@reader
-def array() -> Reader:
-    import numpy as np
-
-    return Reader("pictures.npy", seeds(_npy(np.zeros((2, 4, 4, 3), np.uint8))), items_of("image", labelled=False))
-
-
-@reader
 def media_table() -> Reader:
     from PIL import Image
 

@@ -6,7 +6,6 @@ import json
 import struct
 import sys
 import wave
-import zipfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ def png(pixels: np.ndarray) -> bytes:
 
 
 def decoded(items: Items) -> list[np.ndarray]:
-    return [part.array if part.array is not None else picture(part.content(), part.name) for part in items.parts]
+    return [picture(part.content(), part.name) for part in items.parts]
 
 
 def named(items: Items) -> list[str]:
@@ -82,20 +81,6 @@ def made_part() -> Any:
     from outlierlens.data.media.items import Part
 
     return Part("one", data=b"RIFF")
-
-
-def test_arrays_are_pictures_whichever_axis_holds_the_channels(tmp_path: Path) -> None:
-    names = np.array(made.COLOURS)
-    np.savez(tmp_path / "last.npz", images=PIXELS, labels=LABELS, label_names=names)
-    np.savez(tmp_path / "first.npz", images=np.moveaxis(PIXELS, -1, 1), labels=LABELS, label_names=names)
-    np.save(tmp_path / "alone.npy", PIXELS)
-    np.save(tmp_path / "labels.npy", LABELS)
-    for name in ("last.npz", "first.npz", "alone.npy"):
-        items = read_items("image", tmp_path / name)
-        assert np.array_equal(decoded(items), PIXELS), name
-        assert isinstance(items, LabelledItems)
-        assert items.labels == tuple(LABELS.tolist())
-        assert items.task.labels == (("0", "1") if name == "alone.npy" else made.COLOURS)
 
 
 def test_a_table_holds_paths_or_bytes(tmp_path: Path) -> None:
@@ -163,51 +148,6 @@ def test_of_a_hub_data_set_files_are_left_undecoded(monkeypatch: pytest.MonkeyPa
     assert np.array_equal(decoded(items), PIXELS)
     assert named(items) == [made.COLOURS[label] for label in LABELS]
     assert isinstance(next(open_table("someone/pictures").rows(("image",)))[0]["bytes"], bytes)
-
-
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        ({"pictures": PIXELS}, r"no array 'images'; it has pictures"),
-        ({"images": PIXELS / 255}, r"images are float64 \[7, 16, 16, 3\]; need uint8"),
-        ({"images": PIXELS.reshape(7, 16, 8, 6)}, r"no axis holds 1, 3 or 4 channels"),
-        ({"images": PIXELS, "labels": LABELS[:3]}, r"labels are \[3\], and there are 7 images; give one each"),
-        ({"images": PIXELS}, r"its images have no labels; give a folder with one sub-folder a class"),
-        ({"images": PIXELS, "labels": LABELS + 5, "label_names": np.array(["a"])}, r"row 1: unknown label 6"),
-    ],
-)
-def test_arrays_that_do_not_fit_are_named(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
-    np.savez(tmp_path / "data.npz", **arrays)
-    with pytest.raises(BadInput, match=message):
-        read_items("image", tmp_path / "data.npz")
-
-
-def test_hostile_arrays_are_refused_before_they_are_made(tmp_path: Path) -> None:
-    path = tmp_path / "data.npz"
-    np.savez(path, images=np.array([{"a": 1}], dtype=object))
-    with pytest.raises(BadFile, match="array 'images' holds Python objects; save plain arrays"):
-        read_items("image", path)
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        header, {"descr": "|u1", "fortran_order": False, "shape": (10**6, 1000, 1000, 3)}
-    )
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("images.npy", header.getvalue() + b"few")
-    with pytest.raises(BadFile, match="array 'images' promises more than the file holds"):
-        read_items("image", path)
-    (tmp_path / "data.npy").write_bytes(header.getvalue() + b"few")
-    with pytest.raises(BadFile, match="cannot be read as NumPy arrays"):
-        read_items("image", tmp_path / "data.npy")
-    path.write_bytes(b"PK\x03\x04 no archive")
-    with pytest.raises(BadFile, match="cannot be read as NumPy arrays"):
-        read_items("image", path)
-
-
-def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outlierlens.data.media.read.MAX_UNPACKED", 1000)
-    np.savez_compressed(tmp_path / "data.npz", images=np.zeros((4, 16, 16, 3), dtype=np.uint8))
-    with pytest.raises(BadFile, match=r"1 arrays of 0\.0 GB, more than .* or one \.npy"):
-        read_items("image", tmp_path / "data.npz")
 
 
 def test_pictures_are_upright_grey_or_coloured_and_of_8_bits() -> None:
@@ -333,13 +273,12 @@ def test_what_holds_nothing_is_named(tmp_path: Path, folder: Path) -> None:
 def test_kinds_are_told_by_name(tmp_path: Path, folder: Path) -> None:
     recordings, labels = made.sounds(2, seed=0)
     made.write_sounds(tmp_path / "sounds", recordings, labels)
-    np.savez(tmp_path / "p.npz", images=PIXELS)
     for name, text in (("t.csv", "image,text\na,b\n"), ("i.csv", "image,label\na,b\n"), ("bad.jsonl", "{")):
         (tmp_path / name).write_text(text)
     (tmp_path / "empty").mkdir()
-    found = {name: kind_of(tmp_path / name) for name in ("sounds", "p.npz", "t.csv", "i.csv", "bad.jsonl", "empty")}
+    found = {name: kind_of(tmp_path / name) for name in ("sounds", "t.csv", "i.csv", "bad.jsonl", "empty")}
     assert found == {
-        "sounds": "audio", "p.npz": "image", "t.csv": None, "i.csv": "image", "bad.jsonl": None, "empty": None
+        "sounds": "audio", "t.csv": None, "i.csv": "image", "bad.jsonl": None, "empty": None
     }  # fmt: skip
     assert (kind_of(folder), kind_of("excerpt"), kind_of("owner/name")) == ("image", None, None)
 

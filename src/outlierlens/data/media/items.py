@@ -130,35 +130,23 @@ MAX_SECONDS = 30.0  # of a recording that is read unless more is asked for: atte
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Where one item lies: the file `path`, the bytes `data` of a file, or a picture's `array`; `name` is for messages.
-
-    The array is uint8 [height, width, channel].
-    """
+    """Where one item lies: the file `path`, or the bytes `data` of a file; `name` is for messages."""
 
     name: str
     path: Path | None = None
     data: bytes | None = None
-    array: np.ndarray | None = None
 
     def content(self) -> bytes:
         """The bytes of the file; raises BadInput where it cannot be read, BadFile where it is too large."""
         if self.data is not None:
             return self.data
-        assert self.path is not None, "an array has no file"
+        assert self.path is not None, "a part is a path or bytes"
         try:
             if (size := self.path.stat().st_size) > MAX_BYTES:
                 raise BadFile(f"{self.name}: {size / 1e9:.1f} GB, more than {MAX_BYTES / 1e9:.0f}; cut it")
             return self.path.read_bytes()
         except OSError as error:
             raise BadInput(f"{self.name}: cannot be read ({error.strerror or error}); put the file back") from None
-
-    def update(self, digest: Any) -> None:
-        """Take the item into a digest."""
-        if self.array is not None:
-            digest.update(f"{self.array.dtype}{self.array.shape}\0".encode())
-            digest.update(np.ascontiguousarray(self.array).data)
-        else:
-            digest.update(hashlib.sha256(self.content()).digest())
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +177,7 @@ class Items:
         if self.kind == "audio":
             digest.update(f"{self.max_seconds}\0".encode())
         for part in self.parts:
-            part.update(digest)
+            digest.update(hashlib.sha256(part.content()).digest())
         return digest
 
     def __len__(self) -> int:
