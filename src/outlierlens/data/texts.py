@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from outlierlens.data.tables import Table, bounded, file_lines, lines, open_table, refuse_pipes
 from outlierlens.errors import BadInput
@@ -86,12 +86,12 @@ class Texts:
         """A text, or the texts of a slice."""
         return self.some(range(len(self))[place]) if isinstance(place, slice) else self.texts[place]
 
-    def first(self, n: int) -> "Texts":
-        """The first `n` texts (or all)."""
-        return replace(self, texts=self.texts[:n])
+    def first(self, n: int) -> Self:
+        """The first `n` (or all)."""
+        return self.some(range(min(n, len(self))))
 
-    def some(self, numbers: Sequence[int]) -> "Texts":
-        """The texts with these numbers, in this order."""
+    def some(self, numbers: Sequence[int]) -> Self:
+        """Those with these numbers, in this order."""
         return replace(self, texts=tuple(self.texts[number] for number in numbers))
 
     @property

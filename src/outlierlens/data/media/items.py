@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -183,12 +183,12 @@ class Items:
     def __len__(self) -> int:
         return len(self.parts)
 
-    def some(self, numbers: Sequence[int]) -> "Items":
-        """The items with these numbers, in this order."""
+    def some(self, numbers: Sequence[int]) -> Self:
+        """Those with these numbers, in this order."""
         return replace(self, parts=tuple(self.parts[number] for number in numbers))
 
-    def first(self, n: int) -> "Items":
-        """The first `n` items (or all)."""
+    def first(self, n: int) -> Self:
+        """The first `n` (or all)."""
         return self.some(range(min(n, len(self))))
 
     @property
@@ -215,14 +215,8 @@ class LabelledItems(Items):
         digest.update(repr((self.labels, self.task.labels)).encode())
         return digest
 
-    def some(self, numbers: Sequence[int]) -> "LabelledItems":
-        """The items with these numbers, in this order."""
-        parts = tuple(self.parts[number] for number in numbers)
-        return replace(self, parts=parts, labels=tuple(self.labels[number] for number in numbers))
-
-    def first(self, n: int) -> "LabelledItems":
-        """The first `n` items (or all)."""
-        return self.some(range(min(n, len(self))))
+    def some(self, numbers: Sequence[int]) -> Self:
+        return replace(super().some(numbers), labels=tuple(self.labels[number] for number in numbers))
 
     def among(self, names: Sequence[str]) -> "LabelledItems":
         """The same items, labelled among all the classes `names` of a model where these hold only some of them.
