@@ -650,12 +650,6 @@ def _tokenizer() -> None:
 @reader
 def published_counts() -> Reader:
     _tokenizer()
-    return Reader("counts.json", seeds(dumped([["one", 7], ["two", 3], ["##s", 2], ["nine", 1]])), published)
-
-
-@reader
-def published_parquet() -> Reader:
-    _tokenizer()
     return Reader("counts.parquet", seeds(*parquets({"token": ["one", "two", "##s"], "count": [7, 3, 2]})), published)
 
 

@@ -269,9 +269,15 @@ def test_what_the_disk_says_of_a_parquet_stays(tmp_path: Path) -> None:
 
 
 def test_half_a_character_is_no_token(tmp_path: Path) -> None:
-    path = tmp_path / "counts.json"
-    path.write_text(r'[["\ud800", 3]]')
-    with pytest.raises(BadFile, match=r"not a JSON list of \[token, count\]"):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    half = [
+        None,
+        arrow.py_buffer(np.array([0, 3], np.int32)),
+        arrow.py_buffer("\ud800".encode("utf-8", "surrogatepass")),
+    ]
+    column, path = arrow.Array.from_buffers(arrow.string(), 1, half), tmp_path / "counts.parquet"
+    parquet.write_table(arrow.Table.from_arrays([column, arrow.array([3])], names=["token", "count"]), path)
+    with pytest.raises(BadFile, match="cannot be read as a parquet file of token counts: .*Invalid UTF8"):
         read_counts(path, word_pieces())
 
 

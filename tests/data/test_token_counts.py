@@ -146,16 +146,6 @@ def test_the_released_mapping_needs_a_token_in_front(words: Any, tmp_path: Path)
         compat_counts(path, words(5, kind="causal"))
 
 
-def test_json_pairs_are_read_as_parquet_is(pieces: Any, tmp_path: Path) -> None:
-    path = tmp_path / "counts.json"
-    path.write_text(json.dumps([list(item) for item in PUBLISHED.items()]))
-    other = published(tmp_path / "counts.parquet", PUBLISHED)
-    assert read_counts(path, pieces).counts.tolist() == read_counts(other, pieces).counts.tolist()
-    path.write_text('[["the", 1.5]]')
-    with pytest.raises(BadFile, match="not a JSON list of"):
-        read_counts(path, pieces)
-
-
 def test_our_own_file_comes_back_as_it_was(pieces: Any, tmp_path: Path) -> None:
     before = ours(notes=("texts were counted whole",), ambiguous=(3, 7))
     path = write_counts(before, tmp_path / "own.parquet")

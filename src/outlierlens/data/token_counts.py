@@ -6,7 +6,7 @@
     write_counts(counts + others, "both.parquet")
 
 Ours is a parquet file with the columns id, token, count and special; it is only read with the vocabulary it was made with.
-Published counts (columns token and count, keyed by the text of tokens; or JSON, a list of such pairs) are mapped to ids.
+Published counts (columns token and count, keyed by the text of tokens) are mapped to ids.
 """
 
 import functools
@@ -112,11 +112,8 @@ def read_counts(path: str | Path, tokenizer: Any) -> TokenCounts:
 
 
 def holds_counts(path: str | Path) -> bool:
-    """Whether `path`, files joined with commas, names token counts, not texts: .json, or .parquet with their columns."""
-    files = [Path(path)] if Path(path).is_file() else [Path(part.strip()) for part in str(path).split(",")]
-    return all(
-        file.suffix.lower() == ".json" or (file.suffix.lower() == ".parquet" and _counting(file)) for file in files
-    )
+    """Whether `path`, files joined with commas, names token counts, not texts: .parquet with their columns."""
+    return all(file.suffix.lower() == ".parquet" and _counting(file) for file in _named(path))
 
 
 def _counting(file: Path) -> bool:
@@ -173,9 +170,12 @@ def write_counts(counts: TokenCounts, path: str | Path) -> Path:
     return write_bytes(Path(path), buffer.getvalue())
 
 
+def _named(path: str | Path) -> list[Path]:
+    return [Path(path)] if Path(path).is_file() else [Path(part.strip()) for part in str(path).split(",")]
+
+
 def _files(path: str | Path) -> list[Path]:
-    whole = Path(path)
-    files = [whole] if whole.is_file() else [Path(part.strip()) for part in str(path).split(",")]
+    files = _named(path)
     for file in files:
         if not file.is_file():
             raise BadInput(
@@ -188,8 +188,6 @@ def _files(path: str | Path) -> list[Path]:
 
 def _read(file: Path) -> "TokenCounts | dict[str, int]":
     """Our own counts, or published ones by text."""
-    if file.suffix.lower() == ".json":
-        return _pairs(file)
     with parquet_of(file, BadFile, "a parquet file of token counts") as parquet:
         table = _table(file, parquet)
         lists = {name: table[name].to_pylist() for name in ("id", "token") if name in table.column_names}
@@ -206,7 +204,13 @@ def _published(file: Path, table: Any, lists: dict[str, list[Any]]) -> dict[str,
     texts = lists["token"]
     if not all(isinstance(text, str) for text in texts):
         raise BadFile(f"{file}: its column 'token' holds more than texts; give every row the text of a token")
-    return _keyed(file, texts, _whole_numbers(file, table, "count"))
+    counts = _whole_numbers(file, table, "count").tolist()
+    if not texts:
+        raise BadFile(f"{file}: holds no counts")
+    keyed: dict[str, int] = {}
+    for text, count in zip(texts, counts, strict=True):
+        keyed[text] = keyed.get(text, 0) + count
+    return keyed
 
 
 def _own(file: Path, table: Any, lists: dict[str, list[Any]], metadata: bytes) -> TokenCounts:
@@ -252,37 +256,13 @@ def _whole_numbers(file: Path, table: Any, name: str) -> np.ndarray:
     column = table[name]
     if not str(column.type).startswith(("int", "uint")) or column.null_count:
         raise BadFile(f"{file}: column {name!r} is {column.type} with {column.null_count} gaps, not whole numbers")
-    return _believed(file, column.to_numpy())
-
-
-def _believed(file: Path, counts: np.ndarray) -> np.ndarray:
+    counts = column.to_numpy()
     if len(counts) and counts.min() < 0:
         row = int(counts.argmin())
         raise BadFile(f"{file}, row {row}: a token that occurs {counts[row]:,} times; counts are 0 or more")
     if len(counts) and counts.max() > MOST:
         raise BadFile(f"{file}: a token that occurs {counts.max():,} times is not believed; at most {MOST:,}")
-    return counts.astype(np.int64)
-
-
-def _pairs(file: Path) -> dict[str, int]:
-    try:
-        rows = json.loads(file.read_text("utf-8"))
-        texts, counts = [str(text) for text, _ in rows], [count for _, count in rows]
-        "".join(texts).encode()  # half a character is none that a tokenizer reads
-        if not all(type(count) is int and -MOST <= count <= MOST for count in counts):
-            raise ValueError("a count is no whole number below 10^15")
-    except (ValueError, TypeError, RecursionError) as error:
-        raise BadFile(f"{file}: not a JSON list of [token, count] ({error})") from None
-    return _keyed(file, texts, _believed(file, np.array(counts, dtype=np.int64)))
-
-
-def _keyed(file: Path, texts: list[str], counts: np.ndarray) -> dict[str, int]:
-    if not texts:
-        raise BadFile(f"{file}: holds no counts")
-    keyed: dict[str, int] = {}
-    for text, count in zip(texts, counts.tolist(), strict=True):
-        keyed[text] = keyed.get(text, 0) + count
-    return keyed
+    return np.asarray(counts, np.int64)
 
 
 def _by_text(counts: TokenCounts) -> Mapping[str, int]:
