@@ -277,7 +277,7 @@ def test_half_a_character_is_no_token(tmp_path: Path) -> None:
     ]
     column, path = arrow.Array.from_buffers(arrow.string(), 1, half), tmp_path / "counts.parquet"
     parquet.write_table(arrow.Table.from_arrays([column, arrow.array([3])], names=["token", "count"]), path)
-    with pytest.raises(BadFile, match="cannot be read as a parquet file of token counts: .*Invalid UTF8"):
+    with pytest.raises(BadFile, match=r"cannot be read as a parquet file of token counts: .*Invalid UTF8"):
         read_counts(path, word_pieces())
 
 
