@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlierlens.data import token_counts
-from outlierlens.data.published_counts import by_id
-from outlierlens.data.token_counts import TokenCounts, compat_counts, read_counts, write_counts
+from outlierlens.data.token_counts import TokenCounts, by_id, compat_counts, read_counts, write_counts
 from outlierlens.data.token_texts import added_around, kind_of, texts_of, vocabulary_of
 from outlierlens.errors import BadFile, BadInput
 from tiny_tokenizers import BYTES, PIECES, byte_level, word_pieces

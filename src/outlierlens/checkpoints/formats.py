@@ -51,7 +51,6 @@ class Format:
         patterns: other names of a model's file in a folder, likeliest first. Any name with one of `suffixes` is taken last.
         magic: the first bytes of its files, which tell it under any name.
         extra: what installs the library that it needs; "" where the base installation reads it.
-        needs_torch: that library is torch.
         config_inside: its files say what config.json would; the opener takes no `config`.
     """
 
@@ -62,7 +61,6 @@ class Format:
     patterns: tuple[str, ...] = ()
     magic: bytes = b""
     extra: str = ""
-    needs_torch: bool = False
     config_inside: bool = False
 
     @property
@@ -96,7 +94,7 @@ FORMATS = (
     SAFETENSORS,
     Format(
         "PyTorch", (".bin", ".pt", ".pth", ".ckpt"), "outlierlens.checkpoints.torchbin:TorchCheckpoint",
-        file="pytorch_model.bin", extra="models", needs_torch=True,
+        file="pytorch_model.bin", extra="models",
     ),
     Format(
         "GGUF", (".gguf",), "outlierlens.checkpoints.gguf:GGUFCheckpoint", patterns=("*.gguf",), magic=b"GGUF",
@@ -116,7 +114,7 @@ def native() -> tuple[Format, ...]:
 
 def suffixes() -> tuple[str, ...]:
     """Endings of weight files, those that need torch last."""
-    return tuple(suffix for row in sorted(FORMATS, key=lambda row: row.needs_torch) for suffix in row.suffixes)
+    return tuple(suffix for row in sorted(FORMATS, key=lambda row: row.extra == "models") for suffix in row.suffixes)
 
 
 def format_of(path: Path) -> Format | None:
