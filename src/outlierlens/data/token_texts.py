@@ -19,7 +19,6 @@ import numpy as np
 
 from outlierlens.errors import BadInput
 
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 LARGEST_VOCABULARY = 2**24
 MUCH_UNKNOWN = 0.05  # share of tokens that the tokenizer does not know from which a result says so
 # What a token may be beside the unknown one; GPT-2's <|endoftext|> is all of them, and stands for no unknown text.
