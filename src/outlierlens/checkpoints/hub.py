@@ -35,7 +35,8 @@ from outlierlens.checkpoints.base import (
     parse_config,
 )
 from outlierlens.checkpoints.formats import MAX_INDEX_BYTES, SAFETENSORS
-from outlierlens.checkpoints.ranges import RemoteFile, Run, Wire, merge, offline_by_environment, refused
+from outlierlens.checkpoints.ranges import RemoteFile, Run, Wire, merge, refused
+from outlierlens.checkpoints.samples.cache import network_is_off
 from outlierlens.errors import BadFile, BadInput, NoSafetensors, Offline, OutlierlensError, UnknownModel, shell
 
 COMMIT = re.compile(r"[0-9a-f]{40}\Z")
@@ -200,7 +201,7 @@ def open_hub(
         Offline: the network is off and the local hub cache lacks the model.
     """
     repository = Repository(model, Wire(token), revision=revision, subfolder=subfolder)
-    if not (offline or offline_by_environment()):
+    if not (offline or network_is_off()):
         return open_repository(repository)
     if cached := repository.cached(_any_weights()):
         return cached

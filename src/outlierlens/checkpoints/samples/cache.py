@@ -273,9 +273,12 @@ def arriving(label: str, n_bytes: int, total: int) -> None:
 
 
 def network_is_off() -> bool:
-    """Whether the environment forbids the network, in the hub library's words."""
+    """Whether the environment forbids the network, in the hub library's words, or did so when that library was imported."""
     given = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
-    return any(value.upper() in ("1", "ON", "YES", "TRUE") for value in given)
+    library = sys.modules.get("huggingface_hub.constants")
+    return any(value.upper() in ("1", "ON", "YES", "TRUE") for value in given) or getattr(
+        library, "HF_HUB_OFFLINE", False
+    )
 
 
 def cache_root() -> Path:
@@ -342,13 +345,6 @@ def _meant(name: str) -> Sample | None:
 
 
 @contextmanager
-def locked(sample: Sample) -> Iterator[None]:
-    """Hold the only right to make folders for `sample`; another process waits. Freed when a process dies."""
-    with _lock("samples", sample.name):
-        yield
-
-
-@contextmanager
 def folder_being_made(
     kind: str, name: str, is_there: Callable[[Path], bool] = Path.is_dir
 ) -> Iterator[tuple[Path, Path | None]]:
@@ -356,7 +352,7 @@ def folder_being_made(
 
     What was filled takes its name when the block ends well, and vanishes if not; another process waits meanwhile.
     """
-    with _lock(kind, name):
+    with locked(kind, name):
         target = cache_root() / kind / name
         if is_there(target):
             yield target, None
@@ -366,7 +362,8 @@ def folder_being_made(
 
 
 @contextmanager
-def _lock(kind: str, name: str) -> Iterator[None]:
+def locked(kind: str, name: str) -> Iterator[None]:
+    """Hold the only right to make folder `name` among the cache's `kind`; another process waits. Freed when a process dies."""
     folder = cache_root() / kind
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -59,7 +59,7 @@ def fetch(name: str, progress: Progress = silent) -> Path:
         progress(f"{name}: comes with the package; there is nothing to fetch")
         return packaged(sample)
     folder = folder_of(sample)
-    with locked(sample):
+    with locked("samples", name):
         if is_complete(sample):
             return folder
         _announce(sample, folder, progress)
