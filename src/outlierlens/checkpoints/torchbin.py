@@ -74,7 +74,8 @@ class TorchCheckpoint(TensorCheckpoint):
 
     def _load(self, path: Path) -> dict[str, "Tensor"]:
         self.total_bytes += path.stat().st_size
-        is_zip = _has_zip_magic(path)
+        with path.open("rb") as file:
+            is_zip = file.read(4) == b"PK\x03\x04"
         if is_zip:
             self.bytes_read += _check_zip(path)
         else:
@@ -114,11 +115,6 @@ def _inside(content: Any) -> Mapping[Any, Any] | None:
     if not isinstance(content, Mapping) or any(isinstance(value, torch.Tensor) for value in content.values()):
         return None
     return next((content[name] for name in CONTAINERS if isinstance(content.get(name), Mapping)), None)
-
-
-def _has_zip_magic(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(4) == b"PK\x03\x04"
 
 
 def _check_zip(path: Path) -> int:

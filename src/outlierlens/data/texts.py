@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from outlierlens.data.tables import Table, bounded, file_lines, lines, open_table, refuse_pipes
+from outlierlens.data.tables import bounded, file_lines, lines, open_table, refuse_pipes
 from outlierlens.errors import BadInput
 
 if TYPE_CHECKING:
@@ -204,21 +204,12 @@ def _found(source: str, column: str | None, offline: bool) -> tuple[Iterator[Any
     table = open_table(source, offline=offline)
     if not table.names:
         return iter(()), ""
-    used = _column(column, table)
+    used = table.column(column, TEXT_COLUMNS, "text")
     return (value for (value,) in table.rows((used,))), used
 
 
 def _non_empty(found: Iterator[Any]) -> Iterator[str]:
     return (text.strip() for text in found if isinstance(text, str) and text.strip())
-
-
-def _column(asked: str | None, table: Table) -> str:
-    if asked is not None:
-        return asked  # the table says so where it has no such column
-    for name in TEXT_COLUMNS:
-        if name in table.names:
-            return name
-    raise BadInput(f"{table.source}: which column holds the text? --text-column must be one of {table.listed}")
 
 
 @dataclass(frozen=True)

@@ -167,11 +167,7 @@ def _from_folder(kind: Kind, path: Path, options: ItemOptions) -> _Found:
 
 
 def _from_table(kind: Kind, table: Table, path: Path, options: ItemOptions) -> _Found:
-    column = options.column or next((name for name in (*COLUMNS[kind], *PATHS) if name in table.names), None)
-    if column is None:
-        raise BadInput(
-            f"{table.source}: which column holds the {PLURAL[kind]}? --text-column must be one of {table.listed}"
-        )
+    column = table.column(options.column, (*COLUMNS[kind], *PATHS), PLURAL[kind])
     columns = (column, options.label) if options.labelled else (column,)
     folder = path.resolve().parent if path.is_file() else None
     parts, raw = [], []
