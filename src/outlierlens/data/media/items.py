@@ -24,6 +24,7 @@ import numpy as np
 
 from outlierlens.data.labelled.labels import are_numbers, places_among
 from outlierlens.data.labelled.table import LabelledTask
+from outlierlens.data.texts import Data
 from outlierlens.errors import BadFile, BadInput, need
 
 MAX_PIXELS = 50_000_000  # of one picture: 150 MB as an array, 200 MB where Pillow unpacks it
@@ -150,7 +151,7 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
-class Items:
+class Items(Data):
     """Pictures or recordings with where they came from; stands wherever `Texts` can.
 
     Attributes:
@@ -184,22 +185,11 @@ class Items:
         return len(self.parts)
 
     def some(self, numbers: Sequence[int]) -> Self:
-        """Those with these numbers, in this order."""
         return replace(self, parts=tuple(self.parts[number] for number in numbers))
-
-    def first(self, n: int) -> Self:
-        """The first `n` (or all)."""
-        return self.some(range(min(n, len(self))))
 
     @property
     def plural(self) -> str:
-        """What tables call them."""
         return PLURAL[self.kind]
-
-    @property
-    def passage(self) -> str:
-        """No text is filled in by a model that reads none."""
-        return ""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
