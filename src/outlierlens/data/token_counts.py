@@ -40,7 +40,6 @@ FORMAT = 1
 MAX_BYTES = 512 * 2**20  # of a file of counts, packed or unpacked: 16 million tokens take less
 MOST = 10**15  # occurrences of one token that are believed; sums of a whole vocabulary then fit into 64 bits
 METADATA = b"outlierlens"
-COLUMNS = ("id", "token", "count", "special")
 
 
 @dataclass(frozen=True)
@@ -162,17 +161,8 @@ def write_counts(counts: TokenCounts, path: str | Path) -> Path:
         "notes": list(counts.notes),
         "ambiguous": list(counts.ambiguous),
     }
-    tokens = [token.encode() for token in counts.tokens]
-    ends = np.cumsum([0, *map(len, tokens)], dtype=np.int32)
-
-    def column(kind: Any, *buffers: Any) -> Any:
-        # arrow.array() would import pandas, which takes longer than counting some ten million characters.
-        return arrow.Array.from_buffers(kind, len(tokens), [None, *map(arrow.py_buffer, buffers)])
-
-    whole = (np.ascontiguousarray(one, np.int64) for one in (np.arange(len(tokens)), counts.counts, counts.special))
-    number, count, special = (column(arrow.int64(), one) for one in whole)
-    token = column(arrow.string(), ends, b"".join(tokens))
-    table = arrow.Table.from_arrays([number, token, count, special], names=list(COLUMNS))
+    columns = {"id": np.arange(len(counts.tokens)), "token": list(counts.tokens)}
+    table = arrow.table(columns | {"count": counts.counts, "special": counts.special})
     table = table.replace_schema_metadata({METADATA: json.dumps(about).encode()})
     buffer = BytesIO()
     parquet.write_table(table, buffer, compression="zstd")
