@@ -78,12 +78,6 @@ class Format:
         """Patterns of names that say: this is the model."""
         return (*((self.file, self.index) if self.file else ()), *self.patterns)
 
-    @property
-    def endings(self) -> tuple[str, ...]:
-        """How `names` end, each once."""
-        parts = (self.ending + INDEX,) if self.file else ()
-        return tuple(dict.fromkeys(Path(name).suffix for name in self.names if name != self.index)) + parts
-
 
 # By trust and cost: the first needs no other library, and of it alone are single tensors fetched from a hub.
 SAFETENSORS = Format(

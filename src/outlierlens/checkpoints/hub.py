@@ -26,6 +26,7 @@ import numpy as np
 
 from outlierlens.checkpoints import formats
 from outlierlens.checkpoints.base import (
+    INDEX,
     ITEM_BYTES,
     MAX_CONFIG_BYTES,
     Checkpoint,
@@ -169,8 +170,9 @@ class Repository:
     def no_weights(self) -> OutlierlensError:
         """The error for a model without safetensors."""
         listing = self.listing()
-        endings = tuple(ending for row in formats.FORMATS if row is not SAFETENSORS for ending in row.endings)
-        others = [name for name in listing if name.endswith(endings)]
+        names = [name for row in formats.FORMATS if row is not SAFETENSORS for name in row.names]
+        endings = tuple(Path(name.removesuffix(INDEX)).suffix for name in names)
+        others = [name for name in listing if name.removesuffix(INDEX).endswith(endings)]
         if others:
             return NoSafetensors(
                 f"{self.model}: holds {', '.join(others[:3])} but no safetensors, and only those can be read by byte "
