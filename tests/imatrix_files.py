@@ -1,6 +1,5 @@
-"""Importance matrices of llama.cpp, written by hand in both formats."""
+"""Importance matrices of llama.cpp, written by hand."""
 
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +10,7 @@ Sums = Mapping[str, tuple[np.ndarray, np.ndarray]]  # name -> (Σ x² [matrix, c
 
 
 def write_gguf(path: Path, sums: Sums, *, kind: str = "imatrix", chunks: int = 2, size: int = 8) -> Path:
-    """As llama-imatrix writes it now."""
+    """As llama-imatrix writes it."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_type(kind)
     writer.add_array("imatrix.datasets", ["wiki.txt"])
@@ -27,12 +26,6 @@ def write_gguf(path: Path, sums: Sums, *, kind: str = "imatrix", chunks: int = 2
     return path
 
 
-def legacy(moments: Mapping[str, np.ndarray], *, calls: int = 3, end: bool = True) -> bytes:
-    """As older ones wrote it: mean x² times calls."""
-    parts = [struct.pack("<i", len(moments))]
-    for name, values in moments.items():
-        flat = np.ravel(values).astype("<f4") * np.float32(calls)
-        parts += [struct.pack("<i", len(name)), name.encode(), struct.pack("<ii", calls, flat.size), flat.tobytes()]
-    if end:
-        parts += [struct.pack("<ii", 5, 8), b"wiki.txt"]
-    return b"".join(parts)
+def write_moments(path: Path, moments: Mapping[str, np.ndarray], *, vectors: int = 16) -> Path:
+    """A file of these mean x² [column] over so many vectors."""
+    return write_gguf(path, {name: (values * vectors, np.array([vectors])) for name, values in moments.items()})

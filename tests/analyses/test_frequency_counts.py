@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from outlierlens.analyses import frequency_counts as counting
 from outlierlens.analyses.frequency_counts import count_texts, count_tokens, counts_of, expand
@@ -260,8 +262,8 @@ def test_an_option_names_counts_or_a_corpus(pieces: Any, tmp_path: Path) -> None
     assert isinstance(again, TokenCounts)
     assert again.counts.tolist() == (2 * found.counts).tolist() == (2 * read_counts(own, pieces).counts).tolist()
     assert counts_of(f"{path},{path}", pieces).n_texts == 6  # a file that is named twice counts once
-    published = tmp_path / "published.json"
-    published.write_text(json.dumps([["the", 3], ["cat", 2], ["dog", 1]]), "utf-8")
+    published = tmp_path / "published.parquet"
+    parquet.write_table(pyarrow.table({"token": ["the", "cat", "dog"], "count": [3, 2, 1]}), published)
     assert by_token(counts_of(str(published), pieces).counts) == {"the": 3, "cat": 2, "dog": 1}
     for wrong, message in (
         ("gone.parquet", "gone.parquet: no such file of token counts"),

@@ -57,10 +57,12 @@ def test_the_factors_are_sensitive_values(tmp_path: Path) -> None:
 def test_a_picture_of_another_size_is_read_where_positions_are_interpolated(
     family: str, is_read: bool, tmp_path: Path
 ) -> None:
+    from PIL import Image
     from transformers import ViTImageProcessor
 
-    np.save(tmp_path / "pictures.npy", np.random.default_rng(0).integers(0, 255, (3, 40, 40, 3), dtype=np.uint8))
-    pictures = read_items("image", str(tmp_path / "pictures.npy"), ItemOptions(labelled=False))
+    for number, pixels in enumerate(np.random.default_rng(0).integers(0, 255, (3, 40, 40, 3), dtype=np.uint8)):
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    pictures = read_items("image", str(tmp_path), ItemOptions(labelled=False))
     processor = ViTImageProcessor(size={"height": 32, "width": 32})  # the config says 16
     loaded = from_objects(build(FAMILIES[family]), processor=processor)
     if is_read:

@@ -1,14 +1,12 @@
-"""Importance matrices of llama.cpp: known numbers in both formats, damaged files, and what `observe` says of them."""
+"""Importance matrices of llama.cpp: known numbers, damaged files, and what `observe` says of them."""
 
-import re
-import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from imatrix_files import legacy, write_gguf
+from imatrix_files import write_gguf, write_moments
 from memory_checkpoint import Memory, of_model
 from outlierlens.analyses.observe import Observation
 from outlierlens.analyses.observe_imatrix import second_moments
@@ -21,19 +19,13 @@ DOWN, KEYS = "blk.1.ffn_down.weight", "blk.1.attn_k.weight"
 MOMENTS = {KEYS: np.array([1.0, 4.0, 0.25]), DOWN: np.array([9.0, 0.0, 2.0, 1.0])}
 
 
-def test_both_formats_give_mean_squares(tmp_path: Path) -> None:
-    new = read_imatrix(
-        write_gguf(tmp_path / "new", {name: (16 * one, np.array([16])) for name, one in MOMENTS.items()})
-    )
-    (tmp_path / "old").write_bytes(legacy(MOMENTS))
-    old = read_imatrix(tmp_path / "old")
-    for found, vectors in ((new, 16), (old, 0)):
-        assert list(found.entries) == list(MOMENTS)
-        for name, wanted in MOMENTS.items():
-            np.testing.assert_allclose(found.entries[name].moments, wanted, rtol=1e-7)
-            assert found.entries[name].vectors == vectors
-        assert found.data == "wiki.txt"
-    assert (new.n_chunks, new.chunk_size, old.n_chunks, old.chunk_size) == (2, 8, 5, 0)
+def test_sums_and_counts_give_mean_squares(tmp_path: Path) -> None:
+    found = read_imatrix(write_moments(tmp_path / "m", MOMENTS))
+    assert list(found.entries) == list(MOMENTS)
+    for name, wanted in MOMENTS.items():
+        np.testing.assert_allclose(found.entries[name].moments, wanted, rtol=1e-7)
+        assert found.entries[name].vectors == 16
+    assert (found.data, found.n_chunks, found.chunk_size) == ("wiki.txt", 2, 8)
 
 
 def test_experts_are_weighed_by_what_they_read(tmp_path: Path) -> None:
@@ -46,46 +38,7 @@ def test_experts_are_weighed_by_what_they_read(tmp_path: Path) -> None:
     assert found.empty == ("blk.0.ffn_up.weight",)
 
 
-def test_the_oldest_files_end_with_their_entries(tmp_path: Path) -> None:
-    (tmp_path / "m").write_bytes(legacy(MOMENTS, end=False))
-    found = read_imatrix(tmp_path / "m")
-    np.testing.assert_allclose(found.entries[KEYS].moments, MOMENTS[KEYS])
-    assert (found.data, found.n_chunks) == ("", 0)
-
-
-GOOD = legacy(MOMENTS)
-DAMAGED = {
-    "empty": (b"", "the number of entries needs 4 bytes at byte 0, the file ends at 0"),
-    "too many entries": (struct.pack("<i", 2**30) + GOOD[4:], r"the number of entries is 1,073,741,824, not 1 to"),
-    "no entries": (struct.pack("<i", 0) + GOOD[4:], "the number of entries is 0, not 1 to"),
-    "a long name": (
-        GOOD[:4] + struct.pack("<i", 10**6) + GOOD[8:],
-        "the length of the name of entry 0 is 1,000,000, not 1 to",
-    ),
-    "many values": (
-        GOOD[: 8 + len(KEYS) + 4] + struct.pack("<i", 2**30) + GOOD[8 + len(KEYS) + 8 :],
-        "the values of entry 0 needs 4,294,967,296 bytes",
-    ),
-    "cut": (GOOD[:-30], "the file ends at"),
-    "more behind": (GOOD + b"x", "1 bytes follow its end"),
-    "negative": (legacy({KEYS: np.array([1.0, -1.0])}), "holds a value that is no sum of squares"),
-    "no number": (legacy({KEYS: np.array([1.0, np.nan])}), "holds a value that is no sum of squares"),
-    "twice": (struct.pack("<i", 2) + 2 * legacy({KEYS: np.ones(2)}, end=False)[4:], "stands there twice"),
-    "text": (b"one two three four five six seven\n" * 4, "it is no importance matrix of llama.cpp, or corrupt"),
-}
-
-
-@pytest.mark.parametrize("name", DAMAGED)
-def test_damaged_old_files_are_refused_in_one_line(name: str, tmp_path: Path) -> None:
-    content, wanted = DAMAGED[name]
-    (tmp_path / "m.dat").write_bytes(content)
-    with pytest.raises(BadFile, match=re.escape(wanted) if "(" in wanted else wanted) as caught:
-        read_imatrix(tmp_path / "m.dat")
-    assert "\n" not in str(caught.value)
-    assert str(tmp_path / "m.dat") in str(caught.value)
-
-
-def test_damaged_new_files_are_refused_in_one_line(tmp_path: Path) -> None:
+def test_damaged_files_are_refused_in_one_line(tmp_path: Path) -> None:
     one = {KEYS: (np.ones((1, 4)), np.array([2]))}
     with pytest.raises(BadFile, match="is a GGUF file but no importance matrix"):
         read_imatrix(write_gguf(tmp_path / "model", one, kind="model"))
@@ -102,6 +55,9 @@ def test_damaged_new_files_are_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "cut").write_bytes(whole[:-40])
     with pytest.raises(BadFile, match="lies outside the file"):
         read_imatrix(tmp_path / "cut")
+    (tmp_path / "older").write_bytes(b"\x01\x00\x00\x00" * 20)
+    with pytest.raises(BadFile, match="it is no GGUF file or a broken one"):
+        read_imatrix(tmp_path / "older")
     with pytest.raises(BadFile, match="no such file"):
         read_imatrix(tmp_path / "absent")
 
@@ -119,15 +75,10 @@ def planted(checkpoint: Memory) -> dict[str, np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("form", ["gguf", "dat"])
-def test_observe_names_neurons_and_dimensions(form: str, tmp_path: Path) -> None:
+def test_observe_names_neurons_and_dimensions(tmp_path: Path) -> None:
     checkpoint = of_model("llama", "CausalLM")
     moments = planted(checkpoint) | {"blk.0.strange.weight": np.ones(4)}
-    file = tmp_path / "m"
-    if form == "gguf":
-        write_gguf(file, {name: (one * 16, np.array([16])) for name, one in moments.items()})
-    else:
-        file.write_bytes(legacy(moments))
+    file = write_moments(tmp_path / "m", moments)
     found = Observation(**second_moments(checkpoint, file, ActivationRules()))
     assert len(found.moments) == 3 * 7 + 1
     assert {one.path: one.outliers for one in found.moments if one.outliers} == {
@@ -151,21 +102,20 @@ def test_observe_names_neurons_and_dimensions(form: str, tmp_path: Path) -> None
 
 def test_a_matrix_of_another_model_is_refused(tmp_path: Path) -> None:
     checkpoint = of_model("llama", "CausalLM")
-    (tmp_path / "m").write_bytes(legacy({"blk.0.attn_q.weight": np.ones(99)}))
+    write_moments(tmp_path / "m", {"blk.0.attn_q.weight": np.ones(99)})
     with pytest.raises(BadInput, match=r"has 99 values of model.layers.0.self_attn.q_proj, whose weight"):
         second_moments(checkpoint, tmp_path / "m", ActivationRules())
-    (tmp_path / "m").write_bytes(legacy({"blk.0.other.weight": np.ones(99)}))
+    write_moments(tmp_path / "m", {"blk.0.other.weight": np.ones(99)})
     with pytest.raises(BadInput, match=r"no tensor of it is one of memory \(family llama\)"):
         second_moments(checkpoint, tmp_path / "m", ActivationRules())
 
 
 def test_the_command_runs_nothing(model_folder: Any, run: Any, tmp_path: Path) -> None:
-    moments = planted(of_model("llama", "CausalLM"))
-    (tmp_path / "m.dat").write_bytes(legacy(moments))
+    file = str(write_moments(tmp_path / "m.gguf", planted(of_model("llama", "CausalLM"))))
     folder = model_folder("llama", "CausalLM", "causal")
-    code, out, _ = run("observe", folder, "--imatrix", str(tmp_path / "m.dat"), "--data", str(tmp_path / "absent.txt"))
+    code, out, _ = run("observe", folder, "--imatrix", file, "--data", str(tmp_path / "absent.txt"))
     assert code == 0
     assert "neuron 1:5" in out
-    code, _, err = run("observe", folder, "--imatrix", str(tmp_path / "m.dat"), "--without-special")
+    code, _, err = run("observe", folder, "--imatrix", file, "--without-special")
     assert code != 0
     assert "--imatrix runs nothing" in err

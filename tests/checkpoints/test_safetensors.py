@@ -248,7 +248,7 @@ def test_damaged_files_raise_nothing_but_our_errors(tmp_path: Path, cut: int, fl
     path = tmp_path / "model.safetensors"
     path.write_bytes(bytes(content[:cut]) if cut % 3 else bytes(content))
     try:
-        checkpoint = SafetensorsCheckpoint([path], name="x", config={})
+        checkpoint = SafetensorsCheckpoint(path, name="x", config={})
         for _ in checkpoint.read(checkpoint.tensors):
             pass
     except OutlierlensError:
@@ -258,8 +258,10 @@ def test_damaged_files_raise_nothing_but_our_errors(tmp_path: Path, cut: int, fl
 def test_an_extra_tensor_in_two_shards_is_named(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.safetensors").write_bytes(save({"x": np.zeros(2)}))
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}))
     with pytest.raises(BadFile, match=r"tensor 'x' also stands in a\.safetensors"):
-        SafetensorsCheckpoint([tmp_path / "a.safetensors", tmp_path / "b.safetensors"], name="x", config={})
+        SafetensorsCheckpoint(index, name="x", config={})
 
 
 @pytest.mark.parametrize(
@@ -271,7 +273,7 @@ def test_what_is_refused_the_library_refuses_too(name: str, tmp_path: Path) -> N
     path = tmp_path / "model.safetensors"
     path.write_bytes(HOSTILE[name][0])
     with pytest.raises(BadFile):
-        SafetensorsCheckpoint([path], name="m", config={})
+        SafetensorsCheckpoint(path, name="m", config={})
     try:
         with safe_open(path, "numpy") as file:
             read = set(file.keys())

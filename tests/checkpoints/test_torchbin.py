@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from outlierlens.checkpoints import open_checkpoint
-from outlierlens.checkpoints.torchbin import open_bin
+from outlierlens.checkpoints.torchbin import TorchCheckpoint
 from outlierlens.errors import BadFile
 
 torch = pytest.importorskip("torch")
@@ -30,13 +30,13 @@ STATE = {
 
 
 def read_all(path: Path) -> dict[str, np.ndarray]:
-    with open_bin(path, name="m", config={}) as checkpoint:
+    with TorchCheckpoint(path, name="m", config={}) as checkpoint:
         return dict(checkpoint.read(checkpoint.tensors))
 
 
 def refused(path: Path) -> str:
     with pytest.raises(BadFile) as caught:
-        open_bin(path, name="m", config={})
+        TorchCheckpoint(path, name="m", config={})
     message = str(caught.value)
     assert "\n" not in message
     assert str(path) in message
@@ -47,7 +47,7 @@ def refused(path: Path) -> str:
 def test_values_are_widened_and_shapes_kept(tmp_path: Path, legacy: bool) -> None:
     path = tmp_path / "pytorch_model.bin"
     torch.save(STATE, path, _use_new_zipfile_serialization=not legacy)
-    checkpoint = open_bin(path, name="m", config={"model_type": "bert"})
+    checkpoint = TorchCheckpoint(path, name="m", config={"model_type": "bert"})
     assert checkpoint.kind == "bin"
     assert checkpoint.config == {"model_type": "bert"}
     assert checkpoint.tensors["a.bias"].dtype == "bfloat16"
@@ -73,7 +73,7 @@ def test_values_are_widened_and_shapes_kept(tmp_path: Path, legacy: bool) -> Non
 def test_a_mapped_file_counts_only_the_tensors_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "model.bin"
     torch.save({"small": torch.ones(4), "large": torch.ones(100_000)}, path)
-    with open_bin(path, name="m", config={}) as checkpoint:
+    with TorchCheckpoint(path, name="m", config={}) as checkpoint:
         before = checkpoint.bytes_read
         assert before < 2_000
         dict(checkpoint.read(["small"]))
@@ -83,7 +83,7 @@ def test_a_mapped_file_counts_only_the_tensors_asked_for(tmp_path: Path) -> None
 def test_values_are_copies_that_outlive_the_file(tmp_path: Path) -> None:
     path = tmp_path / "model.bin"
     torch.save({"w": torch.ones(4)}, path)
-    with open_bin(path, name="m", config={}) as checkpoint:
+    with TorchCheckpoint(path, name="m", config={}) as checkpoint:
         ((_, values),) = checkpoint.read(["w"])
         values[:] = 7
         ((_, again),) = checkpoint.read(["w"])
@@ -94,7 +94,7 @@ def test_values_are_copies_that_outlive_the_file(tmp_path: Path) -> None:
 def test_a_nested_state_dict_is_unwrapped_and_other_entries_are_noted(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     torch.save({"epoch": 3, "state_dict": collections.OrderedDict(w=torch.ones(2), step=7)}, path)
-    with open_bin(path, name="m", config={}) as checkpoint:
+    with TorchCheckpoint(path, name="m", config={}) as checkpoint:
         assert list(checkpoint.tensors) == ["w"]
         assert checkpoint.notes == ("model.pt: entries that are no tensors were ignored: step",)
 
@@ -108,7 +108,7 @@ def test_shards_are_read_through_their_index(tmp_path: Path) -> None:
         assert {name: info.shape for name, info in checkpoint.tensors.items()} == {"a": (2,), "b": (3,)}
     index.write_text(json.dumps({"weight_map": {"a": "x-00002.bin", "b": "x-00002.bin"}}))
     with pytest.raises(BadFile, match=r"places 'a' in x-00002\.bin, which does not hold it"):
-        open_bin(index, name="m", config={})
+        TorchCheckpoint(index, name="m", config={})
 
 
 # --- hostile and broken files ------------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlierlens.data import token_counts
-from outlierlens.data.published_counts import by_id
-from outlierlens.data.token_counts import TokenCounts, compat_counts, read_counts, write_counts
+from outlierlens.data.token_counts import TokenCounts, by_id, compat_counts, read_counts, write_counts
 from outlierlens.data.token_texts import added_around, kind_of, texts_of, vocabulary_of
 from outlierlens.errors import BadFile, BadInput
 from tiny_tokenizers import BYTES, PIECES, byte_level, word_pieces
@@ -144,16 +143,6 @@ def test_the_released_mapping_needs_a_token_in_front(words: Any, tmp_path: Path)
     path = published(tmp_path / "w.parquet", {"w0": 8})
     with pytest.raises(BadInput, match="this tokenizer puts none in front; leave out --paper-compat"):
         compat_counts(path, words(5, kind="causal"))
-
-
-def test_json_pairs_are_read_as_parquet_is(pieces: Any, tmp_path: Path) -> None:
-    path = tmp_path / "counts.json"
-    path.write_text(json.dumps([list(item) for item in PUBLISHED.items()]))
-    other = published(tmp_path / "counts.parquet", PUBLISHED)
-    assert read_counts(path, pieces).counts.tolist() == read_counts(other, pieces).counts.tolist()
-    path.write_text('[["the", 1.5]]')
-    with pytest.raises(BadFile, match="not a JSON list of"):
-        read_counts(path, pieces)
 
 
 def test_our_own_file_comes_back_as_it_was(pieces: Any, tmp_path: Path) -> None:

@@ -147,11 +147,12 @@ def listed(asked: Query, token: str | None, rate: "Rate | None" = None) -> Itera
     Raises:
         RemoteError: it cannot be reached, refuses, or sends no list. Offline: the network is switched off.
     """
-    from outlierlens.checkpoints.ranges import Wire, offline_by_environment
+    from outlierlens.checkpoints.ranges import Wire
+    from outlierlens.checkpoints.samples.cache import network_is_off
 
     wire, seen = Wire(token, rate=rate), set[str]()
     endpoint = wire.endpoint
-    if offline_by_environment():
+    if network_is_off():
         raise Offline(f"{endpoint}: HF_HUB_OFFLINE is set, and models are listed there; unset it, or name a file")
     words = {
         "pipeline_tag": asked.task, "filter": asked.family, "author": asked.author, "search": asked.search,

@@ -49,7 +49,7 @@ class SecondMoments(Row):
     width: Annotated[int, Count, More]
     """inputs"""
     vectors: Annotated[int, Count, More]
-    """vectors seen: 0 where the source does not say"""
+    """vectors seen"""
     outliers: tuple[str, ...]
     """found: inputs whose root second moment passes the rule "massive", strongest first: "507", of neurons "11:1229\""""
 
@@ -112,18 +112,14 @@ def _row(checkpoint: Checkpoint, entries: Mapping[str, Entry], path: Path) -> Gg
 
 
 def _fitting(checkpoint: Checkpoint, path: Path, module: str, entry: Entry) -> np.ndarray:
-    """Second moments [input], as many as the linear has inputs: the old format strings experts one behind the other."""
+    """Second moments [input], as many as the linear has inputs."""
     stored = next(
         (name for name in checkpoint.tensors if name.endswith(f"{module}.weight") or name.endswith(module)), None
     )
-    if stored is None:  # another layout of the same family: tied, packed or renamed
-        return entry.moments
-    shape, size = checkpoint.tensors[stored].shape, entry.moments.size
-    width = next((one for one in shape[:-3:-1] if size == one), None)
-    experts = next((one for one in shape[:-3:-1] if len(shape) == 3 and size == one * shape[0]), None)
-    if width is None and experts is None:
+    # None is another layout of the same family: tied, packed or renamed.
+    if stored is not None and entry.moments.size not in checkpoint.tensors[stored].shape[:-3:-1]:
         raise BadInput(
-            f"{path}: has {size:,} values of {module}, whose weight in {checkpoint.name} is {list(shape)}; name the model "
-            "that it was made of"
+            f"{path}: has {entry.moments.size:,} values of {module}, whose weight in {checkpoint.name} is "
+            f"{list(checkpoint.tensors[stored].shape)}; name the model that it was made of"
         )
-    return entry.moments if width is not None else entry.moments.reshape(-1, experts or 1).mean(0)
+    return entry.moments

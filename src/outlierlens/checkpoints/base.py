@@ -162,7 +162,7 @@ class Checkpoint(ABC):
 
 
 def widen(raw: np.ndarray, dtype: str, shape: tuple[int, ...], where: str) -> np.ndarray:
-    """Floats of width 32 (or 64) from raw little-endian bytes of a safetensors-style `dtype`.
+    """Floats of width 32 (or 64) from raw little-endian bytes of a safetensors-style `dtype`, in memory of their own.
 
     bf16 is float32 with the lower 16 bits cut off, so it is widened by a shift.
     """
@@ -171,9 +171,7 @@ def widen(raw: np.ndarray, dtype: str, shape: tuple[int, ...], where: str) -> np
     elif dtype in _FLOATS_OF_A_BYTE:
         values = _FLOATS_OF_A_BYTE[dtype][raw.view("<u1")]
     elif dtype in _NUMPY:
-        values = raw.view(_NUMPY[dtype])
-        if values.dtype != np.float64:
-            values = values.astype(np.float32)
+        values = raw.view(_NUMPY[dtype]).astype(np.float64 if dtype == "F64" else np.float32)
     else:
         raise BadFile(f"{where}: cannot read values of type {dtype}; known types: {', '.join(ITEM_BYTES)}")
     return values.reshape(shape)
@@ -242,7 +240,13 @@ class PlacedCheckpoint(Checkpoint):
 
     def _values(self, name: str, raw: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         where, place = self._place(name)
-        return widen(np.array(raw), place.info.dtype, shape, where)  # a copy, aligned and of no map
+        return widen(raw, place.info.dtype, shape, where)
+
+    def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
+        for name in names:
+            info = self._place(name)[1].info
+            (raw,) = self._parts(name, [(0, info.nbytes)])
+            yield name, self._values(name, raw, info.shape)
 
     def read_rows(self, name: str, n_rows: int) -> Iterator[np.ndarray]:
         blocks = list(row_spans(self._place(name)[1].info, n_rows))
@@ -267,27 +271,16 @@ class LocalCheckpoint(PlacedCheckpoint):
         path, place = self._files[name]
         return f"{path}: {name}", place
 
-    def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
-        maps: dict[Path, np.ndarray] = {}
-        for name in names:
-            path, place = self._files[name]
-            if path not in maps:
-                maps[path] = np.memmap(path, dtype=np.uint8, mode="r")
-            raw = self._whole(name, maps[path][place.start : place.end], place.info.nbytes)
-            yield name, self._values(name, raw, place.info.shape)
-
     def _parts(self, name: str, spans: Sequence[tuple[int, int]]) -> Iterator[np.ndarray]:
         path, place = self._files[name]
         with path.open("rb") as file:  # a map would stay in memory page by page
             for first, end in spans:
                 file.seek(place.start + first)
-                yield self._whole(name, np.frombuffer(file.read(end - first), np.uint8), end - first)
-
-    def _whole(self, name: str, raw: np.ndarray, n_bytes: int) -> np.ndarray:
-        if len(raw) != n_bytes:
-            raise BadFile(f"{self._place(name)[0]}: the file became shorter while it was read; fetch it again")
-        self.bytes_read += n_bytes
-        return raw
+                raw = file.read(end - first)
+                if len(raw) != end - first:
+                    raise BadFile(f"{path}: {name}: the file became shorter while it was read; fetch it again")
+                self.bytes_read += len(raw)
+                yield np.frombuffer(raw, np.uint8)
 
 
 class TensorCheckpoint(Checkpoint):

@@ -15,10 +15,9 @@ import importlib
 import json
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from outlierlens.checkpoints.base import (
@@ -52,7 +51,6 @@ class Format:
         patterns: other names of a model's file in a folder, likeliest first. Any name with one of `suffixes` is taken last.
         magic: the first bytes of its files, which tell it under any name.
         extra: what installs the library that it needs; "" where the base installation reads it.
-        needs_torch: that library is torch.
         config_inside: its files say what config.json would; the opener takes no `config`.
     """
 
@@ -63,7 +61,6 @@ class Format:
     patterns: tuple[str, ...] = ()
     magic: bytes = b""
     extra: str = ""
-    needs_torch: bool = False
     config_inside: bool = False
 
     @property
@@ -81,23 +78,17 @@ class Format:
         """Patterns of names that say: this is the model."""
         return (*((self.file, self.index) if self.file else ()), *self.patterns)
 
-    @property
-    def endings(self) -> tuple[str, ...]:
-        """How `names` end, each once."""
-        parts = (self.ending + INDEX,) if self.file else ()
-        return tuple(dict.fromkeys(Path(name).suffix for name in self.names if name != self.index)) + parts
-
 
 # By trust and cost: the first needs no other library, and of it alone are single tensors fetched from a hub.
 SAFETENSORS = Format(
-    "safetensors", (".safetensors",), "outlierlens.checkpoints.formats:open_safetensors", file="model.safetensors",
+    "safetensors", (".safetensors",), "outlierlens.checkpoints.formats:SafetensorsCheckpoint", file="model.safetensors",
     patterns=("*.safetensors",),
 )  # fmt: skip
 FORMATS = (
     SAFETENSORS,
     Format(
-        "PyTorch", (".bin", ".pt", ".pth", ".ckpt"), "outlierlens.checkpoints.torchbin:open_bin",
-        file="pytorch_model.bin", extra="models", needs_torch=True,
+        "PyTorch", (".bin", ".pt", ".pth", ".ckpt"), "outlierlens.checkpoints.torchbin:TorchCheckpoint",
+        file="pytorch_model.bin", extra="models",
     ),
     Format(
         "GGUF", (".gguf",), "outlierlens.checkpoints.gguf:GGUFCheckpoint", patterns=("*.gguf",), magic=b"GGUF",
@@ -117,7 +108,7 @@ def native() -> tuple[Format, ...]:
 
 def suffixes() -> tuple[str, ...]:
     """Endings of weight files, those that need torch last."""
-    return tuple(suffix for row in sorted(FORMATS, key=lambda row: row.needs_torch) for suffix in row.suffixes)
+    return tuple(suffix for row in sorted(FORMATS, key=lambda row: row.extra == "models") for suffix in row.suffixes)
 
 
 def format_of(path: Path) -> Format | None:
@@ -330,22 +321,21 @@ def files_of(path: Path) -> tuple[list[Path], dict[str, str]]:
     return [path.parent / shard for shard in sorted(set(wanted.values()))], wanted
 
 
-def gather(
-    files: Iterable[Path], promised: Mapping[str, str], name: str, tensors_of: Callable[[Path], Mapping[str, T]]
-) -> dict[str, tuple[Path, T]]:
-    """{tensor: (file, what `tensors_of` says of it)} of all files of the model `name`.
+def gather(path: Path, name: str, tensors_of: Callable[[Path], Mapping[str, T]]) -> dict[str, tuple[Path, T]]:
+    """{tensor: (file, what `tensors_of` says of it)} of the model `name`: of one weight file, or of all that an index names.
 
     Raises:
         BadFile: a file is missing, two hold a tensor of one name, or one lacks what the index promised of it.
     """
     found: dict[str, tuple[Path, T]] = {}
-    for path in files:
-        if not path.is_file():
-            raise BadFile(f"{path}: this shard is named by the index but missing; fetch the model again")
-        for tensor, value in tensors_of(path).items():
+    files, promised = files_of(path)
+    for file in files:
+        if not file.is_file():
+            raise BadFile(f"{file}: this shard is named by the index but missing; fetch the model again")
+        for tensor, value in tensors_of(file).items():
             if tensor in found:
-                raise BadFile(f"{path}: tensor {tensor!r} also stands in {found[tensor][0].name}")
-            found[tensor] = (path, value)
+                raise BadFile(f"{file}: tensor {tensor!r} also stands in {found[tensor][0].name}")
+            found[tensor] = (file, value)
     for tensor, shard in promised.items():
         if tensor not in found or found[tensor][0].name != shard:
             raise BadFile(f"{name}: the index places {tensor!r} in {shard}, which does not hold it")
@@ -353,22 +343,14 @@ def gather(
 
 
 class SafetensorsCheckpoint(LocalCheckpoint):
-    """One or more local safetensors files read through memory maps."""
+    """A local safetensors file, or a checkpoint in shards by its index, read through memory maps."""
 
     kind = "safetensors"
 
-    def __init__(
-        self,
-        files: Iterable[Path],
-        promised: Mapping[str, str] = MappingProxyType({}),
-        *,
-        name: str,
-        config: dict[str, Any],
-    ):
-        """`promised` ({tensor: file name}, from an index) must be satisfied exactly by `files`."""
+    def __init__(self, path: Path, *, name: str, config: dict[str, Any]):
         self.name, self.config = name, config
         self.total_bytes = self.bytes_read = 0
-        self._files = gather(files, promised, name, self._header)
+        self._files = gather(path, name, self._header)
         self.tensors = {tensor: place.info for tensor, (_, place) in self._files.items()}
 
     def _header(self, path: Path) -> dict[str, Placed]:
@@ -379,11 +361,6 @@ class SafetensorsCheckpoint(LocalCheckpoint):
         self.total_bytes += size
         self.bytes_read += 8 + length
         return placed
-
-
-def open_safetensors(path: Path, *, name: str, config: dict[str, Any]) -> SafetensorsCheckpoint:
-    """One file, or a sharded checkpoint by its `model.safetensors.index.json`."""
-    return SafetensorsCheckpoint(*files_of(path), name=name, config=config)
 
 
 def write_header(tensors: Mapping[str, tuple[str, tuple[int, ...], int]]) -> bytes:

@@ -26,6 +26,7 @@ import numpy as np
 
 from outlierlens.checkpoints import formats
 from outlierlens.checkpoints.base import (
+    INDEX,
     ITEM_BYTES,
     MAX_CONFIG_BYTES,
     Checkpoint,
@@ -35,7 +36,8 @@ from outlierlens.checkpoints.base import (
     parse_config,
 )
 from outlierlens.checkpoints.formats import MAX_INDEX_BYTES, SAFETENSORS
-from outlierlens.checkpoints.ranges import RemoteFile, Run, Wire, merge, offline_by_environment, refused
+from outlierlens.checkpoints.ranges import RemoteFile, Run, Wire, merge, refused
+from outlierlens.checkpoints.samples.cache import network_is_off
 from outlierlens.errors import BadFile, BadInput, NoSafetensors, Offline, OutlierlensError, UnknownModel, shell
 
 COMMIT = re.compile(r"[0-9a-f]{40}\Z")
@@ -168,8 +170,9 @@ class Repository:
     def no_weights(self) -> OutlierlensError:
         """The error for a model without safetensors."""
         listing = self.listing()
-        endings = tuple(ending for row in formats.FORMATS if row is not SAFETENSORS for ending in row.endings)
-        others = [name for name in listing if name.endswith(endings)]
+        names = [name for row in formats.FORMATS if row is not SAFETENSORS for name in row.names]
+        endings = tuple(Path(name.removesuffix(INDEX)).suffix for name in names)
+        others = [name for name in listing if name.removesuffix(INDEX).endswith(endings)]
         if others:
             return NoSafetensors(
                 f"{self.model}: holds {', '.join(others[:3])} but no safetensors, and only those can be read by byte "
@@ -200,7 +203,7 @@ def open_hub(
         Offline: the network is off and the local hub cache lacks the model.
     """
     repository = Repository(model, Wire(token), revision=revision, subfolder=subfolder)
-    if not (offline or offline_by_environment()):
+    if not (offline or network_is_off()):
         return open_repository(repository)
     if cached := repository.cached(_any_weights()):
         return cached

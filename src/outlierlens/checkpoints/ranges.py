@@ -298,13 +298,6 @@ def hub_endpoint() -> str:
     return endpoint
 
 
-def offline_by_environment() -> bool:
-    """Whether HF_HUB_OFFLINE says that nothing may be fetched, now or when the hub library was imported."""
-    from huggingface_hub import constants
-
-    return os.environ.get("HF_HUB_OFFLINE", "").upper() in constants.ENV_VARS_TRUE_VALUES or constants.HF_HUB_OFFLINE
-
-
 def _origin(url: str) -> tuple[str, str, int]:
     parts = urlsplit(url)
     return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)

@@ -1,6 +1,6 @@
 """PyTorch's own files (`.bin`, `.pt`, `.pth`, `.ckpt`), one or many: never unpickled as code, mapped where the format allows.
 
-    with open_bin(Path("pytorch_model.bin"), name="bert", config=config) as checkpoint:
+    with TorchCheckpoint(Path("pytorch_model.bin"), name="bert", config=config) as checkpoint:
         dict(checkpoint.read(["encoder.layer.0.output.LayerNorm.weight"]))
 
 Files written since PyTorch 1.6 are zip archives of uncompressed storages and are memory-mapped. Older ones are one
@@ -14,15 +14,14 @@ import pickle
 import struct
 import warnings
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.checkpoints.base import MAX_RANK, MAX_TENSORS, Checkpoint, TensorCheckpoint, is_shape
-from outlierlens.checkpoints.formats import files_of, gather
+from outlierlens.checkpoints.base import MAX_RANK, MAX_TENSORS, TensorCheckpoint, is_shape
+from outlierlens.checkpoints.formats import gather
 from outlierlens.checkpoints.pickle_scan import SAFE, scan_pickle
 from outlierlens.errors import BadFile, need
 
@@ -34,18 +33,8 @@ OLD_PICKLES = 5
 CONTAINERS = ("model_state_dict", "state_dict", "model", "module")  # what trainers call the model among what they keep
 
 
-def open_bin(path: Path, *, name: str, config: dict[str, Any]) -> Checkpoint:
-    """Open one PyTorch weight file, or a sharded checkpoint by its `pytorch_model.bin.index.json`.
-
-    Raises:
-        MissingExtra: torch is not installed.
-        BadFile: the file is malformed, or holds pickled objects other than tensors; nothing in it was executed.
-    """
-    return TorchCheckpoint(*files_of(path), name=name, config=config)
-
-
 class TorchCheckpoint(TensorCheckpoint):
-    """One or more local PyTorch files.
+    """A local PyTorch file, or a checkpoint in shards by its `pytorch_model.bin.index.json`.
 
     Attributes:
         wrapped: whether a trainer put the model into a container (`state_dict`, `model`, …).
@@ -54,19 +43,17 @@ class TorchCheckpoint(TensorCheckpoint):
     kind = "bin"
     wrapped = False
 
-    def __init__(
-        self,
-        files: Iterable[Path],
-        promised: Mapping[str, str] = MappingProxyType({}),
-        *,
-        name: str,
-        config: dict[str, Any],
-    ):
-        """`promised` ({tensor: file name}, from an index) must be satisfied exactly by `files`."""
+    def __init__(self, path: Path, *, name: str, config: dict[str, Any]):
+        """Load every file.
+
+        Raises:
+            MissingExtra: torch is not installed.
+            BadFile: a file is malformed, or holds pickled objects other than tensors; nothing in it was executed.
+        """
         self.name, self.config = name, config
         self.total_bytes = self.bytes_read = 0
         self._whole: set[Path] = set()
-        found = gather(files, promised, name, self._load)
+        found = gather(path, name, self._load)
         self._file_of = {key: path for key, (path, _) in found.items()}
         self._hold({key: tensor for key, (_, tensor) in found.items()})
 
@@ -87,7 +74,8 @@ class TorchCheckpoint(TensorCheckpoint):
 
     def _load(self, path: Path) -> dict[str, "Tensor"]:
         self.total_bytes += path.stat().st_size
-        is_zip = _has_zip_magic(path)
+        with path.open("rb") as file:
+            is_zip = file.read(4) == b"PK\x03\x04"
         if is_zip:
             self.bytes_read += _check_zip(path)
         else:
@@ -127,11 +115,6 @@ def _inside(content: Any) -> Mapping[Any, Any] | None:
     if not isinstance(content, Mapping) or any(isinstance(value, torch.Tensor) for value in content.values()):
         return None
     return next((content[name] for name in CONTAINERS if isinstance(content.get(name), Mapping)), None)
-
-
-def _has_zip_magic(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(4) == b"PK\x03\x04"
 
 
 def _check_zip(path: Path) -> int:

@@ -38,7 +38,7 @@ FOR_USERS = ("charts", "models", "onnx", "vision", "audio", "ray", "explore")  #
 USES = {  # extra -> what it is for, where that is no format of weights
     "charts": "--chart FILE.svg and .png, pictures beside a report",
     "vision": "image data of observe, ablate and sweep",
-    "audio": "recordings that are no PCM .wav",
+    "audio": "recordings",
     "ray": "sweep --engine ray",
     "explore": "the page of explore (its --show and --json work without)",
 }
@@ -195,7 +195,7 @@ def use_of(extra: str) -> str:
     if extra in USES:
         return USES[extra]
     rows = [row for row in formats.FORMATS if row.extra == extra]
-    files = [(name, Path(member.name).suffix) for name, sample in SAMPLES.items() for member in sample.files]
+    files = [(name, Path(file).suffix) for name, sample in SAMPLES.items() for file in sample.files]
     samples = [f"the sample {name}" for name, suffix in files if any(suffix in row.suffixes for row in rows)]
     return ", and ".join([*(f"{row.name} files" for row in rows), *samples])
 

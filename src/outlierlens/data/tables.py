@@ -60,6 +60,16 @@ class Table:
                 )
         return bounded(self.read(tuple(columns)), self.source)
 
+    def column(self, asked: str | None, usual: Sequence[str], what: str) -> str:
+        """The column that is asked for, else the first of the `usual` ones; raises BadInput where there is none of them.
+
+        `rows` says so where one is asked for that is not there.
+        """
+        found = asked or next((name for name in usual if name in self.names), None)
+        if found is None:
+            raise BadInput(f"{self.source}: which column holds the {what}? --text-column must be one of {self.listed}")
+        return found
+
     @property
     def listed(self) -> str:
         """The columns for a message; where there is one, also what separates columns in such a file."""

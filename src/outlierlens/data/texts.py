@@ -9,13 +9,14 @@ A path is .txt (a text per line), .jsonl, .csv, .tsv or .parquet; a hub id is "o
 
 import hashlib
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Self
 
-from outlierlens.data.tables import Table, bounded, file_lines, lines, open_table, refuse_pipes
+from outlierlens.data.tables import bounded, file_lines, lines, open_table, refuse_pipes
 from outlierlens.errors import BadInput
 
 if TYPE_CHECKING:
@@ -30,37 +31,45 @@ NO_TOKENIZER = "this model has no tokenizer beside it, so texts cannot be read; 
 NO_LIMIT = 1 << 30  # tokens of a row, of what is never cut
 
 
-class Data(Protocol):
-    """What a model is measured on: `Texts`, `Examples`, or pictures and recordings (`media.Items`)."""
+class Data(ABC):
+    """What a model is measured on: `Texts`, `Examples`, or pictures and recordings (`media.Items`).
+
+    Attributes:
+        source: where it came from, as given.
+    """
+
+    source: str
 
     @property
-    def source(self) -> str:
-        """Where it came from, as given."""
-
-    @property
+    @abstractmethod
     def digest(self) -> str:
         """SHA-256 over all of it, in order."""
 
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def some(self, numbers: Sequence[int]) -> Self:
+        """Those with these numbers, in this order."""
+
+    def first(self, n: int) -> Self:
+        """The first `n` (or all)."""
+        return self.some(range(min(n, len(self))))
+
     @property
     def plural(self) -> str:
-        """What tables call it: "texts"."""
+        """What tables call it."""
+        return "texts"
 
     @property
     def passage(self) -> str:
         """A text to fill in, "" where there is none."""
-
-    def __len__(self) -> int: ...
-
-    def first(self, n: int) -> "Data":
-        """The first `n` (or all)."""
-
-    def some(self, numbers: Sequence[int]) -> "Data":
-        """Those with these numbers, in this order."""
+        return ""
 
 
 @dataclass(frozen=True)
-class Texts:
-    """Texts with where they came from: `source` as given, `digest` a SHA-256 over the texts in order."""
+class Texts(Data):
+    """Texts with where they came from."""
 
     source: str
     texts: tuple[str, ...]
@@ -68,7 +77,6 @@ class Texts:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the texts."""
         digest = hashlib.sha256()
         for text in self.texts:
             digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
@@ -86,18 +94,8 @@ class Texts:
         """A text, or the texts of a slice."""
         return self.some(range(len(self))[place]) if isinstance(place, slice) else self.texts[place]
 
-    def first(self, n: int) -> "Texts":
-        """The first `n` texts (or all)."""
-        return replace(self, texts=self.texts[:n])
-
-    def some(self, numbers: Sequence[int]) -> "Texts":
-        """The texts with these numbers, in this order."""
+    def some(self, numbers: Sequence[int]) -> Self:
         return replace(self, texts=tuple(self.texts[number] for number in numbers))
-
-    @property
-    def plural(self) -> str:
-        """What tables call them."""
-        return "texts"
 
     @property
     def passage(self) -> str:
@@ -204,21 +202,12 @@ def _found(source: str, column: str | None, offline: bool) -> tuple[Iterator[Any
     table = open_table(source, offline=offline)
     if not table.names:
         return iter(()), ""
-    used = _column(column, table)
+    used = table.column(column, TEXT_COLUMNS, "text")
     return (value for (value,) in table.rows((used,))), used
 
 
 def _non_empty(found: Iterator[Any]) -> Iterator[str]:
     return (text.strip() for text in found if isinstance(text, str) and text.strip())
-
-
-def _column(asked: str | None, table: Table) -> str:
-    if asked is not None:
-        return asked  # the table says so where it has no such column
-    for name in TEXT_COLUMNS:
-        if name in table.names:
-            return name
-    raise BadInput(f"{table.source}: which column holds the text? --text-column must be one of {table.listed}")
 
 
 @dataclass(frozen=True)

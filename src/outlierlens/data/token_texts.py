@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadInput, need
 
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 LARGEST_VOCABULARY = 2**24
 MUCH_UNKNOWN = 0.05  # share of tokens that the tokenizer does not know from which a result says so
 # What a token may be beside the unknown one; GPT-2's <|endoftext|> is all of them, and stands for no unknown text.
@@ -183,18 +182,9 @@ def texts_of(tokens: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(token.replace("▁", " ") for token in tokens)
     if kind != "byte-level":
         return tokens
-    byte = _bytes_by_character()
+    transformers = need("transformers.convert_slow_tokenizer", "models", "reading byte-level tokens")
+    byte = {character: number for number, character in transformers.bytes_to_unicode().items()}  # Radford et al. 2019
     return tuple(
         bytes(byte[c] for c in token).decode("utf-8", "replace") if all(c in byte for c in token) else token
         for token in tokens
     )
-
-
-def _bytes_by_character() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for (Radford et al. 2019).
-
-    Visible Latin-1 characters stand for themselves; the other 68 bytes are numbered from U+0100 upwards.
-    """
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(visible)]
-    return {**{chr(byte): byte for byte in visible}, **{chr(0x100 + n): byte for n, byte in enumerate(others)}}

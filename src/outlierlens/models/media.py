@@ -97,9 +97,7 @@ class Prepare:
         channels = int(getattr(self.config, "num_channels", 3))
         if channels not in (1, 3):
             raise BadInput(f"{self.loaded.name} reads {channels} channels; pictures have 1 or 3")
-        pixels = (
-            picture(part.content(), part.name, channels=channels) if part.array is None else _channels(part, channels)
-        )
+        pixels = picture(part.content(), part.name, channels=channels)
         made = self.loaded.processor(images=[pixels], return_tensors="np", input_data_format="channels_last")
         values = np.asarray(made[TAKES["image"]], dtype=np.float32)[0]
         size = getattr(self.config, "image_size", None)
@@ -211,20 +209,6 @@ def frames(module: "nn.Module", n_samples: int) -> int:
         raise BadInput(f"{type(module).__name__} does not say how many tokens it makes of a recording; use wav2vec2")
     more = {"add_adapter": False} if "add_adapter" in inspect.signature(count).parameters else {}
     return int(count(n_samples, **more))
-
-
-def _channels(part: Part, channels: int) -> np.ndarray:
-    """An array [height, width, channel] with so many channels: grey is repeated, transparency left out."""
-    assert part.array is not None
-    pixels = np.asarray(part.array)
-    if pixels.shape[2] == 4:
-        pixels = pixels[:, :, :3]
-    if pixels.shape[2] == channels:
-        return pixels
-    if channels == 3:
-        return np.repeat(pixels, 3, axis=2)
-    # The weights of the eye (ITU-R 601), as Pillow turns colours grey.
-    return np.round(pixels @ np.array([0.299, 0.587, 0.114]))[:, :, None].astype(np.uint8)
 
 
 # --- passes ----------------------------------------------------------------------------------------------------------

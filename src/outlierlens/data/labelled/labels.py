@@ -65,20 +65,14 @@ def families(*parts: Sequence[Hashable]) -> np.ndarray:
 
     Pairs of which two share a sentence are no two independent pairs: `families(pairs.first, pairs.second)`.
     """
-    above = list(range(len(parts[0])))
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
 
-    def top(item: int) -> int:
-        while above[item] != item:
-            above[item] = above[above[item]]
-            item = above[item]
-        return item
-
-    first: dict[Hashable, int] = {}
-    for part in parts:
-        for item, value in enumerate(part):
-            one, other = top(item), top(first.setdefault(value, item))
-            above[max(one, other)] = min(one, other)
-    return np.unique([top(item) for item in range(len(above))], return_inverse=True)[1]
+    n_items, node = len(parts[0]), dict[Hashable, int]()
+    links = [(item, n_items + node.setdefault(value, len(node))) for part in parts for item, value in enumerate(part)]
+    n_nodes = n_items + len(node)
+    graph = coo_array((np.ones(len(links), bool), np.array(links, int).reshape(-1, 2).T), shape=(n_nodes, n_nodes))
+    return np.unique(connected_components(graph, directed=False)[1][:n_items], return_inverse=True)[1]
 
 
 # --- labels and outputs ----------------------------------------------------------------------------------------------

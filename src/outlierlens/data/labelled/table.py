@@ -31,7 +31,6 @@ class LabelledTask:
         regression: whether labels are numbers on a scale. scale: its ends; () where they are not known.
         merges: labels of a model that mean a label of this task: HANS is read with MNLI's three.
         trained_on: the task that models for this one are trained on.
-        source: paper.
     """
 
     name: str
@@ -48,7 +47,6 @@ class LabelledTask:
     scale: tuple[float, ...] = ()
     merges: tuple[tuple[str, str], ...] = ()
     trained_on: str = ""
-    source: str = ""
 
     @property
     def metric(self) -> str:
@@ -88,64 +86,50 @@ def _fields(part: str) -> list[str]:
     return re.findall(r"\{(\w+)\}", part) or ([part] if part else [])
 
 
-GLUE = "Wang et al. 2019, GLUE"
-SUPERGLUE = "Wang et al. 2019, SuperGLUE"
 _ENTAILMENT = ("entailment", "not_entailment")
 _NLI = ("entailment", "neutral", "contradiction")
 
 _ROWS = (
+    # GLUE: Wang et al. 2019
     LabelledTask(
-        "glue:cola", "sentence", None, ("unacceptable", "acceptable"), ("mcc", "accuracy"), "nyu-mll/glue:cola", source=GLUE
+        "glue:cola", "sentence", None, ("unacceptable", "acceptable"), ("mcc", "accuracy"), "nyu-mll/glue:cola"
     ),
-    LabelledTask("glue:sst2", "sentence", None, ("negative", "positive"), ("accuracy",), "nyu-mll/glue:sst2", source=GLUE),
+    LabelledTask("glue:sst2", "sentence", None, ("negative", "positive"), ("accuracy",), "nyu-mll/glue:sst2"),
     LabelledTask(
-        "glue:mrpc", "sentence1", "sentence2", ("not_equivalent", "equivalent"), ("accuracy", "f1"), "nyu-mll/glue:mrpc",
-        source=GLUE,
+        "glue:mrpc", "sentence1", "sentence2", ("not_equivalent", "equivalent"), ("accuracy", "f1"), "nyu-mll/glue:mrpc"
     ),
     LabelledTask(
         "glue:stsb", "sentence1", "sentence2", (), ("pearson", "spearman"), "nyu-mll/glue:stsb", regression=True,
-        scale=(0, 5), source=GLUE,
+        scale=(0, 5),
     ),
     LabelledTask(
-        "glue:qqp", "question1", "question2", ("not_duplicate", "duplicate"), ("accuracy", "f1"), "nyu-mll/glue:qqp",
-        source=GLUE,
+        "glue:qqp", "question1", "question2", ("not_duplicate", "duplicate"), ("accuracy", "f1"), "nyu-mll/glue:qqp"
     ),
-    LabelledTask(
-        "glue:mnli", "premise", "hypothesis", _NLI, ("accuracy",), "nyu-mll/glue:mnli", "validation_matched", source=GLUE
-    ),
+    LabelledTask("glue:mnli", "premise", "hypothesis", _NLI, ("accuracy",), "nyu-mll/glue:mnli", "validation_matched"),
     LabelledTask(
         "glue:mnli-mm", "premise", "hypothesis", _NLI, ("accuracy",), "nyu-mll/glue:mnli", "validation_mismatched",
-        trained_on="glue:mnli", source=GLUE,
+        trained_on="glue:mnli",
     ),
-    LabelledTask(
-        "glue:qnli", "question", "sentence", _ENTAILMENT, ("accuracy",), "nyu-mll/glue:qnli", source=GLUE
-    ),
-    LabelledTask("glue:rte", "sentence1", "sentence2", _ENTAILMENT, ("accuracy",), "nyu-mll/glue:rte", source=GLUE),
-    LabelledTask(
-        "glue:wnli", "sentence1", "sentence2", ("not_entailment", "entailment"), ("accuracy",), "nyu-mll/glue:wnli",
-        source=GLUE,
-    ),
+    LabelledTask("glue:qnli", "question", "sentence", _ENTAILMENT, ("accuracy",), "nyu-mll/glue:qnli"),
+    LabelledTask("glue:rte", "sentence1", "sentence2", _ENTAILMENT, ("accuracy",), "nyu-mll/glue:rte"),
+    LabelledTask("glue:wnli", "sentence1", "sentence2", ("not_entailment", "entailment"), ("accuracy",), "nyu-mll/glue:wnli"),
+    # McCoy et al. 2019
     LabelledTask(
         "hans", "premise", "hypothesis", ("entailment", "non-entailment"), ("accuracy",), "jhu-cogsci/hans",
         merges=(("neutral", "non-entailment"), ("contradiction", "non-entailment")), trained_on="glue:mnli",
-        source="McCoy et al. 2019, HANS",
     ),
+    # SuperGLUE: Wang et al. 2019
     LabelledTask(
-        "superglue:wic", "{word}: {sentence1}", "sentence2", ("False", "True"), ("accuracy",), "aps/super_glue:wic",
-        source=SUPERGLUE,
+        "superglue:wic", "{word}: {sentence1}", "sentence2", ("False", "True"), ("accuracy",), "aps/super_glue:wic"
     ),
-    LabelledTask(
-        "superglue:boolq", "question", "passage", ("False", "True"), ("accuracy",), "aps/super_glue:boolq",
-        source=SUPERGLUE,
-    ),
+    LabelledTask("superglue:boolq", "question", "passage", ("False", "True"), ("accuracy",), "aps/super_glue:boolq"),
+    # Stanford Sentiment Treebank: Socher et al. 2013
     LabelledTask(
         "sst5", "text", None, ("very negative", "negative", "neutral", "positive", "very positive"),
-        ("accuracy", "macro f1"), "SetFit/sst5", source="Socher et al. 2013, Stanford Sentiment Treebank",
+        ("accuracy", "macro f1"), "SetFit/sst5",
     ),
-    LabelledTask(
-        "imdb", "text", None, ("negative", "positive"), ("accuracy",), "stanfordnlp/imdb", "test",
-        source="Maas et al. 2011, IMDB",
-    ),
+    # Maas et al. 2011
+    LabelledTask("imdb", "text", None, ("negative", "positive"), ("accuracy",), "stanfordnlp/imdb", "test"),
 )  # fmt: skip
 TASKS = {task.name: task for task in _ROWS}
 

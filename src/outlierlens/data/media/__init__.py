@@ -1,7 +1,7 @@
 """Pictures and recordings as data: read, decoded within limits, and made into what a model takes.
 
-    items = read_items("image", "photos/")                       # a folder with one sub-folder a class, a table, .npz, .npy
-    sounds = read_items("audio", "clips.npz", labelled=False)    # for `observe` and output change
+    items = read_items("image", "photos/")                       # a folder with one sub-folder a class, or a table
+    sounds = read_items("audio", "clips.parquet")             # for `observe` and output change
     ablate(loaded, items, [187, 759])                           # wherever `Texts` or `Examples` can stand
 
 `kind_of(data)` says whether a path holds pictures or recordings at all. Nothing here imports torch.

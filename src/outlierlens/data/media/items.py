@@ -13,18 +13,18 @@ import hashlib
 import io
 import struct
 import warnings
-import wave
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
 from outlierlens.data.labelled.labels import are_numbers, places_among
 from outlierlens.data.labelled.table import LabelledTask
+from outlierlens.data.texts import Data
 from outlierlens.errors import BadFile, BadInput, need
 
 MAX_PIXELS = 50_000_000  # of one picture: 150 MB as an array, 200 MB where Pillow unpacks it
@@ -35,7 +35,6 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 MODES = {1: "L", 3: "RGB"}
 DEEP = ("I", "F")  # more than 8 bits a channel: converting would clip
 MAX_CHANNELS = 64
-FULL_SCALE = {"u1": 2.0**7, "i2": 2.0**15, "i4": 2.0**31}
 
 
 @dataclass(frozen=True)
@@ -87,44 +86,31 @@ def picture(content: bytes, name: str, *, channels: int = 3) -> np.ndarray:
 def recording(content: bytes, name: str, *, max_seconds: float) -> Sound:
     """The recording in mono (the mean of its channels), the first `max_seconds` of it.
 
-    PCM .wav is read by the standard library; all else by soundfile, an extra.
-
     Raises:
         BadFile: damaged, empty, or a header that promises more than the file holds.
-        MissingExtra: a format that needs soundfile.
+        MissingExtra: soundfile is not installed.
     """
     if not content:
         raise BadFile(f"{name}: an empty file; leave it out")
-    if content[:4] == b"RIFF":
-        try:
-            return _wav(content, name, max_seconds)
-        except (EOFError, RuntimeError, struct.error) as error:  # RuntimeError: a part that leads out of the file
-            raise BadFile(f"{name}: cannot be read as .wav ({str(error) or 'it ends early'}); save it again") from None
-        except wave.Error as error:
-            if "unknown format" not in str(error):
-                raise BadFile(f"{name}: cannot be read as .wav ({error}); save it again") from None
-    return _by_soundfile(content, name, max_seconds)
-
-
-def _wav(content: bytes, name: str, max_seconds: float) -> Sound:
-    with wave.open(io.BytesIO(content)) as file:
-        channels, width, rate, n_frames, *_ = file.getparams()
-        _check_sound(n_frames, rate, channels, name)
-        if n_frames * channels * width > len(content):
-            raise BadFile(f"{name}: its header promises {n_frames:,} samples, more than the file holds; save it again")
-        wanted = min(n_frames, _most(max_seconds, rate))
-        raw = file.readframes(wanted)
-    raw = raw[: len(raw) // (channels * width) * channels * width]  # a part may be shorter than it says
-    values: np.ndarray
-    if width == 3:  # 24 bits: the upper three bytes of 32
-        padded = np.zeros((len(raw) // 3, 4), dtype=np.uint8)
-        padded[:, 1:] = np.frombuffer(raw, dtype=np.uint8).reshape(-1, 3)
-        values = padded.view("<i4").reshape(-1)
-    elif width in (1, 2, 4):
-        values = np.frombuffer(raw, dtype={1: "u1", 2: "<i2", 4: "<i4"}[width])
-    else:
-        raise BadFile(f"{name}: {8 * width} bits a sample; save it with 8, 16, 24 or 32")
-    return Sound(_mono(values.reshape(-1, channels), name), rate, cut=wanted < n_frames)
+    if content[:4] == b"RIFF" and int.from_bytes(content[4:8], "little") + 8 > len(content):
+        raise BadFile(f"{name}: its header promises more than the file holds; save it again")
+    soundfile: Any = need("soundfile", "audio", f"reading {name}")
+    try:
+        with soundfile.SoundFile(_Seekable(content)) as file:
+            n_frames, rate, channels = int(file.frames), int(file.samplerate), int(file.channels)
+            if n_frames < 1 or not 1 <= rate <= 10_000_000 or not 1 <= channels <= MAX_CHANNELS:
+                raise BadFile(
+                    f"{name}: {n_frames:,} samples at {rate:,} a second in {channels} channels; save it again"
+                )
+            wanted = min(n_frames, max(1, int(max_seconds * rate)))
+            values = file.read(frames=wanted, dtype="float64", always_2d=True)  # [sample, channel]
+    except (RuntimeError, ValueError, TypeError) as error:
+        text = " ".join(str(getattr(error, "error_string", error)).split())[:120]
+        raise BadFile(f"{name}: cannot be read as a recording ({text}); convert it to .wav") from None
+    found = values.mean(axis=1).astype(np.float32)
+    if not len(found) or not np.isfinite(found).all():
+        raise BadFile(f"{name}: {'no sample' if not len(found) else 'NaN or infinite samples'}; leave it out")
+    return Sound(found, rate, cut=wanted < n_frames)
 
 
 class _Seekable(io.BytesIO):
@@ -133,41 +119,6 @@ class _Seekable(io.BytesIO):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self.tell(), io.SEEK_END: len(self.getbuffer())}[whence]
         return super().seek(max(0, start + offset))
-
-
-def _by_soundfile(content: bytes, name: str, max_seconds: float) -> Sound:
-    soundfile: Any = need("soundfile", "audio", f"reading {name}, which is no PCM .wav,")
-    try:
-        with soundfile.SoundFile(_Seekable(content)) as file:
-            n_frames, rate = int(file.frames), int(file.samplerate)
-            _check_sound(n_frames, rate, int(file.channels), name)
-            wanted = min(n_frames, _most(max_seconds, rate))
-            values = file.read(frames=wanted, dtype="float32", always_2d=True)
-    except (RuntimeError, ValueError, TypeError) as error:
-        text = " ".join(str(error).split())[:120]
-        raise BadFile(f"{name}: cannot be read as a recording ({text}); convert it to .wav") from None
-    return Sound(_mono(values, name), rate, cut=wanted < n_frames)
-
-
-def _mono(values: np.ndarray, name: str) -> np.ndarray:
-    """[sample, channel] of any sample type as float32 [sample]."""
-    if values.dtype.kind in "iu":
-        kind = values.dtype.str[1:]
-        scale = FULL_SCALE[kind]
-        values = (values.astype(np.float64) - (scale if kind == "u1" else 0.0)) / scale
-    found = values.mean(axis=1, dtype=np.float64).astype(np.float32)
-    if not len(found) or not np.isfinite(found).all():
-        raise BadFile(f"{name}: {'no sample' if not len(found) else 'NaN or infinite samples'}; leave it out")
-    return found
-
-
-def _check_sound(n_frames: int, rate: int, channels: int, name: str) -> None:
-    if n_frames < 1 or not 1 <= rate <= 10_000_000 or not 1 <= channels <= MAX_CHANNELS:
-        raise BadFile(f"{name}: {n_frames:,} samples at {rate:,} a second in {channels} channels; save it again")
-
-
-def _most(max_seconds: float, rate: int) -> int:
-    return max(1, int(max_seconds * rate))
 
 
 # --- items -----------------------------------------------------------------------------------------------------------
@@ -180,21 +131,17 @@ MAX_SECONDS = 30.0  # of a recording that is read unless more is asked for: atte
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Where one item lies: the file `path`, the bytes `data` of a file, or a picture's `array`; `name` is for messages.
-
-    The array is uint8 [height, width, channel].
-    """
+    """Where one item lies: the file `path`, or the bytes `data` of a file; `name` is for messages."""
 
     name: str
     path: Path | None = None
     data: bytes | None = None
-    array: np.ndarray | None = None
 
     def content(self) -> bytes:
         """The bytes of the file; raises BadInput where it cannot be read, BadFile where it is too large."""
         if self.data is not None:
             return self.data
-        assert self.path is not None, "an array has no file"
+        assert self.path is not None, "a part is a path or bytes"
         try:
             if (size := self.path.stat().st_size) > MAX_BYTES:
                 raise BadFile(f"{self.name}: {size / 1e9:.1f} GB, more than {MAX_BYTES / 1e9:.0f}; cut it")
@@ -202,17 +149,9 @@ class Part:
         except OSError as error:
             raise BadInput(f"{self.name}: cannot be read ({error.strerror or error}); put the file back") from None
 
-    def update(self, digest: Any) -> None:
-        """Take the item into a digest."""
-        if self.array is not None:
-            digest.update(f"{self.array.dtype}{self.array.shape}\0".encode())
-            digest.update(np.ascontiguousarray(self.array).data)
-        else:
-            digest.update(hashlib.sha256(self.content()).digest())
-
 
 @dataclass(frozen=True, eq=False)
-class Items:
+class Items(Data):
     """Pictures or recordings with where they came from; stands wherever `Texts` can.
 
     Attributes:
@@ -239,29 +178,18 @@ class Items:
         if self.kind == "audio":
             digest.update(f"{self.max_seconds}\0".encode())
         for part in self.parts:
-            part.update(digest)
+            digest.update(hashlib.sha256(part.content()).digest())
         return digest
 
     def __len__(self) -> int:
         return len(self.parts)
 
-    def some(self, numbers: Sequence[int]) -> "Items":
-        """The items with these numbers, in this order."""
+    def some(self, numbers: Sequence[int]) -> Self:
         return replace(self, parts=tuple(self.parts[number] for number in numbers))
-
-    def first(self, n: int) -> "Items":
-        """The first `n` items (or all)."""
-        return self.some(range(min(n, len(self))))
 
     @property
     def plural(self) -> str:
-        """What tables call them."""
         return PLURAL[self.kind]
-
-    @property
-    def passage(self) -> str:
-        """No text is filled in by a model that reads none."""
-        return ""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -277,14 +205,8 @@ class LabelledItems(Items):
         digest.update(repr((self.labels, self.task.labels)).encode())
         return digest
 
-    def some(self, numbers: Sequence[int]) -> "LabelledItems":
-        """The items with these numbers, in this order."""
-        parts = tuple(self.parts[number] for number in numbers)
-        return replace(self, parts=parts, labels=tuple(self.labels[number] for number in numbers))
-
-    def first(self, n: int) -> "LabelledItems":
-        """The first `n` items (or all)."""
-        return self.some(range(min(n, len(self))))
+    def some(self, numbers: Sequence[int]) -> Self:
+        return replace(super().some(numbers), labels=tuple(self.labels[number] for number in numbers))
 
     def among(self, names: Sequence[str]) -> "LabelledItems":
         """The same items, labelled among all the classes `names` of a model where these hold only some of them.

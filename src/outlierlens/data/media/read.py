@@ -2,20 +2,14 @@
 
     read_items("image", "photos/")              # photos/cat/1.png, photos/dog/7.png: a sub-folder is a class
     read_items("image", "test.parquet")         # columns image (bytes, or a path beside the table) and label
-    read_items("image", "cifar.npz")            # images uint8 [item, height, width, channel], labels, label_names
 
 Of a folder the classes take turns, so that the first items hold all of them; of everything else the order is its own.
 """
 
 import itertools
-import tokenize
-import zipfile
-import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from outlierlens.checkpoints.base import is_too_long
 from outlierlens.data.labelled.examples import numbered_labels
@@ -23,24 +17,16 @@ from outlierlens.data.labelled.table import plain_task
 from outlierlens.data.media.items import MAX_SECONDS, PLURAL, Items, Kind, LabelledItems, Part
 from outlierlens.data.tables import ENDINGS, Table, open_table
 from outlierlens.data.texts import TEXT_COLUMNS
-from outlierlens.errors import BadFile, BadInput, OutlierlensError
+from outlierlens.errors import BadInput, OutlierlensError
 
 FILES: dict[Kind, tuple[str, ...]] = {
     "image": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"),
     "audio": (".wav", ".flac", ".ogg", ".mp3"),
 }
-PACKED = (".npz", ".npy")  # of pictures
 COLUMNS: dict[Kind, tuple[str, ...]] = {"image": ("image", "img"), "audio": ("audio",)}
 PATHS = ("file", "path", "file_name", "filename")
 TASKS: dict[str, Kind] = {"image-classification": "image", "audio-classification": "audio"}
 MAX_ITEMS = 1_000_000
-CHANNELS = (1, 3, 4)
-MAX_UNPACKED = 8_000_000_000  # bytes of all arrays of an .npz, which are held in memory
-MAX_MEMBERS = 64
-DAMAGED = (  # what a damaged archive of arrays may raise
-    zipfile.BadZipFile, zlib.error, tokenize.TokenError, ValueError, OSError, EOFError, KeyError, SyntaxError, TypeError,
-    OverflowError, RuntimeError, MemoryError, SystemError,  # the last of Python 3.12, for a null byte in a header
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -88,24 +74,22 @@ def read_items(kind: Kind, data: str | Path, options: ItemOptions | None = None,
 
     Raises:
         BadInput: nothing of that kind is there, a column or label is missing, or a path leads out of the table's folder.
-        BadFile: arrays that are damaged. Offline: a hub id while offline.
+        Offline: a hub id while offline.
     """
     options = options or ItemOptions()
     path = Path(data)
     if path.is_dir():
         found = _from_folder(kind, path, options)
-    elif kind == "image" and path.is_file() and path.suffix.lower() in PACKED:
-        found = _from_arrays(path, options)
     elif path.is_file() and path.suffix.lower() in FILES[kind]:
         found = _Found([Part(str(path), path.resolve())], None)
     elif path.is_file() and path.suffix.lower() not in ENDINGS:
         raise BadInput(
-            f"{path}: unknown ending {path.suffix!r}; give a folder, {_tables(kind)} or one of {', '.join(FILES[kind])}"
+            f"{path}: unknown ending {path.suffix!r}; give a folder, {', '.join(ENDINGS)} or one of {', '.join(FILES[kind])}"
         )
     elif not path.exists() and "/" not in str(data) and ":" not in str(data):
         raise BadInput(
             f"{data}: no such folder or file, and no hub id (owner/name:config:split); {PLURAL[kind]} are read from a folder "
-            f"with one sub-folder a class, {_tables(kind)} or one of {', '.join(FILES[kind])}"
+            f"with one sub-folder a class, {', '.join(ENDINGS)} or one of {', '.join(FILES[kind])}"
         )
     else:
         found = _from_table(kind, open_table(data, offline=offline, split=options.split), path, options)
@@ -143,8 +127,6 @@ def kind_of(data: str | Path) -> Kind | None:
     suffix = path.suffix.lower()
     if not path.is_file():
         return None
-    if suffix in PACKED:
-        return "image"
     if suffix in ENDINGS:
         try:
             columns = open_table(path).names
@@ -154,10 +136,6 @@ def kind_of(data: str | Path) -> Kind | None:
             return None
         return next((kind for kind, wanted in COLUMNS.items() if set(wanted) & set(columns)), None)
     return next((kind for kind, files in FILES.items() if suffix in files), None)
-
-
-def _tables(kind: Kind) -> str:
-    return ", ".join((*PACKED, *ENDINGS) if kind == "image" else ENDINGS)
 
 
 def _subfolders(path: Path) -> list[Path]:
@@ -188,45 +166,8 @@ def _from_folder(kind: Kind, path: Path, options: ItemOptions) -> _Found:
     )
 
 
-def _from_arrays(path: Path, options: ItemOptions) -> _Found:
-    arrays = arrays_in(path)
-    name = "images" if path.suffix.lower() == ".npz" else ""
-    if name not in arrays:
-        raise BadInput(f"{path}: no array {name!r}; it has {', '.join(arrays) or 'none'}")
-    parts = _pictures(path, arrays[name])
-    labels = arrays.get("labels")
-    beside = path.with_name("labels.npy")
-    if not name and options.labelled and beside.is_file():
-        labels = arrays_in(beside)[""]
-    if labels is None:
-        return _Found(parts, None)
-    if labels.shape != (len(parts),):
-        raise BadInput(f"{path}: labels are {list(labels.shape)}, and there are {len(parts)} images; give one each")
-    names = arrays.get("label_names")
-    return _Found(parts, labels.tolist(), None if names is None else tuple(str(one) for one in names.tolist()))
-
-
-def _pictures(path: Path, items: np.ndarray) -> list[Part]:
-    shape = list(items.shape)
-    if items.dtype != np.uint8 or items.ndim not in (3, 4) or 0 in shape:
-        raise BadInput(
-            f"{path}: images are {items.dtype} {shape}; need uint8 [item, height, width, channel], values 0 to 255"
-        )
-    if items.ndim == 3:
-        items = items[..., None]
-    elif items.shape[-1] not in CHANNELS:
-        if items.shape[1] not in CHANNELS:
-            raise BadInput(f"{path}: images are {shape}; no axis holds 1, 3 or 4 channels")
-        items = np.moveaxis(items, 1, -1)
-    return [Part(f"{path}[{number}]", array=one) for number, one in enumerate(items)]
-
-
 def _from_table(kind: Kind, table: Table, path: Path, options: ItemOptions) -> _Found:
-    column = options.column or next((name for name in (*COLUMNS[kind], *PATHS) if name in table.names), None)
-    if column is None:
-        raise BadInput(
-            f"{table.source}: which column holds the {PLURAL[kind]}? --text-column must be one of {table.listed}"
-        )
+    column = table.column(options.column, (*COLUMNS[kind], *PATHS), PLURAL[kind])
     columns = (column, options.label) if options.labelled else (column,)
     folder = path.resolve().parent if path.is_file() else None
     parts, raw = [], []
@@ -263,42 +204,3 @@ def _part(kind: Kind, value: Any, name: str, folder: Path | None) -> Part:
     if not file.is_file():
         raise BadInput(f"{name}: no such file: {value!r} beside the table")
     return Part(f"{name} ({value})", file)
-
-
-# --- arrays in files: headers are held against the file before they are believed, and nothing is unpickled -----------
-
-
-def arrays_in(path: Path) -> dict[str, np.ndarray]:
-    """{name: array} of an .npz, or {"": array} of an .npy.
-
-    Raises:
-        BadFile: damaged, with Python objects inside, or larger than it may be.
-    """
-    try:
-        if path.suffix.lower() != ".npz":
-            return {"": np.load(path, mmap_mode="r", allow_pickle=False)}
-        with zipfile.ZipFile(path) as file:
-            members = [member for member in file.infolist() if member.filename.endswith(".npy")]
-            total = sum(member.file_size for member in members)
-            if len(members) > MAX_MEMBERS or total > MAX_UNPACKED:
-                raise BadFile(
-                    f"{path}: {len(members)} arrays of {total / 1e9:.1f} GB, more than {MAX_UNPACKED / 1e9:.0f} GB or "
-                    f"{MAX_MEMBERS}; use a folder of files, or one .npy, which is not held in memory"
-                )
-            return {member.filename.removesuffix(".npy"): _member(file, member, path) for member in members}
-    except DAMAGED as error:
-        text = " ".join(str(error).split())[:150] or type(error).__name__
-        raise BadFile(f"{path}: cannot be read as NumPy arrays ({text}); save plain arrays again") from None
-
-
-def _member(file: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> np.ndarray:
-    with file.open(member) as stream:
-        version = np.lib.format.read_magic(stream)
-        read: Any = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(stream)
-        said = int(np.prod([int(n) for n in shape], dtype=object)) * dtype.itemsize
-        if dtype.hasobject or said > member.file_size:
-            why = "holds Python objects" if dtype.hasobject else "promises more than the file holds"
-            raise BadFile(f"{path}: array {member.filename.removesuffix('.npy')!r} {why}; save plain arrays")
-    with file.open(member) as stream:
-        return np.lib.format.read_array(stream, allow_pickle=False)
