@@ -55,17 +55,6 @@ class Place:
         stored: Any = self.module.weight
         return stored.detach().T if self.transposed else stored.detach()
 
-    def part_of(self, dims: Sequence[int]) -> "Tensor | None":
-        """Which weights belong to these dimensions, bool [1, in] or [out, 1]; None where no weight belongs to any."""
-        import torch
-
-        weight = self.weight()
-        if not dims or not (self.reads or self.writes):
-            return None
-        found = torch.zeros(weight.shape[1 if self.reads else 0], dtype=torch.bool, device=weight.device)
-        found[list(dims)] = True
-        return found[None] if self.reads else found[:, None]
-
     def bias(self) -> "Tensor | None":
         """The live bias [out], or None."""
         found: Any = getattr(self.module, "bias", None)
