@@ -69,7 +69,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         gate="flagged",
         examples=(
             "compare mini-bert mini-planted  # what stayed, came and went",
-            "compare mini-bert mini-planted --dims 8,24 --norms-only",
+            "compare mini-bert mini-planted --dims 8,24",
             "compare mini-planted mini-planted --values  # whether sensitive values differ",
             "compare mini-planted mini-planted --updates --draws 19  # a client's update",
         ),

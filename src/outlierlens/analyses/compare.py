@@ -53,8 +53,6 @@ class CompareOptions:
 
     dims: DimsOrFind = FIND
     """Also follow these: 308,381; find: what the rule finds."""
-    norms_only: bool = False
-    """Do not read all weights: leaves out how far each kind moved."""
     scan: Annotated[ScanOptions, ASKED] = ScanOptions()
     """The rule, and how models are opened; its `max_read` also limits what is read of a hub's model."""
     other_revision: str | None = None
@@ -458,12 +456,11 @@ class _Pair:
         self.notes.append(f"{self.model}: {shared.said}")
         limit = self.options.scan.max_read
         large = [one for one in (first, second) if getattr(one, "requests", 0) and one.total_bytes > limit]
-        if large and not self.options.norms_only:  # the hub's, and not cached here
+        if large:  # the hub's, and not cached here
             self.notes.append(
                 f"how far the weights moved is left out: it would fetch {large[0].total_bytes / 1e6:,.0f} MB of "
                 f"{large[0].name}; allow it with --max-read {large[0].total_bytes // 1_000_000 + 1}MB"
             )
-        if large or self.options.norms_only:
             return
         for group, sums in shared.moved(outliers, self.options.scan.view).items():
             yield Movement(

@@ -47,7 +47,7 @@ from outlierlens.view.pictures import Strips
 from outlierlens.view.section import Change, Count, FineShare, Rows, cell_text, percent
 
 Grain = Literal["column", "linear"]
-Reader = Literal["llm-compressor", "auto-round", "torchao", "bitsandbytes", "gguf", "modelopt", "mlx", "onnxruntime"]
+Reader = Literal["llm-compressor", "auto-round", "torchao", "bitsandbytes", "gguf", "modelopt", "mlx"]
 USUAL = "int8-tensor/int8-tensor"
 ESTIMATING = 8  # texts of the pass with gradients
 WORTH = 0.001  # of what rounding everything costs: what an entry has to give back to be named at all

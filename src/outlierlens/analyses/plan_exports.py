@@ -343,21 +343,6 @@ def _mlx_file(base: Any, kept: Kept, target: Target) -> list[str]:
     ]
 
 
-# ONNX Runtime: https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html (nodes_to_exclude)
-
-
-def _onnx(recipe: Recipe, _: Recipe) -> bool | None:
-    weights, inputs = recipe.weights, recipe.inputs
-    fits = weights and inputs and weights.number == "int8" == inputs.number and not weights.group
-    return True if fits and inputs and inputs.grain == "tensor" else None
-
-
-def _onnx_file(_: Any, kept: Kept, target: Target) -> list[str]:
-    """Names that torch's exporter gives the product of a linear: parts by slashes, numbers of a list behind a dot."""
-    paths = ["/" + re.sub(r"\.(?!\d+(?:\.|$))", "/", path) for path in (*kept, *target.outside)]
-    return _json([f"{path}/{node}" for path in paths for node in ("MatMul", "Gemm")])
-
-
 # Lists of what to leave alone
 
 # https://docs.vllm.ai/projects/llm-compressor: recipes of one modifier.
@@ -437,7 +422,6 @@ TOOLS: dict[str, Exporter] = {
         title="MLX", own=("int4-group64-asym/none", "int4-group32-asym/none"), called=_mlx, lines=_mlx_file,
         use="mlx_lm.convert(…, quantize=True, quant_predicate=quant_predicate)",
     ),
-    "onnxruntime": Exporter(title="ONNX Runtime", own=("int8-tensor/int8-tensor",), called=_onnx, lines=_onnx_file),
     "sparsegpt": Exporter(title="llm-compressor", spares=RECIPE),
     "torch-pruning": Exporter(title="Torch-Pruning", spares=IMPORTANCE),
 }  # fmt: skip

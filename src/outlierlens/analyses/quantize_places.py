@@ -76,7 +76,7 @@ def find_places(loaded: LoadedModel, stack: str | None = None) -> tuple[Place, .
     found: list[Place] = []
     seen: set[int] = set()
     for name, module in loaded.model.named_modules():
-        kind = _kind(module)
+        kind = linear_kind(module)
         block = next((path for path in layer_of if name.startswith(f"{path}.")), None) if kind else None
         if block is None or id(module) in seen:
             continue
@@ -113,7 +113,7 @@ def without_foreign_readers(places: Sequence[Place], shared: Sequence[Sequence[s
     return tuple(replace(place, reads=False) if place.name in foreign else place for place in places)
 
 
-def _kind(module: "nn.Module") -> str:
+def linear_kind(module: "nn.Module") -> str:
     """ "linear", "conv1d" or "" for anything else."""
     from torch import nn
 
