@@ -49,11 +49,7 @@ if TYPE_CHECKING:
     from outlierlens.session import Session
 
 Fate = Literal["same", "converted", "moved", "missing", "extra", "other shape", "not comparable"]
-FAILS = (
-    "moved",
-    "missing",
-    "other shape",
-)  # what makes a model no match; "extra" does where the tensor acts on the stream
+FAILS = ("moved", "missing", "other shape")  # no match; "extra" is none where the tensor acts on the stream
 WHOLE = "whole tensor"
 MAX_LISTED = 1000  # moved values that are kept one by one
 LISTED = 20  # of them that are shown without --verbose

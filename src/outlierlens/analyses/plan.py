@@ -433,7 +433,9 @@ class PlanStudy:
                 f"{math.ceil(1000 * least / self.entries.n_weights) / 10:g}% or more"
             )
         self._values: dict[str, np.ndarray] = {}
-        self._before = {entry: self.entries.first_block(entry) - 1 for entry in self.entries.order}
+        layer = {name: place.layer for name, place in self.entries.places.items()}
+        parts = {entry: self.entries.candidates[entry].parts for entry in self.entries.order}
+        self._before = {entry: min(layer[part.path] for part in some) - 1 for entry, some in parts.items()}
         self._states = Prefixes(loaded, self.stack, self.task, self._before.values())
 
     @property

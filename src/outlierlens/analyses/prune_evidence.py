@@ -185,10 +185,6 @@ class Evidence:
             )
         return arch.stacks_of(self.model.config, self.model.name)
 
-    def _later(self, bound: BoundStack) -> BoundStack:
-        found = arch.bind(self._declared(), self.second.tensors, self.second.config or self.model.config)
-        return arch.streams_of(found, bound.name, self.second.name)[0]
-
     def of_stream(self, bound: BoundStack) -> Pruned:
         """What was taken from a stream: what is off in every cell, then the rule."""
         shapes = {name: info.shape for name, info in self.model.tensors.items()}
@@ -206,8 +202,9 @@ class Evidence:
         return Pruned(cells, bound, off, cells.removed(off), notes)
 
     def _compared(self, bound: BoundStack, cells: Cells) -> Pruned:
-        """What is zero in the pruned model and was not before, in the intact stream's positions."""
-        later = self._later(bound)
+        """What is zero in the pruned model and was not before."""
+        second = arch.bind(self._declared(), self.second.tensors, self.second.config or self.model.config)
+        (later,) = arch.streams_of(second, bound.name, self.second.name)
         narrow = Cells.of(later, {name: info.shape for name, info in self.second.tensors.items()}, self.options.rule)
         sizes = [f"{one.n_layers} layers of {one.width} positions" for one in (narrow, cells)]
         if sizes[0] != sizes[1]:
