@@ -32,7 +32,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "sweep": (M, *FEW[:6], "--dims", "8", "--random", "2", "--matched", "0", "--windows", "single", "--gradients", "0",
               "--chart", "sweep.html", "-o", "swept.json", *QUIET),
     "prune check": (M, "off", "--dims", "8"),
-    "prune protect": (M, "--for", "awq"),
+    "prune protect": (M, "--for", "sparsegpt"),
     "prune test": (M, *FEW[:6], "--dims", "8", "--random", "1", "--scattered", "0", "--matched", "0", *QUIET),
     "lab pretrain": ("mini-short", *(word for one in SMALL for word in ("--set", one)), "--steps", "2", "-o", "run",
                  "--no-progress", "--device", "cpu"),

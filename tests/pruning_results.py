@@ -25,7 +25,7 @@ def check(
     stream = StreamCheck(
         stack="model", site="output.LayerNorm", definition="scale and bias of the output norm zero", values=64,
         values_removed=2 * sum(counts), n_layers=4, needed=2, hidden_size=len(counts), n_broken=len(broken),
-        named_by="given", layers_removed=counts, broken=broken, kept=(), not_looked_at="",
+        named_by="given", layers_removed=counts, broken=broken, not_looked_at="",
     )  # fmt: skip
     positions = tuple(
         PositionCheck(

@@ -5,7 +5,6 @@ from typing import Any
 
 from outlierlens.analyses.quantize import (
     BlockError,
-    LinearError,
     OutlierGain,
     Quantized,
     Setting,
@@ -65,20 +64,6 @@ def blocks(scheme: str) -> list[BlockError]:
     ]
 
 
-def linears(scheme: str) -> list[LinearError]:
-    size, nothing = 0.001 + COSTS[scheme], (math.nan,) * 3
-    read = (size, LEFT[scheme] * size, 0.3)
-    inputs = nothing if scheme.endswith("none") else read
-    return [
-        LinearError(
-            scheme=scheme, layer=layer, part=part, reads=part == "up", writes=part == "down", weight=read[0],
-            weight_kept=read[1], weight_share=read[2], inputs=inputs[0], inputs_kept=inputs[1], inputs_share=inputs[2],
-        )
-        for layer in (0, 1)
-        for part in ("up", "down")
-    ]  # fmt: skip
-
-
 def quantized(schemes: tuple[str, ...] = tuple(COSTS), **more: Any) -> Quantized:
     """The outlier is what per-tensor rounding costs, not what few bits cost; per token nothing is lost."""
     how: dict[str, Any] = {"alpha": 0.5, "threshold": 6.0} | more
@@ -97,6 +82,5 @@ def quantized(schemes: tuple[str, ...] = tuple(COSTS), **more: Any) -> Quantized
             setting(scheme, RANDOM, COSTS[scheme], dims=(dim,), kept=0.2) for scheme in schemes for dim in (1, 6)
         ),
         blocks=tuple(one for scheme in schemes for one in blocks(scheme)),
-        linears=tuple(one for scheme in schemes for one in linears(scheme)),
         calibration="d.txt", n_calibration=2, n_error_texts=2, notes=("a note",), noise_draws=3, n_noise_texts=2, **how,
     )  # fmt: skip

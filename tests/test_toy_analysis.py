@@ -143,7 +143,8 @@ found = ol.load("toy.json")
 check_joins(found)
 (section,) = sections_of((found,))
 seen = "Toys were counted" in found._repr_html_()
-print(json.dumps([ol.toy.__module__, found.heaps[0].n, section.title, seen, "toy" in dir(ol), "toy" in use_of("models").split(", ")]))
+told = "toy" in use_of("models").split(", ")
+print(json.dumps([ol.toy.__module__, found.heaps[0].n, section.title, seen, "toy" in dir(ol), told]))
 """
 
 

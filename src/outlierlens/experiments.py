@@ -69,7 +69,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         gate="flagged",
         examples=(
             "compare mini-bert mini-planted  # what stayed, came and went",
-            "compare mini-bert mini-planted --dims 8,24 --norms-only",
+            "compare mini-bert mini-planted --dims 8,24",
             "compare mini-planted mini-planted --values  # whether sensitive values differ",
             "compare mini-planted mini-planted --updates --draws 19  # a client's update",
         ),
@@ -180,13 +180,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "prune protect", "compress",
-        "Write what another tool should leave alone, in the form it reads: Python or YAML, ready to paste.",
+        "Write what a pruner should leave alone, in the form it reads: Python or YAML, ready to paste.",
         home="analyses.prune_lists", python="protect", odd=True, options="ProtectCall", takes=WEIGHTS,
         shared=dict.fromkeys(("chart", "json", "verbose", "no_progress"))
         | {"output": Other(help="Write the list to exactly this file.")},
         examples=(
             "prune protect mini-planted --for torch-pruning",
-            "prune protect mini-planted --for llm-compressor --dims 8,24 -o ignore.yaml",
+            "prune protect mini-planted --for sparsegpt --dims 8,24 -o ignore.yaml",
         ),
     ),
     Experiment(

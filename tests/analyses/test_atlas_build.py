@@ -19,12 +19,21 @@ from safetensors.numpy import load_file, save_file
 
 from atlas_hub import SIZES, WAYS, Catalogue, Faults, real_size
 from hub_server import COMMIT, FakeHub, Handler, Seen
+from memory_checkpoint import Memory
 from outlierlens.analyses import atlas as loop
 from outlierlens.analyses import atlas_rows as kept
 from outlierlens.analyses.atlas import BuildSummary, HubAccess, build, failed, in_threads, look, on_ray
 from outlierlens.analyses.atlas_lookup import ATLAS
 from outlierlens.analyses.atlas_names import ListEntry, Query, listed, names_in, query
-from outlierlens.analyses.atlas_rows import AtlasOutlier, AtlasRow, Store, read_rows, rows_of, write_part
+from outlierlens.analyses.atlas_rows import (
+    AtlasOutlier,
+    AtlasRow,
+    Store,
+    key_bias_norms,
+    read_rows,
+    rows_of,
+    write_part,
+)
 from outlierlens.analyses.scan import scan
 from outlierlens.analyses.sweep.options import Machines
 from outlierlens.checkpoints import open_checkpoint, samples
@@ -531,3 +540,21 @@ def test_a_model_that_ends_workers_gets_a_row_and_the_others_are_looked_at(
     assert row.failure is not None
     assert row.failure.startswith("3 Ray workers ended while they read it (")
     assert not [row for found in rows.values() for row in found if row.reason == "error" and row.model != "org/deadly"]
+
+
+def test_norms_of_key_biases_by_hand() -> None:
+    names = [f"model.layers.{layer}.self_attn.k_proj.bias" for layer in range(3)]
+    tensors = {
+        names[1]: np.array([3.0, 0, 0, 4, 0, 0, 0, 0]),
+        names[0]: np.full(8, 0.5),
+        names[2]: np.array([0, 0, 0, 0, 0, -50.0, 0, 0]),
+        "model.layers.0.self_attn.k_proj.weight": np.ones((8, 16)),
+        "model.layers.0.self_attn.q_proj.bias": np.full(16, 99.0),
+        "model.layers.0.encoder_attn.k_proj.bias": np.full(8, 99.0),
+    }
+    checkpoint = Memory(tensors, {})
+    assert key_bias_norms(checkpoint) == pytest.approx((2**0.5, 5.0, 50.0))
+    assert checkpoint.bytes_read == 3 * 8 * 4  # nothing but the biases
+    joined = np.concatenate([np.full(4, 9.0), np.array([1.0, 2, 2, 0]), np.full(4, 7.0)])  # queries, keys, values
+    assert key_bias_norms(Memory({"transformer.h.0.attn.c_attn.bias": joined}, {})) == (3.0,)
+    assert key_bias_norms(Memory({"layers.0.self_attn.k_proj.weight": np.ones((4, 4))}, {})) == ()

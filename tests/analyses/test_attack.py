@@ -69,24 +69,28 @@ def edits_of(found: Attack, kind: str, budget: int) -> list[Any]:
     return [edit for edit in found.edits if (edit.kind, edit.budget) == (kind, budget)]
 
 
-def test_planted_value_of_a_headless_model_is_found_first() -> None:
-    """The last norm adds 30 to one dimension, so that all sentence vectors point there: its sign turns them around."""
-    loaded = tiny("bert")
-    name = "encoder.layer.2.output.LayerNorm.bias"
+def test_a_planted_value_is_found_first() -> None:
+    """One dimension alone says that every word is w1: the sign of its weight in the head's norm turns that around."""
+    loaded = tiny("bert", "MaskedLM")
+    texts = Texts("test", ("w1 w1 w1 w1 w1 w1",) * 8)
+    w1, name = loaded.tokenizer("w1")["input_ids"][1], "cls.predictions.transform.LayerNorm.weight"  # type: ignore[misc]
     with torch.no_grad():
-        loaded.model.get_parameter(name)[PLANTED] = 30.0
+        loaded.model.get_parameter("bert.encoder.layer.2.output.LayerNorm.bias")[PLANTED] = 30.0
+        loaded.model.get_parameter("cls.predictions.transform.dense.weight").copy_(torch.eye(16))
+        loaded.model.get_parameter(name)[PLANTED] = 1.0
+        decoder = loaded.model.get_parameter("cls.predictions.decoder.weight")
+        decoder[:, PLANTED] = -1.0
+        decoder[w1, PLANTED] = 1.0
     before = bits(loaded.model)
-    options = AttackOptions(budget=1, kinds=("zero", "sign-flip"), n_search=2, n_random=1, **QUICK)
-    one = attack(loaded, TEXTS, options)
-    for kind, after, distance in (("zero", 0.0, 0.5), ("sign-flip", -30.0, 1.8)):
-        (edit,) = edits_of(one, kind, 1)
-        assert (edit.tensor, edit.index, edit.before, edit.after) == (name, (PLANTED,), 30.0, after)
-        assert one.kind(kind).change.value > distance
-        assert one.kind(kind).random[0] < 0.1
-    assert (one.about.task, one.intact) == ("sentence change", pytest.approx(0.0, abs=1e-6))
-    assert (one.kind("zero").enough, one.kind("zero").times) == (None, None)
-    assert "move the sentence change by" in next(one.sentences())
+    options = AttackOptions(budget=1, kinds=("sign-flip",), n_search=2, n_random=1, **QUICK)
+    one = attack(loaded, texts, options)
+    (edit,) = edits_of(one, "sign-flip", 1)
+    assert (edit.tensor, edit.index, edit.before, edit.after) == (name, (PLANTED,), 1.0, -1.0)
+    assert one.intact < 0.1
+    assert one.kind("sign-flip").change.value > 6
     assert same_bits(loaded.model, before)
+    with pytest.raises(BadInput, match="has no language head"):
+        attack(tiny("bert"), texts, options)
 
 
 def test_a_run_leaves_every_bit_as_it_was(llama: LoadedModel) -> None:
@@ -136,7 +140,6 @@ def test_swaps_trade_places(found: Attack) -> None:
 
 def test_the_fewest_edits_are_of_the_first_budget_that_is_enough(llama: LoadedModel, found: Attack) -> None:
     one = found.kind("exponent-flip")
-    assert one.times is not None
     assert one.enough is None  # of the factor 2
     factor = (1 + one.times) / 2
     options = AttackOptions(
@@ -144,7 +147,7 @@ def test_the_fewest_edits_are_of_the_first_budget_that_is_enough(llama: LoadedMo
     )
     again = attack(llama, TEXTS, options)
     assert [point.change for point in again.points] == [p.change for p in found.points if p.kind == "exponent-flip"]
-    enough = [point.n_edits for point in again.points if point.times is not None and point.times >= factor]
+    enough = [point.n_edits for point in again.points if point.times >= factor]
     assert again.kind("exponent-flip").enough == enough[0]
 
 
@@ -256,7 +259,7 @@ def test_slopes_are_those_of_finite_differences(llama: LoadedModel) -> None:
     task = make_task(llama, TEXTS.first(3), TaskOptions(max_length=8))
     search = EditSearch(llama, task, values, (), AttackOptions())
     ends = [search.value([ValueChange(name, place, values.before[0] + sign * step)]) for sign in (1, -1)]
-    assert search.intact_slopes[0, 0] == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=0.02, abs=1e-4)
+    assert search.intact_slopes[0] == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=0.02, abs=1e-4)
 
 
 def test_texts_are_cut_at_the_end_of_a_token(llama: LoadedModel) -> None:

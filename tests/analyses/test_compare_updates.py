@@ -125,9 +125,8 @@ def test_one_large_edit_in_a_noisy_update_is_flagged_by_its_peak(base: Path, tmp
     tensors = load_file(noisy / "model.safetensors")
     tensors["embeddings.LayerNorm.weight"][OUTLIER] += 0.02
     save_file(tensors, noisy / "model.safetensors")
-    options = UpdateOptions(dims=(OUTLIER,), least_ratio=64.0)
-    (one,) = update_check(str(base), [str(noisy)], options).clients
-    assert [why.partition(" is ")[0] for why in one.why] == ["its largest change of an outlier entry"]
+    (one,) = update_check(str(base), [str(noisy)], UpdateOptions(dims=(OUTLIER,))).clients
+    assert one.why[-1].startswith("its largest change of an outlier entry is ")
     assert one.peak == pytest.approx(0.02 / 0.0034, rel=0.2)  # the largest of 1,300 normal values
 
 

@@ -1,13 +1,13 @@
-"""Tolerance is exactly what rounding explains: intervals against exact arithmetic, copies never flagged, edits caught."""
+"""Tolerance is half a step: what rounding moves against exact arithmetic, copies never flagged, edits caught."""
 
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlierlens.analyses.fingerprint_rounding import Side, bfloat16_of, differ, half_step, interval, q8_reach, round_to
+from outlierlens.analyses.fingerprint_rounding import Side, bfloat16_of, differ, half_step, round_to
 
 NAMES = ("bfloat16", "float16", "float32")
 WORD = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
@@ -27,9 +27,6 @@ def test_rounding_by_hand() -> None:
         [1.0, 1 + 1 / 64, 1 + 1 / 128]
     ]
     assert half_step(row([1.0, -2.0, 0.75, 0.0]), "bfloat16").tolist() == [[2**-8, 2**-7, 2**-9, 2.0**-134]]
-    low, high = interval(row([1.0, -1.0, 0.0, np.inf]), "float16")
-    assert low.tolist() == [[1 - 2**-12, -1 - 2**-11, -(2.0**-25), np.inf]]
-    assert high.tolist() == [[1 + 2**-11, -1 + 2**-12, 2.0**-25, np.inf]]
     assert round_to(row([3.4e38, 70000.0]), "float16").tolist() == [[np.inf, np.inf]]
     assert round_to(row([3.4e38]), "bfloat16").tolist() == [[np.inf]]
 
@@ -48,14 +45,11 @@ def test_rounding_is_torch_s(values: list[float]) -> None:
 
 @given(VALUES, st.sampled_from(NAMES))
 @QUICK
-def test_the_interval_is_what_rounds_to_a_value_and_no_more(value: float, name: str) -> None:
+def test_rounding_moves_a_value_by_half_a_step_at_most(value: float, name: str) -> None:
     stored = round_to(row([value]), name)
-    low, high = interval(stored, name)
-    assert low[0, 0] <= value <= high[0, 0]
-    for end, outward in ((low, -np.inf), (high, np.inf)):
-        inside, outside = np.nextafter(end, -outward), np.nextafter(end, outward)
-        assert round_to(inside, name) == stored
-        assert round_to(outside, name) != stored
+    assert abs(stored[0, 0] - value) <= half_step(stored, name)[0, 0]
+    beyond = stored[0, 0] + np.copysign(half_step(stored, name)[0, 0], stored[0, 0]) * (1 + 2**-20)
+    assert round_to(row([beyond]), name) != stored
 
 
 @given(ROW, st.sampled_from(NAMES), st.sampled_from(NAMES))
@@ -69,14 +63,12 @@ def test_copies_of_one_original_never_differ(values: list[float], one: str, othe
 
 @given(ROW, st.sampled_from(("bfloat16", "float16")), st.data())
 @QUICK
-def test_an_edit_shows_exactly_where_it_leaves_the_interval(
-    values: list[float], name: str, data: st.DataObject
-) -> None:
+def test_an_edit_shows_from_half_a_step_on(values: list[float], name: str, data: st.DataObject) -> None:
     before = round_to(row(values), "float32")
     copy = round_to(before, name)
     at = data.draw(st.integers(0, len(values) - 1))
-    low, high = interval(copy, name)
-    for edge, outward in ((low, -np.inf), (high, np.inf)):
+    step = half_step(copy, name)
+    for edge, outward in ((copy - step, -np.inf), (copy + step, np.inf)):
         for end, seen in ((edge[0, at], False), (np.nextafter(np.float32(edge[0, at]), np.float32(outward)), True)):
             original = before.copy()
             original[0, at] = end
@@ -140,27 +132,17 @@ def q8(values: np.ndarray) -> np.ndarray:
 
 
 @given(st.integers(0, 10_000), st.floats(-6, 3), st.sampled_from(NAMES))
-@example(0, -6.0, "bfloat16")  # steps that float16 cannot hold
 @QUICK
-def test_q8_0_copies_never_differ_and_edits_beyond_a_step_do(seed: int, scale: float, name: str) -> None:
+def test_a_copy_of_dequantized_values_is_compared_and_their_origin_is_not(seed: int, scale: float, name: str) -> None:
     random = np.random.default_rng(seed)
     original = round_to(random.standard_t(3, (3, 64)) * 10**scale, name)
     quantized = Side(q8(original), "Q8_0")
-    found = differ(Side(original, WORD[name]), quantized)
-    assert not found.moved.any()
-    assert not differ(quantized, Side(original, WORD[name])).moved.any()
-    # A copy made from the dequantized values agrees to the last bit, and so do its edits show.
+    for found in (differ(Side(original, WORD[name]), quantized), differ(quantized, Side(original, WORD[name]))):
+        assert not found.moved.any()
     copy = quantized.values.copy()
     assert differ(quantized, Side(copy, "F32")).kind == "same"
     copy[1, 5] = np.nextafter(np.float32(copy[1, 5]), np.float32(np.inf))
     assert np.argwhere(differ(quantized, Side(copy, "F32")).moved).tolist() == [[1, 5]]
-    # Beside the original, an edit is seen where it passes what the block's step explains.
-    if found.kind == "converted":
-        step = q8_reach(quantized)
-        assert step is not None
-        edited = original.copy()
-        edited[2, 9] = quantized.values[2, 9] + 1.5 * (step + half_step(original, name))[2, 9]
-        assert np.argwhere(differ(Side(edited, WORD[name]), quantized).moved).tolist() == [[2, 9]]
 
 
 def test_coarser_quantizations_are_not_compared_unless_equal() -> None:
@@ -173,5 +155,3 @@ def test_coarser_quantizations_are_not_compared_unless_equal() -> None:
     one = coarse.copy()
     one[0, 0] += 0.25
     assert differ(Side(coarse, "Q4_K"), Side(one, "Q4_K")).moved.sum() == 1
-    # Blocks cannot be told in picked columns.
-    assert differ(Side(original, "F32"), Side(coarse, "Q8_0", whole_rows=False)).kind == "not comparable"

@@ -13,7 +13,6 @@ from outlierlens.analyses.plan import Reader
 from outlierlens.analyses.plan_exports import TOOLS, Target, export, target_of
 from outlierlens.analyses.quantize_rounding import KeptLinear
 from outlierlens.analyses.quantize_schemes import parse
-from outlierlens.checkpoints import onnx as onnx_files
 from outlierlens.errors import BadInput
 from outlierlens.models.load import from_objects
 
@@ -62,9 +61,8 @@ SCHEMES = {
     "gguf": "int4-group32/none",
     "modelopt": "int8-channel/int8-tensor",
     "mlx": "int4-group64-asym/none",
-    "onnxruntime": "int8-tensor/int8-tensor",
 }
-WHOLE = ("bitsandbytes", "onnxruntime")  # of what it is asked here, it keeps all of a linear or nothing
+WHOLE = ("bitsandbytes",)  # of what it is asked here, it keeps all of a linear or nothing
 
 
 @pytest.mark.parametrize("tool", get_args(Reader))
@@ -273,11 +271,3 @@ def test_mlx_s_predicate_says_false_or_settings(target: Target) -> None:
     assert {name for name, one in found.items() if one is False} == set(off)
     assert found[EIGHT] == eight
     assert all(one == four for name, one in found.items() if name not in (*off, EIGHT))
-
-
-def test_onnx_nodes_are_those_that_name_the_linears(target: Target) -> None:
-    names = json.loads(said("onnxruntime", "int8-tensor/int8-tensor", target))
-    assert "/model/layers.11/mlp/down_proj/MatMul" in names
-    modules = [onnx_files._LINEAR_NODE.match(name) for name in names]
-    assert all(modules)
-    assert {re.sub("/", ".", one["module"].strip("/")) for one in modules if one} == {DOWN, PART, EIGHT, "lm_head"}

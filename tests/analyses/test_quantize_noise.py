@@ -65,11 +65,11 @@ def test_a_value_at_the_edge_of_a_step_moves_by_half_of_it(bert: LoadedModel) ->
         task.query.bias.zero_()
     draws = NoiseDraws(bert, bert.stacks[0], task, 60, 0)
     intact = np.full(4, 10.5)
-    assert np.abs(draws.runs(intact) - 10.5).max() < 1e-4, "without steps nothing moves"
+    assert np.abs(np.array(draws.repeats()) - 10.5).max() < 1e-4, "without steps nothing moves"
     with rounded(bert, parse("none/int8-token")):
-        runs = draws.runs(np.full(4, 10.0))
+        runs = np.array([np.full(4, 10.0), *draws.repeats()])
     with rounded(bert, parse("none/int8-token"), Keeping(dims=(1,))):
-        spared = draws.runs(intact)
+        spared = np.array([intact, *draws.repeats()])
     assert set(np.round(runs.ravel(), 3)) == {10.0, 11.0}
     assert np.abs(runs - runs[:, :1]).max() < 1e-9, "what all texts read moves alike in all"
     found = mean_noise(runs, np.ones(4), 1000)

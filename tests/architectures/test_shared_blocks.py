@@ -143,7 +143,7 @@ def test_other_commands_refuse_a_part_of_a_block_before_they_measure(words: Any,
         explorer.look(State(text=explore_models.TEXT, dims=(3,), first=1, last=2))
     assert explorer.look(State(text=explore_models.TEXT, dims=(3,), first=1, last=2, mode="zero"), ("loss",)).losses
     loaded.model.save_pretrained(tmp_path)  # type: ignore[operator]
-    made = protect(str(tmp_path), "llm-compressor", ProtectOptions(dims=(3,), layers="all"))
+    made = protect(str(tmp_path), "sparsegpt", ProtectOptions(dims=(3,), layers="all"))
     assert (made.layers, len(set(made.modules))) == ((0, 1, 2, 3), 4)  # a block that several layers run is named once
     assert made.modules[-1] == "albert.encoder.albert_layer_groups.1.albert_layers.1.ffn_output"
 

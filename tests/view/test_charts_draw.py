@@ -5,8 +5,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from outlierlens.view.charts import draw
 from outlierlens.view.charts.base import chart, field, symmetric
@@ -87,20 +85,3 @@ def test_panels_keep_what_they_hold_and_the_frame_stands_once():
     assert both.spec["description"] == "Two."
     assert (both.columns, both.rows, both.total) == (one.columns, one.rows, 2)
     assert [len(row["hconcat"]) for row in grid([part] * 5, 2, across=1, down=2)["vconcat"]] == [2, 2, 1]
-
-
-@given(st.lists(st.tuples(st.floats(0.05, 0.9), st.floats(0.1, 0.9)), min_size=1, max_size=5, unique=True))
-def test_names_stay_on_the_canvas_and_off_other_names_where_there_is_room(at):
-    rows = [{"dim": 100 + i} for i in range(len(at))]
-    layers = draw.names_beside(rows, at, (), {}, {})[1::2]
-    assert len(layers) == len(rows)
-    boxes = []
-    for layer, (right, up) in zip(layers, at, strict=True):
-        mark = layer["mark"]
-        left = right * 740 + mark["dx"] - {"left": 0, "right": 24, "center": 12}[mark["align"]]
-        top = (1 - up) * 300 + mark["dy"] - 8
-        assert 0 <= left <= 740 - 24
-        boxes.append((left, top, left + 24, top + 16))
-    apart = all(abs(a[0] - b[0]) > 0.1 or abs(a[1] - b[1]) > 0.15 for i, a in enumerate(at) for b in at[:i])
-    if apart:
-        assert not any(draw._overlap(a, b) for i, a in enumerate(boxes) for b in boxes[:i])

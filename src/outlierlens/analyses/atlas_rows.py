@@ -16,6 +16,7 @@ Parquet file, so that memory and the number of files stay small.
 import base64
 import functools
 import hashlib
+import re
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,7 +29,6 @@ from typing import Any
 import numpy as np
 
 import outlierlens.architectures as arch
-from outlierlens.analyses.range import key_biases
 from outlierlens.checkpoints import Checkpoint
 from outlierlens.data.tables import parquet_of
 from outlierlens.detection.rules import Measured, Outlier, find
@@ -141,7 +141,7 @@ def rows_of(checkpoint: Checkpoint, options: ScanOptions | None = None) -> tuple
     check_size(checkpoint, sites, options, instead="")
     measured = [(site, measure(checkpoint, site, digest)[0]) for site in sites]
     norms = [values if site.is_norm else _reading(checkpoint, site, digest) for site, values in measured]
-    keys = tuple(float(one.norm) for one in key_biases(checkpoint))
+    keys = key_bias_norms(checkpoint)
     told = checkpoint.config.get("model_type")
     whole = AtlasRow(
         checkpoint.name,
@@ -180,6 +180,30 @@ def norm_kind(config: Mapping[str, Any], *, has_bias: bool) -> str:
         return str(config["norm_kind"])
     names_rms = any("rms" in key for key in keys)
     return "layernorm" if not names_rms and keys & {"norm_bias", "layer_norm_eps"} else "rmsnorm"
+
+
+# Keys alone, and queries, keys and values one behind the other (GPT-2). What mixes them by head is not taken apart.
+_KEYS = re.compile(r"(?:^|.*\.)(\d+)\.(?:.*\.)?(?:k_proj|k_lin|key)\.bias")
+_JOINED_KEYS = re.compile(r"(?:^|.*\.)h\.(\d+)\.attn\.c_attn\.bias")
+_CROSS = ("cross", "encoder_attn")  # keys of another stream
+
+
+def key_bias_norms(checkpoint: Checkpoint) -> tuple[float, ...]:
+    """Euclidean norm of each layer's key bias; () where the family's keys have none. Only these tensors are read."""
+    layers = {}
+    for name in checkpoint.tensors:
+        match = _KEYS.fullmatch(name) or _JOINED_KEYS.fullmatch(name)
+        if match and not any(word in name.lower() for word in _CROSS):
+            layers[name] = int(match[1])
+    norms = {}
+    for name, values in checkpoint.read(layers):
+        keys = values.ravel()
+        if _JOINED_KEYS.fullmatch(name):
+            keys = np.split(keys, 3)[1] if keys.size % 3 == 0 else keys[:0]
+        if keys.size:
+            size = np.nan_to_num(np.abs(keys.astype(np.float64)), nan=np.inf)
+            norms[layers[name], name] = float(np.linalg.norm(size))
+    return tuple(norms[key] for key in sorted(norms))
 
 
 def stored_as(checkpoint: Checkpoint, site: Site) -> str:

@@ -8,6 +8,7 @@ A part of the texts chooses the edits, the others say what they do: damage is ne
 model is edited in memory, and is bit for bit what it was when this returns.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -37,7 +38,7 @@ from outlierlens.results.rows import Draws, Estimate, More, Quiet, Row
 from outlierlens.statistics.means import no_interval
 from outlierlens.statistics.ranks import rank_p
 from outlierlens.tasks.base import TaskOptions
-from outlierlens.tasks.choice import make_task, vector_task
+from outlierlens.tasks.choice import make_task
 from outlierlens.view.pictures import Lines, Strips
 from outlierlens.view.section import Change, Count, Exact, P, Rows
 
@@ -109,8 +110,8 @@ class EditDamage(Row):
     """{score}"""
     change: Annotated[Estimate, Change]
     """change ({of_change}): minus the intact model's, paired by text"""
-    times: float | None
-    """× intact: the loss as a multiple of the intact one; none of how far vectors move"""
+    times: float
+    """× intact: the loss as a multiple of the intact one"""
     searched: Annotated[float, Quiet]
     """{score} of the texts that chose the edits"""
     per_text: Annotated[tuple[float, ...], "text", Quiet]
@@ -194,12 +195,9 @@ class Attack(Finding):
         """How few edits do how much, how many of them are found, and what random edits do."""
         one, about = self.strongest, self.about
         said = f"{one.n_edits:,} {one.kind} edit{'s' * (one.n_edits != 1)} of {self.n_values:,} values "
-        if one.times is None:
-            said += f"move the {about.measured} by {one.change.value:.3g}"
-        else:
-            least = min((row.enough for row in self.kinds if row.enough), default=None)
-            enough = "no edit found is" if least is None else f"{least} {'edit is' if least == 1 else 'edits are'}"
-            said += f"multiply the {about.measured} by {one.times:.3g}; {enough} enough for × {self.factor:g}"
+        least = min((row.enough for row in self.kinds if row.enough), default=None)
+        enough = "no edit found is" if least is None else f"{least} {'edit is' if least == 1 else 'edits are'}"
+        said += f"multiply the {about.measured} by {one.times:.3g}; {enough} enough for × {self.factor:g}"
         caught, asked = (sum(getattr(row, name) for row in self.kinds) for name in ("caught", "n_edits"))
         yield f"{said}; verify finds {caught} of {asked} edits."
         why = no_interval(about.n_texts, "texts that judge", max(1, round(1 + self.n_search / about.n_texts)))
@@ -234,7 +232,7 @@ def attack(
     With `rows`, what is found and measured is appended to that file, and what is found there is not measured again.
 
     Raises:
-        BadInput: too few texts, no value of a kind to change, or weights that cannot be edited.
+        BadInput: too few texts, no language head, no value of a kind to change, or weights that cannot be edited.
     """
     options = options or AttackOptions()
     if len(texts) < options.n_search + 1:
@@ -246,7 +244,9 @@ def attack(
     chosen = set(np.linspace(0, len(texts) - 1, options.n_search).round().astype(int).tolist())
     texts = cut_texts(loaded, texts, options.task.max_length)
     seekers, judges = texts.some(sorted(chosen)), texts.some(sorted({*range(len(texts))} - chosen))
-    how = vector_task(loaded, replace(options.task, seed=options.seed))
+    if loaded.head == "none":
+        raise BadInput(f"{loaded.name} has no language head, so edits have no loss to multiply; name a model with one")
+    how = replace(options.task, seed=options.seed)
     watch, task = Watch(loaded, options), make_task(loaded, judges, how)
     plan = dict.fromkeys(range(loaded.stacks[0].n_layers), watch.dims)
     same = replace(options, row=None, task=how, kinds=KINDS, n_random=0, factor=2)
@@ -326,7 +326,7 @@ def _measured(
         value = study.value(one)
         points.append(EditDamage(
             kind=kind, budget=budget, n_edits=len(changes), value=value, change=study.change(one), searched=searched,
-            times=value.value / intact if study.task.is_loss else None, per_text=tuple(one.values.tolist()),
+            times=value.value / intact if intact else math.inf, per_text=tuple(one.values.tolist()),
         ))  # fmt: skip
     last, full = sets[-1][0], points[-1]
     draw = partial(attack_edits.random_changes, values, kind, n=len(last), bound=options.bound)
@@ -337,7 +337,7 @@ def _measured(
     points[-1] = replace(
         full, random=changed, p=rank_p(full.change.value, np.array(changed)) if changed else None,
         caught=sum(caught["each"]) * moves.cost,
-        enough=next((one.n_edits for one in points if (one.times or 0) >= options.factor), None),
+        enough=next((one.n_edits for one in points if one.times >= options.factor), None),
     )  # fmt: skip
     unasked = [[None] * len(which) for which, _ in sets[:-1]]
     rows = zip(budgets, sets, (*unasked, caught["each"]), strict=True)

@@ -24,13 +24,11 @@ from outlierlens.analyses.fingerprint_values import SensitiveValues
 from outlierlens.architectures import live_parameters
 from outlierlens.errors import BadInput
 from outlierlens.models.changes import Settable, frozen, temporary
-from outlierlens.models.inputs import model_inputs
 from outlierlens.models.load import LoadedModel
 from outlierlens.tasks.base import Task, weighted_mean
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
     from outlierlens.analyses.attack import AttackOptions
 
@@ -43,7 +41,6 @@ EXPONENTS = {
     "float64": ("int64", 52, 11),
 }
 PARTNERS = 8  # a swap looks for its partner among this many of its tensor with the largest and the smallest values
-PROBES = 2  # random directions in which the slope of a text's vector is taken
 GROUPS = 3  # rankings from this one on are of one dimension each
 
 
@@ -272,9 +269,7 @@ def edited_values(model: "torch.nn.Module", changes: Sequence[ValueChange]) -> I
 class EditSearch:
     """The search for the moves of several kinds that do most to the texts of `task`, over the same values of one model.
 
-    For a loss the first-order effect of a change is slope · change. How far vectors move has slope 0 where nothing is changed;
-    there each of `PROBES` is a random direction for every text's vector, and half the mean square of slope · change estimates
-    the change, since the cosine distance of near unit vectors is ½ |difference|².
+    The first-order effect of a change is slope · change.
     """
 
     def __init__(self, loaded: LoadedModel, task: Task, values: Values, dims: Sequence[int], options: "AttackOptions"):
@@ -315,50 +310,29 @@ class EditSearch:
         return value if np.isfinite(value) else -np.inf
 
     def slopes(self, changes: Sequence[ValueChange] = ()) -> np.ndarray:
-        """Slopes of all values [probe, value] with changes made; 0 where the damage is beyond numbers."""
+        """Slopes of the loss at all values [value] with changes made; 0 where the damage is beyond numbers."""
         import torch
 
-        parts, generator, names = [], torch.Generator().manual_seed(self.options.seed), self.values.names
-        tensors, model = [self.parameters[name] for name in names], self.loaded.model
-        places = [torch.from_numpy(self.values.flat[self.values.tensor == number]) for number in range(len(names))]
+        names, model = self.values.names, self.loaded.model
+        tensors = [self.parameters[name] for name in names]
+        total = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in tensors]
         with edited_values(model, changes), frozen(model, names), torch.enable_grad():
-            for _ in range(1 if self.task.is_loss else PROBES):
-                total = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in tensors]
-                for feed in self.task.feeds(range(self.task.n_texts)):
-                    slopes = torch.autograd.grad(self._objective(feed, generator), tensors, allow_unused=True)
-                    for kept, part in zip(total, slopes, strict=True):
-                        if part is not None:
-                            kept.add_(part)
-                at = [one.flatten()[place.to(one.device)] for one, place in zip(total, places, strict=True)]
-                parts.append(torch.cat(at).cpu().double().numpy())
-        return np.nan_to_num(np.stack(parts), nan=0.0, posinf=0.0, neginf=0.0)
-
-    def _objective(self, feed: Any, generator: "torch.Generator") -> "Tensor":
-        """The loss; of vectors the sum over texts of a random direction · the unit vector, so that squares add up."""
-        if self.task.is_loss:
-            return self.task.sums(feed).sum() / float(self.task.weights.sum())
-        import torch
-        from torch.nn import functional
-
-        headless = self.loaded.head == "none"
-        output: Any = self.loaded.model(**model_inputs(self.loaded, feed.batch), output_hidden_states=not headless)
-        states = getattr(output, "last_hidden_state", None)
-        if states is None:  # an encoder-decoder's answer is the decoder's
-            states = (getattr(output, "decoder_hidden_states", None) or output.hidden_states)[-1]
-        valid = feed.batch.valid
-        pooled = (states.float() * valid[..., None]).sum(1) / valid.sum(1, keepdim=True)
-        unit = functional.normalize(pooled, dim=-1)
-        random = torch.randn(unit.shape, generator=generator).to(unit)
-        # Of texts, weighted alike: the mean of their squared changes is that of one text drawn at random.
-        return (random * unit).sum() / float(np.sqrt(self.task.n_texts))
+            for feed in self.task.feeds(range(self.task.n_texts)):
+                loss = self.task.sums(feed).sum() / float(self.task.weights.sum())
+                slopes = torch.autograd.grad(loss, tensors, allow_unused=True)
+                for kept, part in zip(total, slopes, strict=True):
+                    if part is not None:
+                        kept.add_(part)
+        places = [torch.from_numpy(self.values.flat[self.values.tensor == number]) for number in range(len(names))]
+        at = [one.flatten()[place.to(one.device)] for one, place in zip(total, places, strict=True)]
+        return np.nan_to_num(torch.cat(at).cpu().double().numpy(), nan=0.0, posinf=0.0, neginf=0.0)
 
     def _rankings(self, moves: Moves, slopes: np.ndarray) -> list[np.ndarray]:
         """Scores [move], −inf where a move is out: by effect, by size, by both; then by both in one dimension after another:
         the outliers, and the one among the others whose single moves promise most."""
-        effects = slopes[:, moves.place] * moves.step
+        estimate = slopes[moves.place] * moves.step
         if moves.kind == "swap":
-            effects = effects - slopes[:, moves.partner] * moves.step
-        estimate = effects[0] if self.task.is_loss else 0.5 * np.square(effects).mean(0)
+            estimate = estimate - slopes[moves.partner] * moves.step
         size = np.abs(moves.step) / np.maximum(self.values.spread[moves.place], 1e-30)
         both, of = np.sqrt(np.abs(estimate)) * size, self.values.dim[moves.place]
         most = np.zeros(max(int(of.max()), *self.dims, 0) + 1)

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
-import outlierlens.view.charts.draw as d
 from outlierlens.analyses.compare_updates import UpdateCheck, UpdateOptions, update_check
 from outlierlens.analyses.compare_weights import Key, Shared, correlation, shift
 from outlierlens.analyses.fingerprint import FingerprintOptions, fingerprint
@@ -36,16 +35,13 @@ from outlierlens.results.document import Result, load
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.rows import Quiet, Row
 from outlierlens.training.pretrain.result import OUTCOME, Outcomes
-from outlierlens.view.charts.base import FAINT, MUTED, Spec, field, label, looks, round_to
-from outlierlens.view.pictures import Picture
+from outlierlens.view.pictures import Picture, Strips
 from outlierlens.view.section import Count, Share, few, percent
 
 if TYPE_CHECKING:
     from outlierlens.session import Session
 
 NOT_FROM_BASE = 0.5  # fine-tuning leaves z correlated above 0.9; two models trained apart are near 0
-PANEL = 420  # pixels
-MOST_CELLS = 800  # dots of a panel
 Part = Literal["scale", "bias"]
 Fate = Literal["stayed", "came", "went", "neither"]
 FATES = ("stayed", "came", "went")
@@ -57,8 +53,6 @@ class CompareOptions:
 
     dims: DimsOrFind = FIND
     """Also follow these: 308,381; find: what the rule finds."""
-    norms_only: bool = False
-    """Do not read all weights: leaves out how far each kind moved."""
     scan: Annotated[ScanOptions, ASKED] = ScanOptions()
     """The rule, and how models are opened; its `max_read` also limits what is read of a hub's model."""
     other_revision: str | None = None
@@ -84,9 +78,7 @@ class CompareCall:
     """Updates of a federated round, one client each; exit code 3 if one falls on outlier entries beyond its share."""
     deep: bool = False
     """--values, --updates: read every tensor, not only vectors of the stream."""
-    alarm: Annotated[
-        UpdateOptions, Flat("n_top", "alpha", "least_ratio", "least_peak", "least_z", "n_draws", "seed")
-    ] = UpdateOptions()
+    alarm: Annotated[UpdateOptions, Flat("alpha", "n_draws", "seed")] = UpdateOptions()
     """--updates: what flags a client."""
 
     def __post_init__(self) -> None:
@@ -193,78 +185,8 @@ class Movement(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerChange(Row):
-    """One dimension in one layer."""
-
-    model: str
-    """after"""
-    part: Part
-    """of the"""
-    stream: str
-    layer: int
-    dim: int
-    """dimension"""
-    before: float
-    """z before"""
-    after: float
-    """z after"""
-    listed: Annotated[bool, Quiet]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Diagonal(Picture):
-    """Each dot is one dimension in one layer: before across, after upwards."""
-
-    captioned: bool = False
-
-    def legend(self, found: Finding) -> str:
-        """What its dots are."""
-        return "each dot is a dimension in a layer; on the diagonal nothing moved"
-
-    def panel(self, found: Finding) -> Spec:
-        """Its layers, the listed dimensions in colour."""
-        assert isinstance(found, Comparison)
-        cells: list[Spec] = [
-            {"layer": row.layer, "dim": row.dim, "before": round_to(row.before), "after": round_to(row.after),
-             "listed": row.listed, "name": label(row.dim)}
-            for row in self.chosen(found) if isinstance(row, LayerChange)
-        ]  # fmt: skip
-        ends = np.array([(cell["before"], cell["after"]) for cell in cells])
-        pad = 0.1 * float(np.ptp(ends)) or 1.0
-        domain = [float(ends.min()) - pad, float(ends.max()) + pad]
-        scale: Spec = {"scale": {"domain": domain, "nice": False}, "axis": {"tickCount": 7}}
-        x, y = (field(key, self.head(found, key), **scale) for key in ("before", "after"))
-        tooltip = d.columns(dim="dimension", layer="layer", before="z before", after="z after")
-        corners = [{"before": end, "after": end} for end in domain]
-        layers = [d.line(corners, x=x, y=y, color=MUTED, strokeDash=[1, 0], strokeWidth=1)]
-        for sigma in (one for one in found.levels if domain[0] < one < domain[1]):
-            layers.append(d.level(sigma, x=x, strokeDash=[3, 3], strokeWidth=1))
-            layers.append(d.level(sigma, y=y, strokeDash=[3, 3], strokeWidth=1))
-        rest, named = ([cell for cell in cells if cell["listed"] == on] for on in (False, True))
-        layers.append(d.circle(rest, x=x, y=y, tooltip=tooltip, color=FAINT, size=16, opacity=0.7))
-        dims = list(dict.fromkeys(sorted((c["dim"] for c in named), key=lambda dim: -_size(named, dim))))
-        layers += d.dim_marks(named, looks(dims, [cell["dim"] for cell in named]), x, y, tooltip, size=70)
-        tips = [max((c for c in named if c["dim"] == dim), key=lambda c: abs(c["before"])) for dim in dims[: d.MOST]]
-        at = [tuple((tip[key] - domain[0]) / (domain[1] - domain[0]) for key in ("before", "after")) for tip in tips]
-        layers += d.names_beside(tips, at, dims, x, y)
-        return d.panel([one for one in layers if one.get("data", {}).get("values", True)], PANEL, PANEL, self.title)
-
-
-def _of_panel(model: str, part: str, row: LayerChange) -> bool:
-    return (row.model, row.part) == (model, part)
-
-
-def _size(cells: Sequence[Spec], dim: int) -> float:
-    return max(max(abs(cell["before"]), abs(cell["after"])) for cell in cells if cell["dim"] == dim)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Comparison(Finding):
-    """The outliers of a model against those of other checkpoints of it, all by one rule.
-
-    Attributes:
-        levels: thresholds on z. cells: the most extreme dimensions, layer by layer, the listed ones all.
-    """
+    """The outliers of a model against those of other checkpoints of it, all by one rule."""
 
     title = "Against other checkpoints"
 
@@ -276,9 +198,6 @@ class Comparison(Finding):
     """How alike z is"""
     movement: tuple[Movement, ...] = ()
     """How far the weights moved"""
-    cells: tuple[LayerChange, ...] = ()
-    """(Layer by layer)"""
-    levels: tuple[float, ...] = ()
 
     def sentences(self) -> Iterator[str]:
         """Which dimensions stayed, came and went, and how many outliers are in common, stream by stream."""
@@ -317,14 +236,17 @@ class Comparison(Finding):
             yield Advice("check", said, "their streams have one shape", (values,))
 
     def drawn(self) -> tuple[Picture, ...]:
-        """A panel for each model, of the scale and of the bias."""
-        return tuple(
-            Diagonal(
-                rows="cells", x="before", y="after", title=f"{model}: {part}",
-                where=partial(_of_panel, model, part),
-            )
-            for model, part in dict.fromkeys((one.model, one.part) for one in self.cells)
-        )  # fmt: skip
+        """How far each dimension moved, a panel for each model, and how far each group of weights."""
+        moved = Strips(rows="movement", x="relative", y="model", by="group", title="Weights", captioned=False)
+        models = dict.fromkeys(one.model for one in self.changes)
+        return *(
+            Strips(rows="changes", x="moved", y="dim", by="part", title=model, where=partial(_is_of, model))
+            for model in models
+        ), moved
+
+
+def _is_of(model: str, row: DimChange) -> bool:
+    return row.model == model
 
 
 # --- how it is measured ------------------------------------------------------------------------------------------
@@ -368,8 +290,6 @@ def compare(
         streams=tuple(one for pair in pairs for one in pair.streams),
         agreement=tuple(one for pair in pairs for one in pair.agreement),
         movement=tuple(one for pair in pairs for one in pair.movement),
-        cells=tuple(one for pair in pairs for one in pair.cells),
-        levels=was.stacks[0].threshold.levels,
         notes=tuple(dict.fromkeys((*was.notes, *(note for pair in pairs for note in pair.notes)))),
     )  # fmt: skip
 
@@ -470,7 +390,6 @@ class _Pair:
         self.changes: list[DimChange] = []
         self.streams: list[StreamChange] = []
         self.agreement: list[Agreement] = []
-        self.cells: list[LayerChange] = []
         self.notes = list(after.scan.notes)
         outliers: dict[Key, set[int]] = {}
         _check_alike(before.scan, after.scan)
@@ -513,7 +432,6 @@ class _Pair:
                 )  # fmt: skip
         for part in parts:
             self.agreement.append(self._agreement(stream, part, mine[part], theirs[part], sorted(fates)))
-            self.cells += self._cells(stream, part, mine[part], theirs[part], set(fates))
         return either
 
     def _agreement(self, stream: str, part: Part, before: np.ndarray, after: np.ndarray, named: list[int]) -> Agreement:
@@ -529,21 +447,6 @@ class _Pair:
             moved_others=float(moved[:, others].mean()) if len(others) else 0.0,
         )  # fmt: skip
 
-    def _cells(
-        self, stream: str, part: Part, before: np.ndarray, after: np.ndarray, named: set[int]
-    ) -> Iterator[LayerChange]:
-        """The most extreme cells of a part, those of the named dimensions first."""
-        size = np.maximum(np.abs(before), np.abs(after))  # [layer, dim]
-        size[:, list(named)] += np.inf
-        order = np.argsort(-np.nan_to_num(size, nan=-1.0, posinf=np.inf), axis=None, kind="stable")
-        for layer, dim in zip(*np.unravel_index(order[:MOST_CELLS], size.shape), strict=True):
-            ends = float(before[layer, dim]), float(after[layer, dim])
-            if np.isfinite(ends).all():
-                yield LayerChange(
-                    model=self.model, part=part, stream=stream, layer=int(layer), dim=int(dim), before=ends[0],
-                    after=ends[1], listed=int(dim) in named,
-                )  # fmt: skip
-
     def _movement(self, outliers: Mapping[Key, set[int]]) -> Iterator[Movement]:
         """How far each group of weights moved."""
         first, second = self.before.checkpoint, self.after.checkpoint
@@ -553,12 +456,11 @@ class _Pair:
         self.notes.append(f"{self.model}: {shared.said}")
         limit = self.options.scan.max_read
         large = [one for one in (first, second) if getattr(one, "requests", 0) and one.total_bytes > limit]
-        if large and not self.options.norms_only:  # the hub's, and not cached here
+        if large:  # the hub's, and not cached here
             self.notes.append(
                 f"how far the weights moved is left out: it would fetch {large[0].total_bytes / 1e6:,.0f} MB of "
                 f"{large[0].name}; allow it with --max-read {large[0].total_bytes // 1_000_000 + 1}MB"
             )
-        if large or self.options.norms_only:
             return
         for group, sums in shared.moved(outliers, self.options.scan.view).items():
             yield Movement(

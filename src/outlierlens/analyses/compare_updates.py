@@ -33,6 +33,8 @@ from outlierlens.view.section import Change, Count, FineShare, P
 
 BLOCK = 2**22  # values of a tensor that are held at once
 FEW = 3  # clients from which on they are held against each other
+N_TOP = 48  # largest entries of an update that are looked at
+LEAST_RATIO, LEAST_PEAK, LEAST_Z = 10.0, 3.0, 3.5  # of the share over the expected; of the largest change; robust z
 HALF, QUARTER = 0.5, 0.25  # of the squared norm; of the largest entries
 LEAST_SPREAD = 0.1  # of log ratios: clients that agree to the last digit would flag the first that does not
 
@@ -45,16 +47,8 @@ class UpdateOptions:
     """The outlier dimensions: 100,247; find: what the weights name."""
     deep: bool = False
     """Read every tensor, not only norms and biases of the stream."""
-    n_top: Annotated[int, Flag("--top"), Ge(1)] = 48
-    """Number of largest entries looked at in each update."""
     alpha: Annotated[float, Gt(0), Lt(1)] = 0.01
-    """Flag a client when its p-value is at most this …"""
-    least_ratio: Annotated[float, Ge(1)] = 10.0
-    """… and its share is at least N times the share of parameters (or half of the squared norm)."""
-    least_peak: Annotated[float, Ge(1)] = 3.0
-    """Flag a change of an outlier entry N times as large as the largest elsewhere."""
-    least_z: Annotated[float, Gt(0)] = 3.5
-    """With three or more clients: robust standard deviations above the median."""
+    """Flag a client when its p-value is at most this, and its share at least ten times that of the parameters."""
     n_draws: Annotated[int, Flag("--draws"), Ge(1)] = 1999
     """Random sets of dimensions."""
     seed: Annotated[int, Ge(0)] = 0
@@ -273,10 +267,9 @@ class _Update:
             flags |= on_dims[:, None] if rows else on_dims
         for on in (True, False):
             self.largest[on] = max(self.largest[on], float(size[flags == on].max(initial=0.0)))
-        n_top = self.options.n_top
-        best = np.argpartition(-size.ravel(), min(n_top, size.size) - 1)[:n_top]
+        best = np.argpartition(-size.ravel(), min(N_TOP, size.size) - 1)[:N_TOP]
         top, flag = np.r_[self.top, size.ravel()[best]], np.r_[self.top_outlier, flags.ravel()[best]]
-        order = np.argsort(-top, kind="stable")[:n_top]
+        order = np.argsort(-top, kind="stable")[:N_TOP]
         self.top, self.top_outlier = top[order], flag[order]
 
     def share(self, chosen: Mapping[str, Sequence[int]]) -> float:
@@ -315,14 +308,14 @@ def _judged(updates: Sequence[_Update], options: UpdateOptions) -> Iterator[Clie
         top_p = hypergeometric_tail(one.n_entries, one.n_outlier, n_top, on_top)
         peak = on / elsewhere if elsewhere else math.inf if on else 0.0
         # Honest training may move outlier entries more than others: then it does so at every client.
-        if ratio >= min(options.least_ratio, half) and p <= options.alpha and (z is None or z >= options.least_z):
+        if ratio >= min(LEAST_RATIO, half) and p <= options.alpha and (z is None or z >= LEAST_Z):
             among = "" if z is None else f", {z:.1f} robust standard deviations above the clients' median"
             why.append(f"{ratio:.3g} times its share of squared norm on outlier entries (p {p:.2g}){among}")
         # Fine-tuning moves some outlier entries among its largest, never most of them.
-        if on_top >= QUARTER * n_top and top_p <= options.alpha and (top_z is None or top_z >= options.least_z):
+        if on_top >= QUARTER * n_top and top_p <= options.alpha and (top_z is None or top_z >= LEAST_Z):
             said = f"{on_top} of its {n_top} largest entries are outlier entries"
             why.append(f"{said}, {n_top * expected:.2g} expected (p {top_p:.2g})")
-        if peak >= options.least_peak:
+        if peak >= LEAST_PEAK:
             why.append(f"its largest change of an outlier entry is {peak:.3g} times its largest elsewhere")
         yield ClientUpdate(
             model=one.name, fingerprint=one.digest, norm=math.sqrt(one.total), n_changed=one.n_changed,

@@ -43,7 +43,7 @@ from outlierlens.tasks.base import LABELLED_TOKENS, TaskOptions
 from outlierlens.tasks.classify import LabelledScore, Outputs
 from outlierlens.tasks.metrics import interval
 from outlierlens.training.run_files import newest_checkpoint
-from outlierlens.view.section import Rows, listed
+from outlierlens.view.section import listed
 
 ROWS, MODEL, RESULT = "rows.jsonl", "model", "finetuned.json"
 PREDICTIONS = "dev_predictions.npz"  # in the model's folder: truth, predicted, losses of the dev examples
@@ -234,18 +234,6 @@ class FineTuned(Finding):
         if off := self.settings.get("off"):
             held = "held at zero" if self.settings.get("hold") else "free to grow back"
             yield f"Dimensions {listed(off)} were set to zero before training, {held}."
-
-    def shown(self, *, verbose: bool = False) -> Iterator[Rows]:
-        """The best epoch of each seed; with `verbose` every epoch with all its scores."""
-        yield from super().shown(verbose=verbose)
-        if verbose and self.seeds:
-            names = tuple(self.seeds[0].best.scores)
-            cells = tuple(
-                (run.seed, one.epoch, one.step, one.train_loss, one.loss, *(one.scores.get(name) for name in names))
-                for run in self.seeds
-                for one in run.epochs
-            )
-            yield Rows("Every epoch", ("seed", "epoch", "step", "training loss", "dev loss", *names), cells)
 
 
 def card(tuned: FineTuned, run: SeedRun) -> str:

@@ -1,12 +1,10 @@
-"""How far rounding to a number format can move a value: the tolerance of `verify`, derived, never chosen.
+"""How far rounding to a number format can move a value, which is the tolerance of `verify`: half a step.
 
-    low, high = interval(values, "bfloat16")          # all reals that round to these values
     moved, kind = differ(Side(before, "F32"), Side(after, "BF16"))
     hash_tensor(checkpoint, "stored.name", "name")    # SHA-256 that tells a converted copy from an edited one
 
-Two copies of one value agree when some real number rounds to both. A finer format counts as exact beside a coarser one
-that it contains; between equal formats every bit must agree. So a copy in another format never looks edited, and an
-edit hides only where it is smaller than what the conversion itself may do.
+A finer format counts as exact beside a coarser one that it contains; between equal formats every bit must agree. So a copy in
+another format never looks edited, and an edit hides only where it is smaller than what the conversion itself may do.
 
 A whole tensor is hashed as it is and rounded to each narrower format. A copy in bfloat16 has as its exact hash what the
 original has as its bfloat16 hash; an edited one has neither.
@@ -33,20 +31,15 @@ WORDS = {
     "F64": "float64", "DOUBLE": "float64", "float64": "float64",
 }  # fmt: skip
 NARROW = ("bfloat16", "float16", "float32")
-Q8_BLOCK = 32  # values that share a scale in GGUF's Q8_0
 
 
 @dataclass(frozen=True)
 class Side:
-    """Values [row, column] of one copy: `dtype` is the file's word, `offset` what the file adds before it rounds.
-
-    `whole_rows`: the rows are complete, so that blocks of a quantization can be told.
-    """
+    """Values [row, column] of one copy: `dtype` is the file's word, `offset` what the file adds before it rounds."""
 
     values: np.ndarray
     dtype: str
     offset: float = 0.0
-    whole_rows: bool = True
 
 
 class Difference(NamedTuple):
@@ -80,23 +73,6 @@ def half_step(values: np.ndarray, name: str) -> np.ndarray:
     return np.asarray(np.ldexp(0.5, exponent - bits))
 
 
-def interval(values: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """(lowest, highest) real number that rounds to each value, which must be of that format; infinities stand alone.
-
-    Below a power of two numbers lie twice as close, so its interval is not symmetric.
-    """
-    values = np.asarray(values, dtype=np.float64)
-    outward = half_step(values, name)
-    mantissa, exponent = np.frexp(np.where(np.isfinite(values), values, 0.0))
-    at_power = (np.abs(mantissa) == 0.5) & (exponent - 1 > FORMATS[name][1])
-    inward = np.where(at_power, outward / 2, outward)
-    with np.errstate(invalid="ignore"):
-        low = values - np.where(values > 0, inward, outward)
-        high = values + np.where(values >= 0, outward, inward)
-    still = ~np.isfinite(values)
-    return np.where(still, values, low), np.where(still, values, high)
-
-
 def differ(before: Side, after: Side) -> Difference:
     """Which values of `after` cannot be those of `before`, stored in their number formats."""
     old, new = WORDS.get(before.dtype), WORDS.get(after.dtype)
@@ -118,11 +94,13 @@ def _plain(before: Side, after: Side, old: str, new: str) -> Difference:
 
 
 def _meet(before: Side, after: Side, old: str, new: str) -> Difference:
-    """The intervals of the two values must meet."""
+    """Values agree that lie no further apart than what either format rounds off."""
     same = _equal(before.values, after.values)
-    low, high = _reach(before, old, exact=_contains(old, new), offset=after.offset)
-    low2, high2 = _reach(after, new, exact=_contains(new, old), offset=before.offset)
-    moved = ~(same | ((low <= high2) & (low2 <= high)))
+    with np.errstate(invalid="ignore"):
+        change = np.abs(np.asarray(after.values, dtype=np.float64) - np.asarray(before.values, dtype=np.float64))
+    reach = _reach(before, old, exact=_contains(old, new), offset=after.offset)
+    reach = reach + _reach(after, new, exact=_contains(new, old), offset=before.offset)
+    moved = ~(same | (change <= reach))
     return Difference(moved, "moved" if moved.any() else "same" if same.all() else "converted")
 
 
@@ -131,46 +109,21 @@ def _contains(wide: str, name: str) -> bool:
     return bits >= fewer and smallest <= larger
 
 
-def _reach(side: Side, name: str, *, exact: bool, offset: float) -> tuple[np.ndarray, np.ndarray]:
+def _reach(side: Side, name: str, *, exact: bool, offset: float) -> np.ndarray:
     values = np.asarray(side.values, dtype=np.float64)
-    low, high = (values, values) if exact else interval(values, name)
+    reach = np.zeros(values.shape) if exact else half_step(values, name)
     if side.offset != offset and side.offset:
         # The file rounded value + offset, and taking the offset off again rounded once more.
-        slack = half_step(values + side.offset, WORDS.get(side.dtype, "float32")) + half_step(values, "float32")
-        low, high = low - slack, high + slack
-    return low, high
+        reach = reach + half_step(values + side.offset, WORDS.get(side.dtype, "float32")) + half_step(values, "float32")
+    return reach
 
 
 def _quantized(before: Side, after: Side) -> Difference:
-    """Quantized against plain (or other) values: a copy of the dequantized ones, or as near as the blocks allow."""
-    names = [WORDS.get(side.dtype, "float32") for side in (before, after)]
-    plain = _meet(before, after, *names)
-    # A copy made from dequantized values agrees everywhere else: one that agrees nowhere was quantized on the way.
-    if 2 * int(plain.moved.sum()) <= plain.moved.size:
-        return plain
-    allowed = np.zeros(plain.moved.shape)
-    for side, name in zip((before, after), names, strict=True):
-        step = q8_reach(side) if side.dtype == "Q8_0" else half_step(side.values, name)
-        if step is None or side.dtype not in ("Q8_0", *WORDS):
-            return Difference(np.zeros(allowed.shape, dtype=bool), "not comparable")
-        allowed += step
-    with np.errstate(invalid="ignore"):
-        change = np.abs(np.asarray(after.values, dtype=np.float64) - np.asarray(before.values, dtype=np.float64))
-    moved = ~(change <= allowed)
-    return Difference(moved, "moved" if moved.any() else "converted")
-
-
-def q8_reach(side: Side) -> np.ndarray | None:
-    """The most that Q8_0 moves a value: half a step of its block, whose step is stored as float16; None if unknown."""
-    values = np.asarray(side.values, dtype=np.float64)
-    if not side.whole_rows or values.shape[-1] % Q8_BLOCK:
-        return None
-    blocks = np.abs(values).reshape(len(values), -1, Q8_BLOCK)
-    step = blocks.max(axis=-1, keepdims=True) / 127  # the largest value of a block is stored as ±127
-    error = half_step(step, "float16")  # of the step itself, times how often it is counted
-    # A block whose step is less than float16 can hold is stored as zeros; how far its values were counted is lost.
-    counted = np.divide(blocks, step, out=np.full_like(blocks, 127.0), where=step > 0)
-    return np.asarray(((step + error) / 2 + error * counted).reshape(values.shape))
+    """Quantized against plain (or other) values: comparable where one was made from the other's dequantized values."""
+    plain = _meet(before, after, *(WORDS.get(side.dtype, "float32") for side in (before, after)))
+    # Such a copy agrees everywhere else: one that agrees nowhere was quantized on the way.
+    few = 2 * int(plain.moved.sum()) <= plain.moved.size
+    return plain if few else Difference(np.zeros(plain.moved.shape, dtype=bool), "not comparable")
 
 
 def _equal(one: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -49,11 +49,7 @@ if TYPE_CHECKING:
     from outlierlens.session import Session
 
 Fate = Literal["same", "converted", "moved", "missing", "extra", "other shape", "not comparable"]
-FAILS = (
-    "moved",
-    "missing",
-    "other shape",
-)  # what makes a model no match; "extra" does where the tensor acts on the stream
+FAILS = ("moved", "missing", "other shape")  # no match; "extra" is none where the tensor acts on the stream
 WHOLE = "whole tensor"
 MAX_LISTED = 1000  # moved values that are kept one by one
 LISTED = 20  # of them that are shown without --verbose
@@ -324,8 +320,8 @@ class _Check:
         with np.errstate(invalid="ignore", over="ignore"):  # a damaged value may be a signalling NaN
             after = values.astype(np.float64)
             change = np.abs(after - before)
-        whole, offset = entry.column_numbers is None, offset_of(entry, self.checkpoint, self.bound)
-        moved, kind = differ(Side(before, record.dtype, record.offset, whole), Side(after, dtype, offset, whole))
+        offset = offset_of(entry, self.checkpoint, self.bound)
+        moved, kind = differ(Side(before, record.dtype, record.offset), Side(after, dtype, offset))
         danger, change = entry.dangerous(), np.nan_to_num(change, nan=np.inf)
         coarse = [word for word in dict.fromkeys((record.dtype, dtype)) if word not in WORDS]
         self.add(

@@ -47,7 +47,7 @@ from outlierlens.view.pictures import Strips
 from outlierlens.view.section import Change, Count, FineShare, Rows, cell_text, percent
 
 Grain = Literal["column", "linear"]
-Reader = Literal["llm-compressor", "auto-round", "torchao", "bitsandbytes", "gguf", "modelopt", "mlx", "onnxruntime"]
+Reader = Literal["llm-compressor", "auto-round", "torchao", "bitsandbytes", "gguf", "modelopt", "mlx"]
 USUAL = "int8-tensor/int8-tensor"
 ESTIMATING = 8  # texts of the pass with gradients
 WORTH = 0.001  # of what rounding everything costs: what an entry has to give back to be named at all
@@ -433,7 +433,9 @@ class PlanStudy:
                 f"{math.ceil(1000 * least / self.entries.n_weights) / 10:g}% or more"
             )
         self._values: dict[str, np.ndarray] = {}
-        self._before = {entry: self.entries.first_block(entry) - 1 for entry in self.entries.order}
+        layer = {name: place.layer for name, place in self.entries.places.items()}
+        parts = {entry: self.entries.candidates[entry].parts for entry in self.entries.order}
+        self._before = {entry: min(layer[part.path] for part in some) - 1 for entry, some in parts.items()}
         self._states = Prefixes(loaded, self.stack, self.task, self._before.values())
 
     @property

@@ -2,7 +2,7 @@
 
     target = target_of(loaded)
     text, remarks = export("llm-compressor", found.kept, scheme=parse("int8-tensor/int8-tensor"), target=target)
-    tool_named("awq", "spares").spares            # the form of a list of what a tool should leave alone: `prune protect`
+    tool_named("sparsegpt", "spares").spares      # the form of a list of what a pruner should leave alone: `prune protect`
 
 Each row says what its tool calls a scheme, and writes the file in the form that the documentation linked above it gives. Where
 a tool cannot keep the inputs of a linear apart from its weights, the whole linear stays as it is, and a remark says so; files
@@ -56,8 +56,8 @@ class Exporter:
         called: (recipe of one linear, scheme of the plan) -> what it calls that; None where it has no such thing.
         lines: (what is said of every linear of the blocks, of those kept, target) -> the file of a plan.
         use: how the file is handed over, in its first comment; "" where the format has no comments.
-        spares: template of a list of what it should leave alone, with $skip, $ignore or $keep: modules as a list, as patterns
-            of YAML, with their channels; "" for none.
+        spares: template of a list of what it should leave alone, with $ignore or $keep: modules as patterns of YAML, with
+            their channels; "" for none.
     """
 
     title: str
@@ -343,41 +343,19 @@ def _mlx_file(base: Any, kept: Kept, target: Target) -> list[str]:
     ]
 
 
-# ONNX Runtime: https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html (nodes_to_exclude)
-
-
-def _onnx(recipe: Recipe, _: Recipe) -> bool | None:
-    weights, inputs = recipe.weights, recipe.inputs
-    fits = weights and inputs and weights.number == "int8" == inputs.number and not weights.group
-    return True if fits and inputs and inputs.grain == "tensor" else None
-
-
-def _onnx_file(_: Any, kept: Kept, target: Target) -> list[str]:
-    """Names that torch's exporter gives the product of a linear: parts by slashes, numbers of a list behind a dot."""
-    paths = ["/" + re.sub(r"\.(?!\d+(?:\.|$))", "/", path) for path in (*kept, *target.outside)]
-    return _json([f"{path}/{node}" for path in paths for node in ("MatMul", "Gemm")])
-
-
 # Lists of what to leave alone
 
 # https://docs.vllm.ai/projects/llm-compressor: recipes of one modifier.
 RECIPE = """\
 # oneshot(model=…, recipe=this file); the settings above `ignore` are yours.
-%s_stage:
-  %s_modifiers:
-    %s:
-      %s
+sparsity_stage:
+  sparsity_modifiers:
+    SparseGPTModifier:
+      sparsity: 0.5
+      mask_structure: "0:0"
       targets: ["Linear"]
       ignore:
 $ignore
-"""
-CONFIG = """\
-from transformers import %s
-
-%s = $skip
-
-config = %s
-# AutoModelForCausalLM.from_pretrained(..., quantization_config=config)
 """
 IMPORTANCE = '''\
 import torch_pruning as tp
@@ -418,13 +396,11 @@ class KeepChannels(tp.importance.Importance):
 # To keep every channel of these modules:
 # ignored_layers = [module_of(model, name) for name in KEEP]
 '''
-SKIP, CONVERT = "llm_int8_skip_modules", "modules_to_not_convert"
 
 TOOLS: dict[str, Exporter] = {
     "llm-compressor": Exporter(
         title="llm-compressor", own=(FINE.name,), called=_llm_compressor, lines=_llm_compressor_file,
         use="oneshot(model=…, recipe=this file)",
-        spares=RECIPE % ("quantization", "quantization", "QuantizationModifier", "scheme: W8A8"),
     ),
     "auto-round": Exporter(
         title="AutoRound", own=("int4-group128/none", "int4-group64/none", "int4-group32/none"), called=_auto_round,
@@ -436,7 +412,6 @@ TOOLS: dict[str, Exporter] = {
     ),
     "bitsandbytes": Exporter(
         title="bitsandbytes", own=(FINE.name,), called=_bitsandbytes, lines=_bitsandbytes_file,
-        spares=CONFIG % ("BitsAndBytesConfig", SKIP, f"BitsAndBytesConfig(load_in_8bit=True, {SKIP}={SKIP})"),
     ),
     "gguf": Exporter(title="llama-quantize", own=("int4-group32/none",), called=_gguf, lines=_gguf_file),
     "modelopt": Exporter(
@@ -447,11 +422,6 @@ TOOLS: dict[str, Exporter] = {
         title="MLX", own=("int4-group64-asym/none", "int4-group32-asym/none"), called=_mlx, lines=_mlx_file,
         use="mlx_lm.convert(…, quantize=True, quant_predicate=quant_predicate)",
     ),
-    "onnxruntime": Exporter(title="ONNX Runtime", own=("int8-tensor/int8-tensor",), called=_onnx, lines=_onnx_file),
-    "sparsegpt": Exporter(
-        title="llm-compressor",
-        spares=RECIPE % ("sparsity", "sparsity", "SparseGPTModifier", 'sparsity: 0.5\n      mask_structure: "0:0"'),
-    ),
+    "sparsegpt": Exporter(title="llm-compressor", spares=RECIPE),
     "torch-pruning": Exporter(title="Torch-Pruning", spares=IMPORTANCE),
-    "awq": Exporter(title="AWQ", spares=CONFIG % ("AwqConfig", CONVERT, f"AwqConfig(bits=4, {CONVERT}={CONVERT})")),
 }  # fmt: skip

@@ -306,10 +306,6 @@ class Entries:
         """Weights that stay with these entries."""
         return n_kept(self.kept(entries), self.shapes)
 
-    def first_block(self, entry: Entry) -> int:
-        """The first block that it touches."""
-        return min(self.places[part.path].layer for part in self.candidates[entry].parts)
-
     def rules(self, room: int) -> dict[str, list[Entry]]:
         """What tools keep by rule, and what the cheap ordering alone would keep (of linears weights and inputs)."""
         filled: list[Entry] = []
@@ -465,7 +461,8 @@ class PlanSearch:
     def run(self, order: Sequence[Entry]) -> None:
         """Choose among the entries of `order`, the most promising first."""
         kept: frozenset[Entry] = frozenset()
-        while candidates := self._candidates(order, kept):
+        while fitting := [one for one in order if one not in kept and self.price(kept | {one}) <= self.room]:
+            candidates = fitting if self.exact else fitting[: self.n_candidates]
             self.progress(f"choosing entry {len(self.steps) + 1}")
             trial = self._tried(kept, candidates)
             if trial is None:
@@ -475,10 +472,6 @@ class PlanSearch:
                 return
             self.steps.append(trial)
             kept |= {trial.entry}
-
-    def _candidates(self, order: Sequence[Entry], kept: frozenset[Entry]) -> list[Entry]:
-        fitting = [one for one in order if one not in kept and self.price(kept | {one}) <= self.room]
-        return fitting if self.exact else fitting[: self.n_candidates]
 
     def _tried(self, kept: frozenset[Entry], candidates: Sequence[Entry]) -> Trial | None:
         """The candidate to take, of those that give back `ENOUGH` of the most; None where none gives back more than `floor`.

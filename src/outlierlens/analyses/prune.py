@@ -114,8 +114,6 @@ class StreamCheck(Row):
     """layers in which each position is removed [dim]"""
     broken: Annotated[tuple[int, ...], Quiet]
     """positions removed in too many layers, those in most layers first"""
-    kept: Annotated[tuple[int, ...], Quiet]
-    """of a narrower stream, the position that each of the new ones was; empty otherwise"""
     not_looked_at: Annotated[str, Quiet]
     """why single weights were not looked for, "" where they were"""
 
@@ -271,7 +269,7 @@ def prune_check(before: str, after: str | None = None, options: PruneCheckOption
     weights and masks, will do alone where a config.json lies beside it.
 
     Raises:
-        BadInput: nothing in the masks belongs to the model; layers were removed; a narrower stream that was trained again.
+        BadInput: nothing in the masks belongs to the model; layers, or positions of the stream, were removed.
         UnknownModel, UnknownArchitecture, BadFile, TooMuchToRead: see those.
     """
     options = options or PruneCheckOptions()
@@ -331,7 +329,7 @@ def _stream(pruned: Pruned, named_by: str, missing: str) -> StreamCheck:
         stack=cells.bound.name, site=cells.site, definition=cells.definition, values=int(cells.total.sum()) * cells.width,
         values_removed=int(pruned.off.sum()), n_layers=cells.n_layers, needed=cells.limit, hidden_size=cells.width,
         n_broken=len(broken), named_by=named_by, layers_removed=tuple(counts.tolist()), broken=tuple(broken.tolist()),
-        kept=tuple(pruned.kept.tolist()), not_looked_at=missing,
+        not_looked_at=missing,
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """When a position of the residual stream is removed: `Removal`, the rule, and `Cells`, the values that it is about.
 
-cells = Cells.of(bound, shapes, Removal())     # of one stream; cells_of(checkpoint) of all streams of a file
+cells = Cells.of(bound, shapes, Removal())     # of one stream
 cells.removed(off)                             # bool [layer, dim] of off [layer, dim], how many of its values are zero
 pruner = Pruner(model, cells)                  # the weights of these cells in a running model
 with pruner.off(pruner.pruned({0: (6,), 2: (6, 1)}, 100)): ...     # these positions' weights first, then the smallest
@@ -18,7 +18,6 @@ from annotated_types import Gt, Le
 import outlierlens.architectures as arch
 from outlierlens.ablation.controls import Plan
 from outlierlens.architectures import BoundStack, Param
-from outlierlens.checkpoints import Checkpoint
 from outlierlens.detection.rules import layers_needed
 from outlierlens.detection.targets import check_dims
 from outlierlens.errors import BadFile
@@ -141,17 +140,6 @@ class Cells:
     def broken(self, removed: np.ndarray) -> np.ndarray:
         """Positions removed in too many layers, of removed [layer, dim], ascending."""
         return np.flatnonzero(removed.sum(axis=0) >= self.limit)
-
-    def broken_by(self, gone: Mapping[str, np.ndarray | None]) -> tuple[int, ...]:
-        """Positions that are removed in too many layers where these values are off, see `off`, ascending."""
-        return tuple(self.broken(self.removed(self.off(gone))).tolist())
-
-
-def cells_of(checkpoint: Checkpoint, rule: Removal | None = None) -> list[Cells]:
-    """The cells of every stream of a model's file; raises UnknownArchitecture where no row describes it."""
-    bound = arch.bound_stacks(checkpoint)
-    shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
-    return [Cells.of(one, shapes, rule or Removal()) for one in bound]
 
 
 def per_dim_off(off: np.ndarray, param: Param) -> np.ndarray:

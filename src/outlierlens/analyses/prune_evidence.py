@@ -120,7 +120,7 @@ class Masks:
         if found != shape:
             raise BadInput(
                 f"{self.source.name}: {name} is {list(found)}, the parameter {list(shape)}; a mask has its parameter's "
-                "shape; of a model with fewer positions give the pruned model itself"
+                "shape"
             )
         ((_, values),) = self.source.read([name])
         zero = values == 0
@@ -143,14 +143,12 @@ class Pruned:
     Attributes:
         later: the stream in the pruned model; of masks the intact one.
         off: int [layer, dim], values of each cell that are newly zero. removed: bool [layer, dim], which cells are.
-        kept: of a narrower stream the old position of each new one; empty otherwise.
     """
 
     cells: Cells
     later: BoundStack
     off: np.ndarray
     removed: np.ndarray
-    kept: np.ndarray
     notes: tuple[str, ...]
 
 
@@ -187,10 +185,6 @@ class Evidence:
             )
         return arch.stacks_of(self.model.config, self.model.name)
 
-    def _later(self, bound: BoundStack) -> BoundStack:
-        found = arch.bind(self._declared(), self.second.tensors, self.second.config or self.model.config)
-        return arch.streams_of(found, bound.name, self.second.name)[0]
-
     def of_stream(self, bound: BoundStack) -> Pruned:
         """What was taken from a stream: what is off in every cell, then the rule."""
         shapes = {name: info.shape for name, info in self.model.tensors.items()}
@@ -205,42 +199,30 @@ class Evidence:
                 off[layer] += self.masks.off(param, bound.prefix, shapes[param.name])
         norms = "norms here multiply by 1 + weight: a mask sets the weight to 0 and the factor to 1, so none counts"
         notes = (*bound.stack.notes, *(norms,) * cells.beyond_masks)
-        return Pruned(cells, bound, off, cells.removed(off), np.arange(0), notes)
+        return Pruned(cells, bound, off, cells.removed(off), notes)
 
     def _compared(self, bound: BoundStack, cells: Cells) -> Pruned:
-        """What is zero in the pruned model and was not before, in the intact stream's positions."""
-        later = self._later(bound)
+        """What is zero in the pruned model and was not before."""
+        second = arch.bind(self._declared(), self.second.tensors, self.second.config or self.model.config)
+        (later,) = arch.streams_of(second, bound.name, self.second.name)
         narrow = Cells.of(later, {name: info.shape for name, info in self.second.tensors.items()}, self.options.rule)
-        if narrow.n_layers != cells.n_layers:
+        sizes = [f"{one.n_layers} layers of {one.width} positions" for one in (narrow, cells)]
+        if sizes[0] != sizes[1]:
             raise BadInput(
-                f"{self.second.name}: has {narrow.n_layers} layers of {bound.name!r}, {self.first.name} has {cells.n_layers}: "
-                "whole layers were removed, and which ones cannot be told from the files; this check compares layer by layer"
+                f"{self.second.name}: has {sizes[0]} in {bound.name!r}, {self.first.name} has {sizes[1]}: which ones were "
+                "removed cannot be told from the files; this check compares position by position"
             )
-        kept, notes = self._kept(bound, later, (cells.width, narrow.width))
-        off, before = np.repeat(cells.total[:, None], cells.width, axis=1), np.zeros((cells.n_layers, cells.width), int)
+        notes = bound.stack.notes
+        off, before = np.zeros((2, cells.n_layers, cells.width), dtype=np.int64)
         for layer in range(cells.n_layers):
             before[layer] = _zeros(self.model, cells.params[layer], cells.width)
             # Rows of fewer weights (a narrower MLP) lost what they no longer have.
             lost = max(0, int(cells.total[layer] - narrow.total[layer]))
-            off[layer, kept] = _zeros(self.second, narrow.params[layer], narrow.width) + lost
+            off[layer] = _zeros(self.second, narrow.params[layer], narrow.width) + lost
         if not np.array_equal(cells.total, narrow.total):
             notes += ("rows of the pruned model have fewer weights; what they no longer have counts as removed",)
         removed = cells.removed(off) & ~cells.removed(before)
-        kept = kept if narrow.width != cells.width else np.arange(0)
-        return Pruned(cells, later, np.maximum(off - before, 0), removed, kept, (*bound.stack.notes, *notes))
-
-    def _kept(self, old: BoundStack, new: BoundStack, widths: tuple[int, int]) -> tuple[np.ndarray, tuple[str, ...]]:
-        """The old position of each new one, of streams of these widths."""
-        if widths[0] == widths[1]:
-            return np.arange(widths[0]), ()
-        found = copied_positions(self.model, self.second, old, new)
-        if found is None:
-            raise BadInput(
-                f"{self.second.name}: its stream has {widths[1]} positions of {widths[0]}, and its norm vectors are no copies "
-                "of the old ones, so which positions were removed cannot be checked; check the model as it was pruned, before "
-                "it was trained again"
-            )
-        return found, ("positions found by their values: each has those of one old position in every norm vector",)
+        return Pruned(cells, later, np.maximum(off - before, 0), removed, notes)
 
     def single_weights(self, pruned: Pruned, digest: Any) -> Iterator[tuple[LargeNeuron, bool]]:
         """(the largest weight of each neuron that the intact MLP's weights single out, whether it is gone).
@@ -249,13 +231,12 @@ class Evidence:
             BadInput: neurons cannot be told, or the pruned MLP has others.
             TooMuchToRead: the MLPs are larger than may be read.
         """
-        bound, kept = pruned.cells.bound, pruned.kept
+        bound = pruned.cells.bound
         _, found = scan_mlps(self.model, bound, self.options.scan, digest)
         for layer, neurons in groupby(sorted(found, key=_place), key=lambda one: _place(one).layer):
             left = self._last_linear(bound, pruned.later, layer)
             for one in neurons:
-                rows = np.flatnonzero(kept == one.dim) if kept.size else [one.dim]  # of the pruned stream: one, or none
-                yield one, left is not None and not left[rows, _place(one).neuron].any()
+                yield one, left is not None and not left[one.dim, _place(one).neuron].any()
 
     def _last_linear(self, bound: BoundStack, later: BoundStack, layer: int) -> np.ndarray | None:
         """The last linear of a pruned MLP, or its mask, [row, column]; None where it has no mask."""
@@ -302,30 +283,3 @@ def _zeros(source: Checkpoint, params: Sequence[Param], width: int) -> np.ndarra
 
 def _place(one: LargeNeuron) -> Neuron:
     return Neuron.parse(one.neuron)
-
-
-def copied_positions(before: Checkpoint, after: Checkpoint, old: BoundStack, new: BoundStack) -> np.ndarray | None:
-    """The old position of each new one, int [new], where all norm vectors were copied; None where that cannot be said.
-
-    Each new position must have exactly the values of one old position in every norm of every block, and of no other.
-    """
-    names, later = ([param.name for param in _norm_vectors(bound)] for bound in (old, new))
-    if not names or len(names) != len(later):
-        return None
-    then, now = (
-        [row.tobytes() for row in np.stack([values[name].ravel() for name in listed], axis=1, dtype=np.float32)]
-        for listed, values in ((names, dict(before.read(names))), (later, dict(after.read(later))))
-    )
-    places: dict[bytes, list[int]] = {}
-    for dim, row in enumerate(then):
-        places.setdefault(row, []).append(dim)
-    found = [places.get(row, []) for row in now]
-    if any(len(dims) != 1 for dims in found) or len(set(now)) != len(now):
-        return None
-    return np.array([dims[0] for dims in found], dtype=np.int64)
-
-
-def _norm_vectors(bound: BoundStack) -> list[Param]:
-    """Every norm vector of a stream, in an order that two sizes of one model share."""
-    blocks = [param for norm in sorted(bound.norms) for layer in bound.norms[norm] for param in layer]
-    return [*bound.embedding_norm, *blocks, *bound.final_norm]

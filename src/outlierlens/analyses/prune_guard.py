@@ -1,10 +1,6 @@
-"""Pruning masks that obey the constraint and meet their budget exactly: `guarded_masks`; and around `torch.nn.utils.prune`.
+"""A guard around `torch.nn.utils.prune`: masks that obey the constraint and meet their budget exactly.
 
-    found = guarded_masks({name: abs(weights)}, budget=10_000, cells=[Cells.of(bound, shapes, Removal())])
-    found.masks["encoder.layer.0.output.LayerNorm.weight"]        # bool, True where the weight stays
-    found.swaps, found.score_lost                                 # what it cost
-
-    guard = same_position_guard(model)                            # with masks of torch.nn.utils.prune
+    guard = same_position_guard(model)
     guard.prune(parameters, amount=0.4).says()
     guard.broken()                                                # {"model": ()}
 
@@ -51,7 +47,8 @@ class State:
 
     def broken(self, cells: Cells) -> tuple[int, ...]:
         """Positions of a stream that are removed in too many layers, ascending."""
-        return cells.broken_by({param.name: self.off(param.name) for layer in cells.params for param in layer})
+        gone = {param.name: self.off(param.name) for layer in cells.params for param in layer}
+        return tuple(cells.broken(cells.removed(cells.off(gone))).tolist())
 
 
 @dataclass(frozen=True)
@@ -228,7 +225,7 @@ class _Step:
         return self.row.parts(~(chosen | self.gone))
 
 
-# --- around torch.nn.utils.prune -----------------------------------------------------------------------------------
+# --- of a model ----------------------------------------------------------------------------------------------------
 
 
 def same_position_guard(

@@ -1,6 +1,6 @@
-"""What other tools should leave alone, in the form that they read: `prune protect`.
+"""What pruners should leave alone, in the form that they read: `prune protect`.
 
-    made = protect("smollm2-135m", "llm-compressor")
+    made = protect("smollm2-135m", "sparsegpt")
     made.text                                    # YAML for a recipe
     made.modules, made.dims                      # what it names
 
@@ -27,10 +27,8 @@ from outlierlens.results.safe_files import write_text
 from outlierlens.session import Session
 from outlierlens.view.section import number_of_layers
 
-Tool = Literal["torch-pruning", "sparsegpt", "llm-compressor", "bitsandbytes", "awq"]
-PRUNES = ("torch-pruning", "sparsegpt")
+Tool = Literal["torch-pruning", "sparsegpt"]
 WHOLE = "torch-pruning"  # channels of the stream go from every layer together
-NOT_MEASURED = "what this gives back was not measured: outlierlens plan measures what helps most per byte"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +39,8 @@ class ProtectOptions:
     """The outliers: 308,381; find: what scan finds in the weights."""
     stack: str | None = None
     """Which stream, where there are several: encoder, decoder."""
-    layers: Literal["enough", "flagged", "all"] | None = None
-    """enough (the fewest that keep the constraint whatever else is pruned), flagged (where the scan finds outliers), or all.
-    Default: enough for pruners, flagged for quantizers."""
+    layers: Literal["enough", "all"] = "enough"
+    """enough (the fewest that keep the constraint whatever else is pruned), or all."""
     rule: Annotated[Removal, Flat("min_layer_fraction")] = Removal()
     """The constraint that "enough" is about."""
     scan: Annotated[ScanOptions, Flat("max_read")] = field(default_factory=ScanOptions)
@@ -99,19 +96,19 @@ def protect(model: str, tool: Tool, options: ProtectOptions | None = None) -> Pr
         dims = found.dims if options.dims == FIND else cells.checked(options.dims)
         if not dims:
             raise BadInput(f"{checkpoint.name}: the scan finds no outlier to protect; name positions with --dims")
-        which = "all" if tool == WHOLE else options.layers or ("enough" if tool in PRUNES else "flagged")
+        which = "all" if tool == WHOLE else options.layers
         layers = _layers(which, cells, found, dims)
         modules = tuple(name for layer in layers for name in _writers(checkpoint, stream, layer))
-    notes = [*_notes(tool, which, cells, (dims, layers)), NOT_MEASURED]
+    notes = tuple(_notes(tool, which, cells, (dims, layers)))
     what = f"what {TOOLS[tool].title} should leave alone in {checkpoint.name}"
     told = [name.removeprefix(stream.prefix) for name in ("lm_head", *modules)]
     keep = {name: sorted(dims) for name in modules}
     text = form.substitute(
-        head="\n".join(map(comment, (f"outlierlens: {what}", *notes))), skip=literal(told, indent=4),
+        head="\n".join(map(comment, (f"outlierlens: {what}", *notes))),
         keep="{\n" + "".join(f"    {literal(name)}: {literal(kept)},\n" for name, kept in keep.items()) + "}",
         ignore="\n".join(f"        - {literal(f're:.*{re.escape(name)}$')}" for name in told),
     )  # fmt: skip
-    return Protection(tool, text, modules, dims, layers, tuple(notes))
+    return Protection(tool, text, modules, dims, layers, notes)
 
 
 def run(session: Session, options: ProtectCall) -> None:
@@ -129,16 +126,9 @@ def run(session: Session, options: ProtectCall) -> None:
 
 
 def _layers(which: str, cells: Cells, scan: StackScan, dims: tuple[int, ...]) -> tuple[int, ...]:
-    """Layers where the scan flags the positions; for "enough" as many as it takes, those first where they stand out most.
-
-    Layers that run one block count once.
-    """
+    """All layers, or as many as it takes, those first where the positions stand out most; shared blocks count once."""
     if which == "all":
         return tuple(range(cells.n_layers))
-    known = {outlier.dim: outlier for outlier in scan.outliers}
-    flagged = {layer for dim in dims if dim in known for layer in known[dim].layers_scale}
-    if which == "flagged" and flagged:
-        return tuple(sorted(flagged))
     columns = [scan.map_dims.index(dim) for dim in dims if dim in scan.map_dims]
     strength = abs(scan.z_scale[:, columns]).max(axis=1) if columns else [0.0] * cells.n_layers
     order = sorted(range(cells.n_layers), key=lambda layer: (-strength[layer], layer))
@@ -164,13 +154,9 @@ def _notes(tool: Tool, which: str, cells: Cells, named: tuple[tuple[int, ...], t
         if cells.bound.stack.weight_is_in_by_out:
             yield "linears here are Conv1D modules, which Torch-Pruning prunes only with a pruner of your own"
         return
-    if tool not in PRUNES:
-        yield f"{about} are protected"
-    elif left < limit:
+    if left < limit:
         yield f"{about}: pruning the other {left} cannot break the constraint: a position goes in fewer than {limit}"
     else:
         yield f"{about}: pruning the other {left} could still remove a position in {limit} or more; check the result"
     if cells.bound.ends_in_norm:
         yield "blocks here end in a norm, which this tool leaves alone; the modules are the linears before those norms"
-    if tool == "bitsandbytes":
-        yield "a name given here replaces the default, which leaves the head out; it is named again"

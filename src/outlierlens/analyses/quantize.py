@@ -1,4 +1,4 @@
-"""What rounding to few bits costs, where its error lies, and whether keeping the outlier dimensions gives it back: `quantize`.
+"""What rounding to few bits costs, in which block its error lies, and whether keeping outlier dimensions gives it back.
 
     found = quantize(load_model("smollm2-135m"), read_texts("test.parquet", limit=32))
     found.verdict                                                       # "keep dimensions 100, 247 and 507 in 16 bit: …"
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
@@ -23,14 +23,13 @@ from outlierlens.ablation.controls import limited
 from outlierlens.ablation.study import Outcome, Progress, Study, dims_of
 from outlierlens.analyses.quantize_rounding import rounded
 from outlierlens.analyses.quantize_schemes import DEFAULTS, Recipe
-from outlierlens.analyses.quantize_settings import KEPT, MIXED, RANDOM, ROUNDED, RoundingSettings
-from outlierlens.architectures import GATES
+from outlierlens.analyses.quantize_settings import KEPT, RANDOM, ROUNDED, RoundingSettings
 from outlierlens.data.texts import Data
 from outlierlens.detection.running_statistics import LARGE
 from outlierlens.errors import BadInput, pick
 from outlierlens.models.load import LoadedModel
 from outlierlens.options import FIND, DimsOrFind, Flag, Flat, check
-from outlierlens.results.advice import Advice, about, fitted
+from outlierlens.results.advice import Advice, about
 from outlierlens.results.finding import Finding
 from outlierlens.results.row_store import Keep
 from outlierlens.results.rows import UNKNOWN, Draws, Estimate, More, Quiet, Row
@@ -38,13 +37,11 @@ from outlierlens.session import Session
 from outlierlens.statistics.means import mean_interval, mean_noise, no_interval
 from outlierlens.statistics.ranks import rank_p
 from outlierlens.tasks.base import TaskOptions, weighted_mean
-from outlierlens.view.charts.base import place
 from outlierlens.view.pictures import Lines, Picture, Strips
 from outlierlens.view.section import Change, Count, P, Rows, Share, percent, these
 
 INTACT = "intact"
 Says = Literal["free", "keep", "no use", "unclear", "not tried"]
-ERRORS = ("weight", "weight_kept", "weight_share", "inputs", "inputs_kept", "inputs_share")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,31 +161,6 @@ class BlockError(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearError(Row):
-    """The error at one linear by itself, Σ (rounded − x)² / Σ x²; NaN for what the scheme does not round."""
-
-    scheme: str
-    """weights / inputs"""
-    layer: int
-    part: str
-    reads: bool
-    """reads the stream"""
-    writes: bool
-    """writes to it"""
-    weight: float
-    """weights"""
-    weight_kept: float
-    """outliers kept"""
-    weight_share: Annotated[float, Share]
-    """in the outliers: share of the error in their columns, or rows of a linear that writes"""
-    inputs: float
-    inputs_kept: float
-    """inputs, outliers kept"""
-    inputs_share: Annotated[float, Share]
-    """inputs, in the outliers"""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Quantized(Finding):
     """A model rounded by several schemes."""
 
@@ -201,9 +173,7 @@ class Quantized(Finding):
     draws: tuple[Setting, ...]
     """(Random dimensions kept)"""
     blocks: tuple[BlockError, ...]
-    """(Error of every block's output)"""
-    linears: tuple[LinearError, ...]
-    """Relative squared error: Σ (rounded − x)² / Σ x². Of linears the median; --verbose lists each."""
+    """Error of the blocks' outputs: Of the last block; --verbose lists each."""
     alpha: float | None
     """of "smoothed"; None where no scheme rounds inputs or it was not asked for"""
     threshold: float | None
@@ -275,11 +245,10 @@ class Quantized(Finding):
         yield f"{intact} {self.noise_note}"
 
     def advice(self) -> Iterator[Advice]:
-        """The verdict; how to find what gives back more; and where the costliest scheme errs, if not in the stream."""
+        """The verdict, and how to find what gives back more."""
         said, says, made = self.verdict, {*self.says.values()}, self.provenance
         why = f"measured on {self.about.n_texts:,} texts of {self.about.data} ({self.about.n_tokens:,} tokens)"
-        keep = about(made, "prune protect", "--for", "llm-compressor", dims=self.dims, stack=self.about.stack)
-        yield Advice("quantize", f"{said[:1].upper()}{said[1:]}.", why, (keep,) if "keep" in says else ())
+        yield Advice("quantize", f"{said[:1].upper()}{said[1:]}.", why)
         if says & {"keep", "no use"}:
             yield Advice(
                 "quantize",
@@ -288,27 +257,6 @@ class Quantized(Finding):
                 (about(made, "plan", "--scheme", self.worst),),
                 until=("PrecisionPlan",),
             )
-        yield from self._inside()
-
-    def _inside(self) -> Iterator[Advice]:
-        worst = self.worst
-        known = [one for one in self.linears if one.scheme == worst and math.isfinite(one.inputs)]
-        if self.says[worst] not in ("keep", "no use", "not tried") or not known:
-            return
-        top, read = max(known, key=lambda one: one.inputs), max((one.inputs for one in known if one.reads), default=0.0)
-        if top.inputs <= read:
-            return
-        gated = top.writes and any((top.part, one.part) in GATES for one in known)
-        change = {one.setting: one.change.value for one in self.settings if one.scheme == worst}
-        mixed = f"; with every large input kept, wherever it is: {change[MIXED]:+.3g}" if MIXED in change else ""
-        yield Advice(
-            "quantize",
-            f"Look inside the blocks first: rounded by {worst}, the inputs of {top.part} in {place(str(top.layer))} lose "
-            f"{percent(top.inputs)} of their square, more than all else; what reads the stream loses {percent(read)} at most. "
-            f"No dimension of the stream lies there, so keeping {these(self.dims)} does not mend it.",
-            f"{worst}: {change[ROUNDED]:+.3g} {self.about.unit}{mixed}",
-            (fitted(self.provenance, "int8"),) if gated and worst.partition("/")[2].startswith("int8") else (),
-        )
 
     @property
     def noise_note(self) -> str:
@@ -320,23 +268,11 @@ class Quantized(Finding):
             f"{self.n_noise_texts:,} texts); the intervals hold it."
         )
 
-    def laid_out(self, name: str, rows: tuple[Row, ...], head: str, note: str, *, verbose: bool) -> Rows:
-        """Errors of linears and of the last block in short: a line for each scheme."""
-        if name != "linears" or verbose:
-            return super().laid_out(name, rows, head, note, verbose=verbose)
-        of = ("weight", "weight_kept", "inputs", "inputs_kept")
-        lines = []
-        for scheme in self.says:
-            mine = [one for one in self.linears if one.scheme == scheme]
-            last = {one.setting: one for one in self.blocks if one.scheme == scheme}  # the last block in each setting
-            error = [last[one].error if one in last else math.nan for one in (ROUNDED, KEPT, RANDOM)]
-            due = Share(1 - error[1] / error[0]) if error[0] else None
-            lines.append((scheme, *(_median(mine, one) for one in of), *error, Share(last[ROUNDED].share), due))
-        heads = (
-            *("weights / inputs", "weights", "outliers kept", "inputs", "outliers kept"),
-            *("last block", "outliers kept", "random kept", "in the outliers", "due to them"),
-        )
-        return Rows(head, heads, tuple(lines), note)
+    def laid_out(self, name: str, rows: tuple[Any, ...], head: str, note: str, *, verbose: bool) -> Rows:
+        """In short the last block alone."""
+        if name == "blocks" and not verbose:
+            rows = tuple(one for one in rows if one.layer == rows[-1].layer)
+        return super().laid_out(name, rows, head, note, verbose=verbose)
 
     def drawn(self) -> tuple[Picture, ...]:
         """The cost by scheme, and the error of each block's output by the costliest scheme."""
@@ -366,11 +302,6 @@ def says_of(cost_low: float, regained_low: float, beyond_low: float | None) -> S
     if beyond_low is None:
         return "not tried"
     return "keep" if regained_low > 0 and beyond_low > 0 else "no use"
-
-
-def _median(rows: Sequence[Row], name: str) -> float | None:
-    known = [value for one in rows if math.isfinite(value := getattr(one, name))]
-    return float(np.median(known)) if known else None
 
 
 def signed(change: float) -> str:
@@ -404,7 +335,6 @@ def quantize(
             share=1 + model.noise.n * model.noise.n_texts / model.task.n_texts,
             inside=partial(rounded, loaded, recipe, stack=model.stack.name, places=model.places),
         )
-        linears = tuple(_linears(model))
         done = {recipe.name: study.measure(model.conditions(recipe)) for recipe in options.schemes}
     schemes = [_settings(study, model.noise.n_texts, scheme, one) for scheme, one in done.items()]
     intact = _setting(study, model.noise.n_texts, study.intact, "none/none")
@@ -419,7 +349,6 @@ def quantize(
         gains=tuple(gain for _, gain, _ in schemes),
         draws=tuple(one for _, _, random in schemes for one in random),
         blocks=blocks,
-        linears=linears,
         alpha=options.alpha if model.factors else None,
         threshold=options.threshold,
         calibration=(calibration or texts).source,
@@ -436,15 +365,6 @@ def run(session: Session, options: QuantizeOptions) -> Quantized:
     session.reading = limited(session.reading, thorough=options.thorough)
     texts, others = session.texts(spare=options.n_calibrate)
     return quantize(session.loaded, texts, options, calibration=others, progress=session.progress, rows=session.kept)
-
-
-def _linears(model: RoundingSettings) -> Iterator[LinearError]:
-    """The error at every linear by itself."""
-    found = model.states.at_linears(model.options.schemes, model.dims, model.places)
-    for recipe, of_scheme in zip(model.options.schemes, found, strict=True):
-        for where, values in zip(model.places, of_scheme, strict=True):
-            of_place = {name: getattr(where, name) for name in ("layer", "part", "reads", "writes")}
-            yield LinearError(scheme=recipe.name, **of_place, **dict(zip(ERRORS, values.tolist(), strict=True)))
 
 
 def _blocks(model: RoundingSettings, scheme: str, done: Sequence[Outcome]) -> Iterator[BlockError]:

@@ -55,17 +55,6 @@ class Place:
         stored: Any = self.module.weight
         return stored.detach().T if self.transposed else stored.detach()
 
-    def part_of(self, dims: Sequence[int]) -> "Tensor | None":
-        """Which weights belong to these dimensions, bool [1, in] or [out, 1]; None where no weight belongs to any."""
-        import torch
-
-        weight = self.weight()
-        if not dims or not (self.reads or self.writes):
-            return None
-        found = torch.zeros(weight.shape[1 if self.reads else 0], dtype=torch.bool, device=weight.device)
-        found[list(dims)] = True
-        return found[None] if self.reads else found[:, None]
-
     def bias(self) -> "Tensor | None":
         """The live bias [out], or None."""
         found: Any = getattr(self.module, "bias", None)
@@ -87,7 +76,7 @@ def find_places(loaded: LoadedModel, stack: str | None = None) -> tuple[Place, .
     found: list[Place] = []
     seen: set[int] = set()
     for name, module in loaded.model.named_modules():
-        kind = _kind(module)
+        kind = linear_kind(module)
         block = next((path for path in layer_of if name.startswith(f"{path}.")), None) if kind else None
         if block is None or id(module) in seen:
             continue
@@ -124,7 +113,7 @@ def without_foreign_readers(places: Sequence[Place], shared: Sequence[Sequence[s
     return tuple(replace(place, reads=False) if place.name in foreign else place for place in places)
 
 
-def _kind(module: "nn.Module") -> str:
+def linear_kind(module: "nn.Module") -> str:
     """ "linear", "conv1d" or "" for anything else."""
     from torch import nn
 

@@ -6,7 +6,7 @@
         model.kept                                                    # share of the weights that stay
         model.keep({path: KeptLinear(path=path, inputs=True)})        # from now on; all else is rounded
     change, low, high = loss_change(loaded, task, recipe)
-    NoiseDraws(loaded, stack, task, n=3, seed=0).runs(values)     # [1 + draws, text], for `statistics.means.mean_noise`
+    NoiseDraws(loaded, stack, task, n=3, seed=0).repeats()        # [draw][text], for `statistics.means.mean_noise`
 
 Keeping dimension d of the stream in high precision is: in every linear that reads the stream, input d and column d of the
 weights stay, and take part in no range; in every linear that writes to it, row d of the weights stays, takes part in no range
@@ -311,10 +311,6 @@ class NoiseDraws:
         self.n_texts = (min(task.n_texts, max(4, task.n_texts // 4)) if few else MOST_TEXTS) if n else 0
         self._feeds = list(task.feeds(range(self.n_texts))) if n else []
         self._drawn: dict[int, np.ndarray] = {}
-
-    def runs(self, values: np.ndarray) -> np.ndarray:
-        """Values [1 + draws, text] of the model as it is now: `values` of all texts, measured without noise, then each draw."""
-        return np.array([values[: self.n_texts], *self.repeats()])
 
     def repeats(self) -> list[np.ndarray]:
         """The values [text] of each draw, of the model as it is now."""

@@ -8,7 +8,6 @@ weights_range(checkpoint)                    # of stored weights, without runnin
 
 import hashlib
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +19,6 @@ from annotated_types import Ge
 from outlierlens.analyses.range_pass import BINS, CacheErrors, Pass, below, median_of
 from outlierlens.architectures import GATES
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
-from outlierlens.checkpoints.stored import LiveCheckpoint
 from outlierlens.data.texts import Data
 from outlierlens.errors import BadInput
 from outlierlens.models.passes import Progress, in_windows, reading_of
@@ -64,14 +62,9 @@ UNITS = dict.fromkeys(("gate/up", "MLP inner"), "neuron") | dict.fromkeys("qkv",
 STREAM = ("stream", "stream after attention", "attention output", "MLP output")
 HEADS = ("q", "k", "v", "attention mix")
 MARGIN = 4  # times fp16's largest number that shall stay free
-KEY_ALARM = 10.0  # key bias over the median layer's
 AMPLE = 1000.0  # times headroom, from which nobody asks how much more
 SHOWN = 12  # stored tensors without --verbose
 BLOCK = 2**22  # stored values that are held at once, where the file allows it
-# Keys alone, and queries, keys and values one behind the other (GPT-2). What mixes them by head is not taken apart.
-_ALONE = re.compile(r"(?:^|.*\.)(\d+)\.(?:.*\.)?(?:k_proj|k_lin|key)\.bias")
-_JOINED = re.compile(r"(?:^|.*\.)h\.(\d+)\.attn\.c_attn\.bias")
-_CROSS = ("cross", "encoder_attn")  # keys of another stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,27 +179,6 @@ class WeightRange(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeyBias(Row):
-    """The bias of one layer's keys."""
-
-    note = f"Alarm: at least {KEY_ALARM:g} times the median layer's norm."
-    layer: int
-    norm: float
-    """‖key bias‖"""
-    ratio: float
-    """× median layer: norm / the median layer's norm"""
-    largest: float
-    """largest: |entry|"""
-    head: int | None
-    """head: none where the config does not say how wide heads are"""
-    channel: int
-    """channel: of the head"""
-    alarm: bool
-    name: Annotated[str, More]
-    """tensor"""
-
-
-@dataclass(frozen=True, kw_only=True)
 class CacheError(Row):
     """What rounding the keys or values of one layer loses."""
 
@@ -244,8 +216,6 @@ class Ranges(Finding):
     """Tensors"""
     weights: tuple[WeightRange, ...] = ()
     """Stored weights"""
-    keys: tuple[KeyBias, ...] = ()
-    """Key biases"""
     cache: tuple[CacheError, ...] = ()
     """Rounded keys and values"""
     every: int = 1
@@ -353,8 +323,6 @@ class Ranges(Finding):
                 f"{number(coarse.coarseness)} times the median |x|"
                 f"{', so more than half of the values round to 0' if coarse.coarseness > 2 else ''}."
             )
-        if self.weights or self.cache:
-            yield self._keys_said()
         inputs, n = self.about.inputs, self.about.n_texts + 1
         yield (
             f"Read without running: {sum(one.n_values for one in self.weights):,} values. What the model computes of them may "
@@ -379,17 +347,6 @@ class Ranges(Finding):
             yield f"NaN in the {broken[0].name}{more}: {what}, and nothing after them is to be relied on."
         if self.never_fed:
             yield f"Never fed by these {self.about.inputs}: {listed(self.never_fed)}. Nothing is known of their range."
-
-    def _keys_said(self) -> str:
-        """Which layers' key biases predict that keys of few bits fail there."""
-        if not self.keys:
-            return "No key biases that are stored by themselves, so nothing is predicted of a cache of few bits."
-        top, alarms = max(self.keys, key=lambda one: one.ratio), [str(one.layer) for one in self.keys if one.alarm]
-        lost = f"keys rounded with one step per token lose most in layer{'s' * (len(alarms) > 1)} {', '.join(alarms)}"
-        return (
-            f"The largest key bias is {number(top.ratio)} times the median layer's, in layer {top.layer} (channel "
-            f"{top.channel} of head {top.head}); from {KEY_ALARM:g} times on, an alarm: {lost if alarms else 'none'}."
-        )
 
 
 def headroom(largest: float, form: str) -> float:
@@ -445,7 +402,6 @@ def range_of(
             max_length=reading.max_length,
         ),
         tensors=tensor_rows(one),
-        keys=key_biases(LiveCheckpoint(loaded.model, name=loaded.name, config=loaded.config)) if one.cache else (),
         cache=tuple(CacheError(**row) for row in one.cache.relative()) if one.cache else (),
         every=options.every,
         never_fed=one.never_fed(),
@@ -505,7 +461,6 @@ def weights_range(checkpoint: Checkpoint, *, progress: Progress | None = None) -
         provenance=Provenance.now(checkpoint.name, digest.hexdigest()),
         about=About(inputs="stored tensors", n_texts=len(found)),
         weights=tuple(sorted(found, key=lambda one: -one.largest)),
-        keys=key_biases(checkpoint),
         skipped=packed,
         notes=tuple(checkpoint.notes),
     )
@@ -528,47 +483,6 @@ def _weight_range(checkpoint: Checkpoint, name: str) -> WeightRange:
             counts[f"below_{form}"] += int(((size > 0) & (size < FORMATS[form][1])).sum())
     room: dict[str, Any] = {form: headroom(largest, form) for form in NARROW}
     return WeightRange(name=name, stored=info.dtype, largest=largest, n_values=n_values, nan=nan, **room, **counts)
-
-
-def key_biases(checkpoint: Checkpoint) -> tuple[KeyBias, ...]:
-    """Norm, largest entry and ratio to the median layer of each layer's key bias; only these tensors are read.
-
-    A bias adds the same vector to every token's key. Where one entry of it is large, it sets the step by which the whole key is
-    rounded, and the other channels, which tell tokens apart, are lost. () where the family's keys have none.
-    """
-    names = {}
-    for name in checkpoint.tensors:
-        match = _ALONE.fullmatch(name) or _JOINED.fullmatch(name)
-        if match and not any(word in name.lower() for word in _CROSS):
-            names[name] = int(match[1])
-    found = []
-    for name, values in checkpoint.read(names):
-        keys = values.ravel()
-        if _JOINED.fullmatch(name):
-            keys = np.split(keys, 3)[1] if keys.size % 3 == 0 else keys[:0]
-        if keys.size:
-            found.append((names[name], name, np.nan_to_num(np.abs(keys.astype(np.float64)), nan=np.inf)))
-    norms = [float(np.linalg.norm(size)) for _, _, size in found]
-    middle = float(np.median(norms)) if norms else 0.0
-    biases = []
-    for (layer, name, size), norm in zip(found, norms, strict=True):
-        place, width = int(size.argmax()), _head_width(checkpoint.config, size.size)
-        head, channel = divmod(place, width) if width else (None, place)
-        ratio = float(norm / middle if middle else np.inf if norm else 1.0)
-        biases.append(KeyBias(
-            name=name, layer=layer, norm=norm, largest=float(size[place]), head=head, channel=channel, ratio=ratio,
-            alarm=ratio >= KEY_ALARM,
-        ))  # fmt: skip
-    return tuple(sorted(biases, key=lambda one: (one.layer, one.name)))
-
-
-def _head_width(config: dict[str, Any], n_entries: int) -> int:
-    """Channels of a head, by the config; 0 where it does not say, or does not fit."""
-    width, hidden = config.get("head_dim"), config.get("hidden_size", config.get("n_embd"))
-    heads = config.get("num_attention_heads", config.get("n_head"))
-    if not isinstance(width, int) and isinstance(hidden, int) and isinstance(heads, int) and heads:
-        width = hidden // heads
-    return width if isinstance(width, int) and width > 0 and n_entries % width == 0 else 0
 
 
 def run(session: "Session", options: RangeOptions) -> Ranges:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outlierlens.analyses.quantize_places import linear_kind
 from outlierlens.analyses.quantize_schemes import Scheme, fake_quantize_inputs
 from outlierlens.architectures import BoundStack, live_parameters
 from outlierlens.data.texts import Batch
@@ -238,7 +239,7 @@ def find_places(loaded: LoadedModel, stack: BoundStack) -> tuple[TensorPlace, ..
             continue
         if "norm" in type(module).__name__.lower() and not any(True for _ in module.children()):
             found[id(module)] = _norm(name, module, *between.get(name, ()))
-        elif _is_linear(module):
+        elif linear_kind(module):
             part = name.removeprefix(f"{block}.").lower()
             if name in last:
                 kinds = ("MLP inner", "MLP output")
@@ -279,13 +280,6 @@ def _between(stack: BoundStack) -> dict[str, tuple[str, str]]:
 def _norm(name: str, module: "nn.Module", reads: str = "", gives: str = "norm output", layer: str = "") -> TensorPlace:
     centred = "layernorm" in type(module).__name__.lower() and getattr(module, "bias", None) is not None
     return TensorPlace(name, module, reads, gives, layer, squares=True, centred=centred)
-
-
-def _is_linear(module: "nn.Module") -> bool:
-    from torch import nn
-
-    # By name: importing transformers' class would cost a second where the model needs none of it.
-    return isinstance(module, nn.Linear) or (type(module).__name__ == "Conv1D" and hasattr(module, "nf"))
 
 
 class _StreamInPass:

@@ -213,12 +213,6 @@ def _cell(row: Any, name: str, digits: int) -> Cell:
 
 # --- numbers of dimensions beside their marks ------------------------------------------------------------------------
 
-# Where a name may stand beside its mark: alignment, shift right and down in pixels; the first that is free is taken.
-PLACES = (
-    *(("left", 9, 0), ("right", -9, 0), ("center", 0, -15), ("center", 0, 15)),
-    *(("right", -9, 15), ("left", 9, -15), ("right", -9, -15), ("left", 9, 15)),
-)
-CANVAS = (740, 300)  # pixels that names are kept apart for
 MOST = 24  # numbers of one picture; more could not be read
 NEAR = 0.05  # of the height: ends that are nearer have their numbers side by side
 
@@ -292,45 +286,6 @@ def _heights(scale: Spec, span: Span) -> Callable[[float], float]:
     }.get(scale.get("type", ""), float)
     low, high = (bend(end) for end in scale.get("domain", span))
     return lambda value: (bend(value) - low) / ((high - low) or 1.0)
-
-
-def names_beside(
-    rows: list[Spec],
-    at: Sequence[tuple[float, float]],
-    bold: Sequence[int],
-    x: Spec,
-    y: Spec,
-    first: int = 0,
-) -> list[Spec]:
-    """The number of each dimension beside its mark, kept apart from other marks and names, on a halo.
-
-    `at` are the marks' positions from 0 to 1, right and up, in `CANVAS` pixels; numbers of dimensions in `bold` are bold;
-    the place in `PLACES` numbered `first` is tried first.
-    """
-    width, height = CANVAS
-    marked = [(right * width, (1 - up) * height) for right, up in at]
-    taken = [(px - 6, py - 6, px + 6, py + 6) for px, py in marked]
-    order = (first, *(i for i in range(len(PLACES)) if i != first))
-    layers: list[Spec] = []
-    for one, (px, py) in zip(rows, marked, strict=True):
-        wide = 8.0 * len(str(one["dim"]))
-        boxes = []
-        for align, dx, dy in PLACES:
-            left = px + dx - {"left": 0.0, "right": wide, "center": wide / 2}[align]
-            boxes.append((left, py + dy - 8, left + wide, py + dy + 8))
-        own = (px - 6, py - 6, px + 6, py + 6)
-        others = [box for box in taken if box != own]
-        inside = [i for i in order if boxes[i][0] > 0 and boxes[i][2] < width]
-        chosen = next((i for i in inside if not any(_overlap(boxes[i], other) for other in others)), first)
-        taken.append(boxes[chosen])
-        align, dx, dy = PLACES[chosen]
-        look: Spec = {"align": align, "dx": dx, "dy": dy, "fontWeight": 700 if one["dim"] in bold else 400}
-        layers += haloed([one | {"text": str(one["dim"])}], "text", x=x, y=y, fontSize=12.5, **look)
-    return layers
-
-
-def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
-    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 # --- forms -----------------------------------------------------------------------------------------------------------
