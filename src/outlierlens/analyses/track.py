@@ -72,8 +72,6 @@ class TrackOptions:
     """Which stream, where there are several: encoder, decoder."""
     norm: str | None = None
     """Follow this norm of pre-norm blocks instead of the weights that write to the stream."""
-    text: str = ""
-    """Record this text's hidden states: loads every checkpoint whole."""
     skip_damaged: bool = False
     """Leave out checkpoints that cannot be read, with a note."""
     scan: Annotated[ScanOptions, Flat("max_read")] = ScanOptions()
@@ -167,7 +165,7 @@ class CoursePoint(Row):
     dim: int
     """dimension"""
     value: float
-    """value: in the layer that is drawn; of the state, after the middle layer, averaged over the tokens of one text"""
+    """value: in the layer that is drawn; of the state, after the middle layer, averaged over the probed tokens"""
     z: float | None = None
     """|z|, mean over layers"""
     layers: int | None = None
@@ -267,8 +265,8 @@ class Track(Finding):
             the rest.
         scale, bias: [step, column]; bias is (0, 0) where there is none.
         scale_range, bias_range: smallest and largest value over all dimensions, [step, 2].
-        state: hidden state after the middle layer, averaged over the tokens of one text, [step, column]; may be empty.
-        text: that text. bytes_read, total_bytes: of all checkpoints together; 0 for watch rows.
+        state: hidden state after the middle layer, averaged over the tokens of the texts that a watched training probed, [step,
+            column]; empty for checkpoints. bytes_read, total_bytes: of all checkpoints together; 0 for watch rows.
     """
 
     title = "Over training"
@@ -308,7 +306,6 @@ class Track(Finding):
     scale_range: Annotated[np.ndarray, "step 2"]
     bias_range: Annotated[np.ndarray, "step 2, or empty"]
     state: Annotated[np.ndarray, "step column, or empty"] = field(default_factory=no_states)
-    text: str = ""
     bytes_read: int = 0
     total_bytes: int = 0
 
@@ -466,7 +463,7 @@ def track(
     if path.n_steps < 2:
         raise BadInput(f"{path.model}: one step is no trajectory; name more checkpoints, or use `outlierlens scan`")
     found = summarize(path, options, "watch rows" if rows else "revisions" if options.revisions else "checkpoints")
-    return replace(found, text=options.text, bytes_read=size[0], total_bytes=size[1], notes=(*found.notes, *notes))
+    return replace(found, bytes_read=size[0], total_bytes=size[1], notes=(*found.notes, *notes))
 
 
 def run(session: "Session", call: TrackCall) -> Track:
