@@ -316,7 +316,7 @@ def test_pre_norm_models_are_followed_by_the_weights_that_scan_reads(llamas: Pat
     for step in read.steps.tolist():
         assert scan(str(llamas / f"checkpoint-{step}")).stacks[0].dims == ((5,) if step >= 300 else ())
     assert next(read.sentences()).endswith(
-        "dimension 5 came to stand 3 sigma out in 50 % of the layers or more, for weight norm."
+        "these come to stand 3 sigma out in 50 % of the layers or more: 5 (weight norm, from step 300)."
     )
 
 
