@@ -232,60 +232,14 @@ def extreme_shares(stack: StackObservation, named: Sequence[int], *, prefix: str
     else:
         reading += f"At most: {best['name'].removeprefix('dim ')} is the {best['end']} of {best['share']:.1%} "
         reading += f"of the token vectors after {place(best['layer'])}."
-    pooled = stack.pooled_shares()
-    reading += _pooled_sentence(pooled, dims, shown)
-    without = stack.views.get("without_special")
-    alone = {} if without is None else {"smallest entry": without.argmin_share, "largest entry": without.argmax_share}
     return chart(
         name=f"{prefix}extreme-shares",
         title="Which dimension is the smallest or largest entry",
         reading=reading,
         layers=layers + lines,
         height=260,
-        columns=("layer", "dimension", "entry", "share of tokens", "share without special tokens"),
-        rows=(
-            [
-                ["all blocks", label(dim), end, round_to(values[c]), _pooled_alone(stack, end, c)]
-                for end, values in pooled.items()
-                for dim in shown
-                for c in np.flatnonzero(dims == dim).tolist()
-            ]
-            + [
-                [r["layer"], r["name"], r["end"], r["share"], _alone(alone, r, stack)]
-                for r in sorted(rows, key=lambda r: -r["share"])
-            ]
-        ),
+        **tooltip.table(sorted(rows, key=lambda row: -row["share"])),
     )
-
-
-def _pooled_sentence(pooled: dict[str, np.ndarray], dims: np.ndarray, shown: Looks) -> str:
-    """What the paper counts: all blocks' vectors in one, without the embeddings'; beside the most of any other dimension."""
-    said = []
-    for end, values in pooled.items():
-        mine = [
-            (float(values[c]), dim) for dim in shown for c in np.flatnonzero(dims == dim).tolist() if values[c] >= 0.01
-        ]
-        others = np.where(np.isin(dims, list(shown)), -1.0, np.nan_to_num(values, nan=-1.0))
-        other = (
-            f"most of any other: {others.max():.1%}, {dims[others.argmax()]}" if others.max(initial=-1.0) >= 0 else ""
-        )
-        if mine:
-            listed = ", ".join(f"{dim} of {share:.1%}" for share, dim in sorted(mine, reverse=True))
-            said.append(f"the {end}: {listed}" + (f" ({other})" if other else ""))
-    return f" All blocks pooled, embeddings excluded, {'; '.join(said)}." if said else ""
-
-
-def _pooled_alone(stack: StackObservation, end: str, column: int) -> float | None:
-    if "without_special" not in stack.views:
-        return None
-    return round_to(float(stack.pooled_shares("without_special")[end][column]))
-
-
-def _alone(alone: dict[str, np.ndarray], row: Spec, stack: StackObservation) -> float | None:
-    if not alone:
-        return None
-    column = stack.dims.index(int(row["name"].removeprefix("dim ")))
-    return round_to(float(alone[row["end"]][stack.layers.index(row["layer"]), column]))
 
 
 def vector_panels(
@@ -306,8 +260,8 @@ def vector_panels(
     inks = " or in ink" if inked_dims(shown) else ""
     reading = (
         f"Mean over tokens of every dimension, a panel per layer, all on one scale; coloured{inks}: the named dimensions; "
-        "numbered: the lowest and highest averages. "
-    ) + _reading(stack, mean, dims, shown)
+        "numbered: the lowest and highest averages."
+    )
     numbers = [
         [stack.layers[row], end, rank + 1, int(dims[column]), round_to(mean[row, column])]
         for row in range(len(stack.layers))
@@ -322,18 +276,6 @@ def vector_panels(
         columns=("layer", "end", "place", "dimension", "mean"),
         rows=numbers,
     )
-
-
-def _reading(stack: StackObservation, mean: np.ndarray, dims: np.ndarray, shown: Looks) -> str:
-    blocks = [row for row, layer in enumerate(stack.layers) if layer != "embeddings"]
-    said = []
-    for dim in shown:
-        column = int(np.flatnonzero(dims == dim)[0])
-        low = sum(int(mean[row].argmin() == column) for row in blocks)
-        high = sum(int(mean[row].argmax() == column) for row in blocks)
-        ends = [f"the {word} of {n}" for word, n in (("lowest", low), ("highest", high)) if n]
-        said.append(f"{dim} is {' and '.join(ends) if ends else 'neither end of any'}")
-    return f"Of the {len(blocks)} blocks' averages {'; '.join(said)}." if said else ""
 
 
 def _apart(order: np.ndarray, dims: np.ndarray, width: int, n: int) -> list[int]:
