@@ -246,20 +246,16 @@ class Observation(Finding):
         peak = stack.peak
         if not dims or peak is None:
             return
-        step, median, held = peak.value / 127, peak.value / peak.ratio, these(dims)
-        coarse = (
-            "Give 8-bit activations one scale per token. Measure what one scale per tensor costs, and how much of it comes "
-            f"back with {held} in 16 bits."
+        step, median = peak.value / 127, peak.value / peak.ratio
+        yield Advice(
+            "quantize",
+            "Measure what 8-bit activations cost with one scale per tensor and with one per token, and how much of it comes "
+            f"back with {these(dims)} in 16 bits.",
+            f"one step of an 8-bit scale over {place(peak.layer)} is {number(step)}, the median |h| there {number(median)}",
+            # What lies inside the MLPs may be coarser than the stream: `range` says so.
+            (about(self.provenance, "range"), about(self.provenance, "quantize", dims=dims, stack=stack.stack)),
+            ("Ranges", "Quantized", "PrecisionPlan"),
         )
-        fine = (
-            f"Measure what 8-bit activations cost before you keep {held} in 16 bits: one step is finer than half of all "
-            "entries."
-        )
-        # What lies inside the MLPs may be coarser than the stream: `range` says so.
-        commands = (about(self.provenance, "range"), about(self.provenance, "quantize", dims=dims, stack=stack.stack))
-        why = f"one step of an 8-bit scale over {place(peak.layer)} is {number(step)}, the median |h| there {number(median)}"
-        until = ("Ranges", "Quantized", "PrecisionPlan")
-        yield Advice("quantize", coarse if step >= median else fine, why, commands, until)
 
     def sections(self, *, verbose: bool = False, named: Mapping[str, Sequence[int]] | None = None) -> Iterator[Section]:
         """For every surface; `named` are dimensions with a name in the pictures, by stream."""

@@ -38,6 +38,7 @@ from outlierlens.view.section import number
 
 WIDTH, HEIGHT = 252, 110  # pixels of a panel
 PER_ROW = 3
+NUMBERED = 2  # lowest and highest averages of a panel
 MAX_STICKS = 1100  # dimensions drawn in a panel; beyond it the smallest are left out
 
 
@@ -242,21 +243,18 @@ def extreme_shares(stack: StackObservation, named: Sequence[int], *, prefix: str
     )
 
 
-def vector_panels(
-    stack: StackObservation, named: Sequence[int], *, view: str = "all", prefix: str = "", per_layer: int = 2
-) -> Chart:
+def vector_panels(stack: StackObservation, named: Sequence[int], *, prefix: str = "") -> Chart:
     """Mean over tokens of every dimension (across), a panel per layer, on one scale.
 
-    `named` are the dimensions with a name, the strongest first; in each panel the `per_layer` lowest and highest averages are
-    numbered.
+    `named` are the dimensions with a name, the strongest first; in each panel the two lowest and highest averages are numbered.
     """
-    mean = drawable(stack.view(view).mean)  # [layer, column]
+    mean = drawable(stack.view("all").mean)  # [layer, column]
     dims = np.array(stack.dims)
     shown = looks(named, dims)
     low, high = min(float(mean.min(initial=0.0)), 0.0), max(float(mean.max(initial=0.0)), 0.0)
     room = 0.16 * (high - low) or 1.0
     domain = (low - room, high + room)
-    panels = [_panel(stack, row, mean[row], dims, shown, domain, per_layer) for row in range(len(stack.layers))]
+    panels = [_panel(stack, row, mean[row], dims, shown, domain) for row in range(len(stack.layers))]
     inks = " or in ink" if inked_dims(shown) else ""
     reading = (
         f"Mean over tokens of every dimension, a panel per layer, all on one scale; coloured{inks}: the named dimensions; "
@@ -294,7 +292,6 @@ def _panel(
     dims: np.ndarray,
     shown: Looks,
     domain: tuple[float, float],
-    per_layer: int,
 ) -> Spec:
     left = row % PER_ROW == 0
     scale = {"domain": [0, stack.hidden_size], "nice": False}
@@ -303,8 +300,8 @@ def _panel(
     axis = {"tickCount": 4, "labels": left, "ticks": left, "domain": left}
     y = field("mean", "mean" if left else None, scale=scale, axis=axis)
     ends = [
-        *_apart(np.argsort(mean), dims, stack.hidden_size, per_layer),
-        *_apart(np.argsort(-mean), dims, stack.hidden_size, per_layer),
+        *_apart(np.argsort(mean), dims, stack.hidden_size, NUMBERED),
+        *_apart(np.argsort(-mean), dims, stack.hidden_size, NUMBERED),
     ]
     for dim in inked_dims(shown):  # theirs too, where there is room
         column = int(np.flatnonzero(dims == dim)[0])

@@ -120,9 +120,7 @@ class EffectDots(Picture):
         return d.panel(layers, 640, 330, self.title)
 
 
-def figure2(
-    sweeps: "Sequence[Sweep]", named: Sequence[int] | None = None, *, model: str = "", name: str = "figure-2"
-) -> Chart:
+def figure2(sweeps: "Sequence[Sweep]", named: Sequence[int] | None = None, *, model: str = "") -> Chart:
     """Single dimensions off in several tasks, a panel each (Kovaleva et al. 2021, figure 2); `model` goes into the title.
 
     `named` are the dimensions with a name and colour: those that the weights name and the strongest, unless given.
@@ -147,7 +145,7 @@ def figure2(
         (one, ranked[i][place]) for place in range(TABLE_ROWS) for i, one in enumerate(sweeps) if place < len(ranked[i])
     ]
     return d.composed(
-        name=name,
+        name="figure-2",
         title=f"{model}: {title}" if model else begun(title),
         reading=" ".join(said),
         body=d.above(panels, 26, apart=("x", "y", "color", "shape")),
