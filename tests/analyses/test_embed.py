@@ -236,7 +236,7 @@ def synthetic(n: int = 700, width: int = 12) -> tuple[TextPairs, np.ndarray]:
 
 def test_planted_noise_in_one_dimension_is_found_to_hurt_and_its_clipping_to_help() -> None:
     pairs, held = synthetic()
-    n, index = len(pairs), PairIndex.of(np.arange(len(pairs)), np.arange(len(pairs)) + len(pairs))
+    index = PairIndex.of(np.arange(len(pairs)), np.arange(len(pairs)) + len(pairs))
     dims = ((), (4,)), ((), ())  # nothing is clipped in layer 1
     found = [
         [index.cosines(vectors, make_fix(FixSpec("clip"), 12, dims=some)) for some in one]

@@ -155,6 +155,8 @@ def connect(address: str | None) -> tuple[Any, bool]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when Ray is imported
     # Ray hides the GPUs from workers that asked for none only with a warning; such workers are told to use the CPU.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # What memory runs out for Ray would try for ever.
+    os.environ.setdefault("RAY_task_oom_retries", "4")
     ray = need("ray", "ray", "the Ray engine")
     if ray.is_initialized():
         return ray, False

@@ -18,7 +18,7 @@ import numpy as np
 from outlierlens.analyses.ray_pool import Pool
 from outlierlens.analyses.sweep.options import Machines, SweepOptions
 from outlierlens.analyses.sweep.runner import CHECK_TEXTS, Runner, make_runner
-from outlierlens.analyses.sweep.units import PASSES_AT_ONCE, Work, by_span
+from outlierlens.analyses.sweep.units import PASSES_AT_ONCE, Work, by_span, shares
 from outlierlens.checkpoints.samples import is_sample
 from outlierlens.checkpoints.samples.cache import say
 from outlierlens.data.texts import Data
@@ -91,14 +91,10 @@ def portions(works: Sequence[Work], workers: int, rows: int) -> Iterator[list[Wo
     left = sum(work.n_texts for work in works)
     for _, same in by_span(works):
         while same:
-            most = max(rows, min(PASSES_AT_ONCE * rows, math.ceil(left / (2 * workers))))
-            upto = np.cumsum(
-                [work.n_texts for work in same]
-            )  # pieces of a screened sweep differ, and some have no text
-            n = max(1, int(np.searchsorted(upto, most, side="right")))
-            yield same[:n]
-            left -= int(upto[n - 1])
-            del same[:n]
+            share = next(shares(same, max(rows, min(PASSES_AT_ONCE * rows, math.ceil(left / (2 * workers))))))
+            yield share
+            left -= sum(work.n_texts for work in share)
+            del same[: len(share)]
 
 
 @dataclass(frozen=True)
