@@ -344,7 +344,8 @@ class Sweep(Finding):
             yield f"With {listed(lost)} off, each on its own, the {self.about.measured} is infinite or undefined."
         if singles:
             yield self._leader(singles)
-            yield from self._by_weights(singles)
+        yield from self._by_weights(singles)
+        if singles:
             yield self._many(singles)
         yield from self._sets()
         unfinished = sum(e.stopped == "unfinished" for e in self.effects)
@@ -387,9 +388,9 @@ class Sweep(Finding):
         named = [f"{dim} (number {place:,})" for place, dim in enumerate(order, 1) if dim in self.found]
         if named:
             yield f"Of these {len(order):,} the weights name {listed(named)}, counted from the largest change."
-        elif self.found:
+        elif self.found and singles:
             yield f"The weights name {listed(sorted(self.found))}, which were not switched off alone."
-        elif self.about.kind == "dimension":
+        elif not self.found and self.about.kind == "dimension":
             yield "The weights name no dimension here."
 
     def _many(self, singles: list[Effect]) -> str:
