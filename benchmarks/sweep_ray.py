@@ -18,9 +18,8 @@ os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported
 
 import torch
 
-from outlierlens.analyses.sweep.options import SweepOptions
-from outlierlens.analyses.sweep.ray_cluster import Recipe
-from outlierlens.analyses.sweep.ray_engine import RayEngine
+from outlierlens.analyses.sweep.options import Machines, SweepOptions
+from outlierlens.analyses.sweep.ray_engine import RayEngine, Recipe
 from outlierlens.analyses.sweep.runner import make_runner
 from outlierlens.analyses.sweep.units import Engine, Local, Unit, Work
 from outlierlens.data.texts import Texts
@@ -80,10 +79,14 @@ def compare(model: str, arguments: argparse.Namespace) -> float:
     recipe = Recipe.like(runner, data, load)
     # All workers are there at once, busy or idle, in the one Ray that the first engine starts; each has one thread.
     share = min(1.0, processors / (arguments.workers + 1))
-    several = RayEngine(recipe, workers=arguments.workers, cpus_per_worker=share)
+    rows = runner.rows(runner.order)
+    several, one = (
+        RayEngine(recipe, Machines(engine="ray", workers=n, cpus_per_worker=share), rows=rows)
+        for n in (arguments.workers, 1)
+    )
     engines: dict[str, Engine] = {
         "this process": Local(runner),
-        "1 worker": RayEngine(recipe, workers=1, cpus_per_worker=share),
+        "1 worker": one,
         f"{arguments.workers} workers": several,
     }
     print(f"{model}: {len(works) * SPAN:,} rows of {arguments.length} tokens, float32, a thread a worker, "
@@ -100,9 +103,11 @@ def compare(model: str, arguments: argparse.Namespace) -> float:
             engine.close()
     for name, rates in found.items():
         print(f"{name}: {statistics.median(rates):.1f} rows/s ({min(rates):.1f} to {max(rates):.1f})")
-    here, one, many = (statistics.median(rates) for rates in found.values())
-    print(f"one worker: {one / here:.2f} x this process; {arguments.workers} workers: {many / one:.2f} x one worker")
-    return many / one
+    here, alone, many = (statistics.median(rates) for rates in found.values())
+    print(
+        f"one worker: {alone / here:.2f} x this process; {arguments.workers} workers: {many / alone:.2f} x one worker"
+    )
+    return many / alone
 
 
 def main() -> None:

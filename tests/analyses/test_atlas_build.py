@@ -482,7 +482,7 @@ def killed_worker() -> bool:
 
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if "AtlasWorker" in " ".join(process.cmdline()):
+            if any(name in " ".join(process.cmdline()) for name in ("ray::_work", "ray::IDLE")):
                 process.kill()
                 return True
     return False

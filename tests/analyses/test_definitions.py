@@ -537,8 +537,8 @@ def test_observe_by_every_definition(files: Path, run: Callable[..., Any]) -> No
         (("--nulls", "none"), "--nulls belongs to --rule all; give that too"),
         (("--prompt", "w1", "--trial-texts", "2"), "--prompt and --trial-texts belong to --rule all"),
         (
-            ("--rule", "all", "--parquet", "a.parquet"),
-            "--parquet belongs to the other rules; leave --rule all out",
+            ("--rule", "all", "--imatrix", "a.gguf"),
+            "--imatrix belongs to the other rules; leave --rule all out",
         ),
         (("--rule", "all", "--n-sigma", "4"), "--n-sigma belongs to the other rules"),
         (("--rule", "all", "--nulls", "chance"), "unknown null 'chance'; nulls are random, shuffled, rotated, or none"),

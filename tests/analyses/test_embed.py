@@ -236,7 +236,7 @@ def synthetic(n: int = 700, width: int = 12) -> tuple[TextPairs, np.ndarray]:
 
 def test_planted_noise_in_one_dimension_is_found_to_hurt_and_its_clipping_to_help() -> None:
     pairs, held = synthetic()
-    n, index = len(pairs), PairIndex.of(np.arange(len(pairs)), np.arange(len(pairs)) + len(pairs))
+    index = PairIndex.of(np.arange(len(pairs)), np.arange(len(pairs)) + len(pairs))
     dims = ((), (4,)), ((), ())  # nothing is clipped in layer 1
     found = [
         [index.cosines(vectors, make_fix(FixSpec("clip"), 12, dims=some)) for some in one]
@@ -247,7 +247,7 @@ def test_planted_noise_in_one_dimension_is_found_to_hurt_and_its_clipping_to_hel
     low, clean = measured.scores.pooled
     assert low[0] < 0.4
     assert low[1] > 0.8
-    assert clean[0] == clean[1] == spearman(pairs, held[1], {str(i): i for i in range(2 * n)})
+    assert clean[0] == clean[1] == spearman(pairs, held[1][list(map(int, pairs.sentences))])
     # On the last layer clip is raw to the last bit; on the first it helps.
     work = work_of(("0", "1"), n_draws=300)
     found_at = {(one.fix, one.chosen): one for one in _choices(work, measured, None)}

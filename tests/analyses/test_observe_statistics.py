@@ -1,22 +1,16 @@
 """The table of an observation: every statistic of both views, in memory, as parquet and from the command line."""
 
-import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, BinaryIO
 
 import numpy as np
 import pandas
-import pyarrow
 import pytest
 
-from architectures import FAMILIES, build
 from observation_results import TWO, VIEWS, observation
 from outlierlens.analyses.observe import Observation
 from outlierlens.detection.observed import FLAT, QUANTILES, StackObservation, Statistics
-from outlierlens.errors import BadInput, MissingExtra
+from outlierlens.errors import BadInput
 from outlierlens.results.document import from_json, to_json
 
 
@@ -85,63 +79,6 @@ def test_a_large_table_is_made_by_columns() -> None:
     frame = found.to_pandas("statistics")
     assert time.process_time() - start < 1.0  # about 0.05 s; row by row it takes many times the limit
     assert len(frame) == 31 * 576 * 2
-
-
-def test_parquet_holds_the_same_table(tmp_path: Path) -> None:
-    path = TWO.to_parquet(tmp_path / "new" / "o.parquet")
-    pandas.testing.assert_frame_equal(pandas.read_parquet(path), TWO.to_pandas("statistics"), check_dtype=False)
-    assert [file.name for file in path.parent.iterdir()] == ["o.parquet"]
-
-
-def test_parquet_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "o.parquet"
-    path.write_bytes(b"old")
-
-    def full(table: pyarrow.Table, target: BinaryIO) -> None:
-        target.write(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("pyarrow.parquet.write_table", full)
-    with pytest.raises(OSError, match="No space left"):
-        TWO.to_parquet(path)
-    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("o.parquet", b"old")]
-
-
-def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingExtra, match=r"needs pyarrow, which is not installed; run in a clone"):
-        TWO.to_parquet(tmp_path / "o.parquet")
-    assert not list(tmp_path.iterdir())
-
-
-def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    from outlierlens.cli import main
-
-    monkeypatch.setattr(sys, "argv", ["outlierlens", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    return int(stop.value.code or 0)
-
-
-def test_the_command_asks_for_pyarrow_before_it_loads_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert command(monkeypatch, "observe", str(tmp_path / "no-model"), "--parquet", str(tmp_path / "o.parquet"))
-    assert "--parquet needs pyarrow, which is not installed; run in a clone" in capsys.readouterr().err
-
-
-def test_the_command_writes_both_views(
-    tmp_path: Path, words: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model, text, out = tmp_path / "model", tmp_path / "text.txt", tmp_path / "o.parquet"
-    build(FAMILIES["bert"], "MaskedLM").save_pretrained(model)
-    words().save_pretrained(model)
-    text.write_text("w1 w2 w3\nw4 w5\n")
-    assert not command(monkeypatch, "observe", str(model), "--data", str(text), "--json", "--parquet", str(out))
-    frame, found = pandas.read_parquet(out), from_json(capsys.readouterr().out)
-    pandas.testing.assert_frame_equal(frame, found.to_pandas("statistics"), rtol=1e-3, check_dtype=False)
-    assert frame.groupby("view").tokens.first().to_dict() == {"all": 9, "without_special": 5}
 
 
 def seen(values: np.ndarray) -> StackObservation:

@@ -202,15 +202,15 @@ def test_ray_is_asked_for_with_what_was_given(swept: Any, monkeypatch: pytest.Mo
 
     asked: dict[str, Any] = {}
 
-    def on_ray(texts: Any, load: Any, **options: Any) -> Any:
-        asked.update(options, n_texts=len(texts), offline=load.offline)
+    def on_ray(texts: Any, load: Any, machines: Any) -> Any:
+        asked.update(vars(machines), n_texts=len(texts), offline=load.offline)
         return Local
 
     monkeypatch.setattr(ray_engine, "on_ray", on_ray)
     ray_is(there=True, monkeypatch=monkeypatch)
     machines = ("--engine", "ray", "--address", "head:6379", "--workers", "3", "--gpus-per-worker", "0.25", "--offline")
     sweep, _, _ = swept(*machines, "--dims", "3")
-    wanted = {"address": "head:6379", "workers": 3, "cpus_per_worker": 1.0, "gpus_per_worker": 0.25}
+    wanted = {"engine": "ray", "address": "head:6379", "workers": 3, "cpus_per_worker": None, "gpus_per_worker": 0.25}
     assert asked == {**wanted, "n_texts": 24, "offline": True}
     assert sweep.effect(3).n_texts >= 8
 

@@ -21,12 +21,11 @@ import numpy as np
 import pytest
 
 from architectures import FAMILIES, build
-from moments import HANGS, until
-from outlierlens.analyses.sweep import ray_engine
+from moments import HANGS
+from outlierlens.analyses.ray_pool import connect, room
 from outlierlens.analyses.sweep.measure import sweep
-from outlierlens.analyses.sweep.options import SweepOptions
-from outlierlens.analyses.sweep.ray_cluster import Recipe, connect, room
-from outlierlens.analyses.sweep.ray_engine import Queue, RayEngine
+from outlierlens.analyses.sweep.options import Machines, SweepOptions
+from outlierlens.analyses.sweep.ray_engine import RayEngine, Recipe, portions
 from outlierlens.analyses.sweep.runner import Runner, make_runner
 from outlierlens.analyses.sweep.units import Local, Unit, Work
 from outlierlens.data.texts import Texts
@@ -129,25 +128,13 @@ class Slow:
 
 
 @contextlib.contextmanager
-def running(make: Any, **options: Any) -> Iterator[RayEngine]:
-    engine = RayEngine(make, **options)
+def running(make: Any, *, rows: int = 4, **options: Any) -> Iterator[RayEngine]:
+    engine = RayEngine(make, Machines(engine="ray", **options), rows=rows)
     try:
         yield engine
     finally:
         with unreaped():
             engine.close()
-
-
-def ready(engine: RayEngine, n: int = 2) -> RayEngine:
-    """`engine` with `n` workers that wait for work."""
-
-    def waiting() -> bool:
-        engine._step(0.1)
-        return sum(member.pass_rows > 0 for member in engine._crew) == n
-
-    until(waiting)
-    assert len(engine._crew) == n
-    return engine
 
 
 def wait_for(path: Path) -> None:
@@ -168,25 +155,25 @@ def test_a_sweep_on_two_nodes_of_which_one_dies_is_the_sweep_of_one_process(
     cluster: Any, loaded: LoadedModel, texts: Texts, tmp_path: Path
 ) -> None:
     here = sweep(loaded, texts, OPTIONS, rows=tmp_path / "here.jsonl")
-    engines: list[RayEngine] = []
+    kept, killed = Path(tmp_path / "there.jsonl"), list[int]()
 
     def start(runner: Runner) -> RayEngine:
         recipe = Recipe.like(runner, texts)
-        engines.append(ready(RayEngine(lambda: Slow(recipe()), address=cluster.address)))
-        return engines[0]
+        machines = Machines(engine="ray", address=cluster.address)
+        return RayEngine(lambda: Slow(recipe()), machines, rows=runner.rows(runner.order))
 
     def kill(phase: str, done: int, total: int) -> None:
-        # With both workers at work and most of it to do.
-        if cluster.second and engines and phase == "effects" and sum(bool(m.share) for m in engines[0]._crew) == 2:
+        if phase == "effects" and 0 < done < total // 2 and cluster.second:  # with most of it to do
+            killed.append(total - done)
             cluster.remove_node(cluster.second)
             cluster.second = None
 
     try:
-        there = sweep(loaded, texts, OPTIONS, rows=tmp_path / "there.jsonl", engine=start, progress=kill)
+        there = sweep(loaded, texts, OPTIONS, rows=kept, engine=start, progress=kill)
     finally:
         if cluster.second is None:
             cluster.again()
-    assert engines[0].n_lost >= 1
+    assert killed
     ours, theirs = measured_rows(tmp_path / "here.jsonl"), measured_rows(tmp_path / "there.jsonl")
     assert ours.keys() == theirs.keys()
     for key, row in ours.items():
@@ -209,17 +196,16 @@ def test_a_worker_process_that_dies_is_replaced_and_its_work_done_again(cluster:
 
     with running(lambda: Fake(die_once), address=cluster.address, workers=1, rows=8) as engine:
         measured(engine, works())
-        assert engine.n_lost == 1
+        assert dead.exists()
 
 
-def test_work_that_ends_every_worker_is_given_up(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_that_ends_every_worker_is_given_up(cluster: Any) -> None:
     def die(dim: int) -> None:
         if dim == 7:
             os._exit(1)
 
-    monkeypatch.setattr(ray_engine, "MAX_LOSSES", 2)
-    message = r"2 Ray workers ended while measuring 7 on texts 0 to 4 \(the last ended so: .*\); a smaller batch size"
-    running_now = running(lambda: Fake(die), address=cluster.address, rows=4)
+    message = r"5 Ray workers ended while measuring 7 on texts \d to \d \(the last ended so: .*\); a smaller batch size"
+    running_now = running(lambda: Fake(die), address=cluster.address, rows=1)
     with running_now as engine, pytest.raises(OutlierlensError, match=message):
         measured(engine, works())
 
@@ -234,9 +220,7 @@ def test_what_the_work_itself_raises_is_raised_here_in_one_line(cluster: Any) ->
     with running(lambda: Fake(no), address=cluster.address) as engine:
         with pytest.raises(BadInput, match=r"^Ray worker on [\d.]+: dimension 2 is not to be had$"):
             measured(engine, works(4)[2:4])
-        with pytest.raises(
-            OutlierlensError, match=r"^Ray worker on [\d.]+ failed while measuring: ValueError: two lines$"
-        ):
+        with pytest.raises(OutlierlensError, match=r"^Ray worker on [\d.]+ failed: ValueError: two lines$"):
             measured(engine, works(2)[1:2])
         measured(engine, works(1, spans=1))  # the workers themselves are well
 
@@ -257,14 +241,14 @@ def test_a_signal_ends_the_wait_for_workers(cluster: Any, tmp_path: Path) -> Non
             running(lambda: Fake(terminate), address=cluster.address) as engine,
             pytest.raises(KeyboardInterrupt),
         ):
-            measured(ready(engine), works(1, spans=1))  # a second piece would send a second signal, into the end
+            measured(engine, works(1, spans=1))  # a second piece would send a second signal, into the end
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
 def test_without_room_for_a_worker_the_sweep_ends(cluster: Any) -> None:
     with running(Fake, address=cluster.address, cpus_per_worker=64) as engine:
-        engine.patience = 0.5
+        engine.pool.patience = 0.5
         with pytest.raises(
             OutlierlensError, match=r"no Ray worker could be had for 0 s: each needs 64 CPUs and 0 GPUs; add"
         ):
@@ -290,7 +274,7 @@ def test_ray_started_here_listens_to_this_machine_only_and_leaves_nothing(monkey
     before = set(here.children(recursive=True))
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # another cluster is used only if it is asked for
     try:
-        engine = RayEngine(Fake, workers=1)
+        engine = RayEngine(Fake, Machines(engine="ray", workers=1), rows=4)
         assert signal.getsignal(signal.SIGTERM) is mine
     finally:
         signal.signal(signal.SIGTERM, kept)
@@ -351,34 +335,27 @@ def test_a_model_that_has_a_name_is_loaded_by_it(
     assert Recipe.like(runner, texts, load, device="cuda").load.device == "cuda"
 
 
-def test_a_queue_hands_out_every_piece_once_and_what_came_back_first() -> None:
+def test_portions_hold_every_piece_once_and_shrink_towards_the_end() -> None:
     wanted = works(5, texts=4, spans=2)
-    queue = Queue.of(wanted)
-    first = queue.take(8)
-    assert first is not None
-    assert (len(first.works), first.span, first.rows, queue.rows) == (2, (0, 4), 8, 32)
-    queue.returned.append(first)
-    assert queue.take(8) is first
-    sizes, taken = [], list(first.works)
-    while share := queue.take(9):
-        assert len({(work.start, work.stop) for work in share.works}) == 1
-        sizes.append(len(share.works))
-        taken += share.works
-    assert sizes == [2, 1, 2, 2, 1]
-    assert sorted(work.key for work in taken) == sorted(work.key for work in wanted)
-    assert queue.rows == 0
-    one = Queue.of(wanted).take(1)
-    assert one is not None
-    assert len(one.works) == 1  # a piece of work is not cut
+    shares = list(portions(wanted, 2, 4))
+    assert [len(share) for share in shares] == [2, 2, 1, 1, 1, 1, 1, 1]
+    assert all(len({work.span for work in share}) == 1 for share in shares)
+    assert [work.key for share in shares for work in share] == [work.key for work in wanted]
+    assert [len(share) for share in portions(wanted, 1, 1)] == [1] * 10  # a piece of work is not cut
+    assert [len(share) for share in portions(wanted, 1, 100)] == [5, 5]
 
 
-def test_a_queue_of_screened_work_counts_the_texts_that_are_run() -> None:
+def test_portions_of_screened_work_count_the_texts_that_are_run() -> None:
     few = ((), (), (0,), (0, 1, 2), (3,), ())
-    queue = Queue.of([replace(work, only=only) for work, only in zip(works(6, texts=4, spans=1), few, strict=True)])
-    shares = []
-    while share := queue.take(4):
-        shares.append([work.n_texts for work in share.works])
-    assert shares == [[0, 0, 1, 3], [1, 0]]
+    screened = [replace(work, only=only) for work, only in zip(works(6, texts=4, spans=1), few, strict=True)]
+    assert [[work.n_texts for work in share] for share in portions(screened, 9, 4)] == [[0, 0, 1, 3], [1, 0]]
+
+
+def test_another_version_on_a_worker_is_refused(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outlierlens.analyses.ray_pool.__version__", "0.0.0")
+    message = r"Ray worker on [\d.]+: outlierlens is \d+.* there and 0.0.0 here; install the same version"
+    with running(Fake, address=cluster.address) as engine, pytest.raises(BadInput, match=message):
+        measured(engine, works(1))
 
 
 def test_room_counts_machines_that_are_up() -> None:
@@ -426,14 +403,14 @@ def test_the_client_and_ray_itself_are_asked_for_by_name(monkeypatch: pytest.Mon
     ("options", "message"),
     [
         ({"workers": 0}, "workers is 0; it must be at least 1"),
-        ({"cpus_per_worker": 0.0}, "cannot both be 0"),
-        ({"gpus_per_worker": -1.0}, "a worker needs some of a CPU or a GPU"),
-        ({"gpus_per_worker": 1.5}, "gpus_per_worker is 1.5; above 1 it must be a whole number"),
+        ({"cpus_per_worker": 0.0, "gpus_per_worker": 0.0}, "cannot both be 0"),
+        ({"gpus_per_worker": -1.0}, "gpus_per_worker is -1.0"),
+        ({"gpus_per_worker": 1.5}, "gpus-per-worker is 1.5; above 1 it must be a whole number"),
     ],
 )
 def test_numbers_that_cannot_be(options: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        RayEngine(Fake, **options)
+        Machines(engine="ray", **options)
 
 
 def test_the_fake_runner_is_what_the_local_engine_takes() -> None:

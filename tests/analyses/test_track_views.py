@@ -76,8 +76,11 @@ def test_events_are_marked_where_they_are(found: Track) -> None:
 
 def test_sentences_give_step_interval_and_sign(found: Track) -> None:
     first, when, onset, sign, read = tuple(found.sentences())
-    assert "21 recorded steps from 0 to 10,000, dimension 7 came to stand 3 sigma out in 50 % of the layers" in first
-    assert when.startswith("Dimension 7 stands out for good from step 3,000 on (not yet at step 2,500)")
+    assert first == (
+        "Over 21 recorded steps from 0 to 10,000 these come to stand 3 sigma out in 50 % of the layers or more: "
+        "7 (scale and bias, from step 3,000)."
+    )
+    assert when.startswith("Dimension 7 starts to leave at step ")
     assert "the loss starts its last steep fall (step 2,500" in onset
     assert "early sign, not one that training is done" in sign
     assert read == f"Of the checkpoints' {found.total_bytes:,} bytes {found.bytes_read:,} were read (" + (
@@ -97,7 +100,7 @@ def test_sentences_claim_no_more_than_the_numbers_hold(found: Track) -> None:
     assert "which came first" in said(changed(found, lead=Estimate(-100, -600, 400)))[-1]
     assert "only after training was nearly done" in said(changed(found, lead=Estimate(900, 400, 1400)))[-1]
     unsettled = tuple(replace(one, settled=False) for one in found.events)
-    assert "too short to tell" in said(replace(found, events=unsettled))[-1]
+    assert "the loss was still falling" in said(replace(found, events=unsettled))[-1]
     assert "is open: no loss curve" in said(replace(found, events=()))[-1]
     assert said(replace(found, emergences=())) == [
         "Over 21 recorded steps from 0 to 10,000 no dimension comes to stand 3 sigma out in 50 % of the layers.",
@@ -105,11 +108,11 @@ def test_sentences_claim_no_more_than_the_numbers_hold(found: Track) -> None:
     gone = said(changed(found, passes="neither", step=None, seen=(500, 1500), lead=UNKNOWN))
     assert gone[1] == "7 did so at some step and fell back."
     planted = said(changed(found, step=0, after=None))
-    assert "dimension 7 stands from the first of them on 3 sigma out" in planted[0]
-    assert len(planted) == 3
+    assert "7 (scale and bias, already at step 0)" in planted[0]
+    assert len(planted) == 2
     assert planted[-1] == "Dimensions that stood out at the first recorded step have no onset to compare with the loss."
     alone = said(changed(found, passes="scale"))
-    assert "no dimension passes for scale and bias both; 7 (scale alone)" in alone[0]
+    assert "7 (scale, from step 3,000)" in alone[0]
 
 
 def test_an_onset_that_noise_would_show_is_not_settled(found: Track) -> None:
@@ -119,7 +122,7 @@ def test_an_onset_that_noise_would_show_is_not_settled(found: Track) -> None:
         in said(found)[1]
     )
     noisy = said(changed(found, onset_p=0.2, onset_lead=UNKNOWN))
-    assert "when its scale starts to leave is not settled (p = 0.2)" in noisy[1]
+    assert noisy[1] == "When dimension 7 starts to leave is not settled (p = 0.2)."
     assert not any("starts to leave at step" in one or "last steep fall" in one for one in noisy)
 
 
@@ -139,7 +142,7 @@ def test_the_command_prints_writes_and_draws(run: Any, run_of: Path, tmp_path: P
     words = ("track", str(run_of), "-o", str(tmp_path / "t.json"), "--chart", str(tmp_path / "c.json"), "--no-progress")
     code, out, err = run(*words)
     assert (code, err) == (0, "")
-    assert "dimension 7 came to stand 3 sigma out" in out
+    assert "these come to stand 3 sigma out in 50 % of the layers or more: 7 (" in out
     assert isinstance(load(tmp_path / "t.json"), Track)
     assert "vconcat" in json.loads((tmp_path / "c.json").read_text())
     code, _, err = run(*words)

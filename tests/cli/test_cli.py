@@ -50,15 +50,10 @@ def test_observe(family: str, head: str, kind: str, model_folder: Any, text: str
     assert "embeddings" in stdout
     observed = load(out)
     assert [stack.stack for stack in observed.stacks] == (["encoder", "decoder"] if family == "t5" else ["model"])
-    parquet = tmp_path / "o.parquet"
-    code, stdout, _ = run(
-        "observe", model_folder(family, head, kind), "--data", text, "--json", "--parquet", str(parquet)
-    )
+    code, stdout, _ = run("observe", model_folder(family, head, kind), "--data", text, "--json")
     document = json.loads(stdout)
     assert document["about"]["n_texts"] == 5
-    import pandas
-
-    assert set(pandas.read_parquet(parquet).columns) >= {"stack", "layer", "dim", "mean", "kurtosis", "argmin_share"}
+    assert {*observed.columns("statistics")} >= {"stack", "layer", "dim", "mean", "kurtosis", "argmin_share"}
 
 
 @pytest.mark.parametrize(("family", "head", "kind"), FAMILY[:3])

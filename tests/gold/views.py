@@ -282,7 +282,7 @@ def everything(folder: Path) -> dict[str, Any]:
     run = runs.write_run(folder / "needles", (0, 250, 500, 1000, 2000), needles={7: 300, 20: 900})
     tracked = track([run])
     states = np.random.default_rng(0).normal(size=tracked.scale.shape).astype(np.float32)
-    whole = replace(tracked, state=states, text="the <b>film</b>")
+    whole = replace(tracked, state=states)
     return made | {"Observation": replace(made["ReportData"].observation, stacks=stacks), "Track": whole}
 
 

@@ -185,9 +185,7 @@ def test_every_library_that_is_asked_for_comes_with_the_extra_that_is_named() ->
         library, extra = (said(one) for one in call.args[:2])
         assert extra is not None, where
         assert extra == "" or extra in EXTRAS.keys() - NOT_FOR_USERS, f"{where}: {extra}"
-        if (
-            not library or HOLE in library or where.startswith("analyses/sweep/ray_cluster")
-        ):  # ours; or the remedy is its own
+        if not library or HOLE in library or where.startswith("analyses/ray_pool"):  # ours; or the remedy is its own
             continue
         module = library.split(".")[0]
         have = {canonical(one) for one in packages.get(module, [])}

@@ -250,7 +250,7 @@ def test_data_is_found_in_either_layout(place: Path, tmp_path: Path) -> None:
     (tmp_path / "glue/stsb").mkdir(parents=True)
     assert not PaperData(str(tmp_path)).has("sts")
     assert PaperData(None).lacking_pairs() == ()
-    assert len(data.sentences(limit=3)) == 3
+    assert len(data.sentences()) > 3
     (tmp_path / "wic").mkdir()
     with pytest.raises(BadInput, match="no folder sst2 with the sentences that most parts read; it has glue, wic"):
         PaperData(str(tmp_path)).sentences()

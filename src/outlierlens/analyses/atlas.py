@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Gt
 
-from outlierlens import __version__
 from outlierlens.analyses.atlas_names import ListEntry, Query, listed, names_in
 from outlierlens.analyses.atlas_page import COLUMNS, INDEX, write_site
 from outlierlens.analyses.atlas_rows import JOURNAL, AtlasRow, Store, read_rows, rows_of, storable
@@ -59,8 +58,6 @@ BATCH = 1000  # names that are compared with the store at once
 SECONDS_BETWEEN_LINES = 20.0
 MAX_UNREACHABLE = 50  # models in a row that the hub did not give before it is left alone
 MAX_LOSSES = 3  # Ray workers that a model may end
-PATIENCE = 600.0  # seconds without any Ray worker
-NO_WORKER = "no Ray worker could be had ({}): each needs {:g} CPUs; lower --cpus-per-worker. What was found is kept"
 # What a Ray worker must know of this process's surroundings to reach the same hub.
 SURROUNDINGS = ("HF_ENDPOINT", "HF_HUB_OFFLINE", "NO_PROXY", "HTTPS_PROXY", "HTTP_PROXY")
 # The reason of a failure by its error; the first that fits.
@@ -201,109 +198,44 @@ def in_threads(entries: Iterator[ListEntry], access: HubAccess) -> Generator[Row
         pool.shutdown(cancel_futures=True)
 
 
-class AtlasWorker:
-    """What runs in a Ray worker, in threads and with a rate of its own."""
-
-    def __init__(self, access: HubAccess, surroundings: dict[str, str]):
-        os.environ |= surroundings
-        self.access, self.rate = access, Rate(access.rate)
-
-    def look(self, entry: ListEntry | None, version: str) -> Rows:
-        """See `look`; without an entry it only answers, once it is there."""
-        if version != __version__:
-            raise BadInput(f"outlierlens is {__version__} on a worker and {version} here; install the same everywhere")
-        return look(entry, self.access, self.rate) if entry else ()
-
-
 def on_ray(entries: Iterator[ListEntry], access: HubAccess, machines: Machines) -> Generator[Rows, None, None]:
     """An `Engine` on the machines of a Ray cluster, or in several processes of one machine.
 
-    Another worker takes the place of one that dies. What the dead one had is looked at in the end, each model in a process
-    of its own: one that ends `MAX_LOSSES` of them gets a row that says so.
+    What workers had that died is looked at in the end, each model in a task of its own: one that ends `MAX_LOSSES` of them gets
+    a row that says so.
 
     Raises:
         BadInput: a worker has another version of outlierlens. OutlierlensError: no worker could be had.
     """
-    from outlierlens.analyses.sweep.ray_cluster import connect, room
+    from outlierlens.analyses.ray_pool import Pool
 
-    ray, started_here = connect(machines.address)
-    cpus = 1.0 if machines.cpus_per_worker is None else machines.cpus_per_worker
-    n_workers = machines.workers or max(1, room(ray, cpus, 0.0))
-    share = replace(access, rate=access.rate and access.rate / n_workers)
     surroundings = {name: value for name in SURROUNDINGS if (value := os.environ.get(name)) is not None}
-    remote = ray.remote(AtlasWorker).options(
-        num_cpus=cpus, max_concurrency=access.parallel, scheduling_strategy="SPREAD"
-    )
-    workers, in_hand = list[Any](), dict[int, int]()  # models that each worker that is there has in hand, by its number
-    owed, lost = dict[Any, tuple[ListEntry | None, int]](), list[ListEntry]()
-
-    def give(entry: ListEntry | None, number: int) -> None:
-        owed[workers[number].look.remote(entry, __version__)] = entry, number
-
-    def recruit() -> None:
-        workers.append(remote.remote(share, surroundings))
-        give(None, len(workers) - 1)
-
-    try:
-        for _ in range(n_workers):
-            recruit()
-        while True:
-            while in_hand and min(in_hand.values()) < 2 * access.parallel and (entry := next(entries, None)):
-                freest = min(in_hand, key=lambda number: in_hand[number])
-                in_hand[freest] += 1
-                give(entry, freest)
-            if in_hand and not any(entry for entry, _ in owed.values()):
-                break
-            done, _ = ray.wait(list(owed), timeout=None if in_hand else PATIENCE)
-            if not done:
-                raise OutlierlensError(NO_WORKER.format(f"waited {PATIENCE:.0f} s", cpus))
-            entry, number = owed.pop(done[0])
-            try:
-                rows = _answer(ray, done[0])
-            except ray.exceptions.RayError as error:
-                lost += [entry] if entry else []
-                if in_hand.pop(number, None) is not None:
-                    recruit()
-                elif not owed and not in_hand:
-                    raise OutlierlensError(NO_WORKER.format(one_line(str(error))[:300], cpus)) from error
-                continue
-            in_hand[number] = in_hand[number] - 1 if entry else 0
-            if entry:
-                yield rows
-        yield from _one_by_one(ray, lost, access, surroundings)
-    finally:
-        for worker in workers:
-            ray.kill(worker)
-        if started_here and ray.is_initialized():
-            ray.shutdown()
+    with Pool(machines, losses=MAX_LOSSES) as pool:
+        share = replace(access, rate=access.rate and access.rate / pool.workers)
+        work, lost = pool.send(partial(_looking, share, surroundings)), list[ListEntry]()
+        for batch, answer in pool.map(work, iter(lambda: tuple(islice(entries, 2 * access.parallel)), ())):
+            if isinstance(answer, OutlierlensError):
+                lost += batch
+            else:
+                yield from answer
+        for (entry,), answer in pool.map(work, ((one,) for one in lost)):
+            if isinstance(answer, OutlierlensError):
+                said = OutlierlensError(f"{MAX_LOSSES} Ray workers ended while they read it ({answer})")
+                yield (replace(failed(entry, said), reason="error"),)
+            else:
+                yield from answer
 
 
-def _one_by_one(
-    ray: Any, lost: list[ListEntry], access: HubAccess, surroundings: dict[str, str]
-) -> Generator[Rows, None, None]:
-    """What dead workers had, when all others are done: each in a process of its own, which is started again once."""
-    looking = ray.remote(_look_alone).options(num_cpus=0, max_retries=MAX_LOSSES - 2)
-    for entry in lost:
-        try:
-            yield _answer(ray, looking.remote(entry, access, surroundings))
-        except ray.exceptions.RayError as error:
-            said = OutlierlensError(f"{MAX_LOSSES} Ray workers ended while they read it ({error})")
-            yield (replace(failed(entry, said), reason="error"),)
+def _looking(access: HubAccess, surroundings: dict[str, str]) -> Callable[[tuple[ListEntry, ...]], list[Rows]]:
+    """What looks at models in a worker process, in threads and with a rate of its own."""
+    os.environ |= surroundings
+    rate = Rate(access.rate)
 
+    def look_at(entries: tuple[ListEntry, ...]) -> list[Rows]:
+        with ThreadPoolExecutor(access.parallel) as threads:
+            return list(threads.map(lambda entry: look(entry, access, rate), entries))
 
-def _look_alone(entry: ListEntry, access: HubAccess, surroundings: dict[str, str]) -> Rows:
-    return AtlasWorker(access, surroundings).look(entry, __version__)
-
-
-def _answer(ray: Any, ref: Any) -> Rows:
-    """What a worker answers; raises RayError where it is no more."""
-    try:
-        rows: Rows = ray.get(ref)
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, BadInput):
-            raise BadInput(str(error.cause)) from error
-        raise OutlierlensError(f"a Ray worker failed: {one_line(str(error.cause))[:300]}") from error
-    return rows
+    return look_at
 
 
 # --- many models -----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@
 Scores are Spearman's ρ in [−1, 1], equal to scipy's `spearmanr`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,9 +96,9 @@ def score(pairs: TextPairs, cosines: np.ndarray) -> Scores:
     return Scores(pooled, mean.reshape(shape), weighted.reshape(shape), each.reshape(len(names), *shape))
 
 
-def spearman(pairs: TextPairs, vectors: np.ndarray, place: Mapping[str, int] | None = None) -> float:
-    """Pooled ρ of vectors [sentence, dim] whose rows are `pairs.sentences`, or where `place` says."""
-    place = place or {text: i for i, text in enumerate(pairs.sentences)}
+def spearman(pairs: TextPairs, vectors: np.ndarray) -> float:
+    """Pooled ρ of vectors [sentence, dim] whose rows are `pairs.sentences`."""
+    place = {text: i for i, text in enumerate(pairs.sentences)}
     rows = np.array([[place[text] for text in side] for side in (pairs.first, pairs.second)], dtype=np.int64)
     return float(score(pairs, PairIndex.of(*rows).cosines(vectors)[:, None]).pooled[0])
 

@@ -39,7 +39,7 @@ from outlierlens.data.texts import Texts
 from outlierlens.data.token_counts import TokenCounts, write_counts
 from outlierlens.detection.targets import check_dims
 from outlierlens.detection.weights import scan_stream
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadInput, pick
 from outlierlens.models.hooks import layer_name
 from outlierlens.models.inputs import reader_digest
 from outlierlens.models.load import LoadedModel, fingerprint, stream_width
@@ -282,15 +282,9 @@ class Frequency(Finding):
         return self.layers.index(layer)
 
     def contrast(self, measure: str = "log", layer: str = BLOCKS, view: str = VIEWS[0]) -> Contrast:
-        """The named dimensions against all others; raises BadInput where that was not measured."""
-        for one in self.contrasts:
-            if (one.view, one.measure, one.layer) == (view, measure, layer):
-                return one
-        known = ", ".join(dict.fromkeys(one.measure for one in self.contrasts)) or "none"
-        raise BadInput(
-            f"no contrast of {measure!r}, layer {layer!r}, view {view!r} in this result (measures: {known}); outliers are "
-            f"named by the weights or by --dims"
-        )
+        """The named dimensions against all others; raises BadInput with what there is."""
+        no = f"no contrast of {measure!r}, layer {layer!r}, view {view!r}: outliers are named by the weights or by --dims"
+        return pick([one for one in self.contrasts if (one.view, one.layer) == (view, layer)], no, measure=measure)
 
     def passes(self, view: str = VIEWS[0]) -> np.ndarray:
         """Where a correlation with the log count is no chance of the texts nor of the words, bool [layer, dim].

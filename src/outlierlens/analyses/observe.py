@@ -24,7 +24,7 @@ from outlierlens.data.texts import Data
 from outlierlens.detection.activations import ObserveOptions, Observer, partly
 from outlierlens.detection.observed import LARGE, VIEWS, Passage, Size, StackObservation
 from outlierlens.detection.weights import opened
-from outlierlens.errors import BadInput, need, option
+from outlierlens.errors import BadInput, option
 from outlierlens.models.load import LoadedModel
 from outlierlens.models.passes import reading_of
 from outlierlens.options import Flat, belong, check
@@ -32,7 +32,6 @@ from outlierlens.results.advice import Advice, about
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.row_store import Keep, kept_rows
 from outlierlens.results.rows import More, Quiet, Row
-from outlierlens.results.safe_files import check_file, replacing
 from outlierlens.view.charts.base import Chart, place
 from outlierlens.view.pictures import Lines
 from outlierlens.view.section import FineShare, Rows, Section, cell_text, number, percent, these
@@ -59,8 +58,6 @@ class ObserveCall:
     """Tokens of a text at most. Default: 128."""
     options: Annotated[ObserveOptions, Flat("stack", "batch_size", "n_sigma", "without_special")] = ObserveOptions()
     """How to observe."""
-    parquet: Path | None = None
-    """Also write every statistic as a table."""
     imatrix: Path | None = None
     """Run nothing: show what this importance matrix of llama.cpp says each linear reads."""
     definitions: Annotated[DefinitionOptions, Flat("nulls", "thresholds", "prompt", "trial_texts", "seed")] = (
@@ -70,12 +67,12 @@ class ObserveCall:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.imatrix is not None and (self.parquet is not None or self.options.without_special):
-            raise BadInput("--imatrix runs nothing, so it knows no tokens; leave --parquet and --without-special out")
+        if self.imatrix is not None and self.options.without_special:
+            raise BadInput("--imatrix runs nothing, so it knows no tokens; leave --without-special out")
         if self.rule is None:
             belong("to --rule all; give that too", self.definitions)
         else:
-            belong("to the other rules; leave --rule all out", self, "parquet", "imatrix", "n_sigma")
+            belong("to the other rules; leave --rule all out", self, "imatrix", "n_sigma")
 
 
 # --- what is found ---------------------------------------------------------------------------------------------------
@@ -249,20 +246,16 @@ class Observation(Finding):
         peak = stack.peak
         if not dims or peak is None:
             return
-        step, median, held = peak.value / 127, peak.value / peak.ratio, these(dims)
-        coarse = (
-            "Give 8-bit activations one scale per token. Measure what one scale per tensor costs, and how much of it comes "
-            f"back with {held} in 16 bits."
+        step, median = peak.value / 127, peak.value / peak.ratio
+        yield Advice(
+            "quantize",
+            "Measure what 8-bit activations cost with one scale per tensor and with one per token, and how much of it comes "
+            f"back with {these(dims)} in 16 bits.",
+            f"one step of an 8-bit scale over {place(peak.layer)} is {number(step)}, the median |h| there {number(median)}",
+            # What lies inside the MLPs may be coarser than the stream: `range` says so.
+            (about(self.provenance, "range"), about(self.provenance, "quantize", dims=dims, stack=stack.stack)),
+            ("Ranges", "Quantized", "PrecisionPlan"),
         )
-        fine = (
-            f"Measure what 8-bit activations cost before you keep {held} in 16 bits: one step is finer than half of all "
-            "entries."
-        )
-        # What lies inside the MLPs may be coarser than the stream: `range` says so.
-        commands = (about(self.provenance, "range"), about(self.provenance, "quantize", dims=dims, stack=stack.stack))
-        why = f"one step of an 8-bit scale over {place(peak.layer)} is {number(step)}, the median |h| there {number(median)}"
-        until = ("Ranges", "Quantized", "PrecisionPlan")
-        yield Advice("quantize", coarse if step >= median else fine, why, commands, until)
 
     def sections(self, *, verbose: bool = False, named: Mapping[str, Sequence[int]] | None = None) -> Iterator[Section]:
         """For every surface; `named` are dimensions with a name in the pictures, by stream."""
@@ -313,15 +306,6 @@ class Observation(Finding):
             stack.columns(name) for stack in self.stacks for name in (stack.views if which == STATISTICS else (which,))
         ]
         return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]} if blocks else {}
-
-    def to_parquet(self, path: Path | str) -> Path:
-        """Write every statistic to exactly `path`, through a temporary file beside it that is then renamed."""
-        pyarrow = need("pyarrow", "models", "writing parquet")
-        with replacing(Path(path)) as file:
-            need("pyarrow.parquet", "models", "writing parquet").write_table(
-                pyarrow.table(self.columns(STATISTICS)), file
-            )
-        return Path(path)
 
 
 def how_large(dim: int, size: Size) -> str:
@@ -448,9 +432,6 @@ def run(session: "Session", call: ObserveCall) -> Observation | Definitions:
     if call.imatrix is not None:
         with opened(session.subject.model, session.scanning()) as checkpoint:
             return Observation(**second_moments(checkpoint, call.imatrix, call.options.rules))
-    if call.parquet is not None:
-        check_file(call.parquet, replace=session.output.overwrite)
-        need("pyarrow", "models", "--parquet")  # before the work, not after it
     reading = session.task_reading
     length = reading.options(max_length=call.max_length).max_length
     texts = reading.read(offline=session.load.offline)
@@ -461,7 +442,4 @@ def run(session: "Session", call: ObserveCall) -> Observation | Definitions:
         )  # fmt: skip
         return definitions(session.loaded, texts, options, progress=session.progress)
     asked = replace(call.options, max_length=length, progress=session.progress)
-    found = observe(session.loaded, texts, asked, rows=session.kept)
-    if call.parquet is not None:
-        found.to_parquet(call.parquet)
-    return found
+    return observe(session.loaded, texts, asked, rows=session.kept)

@@ -38,6 +38,7 @@ from outlierlens.view.section import number
 
 WIDTH, HEIGHT = 252, 110  # pixels of a panel
 PER_ROW = 3
+NUMBERED = 2  # lowest and highest averages of a panel
 MAX_STICKS = 1100  # dimensions drawn in a panel; beyond it the smallest are left out
 
 
@@ -232,82 +233,33 @@ def extreme_shares(stack: StackObservation, named: Sequence[int], *, prefix: str
     else:
         reading += f"At most: {best['name'].removeprefix('dim ')} is the {best['end']} of {best['share']:.1%} "
         reading += f"of the token vectors after {place(best['layer'])}."
-    pooled = stack.pooled_shares()
-    reading += _pooled_sentence(pooled, dims, shown)
-    without = stack.views.get("without_special")
-    alone = {} if without is None else {"smallest entry": without.argmin_share, "largest entry": without.argmax_share}
     return chart(
         name=f"{prefix}extreme-shares",
         title="Which dimension is the smallest or largest entry",
         reading=reading,
         layers=layers + lines,
         height=260,
-        columns=("layer", "dimension", "entry", "share of tokens", "share without special tokens"),
-        rows=(
-            [
-                ["all blocks", label(dim), end, round_to(values[c]), _pooled_alone(stack, end, c)]
-                for end, values in pooled.items()
-                for dim in shown
-                for c in np.flatnonzero(dims == dim).tolist()
-            ]
-            + [
-                [r["layer"], r["name"], r["end"], r["share"], _alone(alone, r, stack)]
-                for r in sorted(rows, key=lambda r: -r["share"])
-            ]
-        ),
+        **tooltip.table(sorted(rows, key=lambda row: -row["share"])),
     )
 
 
-def _pooled_sentence(pooled: dict[str, np.ndarray], dims: np.ndarray, shown: Looks) -> str:
-    """What the paper counts: all blocks' vectors in one, without the embeddings'; beside the most of any other dimension."""
-    said = []
-    for end, values in pooled.items():
-        mine = [
-            (float(values[c]), dim) for dim in shown for c in np.flatnonzero(dims == dim).tolist() if values[c] >= 0.01
-        ]
-        others = np.where(np.isin(dims, list(shown)), -1.0, np.nan_to_num(values, nan=-1.0))
-        other = (
-            f"most of any other: {others.max():.1%}, {dims[others.argmax()]}" if others.max(initial=-1.0) >= 0 else ""
-        )
-        if mine:
-            listed = ", ".join(f"{dim} of {share:.1%}" for share, dim in sorted(mine, reverse=True))
-            said.append(f"the {end}: {listed}" + (f" ({other})" if other else ""))
-    return f" All blocks pooled, embeddings excluded, {'; '.join(said)}." if said else ""
-
-
-def _pooled_alone(stack: StackObservation, end: str, column: int) -> float | None:
-    if "without_special" not in stack.views:
-        return None
-    return round_to(float(stack.pooled_shares("without_special")[end][column]))
-
-
-def _alone(alone: dict[str, np.ndarray], row: Spec, stack: StackObservation) -> float | None:
-    if not alone:
-        return None
-    column = stack.dims.index(int(row["name"].removeprefix("dim ")))
-    return round_to(float(alone[row["end"]][stack.layers.index(row["layer"]), column]))
-
-
-def vector_panels(
-    stack: StackObservation, named: Sequence[int], *, view: str = "all", prefix: str = "", per_layer: int = 2
-) -> Chart:
+def vector_panels(stack: StackObservation, named: Sequence[int], *, prefix: str = "") -> Chart:
     """Mean over tokens of every dimension (across), a panel per layer, on one scale.
 
-    `named` are the dimensions with a name, the strongest first; in each panel the `per_layer` lowest and highest averages are
-    numbered.
+    `named` are the dimensions with a name, the strongest first; in each panel the two lowest and highest averages are numbered.
     """
-    mean = drawable(stack.view(view).mean)  # [layer, column]
+    mean = drawable(stack.view("all").mean)  # [layer, column]
     dims = np.array(stack.dims)
     shown = looks(named, dims)
     low, high = min(float(mean.min(initial=0.0)), 0.0), max(float(mean.max(initial=0.0)), 0.0)
     room = 0.16 * (high - low) or 1.0
     domain = (low - room, high + room)
-    panels = [_panel(stack, row, mean[row], dims, shown, domain, per_layer) for row in range(len(stack.layers))]
+    panels = [_panel(stack, row, mean[row], dims, shown, domain) for row in range(len(stack.layers))]
     inks = " or in ink" if inked_dims(shown) else ""
     reading = (
         f"Mean over tokens of every dimension, a panel per layer, all on one scale; coloured{inks}: the named dimensions; "
-        "numbered: the lowest and highest averages. "
-    ) + _reading(stack, mean, dims, shown)
+        "numbered: the lowest and highest averages."
+    )
     numbers = [
         [stack.layers[row], end, rank + 1, int(dims[column]), round_to(mean[row, column])]
         for row in range(len(stack.layers))
@@ -322,18 +274,6 @@ def vector_panels(
         columns=("layer", "end", "place", "dimension", "mean"),
         rows=numbers,
     )
-
-
-def _reading(stack: StackObservation, mean: np.ndarray, dims: np.ndarray, shown: Looks) -> str:
-    blocks = [row for row, layer in enumerate(stack.layers) if layer != "embeddings"]
-    said = []
-    for dim in shown:
-        column = int(np.flatnonzero(dims == dim)[0])
-        low = sum(int(mean[row].argmin() == column) for row in blocks)
-        high = sum(int(mean[row].argmax() == column) for row in blocks)
-        ends = [f"the {word} of {n}" for word, n in (("lowest", low), ("highest", high)) if n]
-        said.append(f"{dim} is {' and '.join(ends) if ends else 'neither end of any'}")
-    return f"Of the {len(blocks)} blocks' averages {'; '.join(said)}." if said else ""
 
 
 def _apart(order: np.ndarray, dims: np.ndarray, width: int, n: int) -> list[int]:
@@ -352,7 +292,6 @@ def _panel(
     dims: np.ndarray,
     shown: Looks,
     domain: tuple[float, float],
-    per_layer: int,
 ) -> Spec:
     left = row % PER_ROW == 0
     scale = {"domain": [0, stack.hidden_size], "nice": False}
@@ -361,8 +300,8 @@ def _panel(
     axis = {"tickCount": 4, "labels": left, "ticks": left, "domain": left}
     y = field("mean", "mean" if left else None, scale=scale, axis=axis)
     ends = [
-        *_apart(np.argsort(mean), dims, stack.hidden_size, per_layer),
-        *_apart(np.argsort(-mean), dims, stack.hidden_size, per_layer),
+        *_apart(np.argsort(mean), dims, stack.hidden_size, NUMBERED),
+        *_apart(np.argsort(-mean), dims, stack.hidden_size, NUMBERED),
     ]
     for dim in inked_dims(shown):  # theirs too, where there is room
         column = int(np.flatnonzero(dims == dim)[0])

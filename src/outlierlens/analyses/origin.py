@@ -394,23 +394,11 @@ class Origin(Finding):
             places.setdefault((row.stream, row.role, row.module, row.part, row.dim), []).append(row)
         for (stream, role, module, part, dim), mine in places.items():
             peak = max(mine, key=lambda row: abs(row.z))
-            past, first = sum(bool(rule.passes(one.z)) for one in mine), sum(one.is_first for one in mine)
+            counts = (sum(bool(rule.passes(one.z)) for one in mine), sum(one.is_first for one in mine))
             ranks = (peak.rank_z, peak.rank_top, peak.rank_bottom, peak.rank_absolute)
-            norm = role if role in (BEFORE, AFTER) else module
-            others = peak.n_outside - int(rule.passes(peak.z))
-            lines.append(
-                (
-                    f"{stream} {norm}".strip(),
-                    part,
-                    dim,
-                    Of(past, len(mine)),
-                    Of(first, len(mine)),
-                    peak.z,
-                    peak.layer,
-                    *ranks,
-                    others,
-                )
-            )
+            norm = f"{stream} {role if role in (BEFORE, AFTER) else module}".strip()
+            others, of = peak.n_outside - int(rule.passes(peak.z)), (Of(n, len(mine)) for n in counts)
+            lines.append((norm, part, dim, *of, peak.z, peak.layer, *ranks, others))
         sigma = f"≥ {self.n_sigma:g}σ"
         heads = (
             "norm", "part", "dim", f"layers {sigma}", "first in", "strongest z", "in layer", "rank |z|", "from top",

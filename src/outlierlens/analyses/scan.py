@@ -432,6 +432,7 @@ def _weight_map(
     what = part if part == "bias" or stack.measure.startswith("scale") else "row norm"
     titles = {"layer": "layer", "dim": "dimension", "z": f"z of the {what}"}
     titles |= {} if other is None else {"other": f"z of the {other[0]}"}
+    tooltip = draw.columns(**titles)
     counts = {dim: int(stack.threshold.passes(z[:, dims == dim]).sum()) for dim in sorted(named) if dim in dims}
     listed = ", ".join(f"{dim} in {n} of {stack.n_layers}" for dim, n in counts.items())
     reading = (
@@ -449,10 +450,9 @@ def _weight_map(
         if what == part
         else f"Writes of every layer to every dimension: {stack.site}",
         reading=reading,
-        layers=_map_layers(stack, dots, marks, named, draw.columns(**titles)),
+        layers=_map_layers(stack, dots, marks, named, tooltip),
         height=min(560, max(200, 14 * len(z))),
-        columns=tuple(titles.values()),
-        rows=([one[key] for key in titles] for one in sorted(dots + marks, key=lambda one: -float(one["size"] or 0.0))),
+        **tooltip.table(sorted(dots + marks, key=lambda one: -float(one["size"] or 0.0))),
     )
 
 

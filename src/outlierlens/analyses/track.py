@@ -72,8 +72,6 @@ class TrackOptions:
     """Which stream, where there are several: encoder, decoder."""
     norm: str | None = None
     """Follow this norm of pre-norm blocks instead of the weights that write to the stream."""
-    text: str = ""
-    """Record this text's hidden states: loads every checkpoint whole."""
     skip_damaged: bool = False
     """Leave out checkpoints that cannot be read, with a note."""
     scan: Annotated[ScanOptions, Flat("max_read")] = ScanOptions()
@@ -167,7 +165,7 @@ class CoursePoint(Row):
     dim: int
     """dimension"""
     value: float
-    """value: in the layer that is drawn; of the state, after the middle layer, averaged over the tokens of one text"""
+    """value: in the layer that is drawn; of the state, after the middle layer, averaged over the probed tokens"""
     z: float | None = None
     """|z|, mean over layers"""
     layers: int | None = None
@@ -267,8 +265,8 @@ class Track(Finding):
             the rest.
         scale, bias: [step, column]; bias is (0, 0) where there is none.
         scale_range, bias_range: smallest and largest value over all dimensions, [step, 2].
-        state: hidden state after the middle layer, averaged over the tokens of one text, [step, column]; may be empty.
-        text: that text. bytes_read, total_bytes: of all checkpoints together; 0 for watch rows.
+        state: hidden state after the middle layer, averaged over the tokens of the texts that a watched training probed, [step,
+            column]; empty for checkpoints. bytes_read, total_bytes: of all checkpoints together; 0 for watch rows.
     """
 
     title = "Over training"
@@ -308,7 +306,6 @@ class Track(Finding):
     scale_range: Annotated[np.ndarray, "step 2"]
     bias_range: Annotated[np.ndarray, "step 2, or empty"]
     state: Annotated[np.ndarray, "step column, or empty"] = field(default_factory=no_states)
-    text: str = ""
     bytes_read: int = 0
     total_bytes: int = 0
 
@@ -344,60 +341,37 @@ class Track(Finding):
         return next((one for one in self.events if one.event == "starts its last steep fall"), None)
 
     def sentences(self) -> Iterator[str]:
-        """Who emerged and when, before or after the loss settled, or why that is open."""
+        """Who stands out since when, when its distance began to grow, and whether that was before the loss settled."""
+        span = f"Over {len(self.steps)} recorded steps from {int(self.steps[0]):,} to {int(self.steps[-1]):,}"
+        span += f" of {self.site}" if self.view == "reading" else ""
+        out = f"{self.rule.sigmas} out in {self.rule.percent} of the layers"
         passing = sorted((one for one in self.emergences if one.step is not None), key=lambda one: one.step or 0)
         emerged = [one for one in passing if one.after is not None]
-        yield from self._who(passing)
-        yield from map(self._when, (emerged or passing[:1])[:SAID])
+        if passing:
+            since = [f"{'from' if one.after is not None else 'already at'} step {one.step:,}" for one in passing]
+            dims = [f"{one.dim} ({self._part(one)}, {step})" for one, step in zip(passing, since, strict=True)]
+            yield f"{span} these come to stand {out} or more: {listed(dims)}."
+        else:
+            yield f"{span} no dimension comes to stand {out}."
+        if gone := [one.dim for one in self.emergences if one.passes == "neither" and one.seen]:
+            yield f"{listed(gone)} did so at some step and fell back."
+        for one in emerged[:SAID]:
+            if one.leaves:
+                yield f"Dimension {one.dim} starts to leave at step {one.onset.written(',.0f')}."
+            elif one.onset_p is not None:
+                yield f"When dimension {one.dim} starts to leave is not settled (p = {one.onset_p:.2g})."
         if emerged:
-            yield from self._signs(emerged[0], alone=len(passing) == 1)
+            yield from self._signs(emerged[0])
         elif passing:
             yield "Dimensions that stood out at the first recorded step have no onset to compare with the loss."
         if self.total_bytes:
             share = f"{self.bytes_read / self.total_bytes:.2%}".replace("%", " %")
             yield f"Of the checkpoints' {self.total_bytes:,} bytes {self.bytes_read:,} were read ({share})."
 
-    def _who(self, passing: list[Emergence]) -> Iterator[str]:
-        first, last = int(self.steps[0]), int(self.steps[-1])
-        span = f"{len(self.steps)} recorded steps from {first:,} to {last:,}"
-        span += f" of {self.site}" if self.view == "reading" else ""
-        out = f"{self.rule.sigmas} out in {self.rule.percent} of the layers"
-        if not passing:
-            yield f"Over {span} no dimension comes to stand {out}."
-        elif whole := [one.dim for one in self.outliers]:
-            what = f"{self.scale_name} and bias" if self.has_bias else self.scale_name
-            many = "dimension" if len(whole) == 1 else "dimensions"
-            came = any(one.after is not None for one in self.outliers)
-            verb = (
-                "came to stand" if came else ("stands" if len(whole) == 1 else "stand") + " from the first of them on"
-            )
-            yield f"Over {span}, {many} {listed(whole)} {verb} {out} or more, for {what}."
-        else:
-            dims = [f"{one.dim} ({'bias' if one.passes == 'bias' else self.scale_name} alone)" for one in passing]
-            yield (
-                f"Over {span} no dimension passes for {self.scale_name} and bias both; {listed(dims)} "
-                f"{'stands' if len(dims) == 1 else 'stand'} {out} or more."
-            )
-        gone = [one.dim for one in self.emergences if one.passes == "neither" and one.seen]
-        if gone:
-            yield f"{listed(gone)} did so at some step and fell back."
+    def _part(self, one: Emergence) -> str:
+        return one.passes.replace("scale", self.scale_name)
 
-    def _when(self, one: Emergence) -> str:
-        assert one.step is not None
-        between = (
-            f" (not yet at step {one.after:,})" if one.after is not None else " (already at the first recorded step)"
-        )
-        flicker = one.seen and one.after is not None and one.seen[0] < one.step
-        said = f"Dimension {one.dim} stands out for good from step {one.step:,} on" + ("" if flicker else between)
-        said += f", for the first time at step {one.seen[0]:,}" if flicker else ""
-        part = "bias" if one.passes == "bias" else self.scale_name
-        if one.after is None or one.onset_p is None:
-            return f"{said}."
-        if one.leaves:
-            return f"{said}; its {part} starts to leave at step {one.onset.written(',.0f')}."
-        return f"{said}; when its {part} starts to leave is not settled (p = {one.onset_p:.2g})."
-
-    def _signs(self, one: Emergence, *, alone: bool) -> Iterator[str]:
+    def _signs(self, one: Emergence) -> Iterator[str]:
         """Whether the emergence says something about the loss, which is asked of the first dimension to emerge."""
         fall, end = self.fall, self.plateau
         if fall is not None and math.isfinite(one.onset_lead.value):
@@ -405,25 +379,18 @@ class Track(Finding):
                 f"Dimension {one.dim} starts to leave {_apart(one.onset_lead)} the loss starts its last steep fall "
                 f"(step {fall.step.value:,.0f}; {_between(one.onset_lead)})."
             )
-        if end is None:
-            yield "Whether this tells that training is nearly done is open: no loss curve long enough was logged."
-        elif not end.settled:
-            yield (
-                "Whether this tells that training is nearly done is open: the loss was still falling in the last quarter of "
-                "the run, so the run is too short to tell."
-            )
+        if end is None or not end.settled:
+            why = "no loss curve long enough was logged" if end is None else "the loss was still falling at the end"
+            yield f"Whether this tells that training is nearly done is open: {why}."
         elif math.isfinite(one.lead.value):
-            run = max(int(self.steps[-1]) - int(self.steps[0]), 1)
-            left = 100 * (end.step.value - (one.step or 0)) / run
             hint = {
-                -1: f"it is an early sign, not one that training is done: {left:.0f} % of the run lay between",
-                1: "in this run it came only after training was nearly done",
+                -1: "an early sign, not one that training is done",
+                1: "only after training was nearly done",
                 0: "the recorded steps are too far apart to say which came first",
             }[one.lead.side()]
-            who = "It" if alone else f"Dimension {one.dim}"
             yield (
-                f"{who} stands out {_apart(one.lead)} the loss comes within {100 * SHARE:g} % of its fall from the run's final "
-                f"level (step {end.step.value:,.0f}; {_between(one.lead)}): {hint}."
+                f"Dimension {one.dim} stands out {_apart(one.lead)} the loss comes within {100 * SHARE:g} % of its fall from "
+                f"the run's final level (step {end.step.value:,.0f}; {_between(one.lead)}): {hint}."
             )
 
 
@@ -466,7 +433,7 @@ def track(
     if path.n_steps < 2:
         raise BadInput(f"{path.model}: one step is no trajectory; name more checkpoints, or use `outlierlens scan`")
     found = summarize(path, options, "watch rows" if rows else "revisions" if options.revisions else "checkpoints")
-    return replace(found, text=options.text, bytes_read=size[0], total_bytes=size[1], notes=(*found.notes, *notes))
+    return replace(found, bytes_read=size[0], total_bytes=size[1], notes=(*found.notes, *notes))
 
 
 def run(session: "Session", call: TrackCall) -> Track:

@@ -14,17 +14,15 @@ import numpy as np
 
 import outlierlens.architectures as arch
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
-from outlierlens.data.texts import Texts
 from outlierlens.detection.rules import Measured
 from outlierlens.detection.weights import Site, check_size, measure, sites_of
 from outlierlens.errors import BadFile, BadInput, UnknownArchitecture, UnknownModel
-from outlierlens.training.run_files import Saved, Trajectory, find_log, find_saved, no_bias, no_states, tracked_site
+from outlierlens.training.run_files import Saved, Trajectory, find_log, find_saved, no_bias, tracked_site
 
 if TYPE_CHECKING:
     from outlierlens.analyses.track import TrackOptions
 
 DAMAGED = (BadFile, UnknownModel, UnknownArchitecture)
-PROBE_TOKENS = 512
 
 
 def read_recorded(names: list[str], options: "TrackOptions") -> Trajectory:
@@ -33,7 +31,7 @@ def read_recorded(names: list[str], options: "TrackOptions") -> Trajectory:
 
     if len(names) > 1:
         raise BadInput(f"{names[0]} holds a whole run; track it alone, without {names[1]}")
-    given = {"--revisions": options.revisions, "--steps": options.steps, "--norm": options.norm, "--text": options.text}
+    given = {"--revisions": options.revisions, "--steps": options.steps, "--norm": options.norm}
     for option, value in given.items():
         if value:
             raise BadInput(f"{option} belongs to checkpoints; {names[0]} holds recorded rows")
@@ -54,7 +52,6 @@ def read_checkpoints(
     saved = find_saved(names, revisions=options.revisions, steps=options.steps)
     first: Site | None = None
     kept: list[tuple[Saved, Measured]] = []
-    states: list[np.ndarray] = []
     notes: list[str] = []
     read = total = 0
     for place, one in enumerate(saved):
@@ -70,7 +67,6 @@ def read_checkpoints(
                     )
                 measured, _ = measure(checkpoint, site, hashlib.sha256())
                 read, total = read + checkpoint.bytes_read, total + checkpoint.total_bytes
-            shown = [_state(one, site, options)] if options.text else []
         except DAMAGED as error:
             if not options.skip_damaged:
                 raise type(error)(f"{one.name} (step {one.step}): {error}; --skip-damaged leaves it out") from error
@@ -79,12 +75,8 @@ def read_checkpoints(
         first = first or site
         _same(first, site, (kept[0] if kept else (one, measured)), (one, measured))
         kept.append((one, measured))
-        states += shown
     if first is None:
         raise BadFile(f"none of the {len(saved)} checkpoints can be read: {notes[0]}")
-    if options.text:
-        read = total
-        notes.append("hidden states of a text were asked for: every checkpoint was read whole")
     progress("reading", len(saved), len(saved))
     biased = all(measured.bias is not None for _, measured in kept)
     path = Trajectory(
@@ -93,7 +85,6 @@ def read_checkpoints(
         steps=np.array([one.step for one, _ in kept]), scale=np.stack([measured.scale for _, measured in kept]),
         bias=np.stack([m.bias for _, m in kept if m.bias is not None]) if biased else no_bias(),
         curves=find_log([one for one, _ in kept]) if options.log is None else {},
-        states=np.stack(states) if states else no_states(),
     )  # fmt: skip
     return path, (read, total), notes
 
@@ -124,20 +115,3 @@ def _same(first: Site, site: Site, before: tuple[Saved, Measured], now: tuple[Sa
             raise BadInput(
                 f"{now[0].name} is not of the same run as {before[0].name}: its {what} is {b}, not {a}; leave it out"
             )
-
-
-def _state(saved: Saved, site: Site, options: "TrackOptions") -> np.ndarray:
-    """The mean state of the text's tokens in the followed stream [dim]."""
-    from outlierlens.models.load import LoadOptions, load_model
-    from outlierlens.training.watch_probe import make_probe
-
-    scan = options.scan
-    load = LoadOptions(
-        revision=saved.revision, subfolder=scan.subfolder, token=scan.token, offline=scan.offline, row=scan.row,
-        dtype="float32",
-    )  # fmt: skip
-    probe = make_probe(load_model(saved.model, load), Texts("--text", (options.text,)), texts=1, tokens=PROBE_TOKENS)
-    seen = probe.measure()
-    if site.stack.name not in seen:
-        raise BadInput(f"{saved.name}: stream {site.stack.name} reads no text, so --text has nothing to show")
-    return seen[site.stack.name]["state"]

@@ -1,12 +1,11 @@
 """Data sets of the papers in one folder with a folder per data set, or the hub's own copies.
 
 data = PaperData("data/")               # data/sst2 or data/glue/sst2, data/sts/stsb or data/stsb, data/wic, …
-data.sentences(limit=20_000)            # SST-2's training sentences
+data.sentences()                        # SST-2's training sentences
 data.examples(find_task("rte"), "validation")
 data.folder("imdb")                     # None: not there
 """
 
-import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,12 +73,12 @@ class PaperData:
         place = self._needed(f"the examples of {task.name}", *names)
         return read_examples(task, place, split=split, limit=limit, offline=self.offline)
 
-    def sentences(self, split: str = "train", limit: int | None = None) -> Texts:
+    def sentences(self, split: str = "train") -> Texts:
         """The sentences of a split of SST-2, in file order; raises BadInput where there are none."""
         place = self._needed("the sentences that most parts read", "sst2")
         table = split_table(find_task("glue:sst2"), place, split, self.offline)
         texts = (text.strip() for (text,) in table.rows(("sentence",)) if isinstance(text, str) and text.strip())
-        return Texts(table.source, tuple(itertools.islice(texts, limit)), "sentence")
+        return Texts(table.source, tuple(texts), "sentence")
 
     def lacking_pairs(self) -> tuple[str, ...]:
         """Names of the data sets of semantic textual similarity that are not there; none where the hub's are read."""

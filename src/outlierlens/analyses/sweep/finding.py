@@ -38,9 +38,7 @@ from outlierlens.view.pictures import Lines, Picture, Strips
 from outlierlens.view.section import TASKS, Rows, cell_text, factor, listed, number, percent, these
 
 SMALL = 0.05  # a change that is worth protecting a dimension, in the task's unit
-ENOUGH = 5.0  # times the mean of random dimensions, which Puccetti et al. (2022) ask for
 TABLE, MORE = 20, 100  # effects of the table, and with --verbose
-MATCHED = "sets of as extreme weights elsewhere"
 BAND_FROM = 20  # fewer ordinary dimensions make no band of 5 to 95 %
 MAX_MARKS = 1024  # ordinary dimensions drawn one by one
 MAX_NULLS = 12  # strips
@@ -122,9 +120,7 @@ class EffectDots(Picture):
         return d.panel(layers, 640, 330, self.title)
 
 
-def figure2(
-    sweeps: "Sequence[Sweep]", named: Sequence[int] | None = None, *, model: str = "", name: str = "figure-2"
-) -> Chart:
+def figure2(sweeps: "Sequence[Sweep]", named: Sequence[int] | None = None, *, model: str = "") -> Chart:
     """Single dimensions off in several tasks, a panel each (Kovaleva et al. 2021, figure 2); `model` goes into the title.
 
     `named` are the dimensions with a name and colour: those that the weights name and the strongest, unless given.
@@ -149,7 +145,7 @@ def figure2(
         (one, ranked[i][place]) for place in range(TABLE_ROWS) for i, one in enumerate(sweeps) if place < len(ranked[i])
     ]
     return d.composed(
-        name=name,
+        name="figure-2",
         title=f"{model}: {title}" if model else begun(title),
         reading=" ".join(said),
         body=d.above(panels, 26, apart=("x", "y", "color", "shape")),
@@ -339,11 +335,11 @@ class Sweep(Finding):
     # --- in words ---
 
     def sentences(self) -> Iterator[str]:
-        """Who leads, how many matter, whether the weights had named them; then what was measured, and at what cost."""
+        """Who leads, where those stand that the weights name, how many matter; then what was measured, and at what cost."""
         if not self.effects:
             yield "Nothing was measured."
             return
-        singles = [e for e in self.singles() if e.finite]
+        singles = sorted((e for e in self.singles() if e.finite), key=_worst_first)
         if lost := [e.label for e in self.effects if not e.finite and e.n_texts]:
             yield f"With {listed(lost)} off, each on its own, the {self.about.measured} is infinite or undefined."
         if singles:
@@ -371,92 +367,53 @@ class Sweep(Finding):
         return f"{change.value:+.3g} {self.about.of_change} ({interval}{times})"
 
     def _leader(self, singles: list[Effect]) -> str:
-        first, *rest = sorted(singles, key=_worst_first)
-        n, windows, metric = len({e.dims for e in singles}), len(self.windows_swept), bool(self.about.metric)
+        first, n, windows = singles[0], len({e.dims for e in singles}), len(self.windows_swept)
         among = f"{n:,} {self.about.kind}s" if n > 1 else f"one {self.about.kind}"
         among += f" in each of {windows} layer windows" if windows > 1 else ""
+        verb, noun = ("lower", "loss") if self.about.metric else ("change", "change")
         if first.low <= 0:
-            verb, noun = ("lower", "loss") if metric else ("change", "change")
             return (
                 f"Of {among} switched off one at a time none is shown to {verb} the {self.about.measured}: the largest "
                 f"{noun}, {first.label}, is {self._amount(first)}."
             )
-        text = (
-            f"Of {among} switched off one at a time, {first.label} {'lowers' if metric else 'changes'} the "
-            f"{self.about.measured} most: {self._amount(first)}"
-        )
-        other = next((e for e in rest if e.dims != first.dims), None)
-        if other is None or other.change.value <= 0:
-            return text + "."
-        ratio = first.change.value / other.change.value
-        times = f"{ratio:.3g} times" if ratio >= 1.95 else f"{ratio:.2f} times"
-        return text + f", {times} the next, {other.label} ({other.change.value:+.3g})."
-
-    def _many(self, singles: list[Effect]) -> str:
-        limit, kind = 2 * self.tolerance, self.about.kind
-        above, over = sum(e.low > limit for e in singles), sum(e.change.value > limit for e in singles)
-        what = f"{kind}s" if len(self.windows_swept) == 1 else f"effects of one {kind} in one layer window"
-        unit = f"of {self.about.metric}" if self.about.metric else self.about.unit
-        text = (
-            f"{above:,} of {len(singles):,} {what} {'lies' if above == 1 else 'lie'} above twice the tolerance "
-            f"({limit:g} {unit}) with the whole interval"
-        )
-        text += f", {over:,} by their estimate" if over != above else ""
-        plain = [e.change.value for e in singles if e.dims[0] not in self.found]
-        return text + (
-            f"; the median of those that the weights do not name is {np.median(plain):+.2g}." if plain else "."
+        other = next((e for e in singles if e.dims != first.dims and e.change.value > 0), None)
+        beside = f"; the next, {other.label}, {other.change.value:+.3g}" if other else ""
+        return (
+            f"Of {among} switched off one at a time, {first.label} {verb}s the {self.about.measured} most: "
+            f"{self._amount(first)}{beside}."
         )
 
     def _by_weights(self, singles: list[Effect]) -> Iterator[str]:
-        found, order = [e for e in singles if e.dims[0] in self.found], sorted(singles, key=_worst_first)
-        one_window = len(self.windows_swept) == 1
-        if not found:
-            if self.found and singles and one_window:
-                yield f"The weights name {listed(sorted(self.found))}, which were not switched off alone."
-            elif not self.found and self.about.kind == "dimension":
-                yield "The weights name no dimension here."
-            return
-        if not one_window:
-            best = {e.dims: e for e in sorted(found, key=lambda e: e.change.value)}  # the largest of each comes last
-            said = []
-            for _, one in sorted(best.items()):
-                there = [e.change.value for e in singles if e.window == one.window]
-                rank_there = 1 + sum(change > one.change.value for change in there)
-                said.append(f"{one.label} ({one.change.value:+.3g}, number {rank_there:,} of {len(there):,} there)")
-            yield f"Where those that the weights name change it most: {listed(said)}."
-            return
-        if (n := len(singles)) < 2:
-            return
-        rank = {e.dims[0]: place for place, e in enumerate(order, 1)}
-        found.sort(key=lambda e: rank[e.dims[0]])
-        k, first = len(found), rank[found[0].dims[0]] == 1
-        inside = sum(rank[e.dims[0]] <= k for e in found)
-        if inside == k:
-            verdict = f"The weights had named {'the strongest one' if k == 1 else f'exactly the {k} strongest'}"
-        elif first:
-            verdict = f"The weights had named the strongest one, and {inside} of their {k} are among the first {k}"
-        else:
-            verdict = f"The strongest, {order[0].dims[0]}, is not one that the weights name"
-        yield f"{verdict}: {listed([_standing(e, rank[e.dims[0]], n) for e in found])}."
-        if ratios := {e.dims[0]: e.times_random for e in found if e.times_random is not None}:
-            enough = sorted(dim for dim, ratio in ratios.items() if ratio >= ENOUGH)
-            who = "none of them" if not enough else "all of them" if len(enough) == k > 1 else listed(enough)
-            yield (
-                f"At least {ENOUGH:g} times the mean change of the other {self.about.kind}s (Puccetti et al.’s measure): {who}."
-            )
+        order = list(dict.fromkeys(e.dims[0] for e in singles))
+        named = [f"{dim} (number {place:,})" for place, dim in enumerate(order, 1) if dim in self.found]
+        if named:
+            yield f"Of these {len(order):,} the weights name {listed(named)}, counted from the largest change."
+        elif self.found and singles:
+            yield f"The weights name {listed(sorted(self.found))}, which were not switched off alone."
+        elif not self.found and self.about.kind == "dimension":
+            yield "The weights name no dimension here."
+
+    def _many(self, singles: list[Effect]) -> str:
+        limit, kind = 2 * self.tolerance, self.about.kind
+        above = sum(e.low > limit for e in singles)
+        what = f"{kind}s" if len(self.windows_swept) == 1 else f"effects of one {kind} in one layer window"
+        unit = f"of {self.about.metric}" if self.about.metric else self.about.unit
+        return (
+            f"{above:,} of {len(singles):,} {what} {'lies' if above == 1 else 'lie'} above twice the tolerance "
+            f"({limit:g} {unit}) with the whole interval."
+        )
 
     def _sets(self) -> Iterator[str]:
         sets: dict[tuple[int, ...], Effect] = {}
         for effect in sorted((e for e in self.effects if len(e.dims) > 1 and e.finite), key=_worst_first):
             sets.setdefault(effect.dims, effect)
-        names = {"random": "random sets", "ordinary": "sets without outliers", "matched": MATCHED}
         for effect in list(sets.values())[:3]:
             where = "" if effect.window == "all layers" else f", {effect.window}"
             text = f"{listed(effect.dims)} off together{where}: {self._amount(effect)}"
             for null in self.nulls:
                 if (null.label, null.window) == (effect.label, effect.window) and null.changes:
                     rank = "" if null.p is None else f" (rank p = {null.p:.2g})"
-                    text += f"; {null.n:,} {names[null.kind]}: {null.median:+.2g} in the median{rank}"
+                    text += f"; {null.n:,} {null.kind} sets: {null.median:+.2g} in the median{rank}"
             yield f"{text}."
 
     def _how(self) -> Iterator[str]:
@@ -503,9 +460,3 @@ def _order(change: float) -> float:
 
 def _worst_first(effect: Effect) -> tuple[float, tuple[int, ...]]:
     return -_order(effect.change.value), effect.dims
-
-
-def _standing(effect: Effect, rank: int, n: int) -> str:
-    tests = [f"{mark} = {v:.2g}" for mark, v in (("p", effect.p), ("q", effect.q_found)) if v is not None]
-    tests += [f"{effect.times_random:.3g} × the mean of the others"] if effect.times_random is not None else []
-    return f"{effect.dims[0]} is number {rank:,} of {n:,}" + (f" ({', '.join(tests)})" if tests else "")

@@ -150,11 +150,7 @@ def run(session: Session, call: SweepCall) -> Sweep:
     if machines.engine == "ray":
         from outlierlens.analyses.sweep.ray_engine import on_ray
 
-        engine = on_ray(
-            texts, session.load, address=machines.address, workers=machines.workers,
-            cpus_per_worker=1.0 if machines.cpus_per_worker is None else machines.cpus_per_worker,
-            gpus_per_worker=machines.gpus_per_worker,
-        )  # fmt: skip
+        engine = on_ray(texts, session.load, machines)
     options = replace(options, dims=call.chosen(named))
     return sweep(loaded, texts, options, progress=session.progress, rows=session.kept, engine=engine)
 

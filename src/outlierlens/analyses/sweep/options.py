@@ -135,6 +135,12 @@ class Machines:
             raise BadInput("--address, --workers, --cpus-per-worker and --gpus-per-worker belong to --engine ray")
         if self.engine == "ray" and importlib.util.find_spec("ray") is None:
             need("ray", "ray", "--engine ray")  # said before a model is loaded; ray itself reads settings when imported
+        if self.cpus_per_worker == 0 and not (self.gpus_per_worker or self.gpus_per_worker is None):
+            raise BadInput(
+                "a worker needs some of a CPU or a GPU: --cpus-per-worker and --gpus-per-worker cannot both be 0"
+            )
+        if (self.gpus_per_worker or 0) > 1 and (self.gpus_per_worker or 0) % 1:
+            raise BadInput(f"--gpus-per-worker is {self.gpus_per_worker}; above 1 it must be a whole number")
 
 
 @dataclass(frozen=True, kw_only=True)
