@@ -431,7 +431,7 @@ def test_texts_as_a_probe_and_none_at_all(tmp_path: Path, words: Callable[..., A
         "tokenizer=, or token ids as the probe"
     ]
     nothing = read_watch(tmp_path / "none.jsonl")
-    assert nothing.states.shape == (0, 0)
+    assert nothing.states is None
     assert read_activity(tmp_path / "none.jsonl").inf_norm.shape == (1, 0)
 
 

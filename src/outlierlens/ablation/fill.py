@@ -4,7 +4,8 @@ What is found is data (`Filled`, `Passage`) and needs no torch.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -276,6 +277,23 @@ def filled(
     said.sort(key=lambda one: one.position)
     pieces = _between(work.text, [work.spans[one.position] for one in said]) if work.spans else work.pieces
     return Filled(label, dims, pieces, tuple(said))
+
+
+def answers(
+    loaded: LoadedModel,
+    text: str,
+    work: Exercise | None,
+    conditions: Iterable[tuple[str, tuple[int, ...], AbstractContextManager[Any]]],
+) -> Iterator[tuple[Filled | None, Continuation | None]]:
+    """The exercise filled in, and `text` continued, under each (label, dimensions, context) of `conditions`, intact first."""
+    intact = None
+    for label, dims, off in conditions:
+        with off:
+            now = fill(loaded, work) if work else None
+            said = continuation(loaded, text)
+        intact = intact or now
+        words = filled(loaded, work, now, intact, label=label, dims=dims) if work and now and intact else None
+        yield words, Continuation(label, dims, *said) if said else None
 
 
 def _name(tokenizer: Any, token: int) -> str:

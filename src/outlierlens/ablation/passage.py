@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from outlierlens.ablation.controls import Plan
-from outlierlens.ablation.fill import KINDS, Filled, continuation, exercise, fill, filled
+from outlierlens.ablation.fill import KINDS, Filled, answers, exercise
 from outlierlens.ablation.modes import Switch
 from outlierlens.ablation.study import Outcome, Study, dims_of
 from outlierlens.results.rows import Quiet, Row
@@ -30,22 +30,15 @@ class Reply(Row):
 
 def replies(study: Study, switch: Switch, passage: str, done: Sequence[Outcome]) -> Iterator[Reply]:
     """The passage filled in and continued: intact, with the median ordinary (or random) set off, with the chosen one off."""
-    loaded, blanks, first = switch.loaded, exercise(switch.loaded, passage, seed=study.seed), None
     kinds = [[one for one in done if one.condition.family == kind] for kind in ("ordinary", "random")]
     others = sorted(kinds[0] or kinds[1], key=lambda one: study.change(one).value)
     typical = [("random", one.condition.plan) for one in others[len(others) // 2 :][:1]]
     plans: list[tuple[str, Plan]] = [("intact", {}), *typical, ("chosen", done[0].condition.plan)]
-    for label, plan in plans:
-        with switch.off(plan):
-            now = fill(loaded, blanks) if blanks else None
-            said = continuation(loaded, passage)
-        first = first or now
-        words = (
-            filled(loaded, blanks, now, first, label=label, dims=dims_of(plan)) if blanks and now and first else None
-        )
+    work = exercise(switch.loaded, passage, seed=study.seed)
+    conditions = ((label, dims_of(plan), switch.off(plan)) for label, plan in plans)
+    for (label, plan), (words, said) in zip(plans, answers(switch.loaded, passage, work, conditions), strict=True):
         if words or said:
-            begins, continued = said or (None, None)
             yield Reply(
-                off=label, dims=study.words(plan), filled=words.line if words else None, begins=begins, continued=continued,
-                fill=words, plan=plan,
+                off=label, dims=study.words(plan), filled=words.line if words else None, fill=words, plan=plan,
+                begins=said.prompt if said else None, continued=said.text if said else None,
             )  # fmt: skip

@@ -46,7 +46,7 @@ class PositionMeans:
         return [places[dim] for dim in dims]
 
 
-@dataclass(frozen=True)
+@dataclass
 class PositionSums:
     """Sums of hidden values by layer and position.
 
@@ -58,6 +58,21 @@ class PositionSums:
     dims: tuple[int, ...]
     sums: np.ndarray
     counts: np.ndarray
+
+    def add(self, layer: int, states: "Tensor", valid: "Tensor") -> None:
+        """Add the valid tokens of `states` [batch, token, dim]; `valid` is bool [batch, token]."""
+        import torch
+
+        places = positions(valid)[valid].cpu()
+        index = torch.tensor(self.dims, device=states.device)
+        values = states[valid].index_select(1, index).detach().cpu().double()  # [token, column]
+        length = int(places.max()) + 1 if len(places) else 0
+        if length > len(self.counts):
+            longer = self._longer(length)
+            self.sums, self.counts = longer.sums, longer.counts
+        np.add.at(self.sums[layer], places.numpy(), values.numpy())
+        if layer == 0:
+            np.add.at(self.counts, places.numpy(), 1)
 
     @property
     def n_tokens(self) -> int:
@@ -105,43 +120,17 @@ class PositionSums:
 
 
 @temporary
-def collected(loaded: LoadedModel, stack: "BoundStack", dims: Sequence[int]) -> Iterator["Collecting"]:
+def collected(loaded: LoadedModel, stack: "BoundStack", dims: Sequence[int]) -> Iterator[PositionSums]:
     """Add up the values of `dims` in each block's output, in every forward pass inside the block."""
-    collecting = Collecting(stack.n_layers, tuple(dims))
+    found = PositionSums(tuple(dims), np.zeros((stack.n_layers, 0, len(dims))), np.zeros(0, dtype=np.int64))
     with valid_tokens(loaded.model) as mask_of:
 
         def look(_: "BoundStack", layer: int, states: "Tensor") -> None:
             if layer != EMBEDDINGS:
-                collecting.add(layer, states, mask_of(states))
+                found.add(layer, states, mask_of(states))
 
         with tapped(loaded.model, [stack], look):
-            yield collecting
-
-
-class Collecting:
-    """Sums in the making; `finish` gives them."""
-
-    def __init__(self, n_layers: int, dims: tuple[int, ...]):
-        self.dims = dims
-        self._sums = PositionSums(dims, np.zeros((n_layers, 0, len(dims))), np.zeros(0, dtype=np.int64))
-
-    def add(self, layer: int, states: "Tensor", valid: "Tensor") -> None:
-        """Add the valid tokens of `states` [batch, token, dim]; `valid` is bool [batch, token]."""
-        import torch
-
-        places = positions(valid)[valid].cpu()
-        index = torch.tensor(self.dims, device=states.device)
-        values = states[valid].index_select(1, index).detach().cpu().double()  # [token, column]
-        length = int(places.max()) + 1 if len(places) else 0
-        if length > len(self._sums.counts):
-            self._sums = self._sums._longer(length)
-        np.add.at(self._sums.sums[layer], places.numpy(), values.numpy())
-        if layer == 0:
-            np.add.at(self._sums.counts, places.numpy(), 1)
-
-    def finish(self) -> PositionSums:
-        """What was added up so far."""
-        return self._sums
+            yield found
 
 
 def positions(valid: "Tensor") -> "Tensor":

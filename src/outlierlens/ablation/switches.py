@@ -289,7 +289,7 @@ def clip(states: Any, dims: Sequence[int]) -> Any:
 
     Luo et al. (2021), section 4: post hoc, on vectors that the intact network produced.
     """
-    _check(dims, states.shape[-1], "these vectors")
+    check_dims(dims, states.shape[-1], "these vectors")
     copied = states.clone() if hasattr(states, "clone") else np.array(states)
     copied[..., list(dims)] = 0
     return copied
@@ -315,8 +315,8 @@ def plan_dims(
     for layer, off in plan.items():
         if not 0 <= layer < bound.n_layers:
             raise BadInput(f"layer {layer} does not exist; stream {bound.name!r} has layers 0 to {bound.n_layers - 1}")
-        _check(off, width, f"stream {bound.name!r}")
-    if not plan:
+        check_dims(off, width, f"stream {bound.name!r}")
+    if not any(plan.values()):
         raise BadInput("no dimension to switch off; give at least one")
     return plan
 
@@ -344,16 +344,15 @@ def _planned(
     return module, bound, plan
 
 
-def _check(dims: Sequence[int], width: int, where: str) -> None:
+def check_dims(dims: Sequence[int], width: int, where: str) -> None:
+    """Raise BadInput for a dimension that is not among the `width` of `where`, or repeated."""
     bad = [
         dim for dim in dims if isinstance(dim, bool) or not isinstance(dim, int | np.integer) or not 0 <= dim < width
     ]
     if bad:
-        raise BadInput(f"dimension {bad[0]} does not exist; {where}: dimensions 0 to {width - 1}")
+        raise BadInput(f"dimension {bad[0]!r} does not exist; {where}: dimensions 0 to {width - 1}")
     if len(set(dims)) != len(dims):
         raise BadInput(f"a dimension is repeated in {list(dims)}")
-    if not len(dims):
-        raise BadInput("no dimension to switch off; give at least one")
 
 
 def _resolve(model: "LoadedModel | nn.Module", stack: str | None) -> tuple["nn.Module", BoundStack]:

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from outlierlens.ablation.switches import check_dims
 from outlierlens.errors import USE_FLOAT32, BadInput
 
 BLOCK = 4096  # vectors taken to float64 at once
@@ -193,7 +194,10 @@ def make_fix(spec: FixSpec, width: int, *, moments: Moments | None = None, dims:
     if spec.kind == "raw":
         return Fix(spec.name, np.zeros(width), np.ones(width))
     if spec.kind == "clip":
-        return _clip(spec, width, dims)
+        check_dims(dims, width, "the vectors")
+        kept = np.ones(width)
+        kept[list(dims)] = 0
+        return Fix(spec.name, np.zeros(width), kept)
     if moments is None:
         raise BadInput(f"fix {spec.name} needs a text to fit on; name one (--fit-data) that is not the evaluated one")
     if moments.width != width:
@@ -223,15 +227,6 @@ def chosen_shrinkage(moments: Moments) -> float:
     above = (1 - 2 / width) * squares + trace
     below = (moments.n + 1 - 2 / width) * (squares - trace / width)
     return 1.0 if below <= 0 else min(1.0, above / below)
-
-
-def _clip(spec: FixSpec, width: int, dims: Sequence[int]) -> Fix:
-    for dim in dims:
-        if not 0 <= dim < width:
-            raise BadInput(f"dimension {dim} cannot be clipped; the vectors have dimensions 0 to {width - 1}")
-    kept = np.ones(width)
-    kept[list(dims)] = 0
-    return Fix(spec.name, np.zeros(width), kept)
 
 
 def _whiten(spec: FixSpec, moments: Moments) -> Fix:
