@@ -26,10 +26,10 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
 from outlierlens.ablation.modes import Switch
-from outlierlens.ablation.position_means import collected
 from outlierlens.ablation.prefix import Kept, resumed
 from outlierlens.ablation.switches import (
     EditSettings,
+    collected,
     edited_hidden,
     removed_writes,
     zero_weights_,

@@ -8,14 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlierlens.ablation.position_means import (
+from outlierlens.ablation.switches import (
+    EditSettings,
     PositionMeans,
     PositionSums,
     collected,
+    edited_hidden,
     first_tokens,
     positions,
 )
-from outlierlens.ablation.switches import EditSettings, edited_hidden
 from outlierlens.data.texts import batches
 from outlierlens.errors import BadInput
 from outlierlens.models.hooks import tapped

@@ -21,7 +21,7 @@ from conftest import Words
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.models import variants
-from outlierlens.models.variants import attention
+from outlierlens.models.variants import model as attention
 from outlierlens.models.variants.config import VariantConfig
 from outlierlens.models.variants.model import VariantForMaskedLM, VariantModel
 

@@ -19,12 +19,13 @@ import numpy as np
 
 from outlierlens.ablation.controls import Plan
 from outlierlens.ablation.mode_names import NAMES, ON_WEIGHTS, SCALES, Mode
-from outlierlens.ablation.position_means import PositionSums, collected
 from outlierlens.ablation.switches import (
     EditMode,
     EditSettings,
     EditTokens,
+    PositionSums,
     check_shared,
+    collected,
     edited_hidden,
     mean_states,
     removed_writes,
@@ -165,6 +166,7 @@ ALL = (
     "scale-once:2",
     "scale-once:3",
 )
+IN_PARTS = (POSITION_MEAN, "scale-once")  # measured in parts of the texts even when alone
 HALF = 0.5  # of zero's damage: recovering more is most of it
 FEW_MEANS = 0.05  # share of tokens without a mean of their position, above which it is said
 TOKENS = {"all": "", "rest": ", first token kept", "first": ", first token only"}
@@ -187,16 +189,6 @@ class Treatment:
         """In results: "zero", "scale-once 2", "zero, first token kept"."""
         factor = f" {self.factor:g}" if self.mode in SCALES else ""
         return f"{self.mode}{factor}{TOKENS[self.tokens]}"
-
-    @property
-    def on_weights(self) -> bool:
-        """Whether it changes weights, and so every token."""
-        return self.mode in ON_WEIGHTS
-
-    @property
-    def in_parts(self) -> bool:
-        """Whether it is measured in parts of the texts even when it is alone."""
-        return self.mode in (POSITION_MEAN, "scale-once")
 
     def of(self, switch: Switch) -> Switch:
         """`switch`, whose settings have the means and the seed, for this."""

@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from outlierlens.architectures import ARCHITECTURES, BoundStack, family_of
 from outlierlens.architectures.stack import AttentionWeights
@@ -200,8 +200,7 @@ def _attention(
 
 # --- attention weights -----------------------------------------------------------------------------------------------
 
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 Look = Callable[[int, "Tensor", "Tensor | None"], None]
 MASKS = ("attention_mask", "mask")
 
@@ -257,15 +256,15 @@ def eager_attention(model: "nn.Module") -> Iterator[None]:
             config._attn_implementation_internal = before
 
 
-def eagerly(function: Callable[Concatenate[LoadedModel, P], R]) -> Callable[Concatenate[LoadedModel, P], R]:
+def eagerly(function: F) -> F:
     """`function` of a model, run with `eager_attention`."""
 
     @functools.wraps(function)
-    def call(loaded: LoadedModel, *arguments: P.args, **named: P.kwargs) -> R:
+    def call(loaded: LoadedModel, *arguments: Any, **named: Any) -> Any:
         with eager_attention(loaded.model):
             return function(loaded, *arguments, **named)
 
-    return call
+    return cast(F, call)
 
 
 def check_eager(loaded: LoadedModel, stack: BoundStack) -> None:
@@ -380,14 +379,8 @@ def _hook(
 
 def _argument(names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Tensor | None":
     """The mask that a module was given."""
-    for name in MASKS:
-        if name in kwargs:
-            found: Tensor | None = kwargs[name]
-            return found
-        if name in names and names.index(name) < len(args):
-            given: Tensor | None = args[names.index(name)]
-            return given
-    return None
+    given = dict(zip(names, args, strict=False)) | kwargs
+    return next((given[name] for name in MASKS if name in given), None)
 
 
 def _visible(mask: "Tensor | None", weights: "Tensor") -> "Tensor | None":

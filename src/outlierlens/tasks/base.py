@@ -20,16 +20,16 @@ from outlierlens.models.devices import ordered_weights, tokens_per_start
 from outlierlens.options import belong, check
 from outlierlens.results.rows import Estimate
 from outlierlens.statistics.means import mean_interval
+from outlierlens.tasks.metrics import Statistic, paired_interval
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from outlierlens.data.labelled import Examples, LabelledTask
-    from outlierlens.data.media import Items, Kind
+    from outlierlens.data.media import Kind
     from outlierlens.data.texts import Data
     from outlierlens.models.load import LoadedModel
-    from outlierlens.tasks.metrics import Statistic
 
 TaskName = Literal["auto", "masked loss", "causal loss", "output change", "sentence change", "labelled"]
 Measure = Literal["metric", "accuracy", "loss"]
@@ -92,7 +92,7 @@ class Task(ABC):
     text: str
     is_loss: bool = False
     metric: str = ""
-    statistic: "Statistic | None" = None
+    statistic: Statistic | None = None
     smallest: float = 0.0
     notes: tuple[str, ...] = ()
     n_texts: int
@@ -140,8 +140,6 @@ class Task(ABC):
         found = mean_estimate(after - before, self.weights)
         if not self.smallest:
             return found
-        from outlierlens.tasks.metrics import paired_interval
-
         return Estimate(found.value, *paired_interval(before, after, seed=seed, weights=self.weights))
 
 
@@ -353,24 +351,21 @@ class TaskReading(Reading):
 
         return kind_of(self.data) if not self.is_labelled else TASKS.get(self.task)
 
-    def _items(self, kind: "Kind", offline: bool) -> "Items":
-        from outlierlens.data.media.read import ItemOptions, read_items
-
-        if self.data == Reading.data:
-            raise BadInput(f"--task {self.task} needs your own data: --data FOLDER, with one sub-folder a class")
-        more = {} if self.max_seconds is None else {"max_seconds": self.max_seconds}
-        options = ItemOptions(
-            labelled=self.is_labelled, label=self.label_column, column=self.text_column, limit=self.limit,
-            split=self.split or "test", labels=self._names or (), metric=self.metric, **more,
-        )  # fmt: skip
-        return read_items(kind, self.data, options, offline=offline)
-
     def read(self, *, offline: bool = False) -> "Data":
         """The texts, examples or items; raises BadInput as `read_texts`, `read_examples` and `read_items` do."""
         from outlierlens.data.texts import read_texts
 
         if self.kind is not None:
-            return self._items(self.kind, offline)
+            from outlierlens.data.media.read import ItemOptions, read_items
+
+            if self.data == Reading.data:
+                raise BadInput(f"--task {self.task} needs your own data: --data FOLDER, with one sub-folder a class")
+            more = {} if self.max_seconds is None else {"max_seconds": self.max_seconds}
+            options = ItemOptions(
+                labelled=self.is_labelled, label=self.label_column, column=self.text_column, limit=self.limit,
+                split=self.split or "test", labels=self._names or (), metric=self.metric, **more,
+            )  # fmt: skip
+            return read_items(self.kind, self.data, options, offline=offline)
         if not self.is_labelled:
             return read_texts(self.data, column=self.text_column, limit=self.limit, offline=offline)
         from outlierlens.data.labelled import read_examples

@@ -96,19 +96,13 @@ class LabelledScore(Task):
         self.is_loss = not self.metric
         self.smallest = 1.0 if self.metric and not whole else 0.0
         self.name = f"{task.name} {self.metric or 'loss'}"
-        self.unit = self._unit()
+        per = "word" if tokens else "example"
+        self.unit = f"1 − {self.metric}" if self.metric else "squared error" if task.regression else f"nats per {per}"
         asked = options.batch_size != TaskOptions.batch_size
         self.tokens = options.batch_size * self.max_length if asked else tokens_at_once(loaded.device)
         self.notes = (*self.rows.notes, *contradicted(task, config.id2label, options.labels, where=loaded.name))
         self._norm = None if options.every_token or not self.rows.tries_first else self._first_is_enough()
         self._also: dict[str, float] = {}
-
-    def _unit(self) -> str:
-        if self.metric:
-            return f"1 − {self.metric}"
-        if self.examples.task.regression:
-            return "squared error"
-        return "nats per word" if self.examples.task.level == "token" else "nats per example"
 
     @property
     def encoded(self) -> Encoded:

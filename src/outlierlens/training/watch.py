@@ -13,7 +13,6 @@ and on a fixed probe the kurtosis and inf-norm of the hidden states. The rows ar
 goes on as if nothing had happened: modes, gradients and random states stay as they are.
 """
 
-import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Gt, Lt
 
 import outlierlens.architectures as arch
 from outlierlens.ablation.switches import check_dims
@@ -57,8 +56,8 @@ class WatchOptions:
             shipped, where there is a tokenizer.
         probe_texts, probe_tokens: how many texts of the probe are read, and at most how many tokens of each.
         dims: dimensions whose numbers are returned and logged one by one; "auto": eight at most, those that
-            are past `n_sigma` now, then those that were. The rows hold every dimension in any case.
-        n_sigma, min_layer_fraction: a dimension has left when |z| >= n_sigma in this share of the layers.
+            are past the rule's `n_sigma` now, then those that were. The rows hold every dimension in any case.
+        rule: by which a dimension is announced: it has left when |z| >= n_sigma in a share of the layers.
         false_alarms: probability of any early warning in a run whose layers do not share outliers (`watch_alarm`).
         on_alarm: what an early warning does beside its line and the count that is logged. "raise" raises `AlarmError` in
             every process; "checkpoint" has the Trainer save at this step, and in a loop of one's own `watcher.alarmed` says
@@ -71,8 +70,7 @@ class WatchOptions:
     probe_texts: Annotated[int, Ge(1)] = 16
     probe_tokens: Annotated[int, Ge(2)] = 64
     dims: Literal["auto"] | Sequence[int] = "auto"
-    n_sigma: Annotated[float, Gt(0), Lt(math.inf)] = Rule.n_sigma
-    min_layer_fraction: Annotated[float, Gt(0), Le(1)] = Rule.min_layer_fraction
+    rule: Rule = Rule()
     false_alarms: Annotated[float, Gt(0), Lt(1)] = 0.1
     on_alarm: Literal["log", "raise", "checkpoint"] | Callable[[tuple[Alarm, ...]], None] = field(
         default="log", compare=False
@@ -85,11 +83,6 @@ class WatchOptions:
             raise BadInput(f"on_alarm is {self.on_alarm!r}; use {', '.join(ON_ALARM)} or a function")
         if isinstance(self.dims, str) and self.dims != "auto":
             raise BadInput(f'dims is {self.dims!r}; use "auto" or a list of dimensions')
-
-    @property
-    def rule(self) -> Rule:
-        """The rule by which a dimension is announced."""
-        return Rule(n_sigma=self.n_sigma, min_layer_fraction=self.min_layer_fraction)
 
 
 def watch(

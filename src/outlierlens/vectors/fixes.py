@@ -71,9 +71,12 @@ class Moments:
             block = np.asarray(vectors[start : start + BLOCK], dtype=np.float64)
             if not np.isfinite(block).all():
                 raise BadInput(f"a vector to fit on is NaN or infinite; leave that text out, or {USE_FLOAT32}")
-            mean = block.mean(0)
-            away = block - mean
-            self._take(len(block), mean, away.T @ away)
+            mean, total = block.mean(0), self.n + len(block)
+            away, delta = block - mean, mean - self.mean
+            self.scatter = self.scatter + away.T @ away + np.outer(delta, delta) * (self.n * len(block) / total)
+            self.mean = self.mean + delta * (len(block) / total)
+            self.n = total
+        self._principal = None
 
     @property
     def covariance(self) -> np.ndarray:
@@ -89,14 +92,6 @@ class Moments:
             variances, directions = np.linalg.eigh(self.covariance)
             self._principal = variances, directions
         return self._principal
-
-    def _take(self, n: int, mean: np.ndarray, scatter: np.ndarray) -> None:
-        total = self.n + n
-        delta = mean - self.mean
-        self.scatter = self.scatter + scatter + np.outer(delta, delta) * (self.n * n / total)
-        self.mean = self.mean + delta * (n / total)
-        self.n = total
-        self._principal = None
 
 
 def moments_of(vectors: np.ndarray) -> Moments:

@@ -161,7 +161,7 @@ def prepare_positions_(model: "nn.Module", options: ModelRecipe) -> None:
     """Fill the table of positions as the recipe says, and keep what is not to be learned from being trained."""
     import torch
 
-    from outlierlens.models.variants.attention import sinusoids
+    from outlierlens.models.variants.model import sinusoids
 
     tables = [module for name, module in model.named_modules() if name.endswith("embeddings.position_embeddings")]
     if not tables or options.positions in ("relative", "rotary", "alibi"):
