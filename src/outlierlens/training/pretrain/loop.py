@@ -172,8 +172,9 @@ class MaskedLMTrainer(Trainer):
         if penalty == "norm-spread":
             loss = loss + self.training.penalty_strength * norm_spread(bare, [self.stack])
         elif penalty == "kurtosis":
+            read = inputs["attention_mask"].bool()  # padding is no token
             # The embeddings come first; every block's output after them.
-            values = [kurtosis(states) for states in output.hidden_states[1:]]
+            values = [kurtosis(states[read]) for states in output.hidden_states[1:]]
             loss = loss + self.training.penalty_strength * torch.stack(values).mean()
         return (loss, {"loss": loss}) if return_outputs else loss
 
