@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
+from pyarrow import parquet
 from scipy import stats
 
 from architectures import FAMILIES, Family
@@ -217,8 +219,8 @@ SHORT = "the cats on the dogs the cats on the dogs"  # 41: the released code lea
 
 
 def published(tmp_path: Path) -> str:
-    path = tmp_path / "counts.json"
-    path.write_text(json.dumps(list(PUBLISHED.items())), "utf-8")
+    path = tmp_path / "counts.parquet"
+    parquet.write_table(pyarrow.table({"token": list(PUBLISHED), "count": list(PUBLISHED.values())}), path)
     return str(path)
 
 
