@@ -1,6 +1,6 @@
 """The papers' table: one passage with blanks, filled in by the model as it is now; and what a decoder goes on to say.
 
-What is found is data (`Filled`, `Passage`) and needs no torch.
+What is found is data (`Filled`) and needs no torch.
 """
 
 import re
@@ -64,16 +64,6 @@ class Filled:
     def written(self) -> str:
         """As a cell of a table."""
         return self.line
-
-
-@dataclass(frozen=True)
-class Continuation:
-    """What a causal model says after a prompt, greedily, under one condition."""
-
-    label: str
-    dims: tuple[int, ...]
-    prompt: str
-    text: str
 
 
 # --- by a model ------------------------------------------------------------------------------------------------------

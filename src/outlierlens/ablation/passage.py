@@ -28,14 +28,12 @@ class Reply(Row):
     plan: Annotated[Plan, Quiet]
 
 
-def replies(study: Study, switch: Switch, passage: str, done: Sequence[Outcome]) -> Iterator[Reply]:
-    """The passage filled in and continued: intact, with the median ordinary (or random) set off, with the chosen one off."""
-    loaded, blanks, first = switch.loaded, exercise(switch.loaded, passage, seed=study.seed), None
-    kinds = [[one for one in done if one.condition.family == kind] for kind in ("ordinary", "random")]
-    others = sorted(kinds[0] or kinds[1], key=lambda one: study.change(one).value)
-    typical = [("random", one.condition.plan) for one in others[len(others) // 2 :][:1]]
-    plans: list[tuple[str, Plan]] = [("intact", {}), *typical, ("chosen", done[0].condition.plan)]
-    for label, plan in plans:
+def replies(
+    switch: Switch, passage: str, conditions: Sequence[tuple[str, str, Plan]], *, seed: int = 0
+) -> Iterator[Reply]:
+    """The passage filled in and continued under each of `conditions`, the intact model first: (label, dimensions, plan)."""
+    loaded, blanks, first = switch.loaded, exercise(switch.loaded, passage, seed=seed), None
+    for label, dims, plan in conditions:
         with switch.off(plan):
             now = fill(loaded, blanks) if blanks else None
             said = continuation(loaded, passage)
@@ -46,6 +44,15 @@ def replies(study: Study, switch: Switch, passage: str, done: Sequence[Outcome])
         if words or said:
             begins, continued = said or (None, None)
             yield Reply(
-                off=label, dims=study.words(plan), filled=words.line if words else None, begins=begins, continued=continued,
+                off=label, dims=dims, filled=words.line if words else None, begins=begins, continued=continued,
                 fill=words, plan=plan,
             )  # fmt: skip
+
+
+def typical(study: Study, done: Sequence[Outcome]) -> list[tuple[str, str, Plan]]:
+    """Conditions of `replies`: intact, the median ordinary (or random) set off, the chosen one off."""
+    kinds = [[one for one in done if one.condition.family == kind] for kind in ("ordinary", "random")]
+    others = sorted(kinds[0] or kinds[1], key=lambda one: study.change(one).value)
+    found: list[tuple[str, Plan]] = [("intact", {})]
+    found += [("random", one.condition.plan) for one in others[len(others) // 2 :][:1]]
+    return [(label, study.words(plan), plan) for label, plan in (*found, ("chosen", done[0].condition.plan))]
