@@ -640,17 +640,18 @@ def test_a_failure_is_said_and_the_next_request_is_answered(
     shown = _Page(gradio(), planted, SHORT)
     asked = {"wrong": "", "listed": [8], "others": "", "text": "A film.", "mode": "weights", "stack": "", "left": 0}
     asked |= {"first": 0, "last": 3, "blank": 0, "seed": 0}
+    shown.controls = dict.fromkeys(asked)
 
     def fail(*_: Any) -> None:
         raise failure
 
     monkeypatch.setattr(planted, "look", fail)
-    alert = str(list(shown._shown(dict(asked))))
+    alert = str(list(shown._shown(*asked.values())))
     assert "This cannot be shown" in alert
     assert type(failure).__name__ in alert
     assert "Traceback" in capsys.readouterr().err
     monkeypatch.undo()
-    first, rest = shown._shown(dict(asked))
+    first, rest = shown._shown(*asked.values())
     assert "This cannot be shown" not in str([first, rest])
     assert "off in layers" in str(first)
-    assert State.from_query(rest[-1][1:]).dims == (8,)
+    assert State.from_query(rest[-2][1:]).dims == (8,)

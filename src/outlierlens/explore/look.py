@@ -353,7 +353,9 @@ class Explorer:
         self.scan = scan_live(loaded)
         self.fingerprint = fingerprint(loaded.model)
         self._lock = threading.RLock()
-        self._means = functools.cache(self._mean)
+        texts = functools.partial(read_texts, "excerpt", limit=MEAN_TEXTS)
+        how = {"length": LENGTH, "batch_size": MEAN_TEXTS}
+        self._means = functools.cache(lambda stack: means_over(loaded, self.stack(stack), texts(), **how))
         self._measured = functools.lru_cache(KEPT)(_Look.view)
 
     def stack(self, name: str = "") -> BoundStack:
@@ -457,10 +459,6 @@ class Explorer:
         known.check(self.loaded.name)
         cut = f"the text has {len(ids):,} tokens; the first {limit} are read" if len(ids) > limit else ""
         return text, [note for note in (known.note, cut) if note]
-
-    def _mean(self, stack: str) -> np.ndarray:
-        texts = read_texts("excerpt", limit=MEAN_TEXTS)
-        return means_over(self.loaded, self.stack(stack), texts, length=LENGTH, batch_size=MEAN_TEXTS)
 
 
 def command(model: str, options: LoadOptions, state: State, views: Sequence[str]) -> str:

@@ -168,11 +168,9 @@ class _Page:
         chosen = [one.input for name, one in put.items() if name not in (*typed, *silent)]
         triggers = [self.run.click, *(put[name].submit for name in typed), *chosen, self.turn.change]
 
-        def show(*values: Any) -> Iterator[list[Any]]:
-            for pieces in self._shown(dict(zip(put, values, strict=True))):
-                yield [*pieces, ""]
-
-        done = gr.on(triggers, show, every, [*(self.pieces[n] for n in PIECES), self.query, put["wrong"]], **last)
+        done = gr.on(
+            triggers, self._shown, every, [*(self.pieces[n] for n in PIECES), self.query, put["wrong"]], **last
+        )
         done.then(None, self.query, self.link, js=_ADDRESS, **_QUIETLY)
 
         def then_show(first: Any) -> None:
@@ -191,10 +189,9 @@ class _Page:
 
         def opened(request: Any) -> list[Any]:
             """What somebody sees who opens the page: the state of their link, or the first one."""
-            given = dict(request.query_params) if request else {}
-            wanted = [name for name in given if name in State.__dataclass_fields__]
             try:
-                return self._set(State.from_query(given) if wanted else self.first)
+                state = State.from_query(dict(request.query_params) if request else {})
+                return self._set(self.first if state == State() else state)
             except OutlierlensError as error:
                 return self._set(self.first, str(error))
 
@@ -217,17 +214,18 @@ class _Page:
         }
         return [values[name] for name in self.controls]
 
-    def _shown(self, given: dict[str, Any]) -> Iterator[list[Any]]:
-        """`PIECES` and the link of what the controls hold, what is beside the hand first; or the message of what is wrong."""
+    def _shown(self, *values: Any) -> Iterator[list[Any]]:
+        """`PIECES`, the link, and what is wrong, of what the controls hold; what is beside the hand comes first."""
+        given = dict(zip(self.controls, values, strict=True))
         try:
             if given["wrong"]:
                 raise BadInput(given["wrong"])
             state = _state(given)
             found = self.explorer.look(state, AT_ONCE)
             skip, stack, query = self.gr.skip(), found.state.stack, found.state.query()
-            yield [*self._drawn(PIECES[:-1], skip, stack, found=found), skip]
+            yield [*self._drawn(PIECES[:-1], skip, stack, found=found), skip, ""]
             rest = self.explorer.look(state, [view for view in VIEWS if view not in AT_ONCE])
-            yield [*self._drawn(("inside",), skip, stack, found=rest), f"?{query}" if query else ""]
+            yield [*self._drawn(("inside",), skip, stack, found=rest), f"?{query}" if query else "", ""]
         except OutlierlensError as error:
             yield self._failed(str(error))
         # What ended the queue's only worker would end the page.
@@ -239,7 +237,7 @@ class _Page:
     def _failed(self, message: str) -> list[Any]:
         # Numbers of an earlier state beside the message would be taken for those of this one.
         said = f"{message[:1].upper()}{message[1:]}."
-        return [*self._drawn(("head", "said"), "", "", message=said), self.gr.skip()]
+        return [*self._drawn(("head", "said"), "", "", message=said), self.gr.skip(), ""]
 
     def _drawn(self, names: Sequence[str], others: Any, stack: str, **values: Any) -> list[Any]:
         """`PIECES`: those of `names` drawn, `others` in place of the rest."""

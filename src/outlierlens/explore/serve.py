@@ -27,8 +27,6 @@ LOOPBACK = "127.0.0.1"
 TUNNEL = ".gradio.live"
 MOST_BYTES = 2**20  # of a request that shows a state, whose text may be long
 BODIES = {"join": MOST_BYTES, "cancel": 2**12, "reset": 2**12}  # by the end of the path; others have no body
-
-_PORTS = {"http": 80, "https": 443}
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -74,8 +72,9 @@ class Door:
         given = Headers(scope=scope).getlist
         own, origins = [_address(f"//{host}") for host in given("host")], [_address(one) for one in given("origin")]
         places = own + origins
+        known = (any(host.endswith(one) if one[:1] == "." else host == one for one in self.hosts) for host, _ in places)
         # A page that sends from an address names the port that it sends to, where both say one.
-        if not own or not all(self._knows(host) for host, _ in places) or len({port for _, port in places if port}) > 1:
+        if not own or not all(known) or len({port for _, port in places if port}) > 1:
             return 403, "this page answers on this machine alone"
         elsewhere = not {*given("sec-fetch-site")} <= {"same-origin", "none"}
         if elsewhere and not (TUNNEL in self.hosts and "navigate" in given("sec-fetch-mode")):
@@ -87,15 +86,12 @@ class Door:
             return 413, f"this request may have {most:,} bytes"
         return None
 
-    def _knows(self, host: str) -> bool:
-        return any(host.endswith(one) if one.startswith(".") else host == one for one in self.hosts)
-
 
 def _address(url: str) -> tuple[str, int | None]:
     """(host, port where one is said or known) of an address; ("", None) of what is none."""
     try:
         parts = urlsplit(url)
-        return parts.hostname or "", parts.port or _PORTS.get(parts.scheme)
+        return parts.hostname or "", parts.port or {"http": 80, "https": 443}.get(parts.scheme)
     except ValueError:
         return "", None
 
