@@ -29,7 +29,8 @@ def tiny(words: Any, family: str = "gpt2", head: str = "CausalLM", kind: str = "
 
 def explored() -> Any:
     """A result written by hand, every view in it."""
-    from outlierlens.ablation.fill import Blank, Continuation, Filled
+    from outlierlens.ablation.fill import Blank, Filled
+    from outlierlens.ablation.passage import Reply
     from outlierlens.explore.look import AttentionSink, Explored, Guess, LargestValue, Off, TextCosine, TextLoss
     from outlierlens.explore.state import State
     from outlierlens.results.document import Provenance
@@ -42,9 +43,12 @@ def explored() -> Any:
         provenance=Provenance("tiny", "0" * 64, command="outlierlens explore tiny", seed=0),
         about=About(task="masked loss", unit="nats per token", stack="model", dims=("2",), n_texts=1, n_tokens=2),
         notes=("the text has 97 tokens; the first 96 are read",),
-        state=State(text="a c.", dims=(2,), last=1, stack="model"), read="a c.", blank="c", conditions=conditions,
-        fills=tuple(Filled(one.label, one.dims, ("a ", "."), (Blank(1, "b", "b", "c", "same"),)) for one in conditions),
-        continuations=(Continuation("intact", (), "a", "c"),),
+        state=State(text="a c.", dims=(2,), last=1, stack="model"), blank="c", conditions=conditions,
+        replies=tuple(
+            Reply(off=one.label, dims=", ".join(map(str, one.dims)), filled="a [b].", begins="a", continued="c", plan=one.plan,
+                  fill=Filled(one.label, one.dims, ("a ", "."), (Blank(1, "b", "b", "c", "same"),)))
+            for one in conditions
+        ),
         losses=tuple(
             TextLoss(condition=one.label, off=one.names, loss=Estimate(1.5 + i, 1.0 + i, 2.0 + i), perplexity=4.5 + i,
                      change=Estimate(float(i), i / 2, 2.0 * i))

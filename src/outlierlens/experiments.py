@@ -530,7 +530,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "explore", "show",
         "Open a live page: dimensions off, beside random ones off.",
-        home="explore", odd=True, options=".state:ExploreOptions", takes=("subject", "options", "output", "loading"),
+        home="explore", measure=".command:run", options=".state:ExploreOptions",
+        takes=("subject", "options", "output", "loading"),
         shared={
             "model": Other("mini-planted", help="Sample, directory or hub id; mini-* need no download."),
             "chart": None, "verbose": None, "no_progress": None,

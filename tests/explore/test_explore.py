@@ -82,9 +82,11 @@ def test_a_new_page_has_no_query_and_other_names_are_passed_over() -> None:
     [
         ("dims=1,x", "cannot read dimensions '1,x'; write whole numbers"),
         ("dims=99999999999", "cannot read dimensions"),
-        ("first=-1", "first is '-1'; it must be a whole number from 0 on"),
-        ("blank=²", "blank is '²'"),
-        ("left=nan", "left is 'nan'; it must be a number"),
+        ("first=-1", "first is -1; it must be at least 0"),
+        ("blank=²", "blank is '²'; it must be a whole number"),
+        ("seed=9999999999", "seed is '9999999999'; it must be a whole number"),
+        ("left=x", "left is 'x'; it must be a number"),
+        ("left=nan", "left is nan; it must be at least 0 and at most 1"),
         ("left=2", "left is 2"),
     ],
 )
@@ -96,6 +98,11 @@ def test_a_link_that_cannot_be_read_says_what(query: str, message: str) -> None:
 def test_dimensions_are_read_once_each_in_their_order() -> None:
     assert parse_dims(" 5, 3;5,, ") == (5, 3)
     assert parse_dims("") == ()
+
+
+def drawn(name: str, found: Explored) -> str:
+    """A piece of the page."""
+    return pages.piece(name, found=found, model="mini", verdict="None stands out.")
 
 
 # What is measured.
@@ -130,7 +137,7 @@ def test_outliers_break_the_text_and_random_dimensions_do_not(planted: Explorer)
     assert chosen.loss.value - intact.loss.value == pytest.approx(chosen.change.value)
     assert intact.loss.low < intact.loss.value < intact.loss.high
     assert intact.perplexity == pytest.approx(np.exp(intact.loss.value))
-    kinds = [[blank.kind for blank in one.blanks] for one in found.fills]
+    kinds = [[blank.kind for blank in one.fill.blanks] for one in found.replies if one.fill]
     assert set(kinds[0]) == {"same"}
     assert set(kinds[2]) - {"same"}
     # Behind a block the chosen dimensions are 0, so they add nothing to a cosine.
@@ -181,8 +188,9 @@ def test_values_attention_and_cosines_are_the_model_s_own(planted: Explorer) -> 
 
 def test_guesses_are_the_head_s_and_belong_to_the_blank(planted: Explorer) -> None:
     found = planted.look(replace(SHORT, blank=1), ("guesses", "passage"))
-    assert found.blank == found.fills[0].blanks[1].original
-    for filled in found.fills:
+    fills = [one.fill for one in found.replies if one.fill]
+    assert found.blank == fills[0].blanks[1].original
+    for filled in fills:
         guesses = [one for one in found.guesses if one.condition == filled.label]
         asked = [blank for blank in filled.blanks if blank.kind != "changed"]
         assert guesses[0].word.lstrip("#") == asked[1].filled.lstrip("#")
@@ -191,7 +199,7 @@ def test_guesses_are_the_head_s_and_belong_to_the_blank(planted: Explorer) -> No
         assert 0 < sum(chances) <= 1
         assert [one.rank for one in guesses] == list(range(1, 9))
     last = planted.look(replace(SHORT, blank=99), ("guesses",))
-    assert last.blank == found.fills[0].blanks[-1].original
+    assert last.blank == fills[0].blanks[-1].original
 
 
 def test_nothing_chosen_shows_the_intact_model_alone(planted: Explorer) -> None:
@@ -199,7 +207,7 @@ def test_nothing_chosen_shows_the_intact_model_alone(planted: Explorer) -> None:
         found = planted.look(state)
         assert [one.label for one in found.conditions] == ["intact"]
         assert len(found.losses) == 1
-        assert "Everything is on" in pages.said(found)
+        assert "Everything is on" in drawn("said", found)
 
 
 def test_the_set_is_turned_down_between_off_and_on(planted: Explorer) -> None:
@@ -210,7 +218,7 @@ def test_the_set_is_turned_down_between_off_and_on(planted: Explorer) -> None:
     assert half.conditions[2] == Off("chosen", PLANTED, (0, 1, 2, 3), 0.5)
     assert half.conditions[1].left == 0.5
     assert not set(half.conditions[1].dims) & set(PLANTED)
-    assert "× 0.5 in layers 0–3" in pages.said(half)
+    assert "× 0.5 in layers 0–3" in drawn("said", half)
     intact, off = loss(left=1.0), loss(mode="zero")
     assert intact < half.losses[2].loss.value < off
     # Where nearly nothing is left it is nearly off.
@@ -233,7 +241,7 @@ def test_the_command_of_all_views_prints_them(planted: Explorer, run: Any) -> No
     again = from_json(out)
     assert isinstance(again, Explored)
     assert again.state == found.state
-    assert again.fills == found.fills
+    assert again.replies == found.replies
     for table in ("losses", "guesses", "largest", "sinks", "cosines"):
         for ours, theirs in zip(found.records(table), again.records(table), strict=True):
             for name, value in ours.items():
@@ -281,7 +289,7 @@ def replace_options(explorer: Explorer, options: LoadOptions) -> Explorer:
         ({"last": 4}, "layers 0 to 4 cannot be"),
         ({"mode": "melt"}, "mode is 'melt'; it must be one of weights"),
         ({"mode": "scale"}, "mode is 'scale'; it must be one of weights"),
-        ({"stack": "decoder"}, "there is no stream 'decoder'; mini-planted has model"),
+        ({"stack": "decoder"}, "mini-planted has no stream 'decoder'; there are model"),
     ],
 )
 def test_what_cannot_be_shown_is_said(planted: Explorer, change: dict[str, Any], message: str) -> None:
@@ -301,17 +309,18 @@ def test_an_unknown_view_names_the_views(planted: Explorer) -> None:
 def test_odd_texts_are_read(planted: Explorer, text: str) -> None:
     found = planted.look(State(text=text, dims=(8,)))
     assert found.losses
-    assert pages.drawn(found)
-    assert pages.passage(found)
+    assert drawn("tables", found)
+    assert drawn("passage", found)
 
 
 def test_a_long_text_is_cut_and_that_is_said(planted: Explorer, causal: Explorer) -> None:
-    found = planted.look(State(text="good film " * 190, dims=(8,)), ("loss",))
+    found = planted.look(State(text="good film " * 190, dims=(8,)), ("passage", "dimensions"))
     (limit,) = re.findall(r"the text has 382 tokens; the first (\d+) are read", found.notes[0])
-    assert len(found.read.split()) == int(limit) - 2
-    assert f"first {limit} are read" in pages.said(found)
+    assert {len(one.filled.split()) for one in found.replies if one.filled} == {int(limit) - 2}
+    assert max(int(row.token.split()[0]) for row in found.largest) < int(limit)
+    assert f"first {limit} are read" in drawn("said", found)
     found = causal.look(State(text="w1 w2 " * 90, dims=(2,)))
-    assert len(found.read.split()) <= 96
+    assert max(len(one.filled.split()) for one in found.replies if one.filled) <= 96
     assert found.notes[0].startswith("the text has 180 tokens")
 
 
@@ -323,7 +332,7 @@ def test_people_at_once_get_what_each_gets_alone(planted: Explorer) -> None:
         replace(SHORT, dims=(dim,), mode=mode) for dim in (8, 17) for mode in ("weights", "zero", "mean", "writes")
     ]
     alone = [planted.look(state, ("loss",)).losses for state in states]
-    planted._kept.clear()
+    planted._measured.cache_clear()
     found: dict[int, Any] = {}
     wrong: list[int] = []
 
@@ -354,13 +363,13 @@ def test_a_failure_while_something_is_off_leaves_the_model_whole(
         return sum(len(module._forward_hooks) for module in planted.loaded.model.modules())
 
     before = hooks()
-    monkeypatch.setattr("outlierlens.ablation.fill.continuation", fail)
+    monkeypatch.setattr("outlierlens.ablation.passage.continuation", fail)
     with pytest.raises(RuntimeError):
         planted.look(replace(SHORT, dims=(9,)), ("passage",))
     monkeypatch.undo()
     assert fingerprint(planted.loaded.model) == planted.fingerprint
     assert hooks() == before
-    assert planted.look(replace(SHORT, dims=(9,)), ("passage",)).fills
+    assert planted.look(replace(SHORT, dims=(9,)), ("passage",)).replies
 
 
 # Models of other kinds.
@@ -370,12 +379,12 @@ def test_a_headless_model_says_what_it_cannot_show(words: Callable[..., Any]) ->
     explorer = explore_models.tiny(words, "bert", "", "masked")
     found = explorer.look(State(text=TEXT, dims=(3,)))
     assert [note for note in found.notes if "has no head that says words" in note]
-    assert (found.fills, found.guesses) == ((), ())
+    assert (found.replies, found.guesses) == ((), ())
     assert found.about.task == "output change"
     assert found.losses[0].change.value == 0
     assert found.losses[2].loss.value > 0
     assert found.losses[2].perplexity is None
-    assert "has no head that says words" in pages.said(found)
+    assert "has no head that says words" in drawn("said", found)
     assert {row.condition for row in found.sinks} == {"intact", "random", "chosen"}
 
 
@@ -402,26 +411,28 @@ def test_a_model_that_makes_no_weights_says_so(words: Callable[..., Any]) -> Non
 def test_what_is_typed_never_becomes_markup_or_code(planted: Explorer) -> None:
     text = '<img src=x onerror=alert(1)> "the" film {{value}} ${value} `x` \\n was the best of the year'
     found = planted.look(State(text=text, dims=(8,)))
-    for piece in (pages.said(found), pages.number(found), pages.passage(found), pages.drawn(found)):
+    for piece in (drawn("said", found), drawn("number", found), drawn("passage", found), drawn("tables", found)):
         assert "<img" not in piece
         assert not re.search(r"[{}`\\]|\$", piece)
         assert 'src="http' not in piece
         assert piece.count("<details") == piece.count("</details>")
-    assert "&lt;img" in pages.passage(found)
-    assert "<b" not in pages.piece("alert", message="<b>")
+    assert "&lt;img" in drawn("passage", found)
+    assert "<b" not in pages.piece("said", message="<b>")
 
 
 def test_blanks_are_buttons_with_their_number_and_sign(planted: Explorer) -> None:
     blanks = (Blank(2, "x", "y", "z", "other"), Blank(4, "v", "v", "w", "changed"), Blank(5, "<", "<", "<", "nonsense"))
     found = planted.look(SHORT, ("loss",))
-    piece = pages.passage(replace(found, fills=(Filled("chosen", (1,), ("a ", " b", "", ""), blanks),)))
+    filled = Filled("chosen", (1,), ("a ", " b", "", ""), blanks)
+    (reply,) = [one for one in explore_models.explored().replies if one.off == "chosen"]
+    piece = drawn("passage", replace(found, replies=(replace(reply, fill=filled, begins=None),)))
     buttons = re.findall(r'<button type="button" class="(\w+)" data-blank="(\d)"[^>]*><i>(.)</i><bdi>([^<]*)<', piece)
     assert buttons == [("other", "0", "≠", "x"), ("nonsense", "1", "✗", "&lt;")]
     assert 'aria-label="blank 1: x, another word; the text says z"' in piece
 
 
 def test_the_charts_of_a_piece_are_beside_it(planted: Explorer) -> None:
-    piece = pages.drawn(planted.look(SHORT))
+    piece = drawn("tables", planted.look(SHORT))
     specs = json.loads(unescape(re.findall(r'data-specifications="([^"]*)"', piece)[0]))
     assert list(specs) == re.findall(r'data-chart="([^"]*)"', piece) == ["one-text"]
     assert len(specs["one-text"]["vconcat"]) == 3
@@ -506,7 +517,7 @@ def test_a_busy_machine_may_take_its_time_to_start_the_page(monkeypatch: pytest.
     monkeypatch.setattr("gradio.http_server.time", SimpleNamespace(time=lambda: next(hours), sleep=lambda _: None))
     monkeypatch.setattr("gradio.networking.url_ok", lambda url: False)  # as where no answer comes within three seconds
     explorer = explore_models.tiny(words)
-    with served(explorer, explorer.start(), Place(0)) as (address, _):
+    with served(explorer, explorer.start(), Place()) as (address, _):
         assert address.startswith("http://127.0.0.1:")
 
 
@@ -629,17 +640,18 @@ def test_a_failure_is_said_and_the_next_request_is_answered(
     shown = _Page(gradio(), planted, SHORT)
     asked = {"wrong": "", "listed": [8], "others": "", "text": "A film.", "mode": "weights", "stack": "", "left": 0}
     asked |= {"first": 0, "last": 3, "blank": 0, "seed": 0}
+    shown.controls = dict.fromkeys(asked)
 
     def fail(*_: Any) -> None:
         raise failure
 
     monkeypatch.setattr(planted, "look", fail)
-    alert = str(list(shown._shown(dict(asked))))
+    alert = str(list(shown._shown(*asked.values())))
     assert "This cannot be shown" in alert
     assert type(failure).__name__ in alert
     assert "Traceback" in capsys.readouterr().err
     monkeypatch.undo()
-    first, rest = shown._shown(dict(asked))
+    first, rest = shown._shown(*asked.values())
     assert "This cannot be shown" not in str([first, rest])
     assert "off in layers" in str(first)
-    assert State.from_query(rest[-1][1:]).dims == (8,)
+    assert State.from_query(rest[-2][1:]).dims == (8,)

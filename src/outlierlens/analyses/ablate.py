@@ -19,7 +19,6 @@ import numpy as np
 from annotated_types import Ge
 
 from outlierlens.ablation.controls import Extent, Plan, limited, plan_key
-from outlierlens.ablation.fill import Reply, replies
 from outlierlens.ablation.mode_names import ON_WEIGHTS
 from outlierlens.ablation.modes import (
     FIRST,
@@ -39,6 +38,7 @@ from outlierlens.ablation.modes import (
     tokens_read,
     treatments,
 )
+from outlierlens.ablation.passage import Reply, replies, typical
 from outlierlens.ablation.study import Condition, Control, Measurement, Outcome, Progress, Study, dims_of
 from outlierlens.ablation.switches import Dims, EditSettings, plan_dims
 from outlierlens.analyses.ablate_sets import N_RANDOM, check_neurons, control_sets, found_dims, random_plans, size_alone
@@ -536,7 +536,7 @@ def _single(work: _Work, progress: Progress | None, rows: Path | Keep | None) ->
         done = study.measure([Condition(family, label, one, partial(switch.off, one)) for family, label, one in wanted])
         mine = [one for one in done if one.condition.family in ("chosen", "alone")]
         others = done[len(mine) :]
-        said = tuple(replies(study, switch, options.passage or texts.passage, done))
+        said = tuple(replies(switch, options.passage or texts.passage, typical(study, done), seed=study.seed))
     if n_lost := int(np.isnan(mine[0].values).sum()):
         notes.append(
             f"with these dimensions off the {task.name} is no number (NaN) on {n_lost:,} of {task.n_texts:,} {texts.plural}: "

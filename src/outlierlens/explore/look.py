@@ -8,27 +8,28 @@ One model serves everybody, so everything that runs it holds one lock, and every
 Results depend on the state alone and are kept for the next who asks the same.
 """
 
+import functools
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, cast
 
 import numpy as np
 
-from outlierlens.ablation.controls import random_sets
-from outlierlens.ablation.fill import Continuation, Filled, answers, exercise, fill
+from outlierlens.ablation.controls import Plan, random_sets
+from outlierlens.ablation.fill import exercise, fill
 from outlierlens.ablation.mode_names import MODES, Mode
 from outlierlens.ablation.modes import Switch, means_over
+from outlierlens.ablation.passage import Reply, replies
 from outlierlens.ablation.switches import EditSettings, plan_dims
 from outlierlens.analyses.scan import scan_live
 from outlierlens.architectures import BoundStack
-from outlierlens.data.texts import Batch, read_texts
-from outlierlens.data.token_texts import nothing_known, special_ids, unknown_id, unknown_note
+from outlierlens.data.texts import read_texts
+from outlierlens.data.token_texts import KnownTokens, special_ids
 from outlierlens.detection.weights import StackScan
-from outlierlens.errors import BadInput, near, operand, option, shell
-from outlierlens.explore.state import EXAMPLES, VIEWS, State
+from outlierlens.errors import BadInput, operand, option, pick, shell
+from outlierlens.explore.state import EXAMPLES, VIEWS, State, parse_views
 from outlierlens.models.attention_maps import check_eager, tapped_attention
 from outlierlens.models.forward import text_stacks
 from outlierlens.models.hooks import layer_name, tapped
@@ -37,7 +38,8 @@ from outlierlens.models.load import LoadedModel, LoadOptions, fingerprint, load_
 from outlierlens.models.passes import TextReading
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.rows import Estimate, More, Pivot, Quiet, Row
-from outlierlens.tasks.base import TaskOptions, mean_estimate
+from outlierlens.statistics.means import mean_interval
+from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
 from outlierlens.vectors.cosines import contributions, mean_cosine, unit
 from outlierlens.view.pictures import Lines
@@ -45,6 +47,8 @@ from outlierlens.view.section import Change, Share, few, runs
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+T = TypeVar("T")
 
 LENGTH = 96  # tokens of the text that are read, as many as a filled passage has
 COPIES = 8  # of a masked model's text, each masked anew: 15 % of a sentence's tokens are too few for an interval
@@ -74,6 +78,11 @@ class Off:
         """ "8, 24 off in layers 0–3"; "8, 24 × 0.5 in layers 0–3"; "nothing"."""
         how = f"× {self.left:g}" if self.left else "off"
         return f"{few(self.dims)} {how} in layers {runs(self.layers)}" if self.dims else "nothing"
+
+    @property
+    def plan(self) -> Plan:
+        """What is touched, by layer."""
+        return dict.fromkeys(self.layers, self.dims)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +151,7 @@ class Explored(Finding):
     """A text under the conditions of a state: intact, and with the chosen set and a random one turned down or off.
 
     Attributes:
-        state: with its defaults filled in. read: the part of the text that is read. blank: the text's word there.
-        fills, continuations: the text filled in, and continued by decoders, under each condition.
+        state: with its defaults filled in. blank: the text's word there.
     """
 
     title = "One text"
@@ -169,29 +177,25 @@ class Explored(Finding):
     """Attention on the first token"""
     cosines: tuple[TextCosine, ...] = ()
     """Anisotropy of this text's tokens"""
+    replies: tuple[Reply, ...] = ()
+    """(The same passage, filled in and continued)"""
     state: State
-    read: str = ""
     blank: str = ""
     conditions: Annotated[tuple[Off, ...], "condition"] = ()
-    fills: tuple[Filled, ...] = ()
-    continuations: tuple[Continuation, ...] = ()
 
     def loss(self, condition: str) -> TextLoss:
         """The loss under a condition; raises BadInput where there is none."""
-        found = {row.condition: row for row in self.losses}
-        if condition not in found:
-            raise BadInput(f"no loss under {condition!r}{near(condition, found)}")
-        return found[condition]
+        return pick(self.losses, f"no loss under {condition!r}", condition=condition)
 
     def sentences(self) -> Iterator[str]:
         """What is off, what that costs, and what the model says."""
-        for one in self.losses[-1:]:
-            if one.condition == "chosen":
-                random = self.loss("random").change.written()
-                yield f"{one.off}: {self.about.task} {one.change.written()} {self.about.unit}; random: {random}."
+        if len(self.losses) > 1:
+            _, random, chosen = self.losses
+            cost = f"{self.about.task} {chosen.change.written()} {self.about.unit}"
+            yield f"{chosen.off}: {cost}; random: {random.change.written()}."
         yield from (f"{one.label}: {one.names}." for one in self.conditions[1:])
-        yield from (f"{one.label}: {one.line}" for one in self.fills)
-        yield from (f"{one.label}: {one.prompt} → {one.text}" for one in self.continuations)
+        yield from (f"{one.off}: {one.filled}" for one in self.replies if one.filled)
+        yield from (f"{one.off}: {one.begins} → {one.continued}" for one in self.replies if one.begins)
         if self.guesses:
             yield f"Blank {self.state.blank + 1}: the text says “{self.blank}”."
 
@@ -205,28 +209,131 @@ def open_explorer(model: str, options: LoadOptions | None = None) -> "Explorer":
     return Explorer(load_model(model, replace(options, attention="eager")), options)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Look:
-    """One state while it is measured: the tables and words of its views are collected in `found`."""
+    """One state of one model while it is measured."""
 
-    loaded: LoadedModel
-    stack: BoundStack
     state: State
-    text: str
-    conditions: tuple[Off, ...]
-    listed: tuple[int, ...]
-    switch: Switch
-    found: dict[str, Any] = field(default_factory=dict)
+    loaded: LoadedModel = field(compare=False)
+    stack: BoundStack = field(compare=False)
+    switch: Switch = field(compare=False)
+    conditions: tuple[Off, ...] = field(compare=False)
+    listed: tuple[int, ...] = field(compare=False)
+    text: str = field(compare=False)
 
-    def off(self, condition: Off) -> AbstractContextManager[int]:
-        """The model under a condition."""
-        return self.switch.off(dict.fromkeys(condition.layers, condition.dims) if condition.dims else None)
+    def view(self, name: str) -> dict[str, Any]:
+        """What a view adds to an `Explored`."""
+        measure = {"passage": self.passage, "loss": self.loss, "guesses": self.guesses}.get(name)
+        return measure() if measure else self.layers[name]
 
-    def run(self) -> tuple[TextReading, Batch]:
-        """What runs the text once through the stream, without the head."""
+    def each(self, measure: Callable[[Off], T]) -> dict[Off, T]:
+        """What `measure` gives under each condition, the intact model first."""
+        found = {}
+        for one in self.conditions:
+            with self.switch.off(one.plan):
+                found[one] = measure(one)
+        return found
+
+    def passage(self) -> dict[str, Any]:
+        conditions = [(one.label, ", ".join(map(str, one.dims)), one.plan) for one in self.conditions]
+        found = tuple(replies(self.switch, self.text, conditions))
+        return {"replies": found, "notes": () if found and found[0].fill else (_no_blanks(self.loaded),)}
+
+    def guesses(self) -> dict[str, Any]:
+        """The likeliest words of a blank (the last one where there are fewer) under each condition."""
+        work, rows = exercise(self.loaded, self.text), []
+        if work is None:
+            return {"notes": (_no_blanks(self.loaded),)}
+        number, tokenizer = min(self.state.blank, len(work.blanks) - 1), cast(Any, self.loaded.tokenizer)
+        for one, now in self.each(lambda _: fill(self.loaded, work)).items():
+            probabilities = now.probabilities[number]
+            order = np.argsort(-probabilities, kind="stable")[:BEST].tolist()
+            for rank, piece in enumerate(tokenizer.convert_ids_to_tokens(order)):
+                word = tokenizer.convert_tokens_to_string([piece]).strip() or piece
+                p = float(probabilities[order[rank]])
+                rows.append(
+                    Guess(rank=rank + 1, condition=one.label, said=f"{word}  {100 * p:.1f} %", word=word, probability=p)
+                )
+        return {"guesses": tuple(rows), "blank": work.originals[number].strip()}
+
+    def loss(self) -> dict[str, Any]:
+        copies = COPIES if self.loaded.head == "masked" else 1
+        try:
+            task: Any = make_task(self.loaded, [self.text] * copies, TaskOptions(max_length=LENGTH, batch_size=COPIES))
+        except BadInput as error:  # a text of one token, a tokenizer without a mask: other views are still to be had
+            return {"notes": (str(error),)}
+        by_token = task.unit == "nats per token"
+        losses = self.each(lambda _: (task.per_token if by_token else task.per_text)()[0])
+        rows, intact = list[TextLoss](), next(iter(losses.values()))
+        for one, values in losses.items():
+            change, mean = values - intact, float(values.mean())
+            rows.append(TextLoss(
+                condition=one.label, off=one.names, loss=Estimate(mean, *mean_interval(values)),
+                perplexity=float(np.exp(min(mean, 700))) if by_token else None,
+                change=Estimate(float(change.mean()), *mean_interval(change)),
+            ))  # fmt: skip
+        about = About(task=task.name, unit=task.unit, n_texts=1, n_tokens=len(intact) if by_token else 0)
+        return {"losses": tuple(rows), "about": about}
+
+    @functools.cached_property
+    def layers(self) -> dict[str, dict[str, Any]]:
+        """Of the views by layer: the text runs once under each condition, without the head."""
         reading = TextReading(self.loaded, LENGTH)
         (batch,) = reading.batches([self.text], batch_size=1)
-        return reading, batch
+        ids, mask = (side[0].cpu().numpy() for side in reading.sides(batch)[self.stack.name])
+        words, special = reading.words(ids.tolist()), mask.astype(bool)
+        largest, sinks, cosines = list[LargestValue](), list[AttentionSink](), list[TextCosine]()
+        no_weights = ""
+        try:
+            check_eager(self.loaded, self.stack)
+        except BadInput as error:
+            no_weights = str(error)
+        short = np.count_nonzero(~special) < 2
+
+        def run(one: Off) -> None:
+            def states_of(_: BoundStack, layer: int, states: "Tensor") -> None:
+                seen, name = states[0].float().cpu().numpy(), layer_name(layer)  # [token, dim]
+                if one.label == "intact":
+                    largest.extend(_largest(seen, name, dim, words) for dim in self.listed)
+                if not short:
+                    units = unit(seen[~special])
+                    cosine, share = (
+                        float(mean_cosine(units)[0]),
+                        float(contributions(units)[list(self.state.dims)].sum()),
+                    )
+                    cosines.append(TextCosine(layer=name, condition=one.label, cosine=cosine, share=share))
+
+            def attention_of(layer: int, weights: "Tensor", _: Any) -> None:
+                mean = weights[0, :, : len(special), : len(special)].float().mean(0).cpu().numpy()  # [query, key]
+                first, on = float(mean[:, 0].mean()), float(mean[:, special].sum(1).mean())
+                sinks.append(AttentionSink(layer=layer_name(layer), condition=one.label, first=first, special=on))
+
+            tap = nullcontext() if no_weights else tapped_attention(self.loaded, self.stack, attention_of)
+            with tapped(self.loaded.model, [self.stack], states_of), tap:
+                reading(batch)
+
+        self.each(run)
+        too_short = "a mean cosine needs at least two tokens; write a longer text"
+        return {
+            "dimensions": {"largest": tuple(largest)},
+            "attention": {"sinks": tuple(sinks), "notes": (no_weights,) if no_weights else ()},
+            "anisotropy": {"cosines": tuple(cosines), "notes": (too_short,) if short else ()},
+        }
+
+
+def _no_blanks(loaded: LoadedModel) -> str:
+    if loaded.head not in ("masked", "causal"):
+        return f"{loaded.name} has no head that says words, so there is nothing to fill in"
+    if loaded.head == "masked" and not getattr(loaded.tokenizer, "is_fast", False):
+        return "its tokenizer cannot say which letters a token stands for, so no blank can be cut"
+    return "no word of this text is one token and can be left out; write a few more common words"
+
+
+def _largest(states: np.ndarray, layer: str, dim: int, words: Sequence[str]) -> LargestValue:
+    token = int(np.nan_to_num(np.abs(states[:, dim])).argmax())
+    value, length = float(states[token, dim]), np.linalg.norm(states, axis=-1)[token]
+    said, share = f"{token} {words[token]}", float(abs(value) / max(length, np.finfo(np.float32).tiny))
+    return LargestValue(layer=layer, dim=dim, size=abs(value), value=value, token=said, share=share)
 
 
 class Explorer:
@@ -246,15 +353,15 @@ class Explorer:
         self.scan = scan_live(loaded)
         self.fingerprint = fingerprint(loaded.model)
         self._lock = threading.RLock()
-        self._means: dict[str, np.ndarray] = {}
-        self._kept: OrderedDict[tuple[State, str], dict[str, Any]] = OrderedDict()
+        texts = functools.partial(read_texts, "excerpt", limit=MEAN_TEXTS)
+        how = {"length": LENGTH, "batch_size": MEAN_TEXTS}
+        self._means = functools.cache(lambda stack: means_over(loaded, self.stack(stack), texts(), **how))
+        self._measured = functools.lru_cache(KEPT)(_Look.view)
 
     def stack(self, name: str = "") -> BoundStack:
         """The stream of that name, or the first that reads text; raises BadInput with the choices."""
-        names = [stack.name for stack in self.stacks]
-        if name and name not in names:
-            raise BadInput(f"there is no stream {name[:40]!r}; {self.loaded.name} has {', '.join(names)}")
-        return self.stacks[names.index(name) if name else 0]
+        message = f"{self.loaded.name} has no stream {name[:40]!r}"
+        return pick(self.stacks, message, name=name) if name else self.stacks[0]
 
     def _scanned(self, name: str) -> StackScan:
         return next(one for one in self.scan.stacks if one.stack == self.stack(name).name)
@@ -267,24 +374,22 @@ class Explorer:
     def label(self, dim: int, name: str = "") -> str:
         """ "308 · layers 0–11 of 12 · |z| up to 23.4"; for a box to tick."""
         scanned = self._scanned(name)
-        column, layers = scanned.map_dims.index(dim), np.zeros(scanned.n_layers, dtype=bool)
-        vectors = [one[:, column] for one in (scanned.z_scale, scanned.z_bias) if one.size]
-        for z in vectors:
-            layers |= scanned.threshold.passes(z)
-        past = np.flatnonzero(layers).tolist()
+        column = scanned.map_dims.index(dim)
+        z = np.stack([one[:, column] for one in (scanned.z_scale, scanned.z_bias) if one.size])  # [vector, layer]
+        past = np.flatnonzero(scanned.threshold.passes(z).any(0)).tolist()
         where = f"layers {runs(past)} of {scanned.n_layers}" if past else "no layer stands out"
-        return f"{dim} · {where} · |z| up to {max(np.abs(z).max() for z in vectors):.1f}"
+        return f"{dim} · {where} · |z| up to {np.abs(z).max():.1f}"
 
     def verdict(self, name: str = "") -> str:
         """One sentence: the outlier dimensions that the weights show, or that there are none."""
         said = next(iter(self.scan.headline(self.loaded.name)))
-        few = self.listed(name) and not self._scanned(name).outliers
-        return f"{said} Listed are the {STRONGEST} strongest." if few else said
+        listed = f" Listed are the {STRONGEST} strongest." if not self._scanned(name).outliers else ""
+        return said + listed * bool(self.listed(name))
 
     def start(self) -> State:
         """What a new page shows: a text, and all that the rule found off (the strongest where it found none)."""
-        found = tuple(sorted(self.listed()))
-        return State(text=EXAMPLES["A review"], dims=found if self._scanned("").outliers else self.listed()[:1])
+        dims = sorted(self.listed()) if self._scanned("").outliers else self.listed()[:1]
+        return State(text=EXAMPLES["A review"], dims=tuple(dims))
 
     def look(self, state: State, views: Sequence[str] = VIEWS) -> Explored:
         """Measure `views` of `state`.
@@ -292,21 +397,20 @@ class Explorer:
         Raises:
             BadInput: no text or too long a one, an unknown dimension, layer, mode, stream or view.
         """
-        if unknown := [view for view in views if view not in VIEWS]:
-            raise BadInput(f"unknown view {unknown[0]!r}; views are {', '.join(VIEWS)}")
+        views = parse_views(",".join(views))
+        found: dict[str, Any] = {}
         with self._lock:
             at, notes = self._settle(state)
-            found: dict[str, Any] = {}
+            others = replace(at, state=replace(at.state, blank=0))  # the blank is of the guesses alone
             for view in views:
-                more = self._view(view, at)
-                notes += more.pop("notes", ())
-                found |= more
+                found |= self._measured(at if view == "guesses" else others, view)
+                notes += found.pop("notes", ())
         about = found.pop("about", About(n_texts=1))
         line = command(self.loaded.name, self.options, at.state, views)
         return Explored(
             provenance=self.loaded.provenance(command=line, seed=state.seed, digest=self.fingerprint),
             about=replace(about, stack=at.stack.name, dims=tuple(map(str, at.state.dims))),
-            state=at.state, read=at.text, conditions=at.conditions, notes=tuple(dict.fromkeys(notes)), **found,
+            state=at.state, conditions=at.conditions, notes=tuple(dict.fromkeys(notes)), **found,
         )  # fmt: skip
 
     def _settle(self, state: State) -> tuple[_Look, list[str]]:
@@ -325,10 +429,8 @@ class Explorer:
         width = stream_width(self.loaded.model, stack)
         plan = plan_dims(stack, width, state.dims or (0,), state.layers)
         mode = cast(Mode, "scale" if state.left else state.mode)
-        settings = EditSettings(factor=state.left) if state.left else EditSettings()
-        if mode == "mean":
-            settings = EditSettings(means=self._mean(stack))
-        switch = Switch(self.loaded, stack, mode, settings=settings)
+        means = self._means(stack.name) if mode == "mean" else None
+        switch = Switch(self.loaded, stack, mode, settings=EditSettings(factor=state.left, means=means))
         conditions = [Off("intact")]
         if state.dims and state.left < 1:
             switch.check(plan)
@@ -336,12 +438,12 @@ class Explorer:
             drawn = random_sets(width, len(state.dims), avoid=avoid, n=1, seed=state.seed)[0]
             conditions += [Off(label, dims, state.layers, state.left)
                            for label, dims in (("random", drawn), ("chosen", state.dims))]  # fmt: skip
-        text, notes = self._cut(state.text)
+        text, notes = self._readable(state.text)
         listed = tuple(dict.fromkeys((*state.dims, *self.listed(stack.name))))[:MOST]
-        return _Look(self.loaded, stack, state, text, tuple(conditions), listed, switch), notes
+        return _Look(state, self.loaded, stack, switch, tuple(conditions), listed, text), notes
 
-    def _cut(self, text: str) -> tuple[str, list[str]]:
-        """(the part of `text` that is read, notes); raises BadInput for no text or too long a one."""
+    def _readable(self, text: str) -> tuple[str, list[str]]:
+        """`text` as a tokenizer takes it, notes; raises BadInput for no text or too long a one."""
         if len(text) > LONGEST:
             raise BadInput(
                 f"this text has {len(text):,} letters, and the page reads {LONGEST:,} at most; for whole files there is "
@@ -350,176 +452,24 @@ class Explorer:
         # Half of a surrogate pair, which a link can hold, is no text that a tokenizer takes.
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         tokenizer: Any = self.loaded.tokenizer
-        limit = token_limit(self.loaded, LENGTH)
-        special, unknown = special_ids(tokenizer), unknown_id(tokenizer)
-        ids = tokenizer(text)["input_ids"] if text.strip() else []
-        ordinary = [token for token in ids if token not in special]
-        if not ordinary:
+        ids, limit, known = tokenizer(text)["input_ids"], token_limit(self.loaded, LENGTH), KnownTokens()
+        if not text.strip() or special_ids(tokenizer).issuperset(ids):
             raise BadInput("there is no text to read; write a sentence")
-        if ordinary.count(unknown) == len(ordinary):
-            raise BadInput(nothing_known(self.loaded.name, len(ordinary)))
-        notes = [note] if (note := unknown_note(ordinary.count(unknown), len(ordinary))) else []
-        if len(ids) <= limit:
-            return text, notes
-        notes.append(f"the text has {len(ids):,} tokens; the first {limit} are read")
-        if tokenizer.is_fast:
-            offsets = tokenizer(text, truncation=True, max_length=limit, return_offsets_mapping=True)["offset_mapping"]
-            return text[: max(end for _, end in offsets)], notes
-        kept = tokenizer(text, truncation=True, max_length=limit)["input_ids"]
-        return tokenizer.decode(kept, skip_special_tokens=True), notes
-
-    def _mean(self, stack: BoundStack) -> np.ndarray:
-        if stack.name not in self._means:
-            texts = read_texts("excerpt", limit=MEAN_TEXTS)
-            self._means[stack.name] = means_over(self.loaded, stack, texts, length=LENGTH, batch_size=MEAN_TEXTS)
-        return self._means[stack.name]
-
-    def _view(self, view: str, at: _Look) -> dict[str, Any]:
-        """What is kept of this view, or is measured now."""
-        key = (at.state if view == "guesses" else replace(at.state, blank=0), view)
-        if key not in self._kept:
-            self._kept[key] = _MEASURES[view](at)
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        return dict(self._kept[key])
+        known.add(tokenizer, ids)
+        known.check(self.loaded.name)
+        cut = f"the text has {len(ids):,} tokens; the first {limit} are read" if len(ids) > limit else ""
+        return text, [note for note in (known.note, cut) if note]
 
 
 def command(model: str, options: LoadOptions, state: State, views: Sequence[str]) -> str:
     """The command line that prints `views` of `state`, quoted for a shell, without the token."""
     words = ["outlierlens", "explore", operand(model), f"--text={state.text}", "--dims", ",".join(map(str, state.dims))]
     words += ["--layers", f"{state.first}-{state.last}", "--show", "all" if tuple(views) == VIEWS else ",".join(views)]
-    for name in ("left", "mode", "stack", "seed", "blank"):
-        if getattr(state, name) != getattr(State(), name):
-            words += option(f"--{name}", getattr(state, name))
-    for name, spelt in (("row", "--arch"), *((n, f"--{n}") for n in ("revision", "subfolder", "device", "dtype"))):
-        if (value := getattr(options, name)) != getattr(LoadOptions(), name):
-            words += option(spelt, value)
-    return shell(*words, *(f"--{n.replace('_', '-')}" for n in ("trust_remote_code", "offline") if getattr(options, n)))
-
-
-# --- views: what each adds to an `Explored` --------------------------------------------------------------------------
-
-
-def _no_blanks(loaded: LoadedModel) -> str:
-    if loaded.head not in ("masked", "causal"):
-        return f"{loaded.name} has no head that says words, so there is nothing to fill in"
-    if loaded.head == "masked" and not getattr(loaded.tokenizer, "is_fast", False):
-        return "its tokenizer cannot say which letters a token stands for, so no blank can be cut"
-    return "no word of this text is one token and can be left out; write a few more common words"
-
-
-def _passage(at: _Look) -> dict[str, Any]:
-    work = exercise(at.loaded, at.text)
-    conditions = ((one.label, one.dims, at.off(one)) for one in at.conditions)
-    fills, said = zip(*answers(at.loaded, at.text, work, conditions), strict=True)
-    notes = () if work else (_no_blanks(at.loaded),)
-    return {"fills": tuple(filter(None, fills)), "continuations": tuple(filter(None, said)), "notes": notes}
-
-
-def _guesses(at: _Look) -> dict[str, Any]:
-    """The likeliest words of a blank (the last one where there are fewer) under each condition."""
-    work, rows = exercise(at.loaded, at.text), []
-    if work is None:
-        return {"notes": (_no_blanks(at.loaded),)}
-    number, tokenizer = min(at.state.blank, len(work.blanks) - 1), cast(Any, at.loaded.tokenizer)
-    for one in at.conditions:
-        with at.off(one):
-            probabilities = fill(at.loaded, work).probabilities[number]
-        order = np.argsort(-probabilities, kind="stable")[:BEST].tolist()
-        for rank, piece in enumerate(tokenizer.convert_ids_to_tokens(order)):
-            word, p = tokenizer.convert_tokens_to_string([piece]).strip() or piece, float(probabilities[order[rank]])
-            rows.append(
-                Guess(rank=rank + 1, condition=one.label, said=f"{word}  {100 * p:.1f} %", word=word, probability=p)
-            )
-    return {"guesses": tuple(rows), "blank": work.originals[number].strip()}
-
-
-def _loss(at: _Look) -> dict[str, Any]:
-    copies = COPIES if at.loaded.head == "masked" else 1
-    try:
-        task: Any = make_task(at.loaded, [at.text] * copies, TaskOptions(max_length=LENGTH, batch_size=COPIES))
-    except BadInput as error:  # a text of one token, a tokenizer without a mask: the other views are still to be had
-        return {"notes": (str(error),)}
-    by_token = task.unit == "nats per token"
-    measure: Callable[[], tuple[np.ndarray, Any]] = task.per_token if by_token else task.per_text
-    rows, intact = list[TextLoss](), np.zeros(0)
-    for one in at.conditions:
-        with at.off(one):
-            values, _ = measure()
-        intact = intact if len(intact) else values
-        loss = mean_estimate(values)
-        rows.append(TextLoss(
-            condition=one.label, off=one.names, loss=loss, change=mean_estimate(values - intact),
-            perplexity=float(np.exp(min(loss.value, 700))) if by_token else None,
-        ))  # fmt: skip
-    about = About(task=task.name, unit=task.unit, n_texts=1, n_tokens=len(intact) if by_token else 0)
-    return {"losses": tuple(rows), "about": about}
-
-
-def _dimensions(at: _Look) -> dict[str, Any]:
-    reading, batch = at.run()
-    ids, _ = reading.sides(batch)[at.stack.name]
-    tokens, dims, rows = reading.words(ids[0].tolist()), at.listed, list[LargestValue]()
-
-    def look(_: BoundStack, layer: int, states: "Tensor") -> None:
-        seen = states[0].float().cpu().numpy()  # [token, dim]
-        lengths = np.maximum(np.linalg.norm(seen, axis=-1), np.finfo(np.float32).tiny)
-        for dim in dims:
-            token = int(np.nan_to_num(np.abs(seen[:, dim])).argmax())
-            value = float(seen[token, dim])
-            rows.append(LargestValue(
-                layer=layer_name(layer), dim=dim, size=abs(value), value=value, token=f"{token} {tokens[token]}",
-                share=float(abs(value) / lengths[token]),
-            ))  # fmt: skip
-
-    with tapped(at.loaded.model, [at.stack], look):
-        reading(batch)
-    return {"largest": tuple(rows)}
-
-
-def _attention(at: _Look) -> dict[str, Any]:
-    try:
-        check_eager(at.loaded, at.stack)
-    except BadInput as error:
-        return {"notes": (str(error),)}
-    reading, batch = at.run()
-    special = reading.sides(batch)[at.stack.name][1][0].cpu().numpy().astype(bool)
-    n, rows = len(special), list[AttentionSink]()
-    for one in at.conditions:
-
-        def look(layer: int, weights: "Tensor", _: Any, label: str = one.label) -> None:
-            mean = weights[0, :, :n, :n].float().mean(0).cpu().numpy()  # [query, key]
-            on = mean[:, special].sum(1).mean()
-            rows.append(AttentionSink(
-                layer=layer_name(layer), condition=label, first=float(mean[:, 0].mean()), special=float(on)
-            ))  # fmt: skip
-
-        with at.off(one), tapped_attention(at.loaded, at.stack, look):
-            reading(batch)
-    return {"sinks": tuple(rows)}
-
-
-def _anisotropy(at: _Look) -> dict[str, Any]:
-    reading, batch = at.run()
-    kept = np.flatnonzero(~reading.sides(batch)[at.stack.name][1][0].cpu().numpy().astype(bool))
-    if len(kept) < 2:
-        return {"notes": ("a mean cosine needs at least two tokens; write a longer text",)}
-    chosen, rows = list(at.state.dims), list[TextCosine]()
-    for one in at.conditions:
-
-        def look(_: BoundStack, layer: int, states: "Tensor", label: str = one.label) -> None:
-            units = unit(states[0].float().cpu().numpy()[kept])
-            share = float(contributions(units)[chosen].sum()) if chosen else 0.0
-            cosine = float(mean_cosine(units)[0])
-            rows.append(TextCosine(layer=layer_name(layer), condition=label, cosine=cosine, share=share))
-
-        with at.off(one), tapped(at.loaded.model, [at.stack], look):
-            reading(batch)
-    return {"cosines": tuple(rows)}
-
-
-_MEASURES: dict[str, Callable[[_Look], dict[str, Any]]] = {
-    "passage": _passage, "loss": _loss, "guesses": _guesses, "dimensions": _dimensions, "attention": _attention,
-    "anisotropy": _anisotropy,
-}  # fmt: skip
+    row = "family" if isinstance(options.row, str) else "arch"
+    loading = ("row", "revision", "subfolder", "tokenizer", "device", "dtype", "trust_remote_code", "offline")
+    for given, names in ((state, ("left", "mode", "stack", "seed", "blank")), (options, loading)):
+        for name in names:
+            value, flag = getattr(given, name), f"--{row if name == 'row' else name.replace('_', '-')}"
+            if value != getattr(type(given)(), name):
+                words += [flag] if value is True else option(flag, value)
+    return shell(*words)

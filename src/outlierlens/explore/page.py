@@ -7,22 +7,21 @@ Controls hold a person's state in their browser; the server keeps none. Each cha
 """
 
 import asyncio
-import contextlib
 import json
 import os
 import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
 from outlierlens.ablation.fill import SIGNS
 from outlierlens.errors import BadInput, OutlierlensError, need
-from outlierlens.explore.look import PAGE_MODES, Explored, Explorer
-from outlierlens.explore.state import EXAMPLES, VIEWS, State, parse_dims, whole
+from outlierlens.explore.look import Explorer
+from outlierlens.explore.state import EXAMPLES, VIEWS, State, parse_dims
 from outlierlens.view.charts.base import DARK, LIGHT, css
 from outlierlens.view.page import fragment, runtime, style
 
@@ -80,16 +79,12 @@ def launch_options() -> dict[str, Any]:
     gr = gradio()
     fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
     colours = f":root{{{css(LIGHT)}}} .dark{{{css(DARK)}}}"
-    return {
+    off = ("run_history", "enable_monitoring", "ssr_mode", "mcp_server", "pwa")
+    return dict.fromkeys(off, False) | {
         "theme": gr.themes.Base(**fonts),
         "css": f"{colours}\n.ol {{ {style()} }}\n{(HERE / 'page.css').read_text('utf-8')}",
         "head": f"<script>{runtime()}</script>",
         "footer_links": [],
-        "run_history": False,
-        "enable_monitoring": False,
-        "ssr_mode": False,
-        "mcp_server": False,
-        "pwa": False,
         "max_file_size": 1,
         "quiet": True,
         "_frontend": False,  # leaves out a request to itself, which gradio wants answered within three seconds
@@ -116,55 +111,46 @@ class _Page:
     def build(self, blocks: Any) -> None:
         """Lay out the page and wire it."""
         gr, put = self.gr, self.controls
-        self._piece("head")
+        # Parts of the state that nobody sees.
+        hidden: dict[str, Any] = {"value": 0, "precision": 0, "visible": "hidden"}
+        most = max(stack.n_layers for stack in self.explorer.stacks) - 1
+        layer: dict[str, Any] = {"precision": 0, "minimum": 0, "maximum": most, "min_width": 100}
+        self._pieces("head")
         with gr.Row(elem_id="ol-hand"):
             with gr.Column(scale=1, min_width=280):
-                self._piece("number")
+                self._pieces("number")
             with gr.Column(scale=1, min_width=280):
                 put["left"] = gr.Slider(0, 1, 0, step=0.05, label="What is left of the set", elem_id="ol-left")
         with gr.Row():
             with gr.Column(scale=1, min_width=300):
-                self._controls()
+                with gr.Row():
+                    self.examples = {name: gr.Button(name, size="sm", min_width=80) for name in EXAMPLES}
+                put["text"] = gr.Textbox(label="Text (Ctrl+Enter shows it)", lines=4, max_lines=10, elem_id="ol-text")
+                self.run = gr.Button("Show", variant="primary", elem_id="ol-run")
+                stand_out = "The set: dimensions that stand out"
+                put["listed"] = gr.CheckboxGroup(self._choices(""), label=stand_out, elem_id="ol-listed")
+                put["others"] = gr.Textbox(label="And others, such as 17, 78", max_lines=1, elem_id="ol-others")
+                self.again = gr.Button("Another random set", size="sm", elem_id="ol-again")
+                choices = [(text, mode) for mode, text in MODES.items()]
+                put["mode"] = gr.Dropdown(choices, label="How it goes off, at 0", elem_id="ol-mode")
+                with gr.Row():
+                    put["first"] = gr.Number(0, label="From layer", **layer)
+                    put["last"] = gr.Number(most, label="to layer", **layer)
+                names = [stack.name for stack in self.explorer.stacks]
+                put["stack"] = gr.Dropdown(names, value=names[0], label="Stream", visible=len(names) > 1)
+                shown: dict[str, Any] = {"interactive": False, "max_lines": 1, "buttons": ["copy"]}
+                self.link = gr.Textbox(label="Link to what you see", elem_id="ol-link", **shown)
+                self.query = gr.Textbox(visible="hidden", elem_id="ol-query")
+                put |= {name: gr.Number(elem_id=f"ol-{name}", **hidden) for name in ("seed", "blank")}
+                self.turn, put["wrong"] = gr.Number(elem_id="ol-turn", **hidden), gr.Textbox(visible="hidden")
             with gr.Column(scale=2, min_width=320, elem_id="ol-results"):
-                for name in ("said", "passage", "tables"):
-                    self._piece(name)
-        self._piece("inside")
+                self._pieces("said", "passage", "tables")
+        self._pieces("inside")
         self._wire(blocks)
 
-    def _piece(self, name: str) -> None:
-        script = (HERE / "page.js").read_text("utf-8")
-        made = self.gr.HTML(elem_id=f"ol-{name}", js_on_load=script, apply_default_css=False, container=False)
-        self.pieces[name] = made
-
-    def _controls(self) -> None:
-        gr, put = self.gr, self.controls
-        with gr.Row():
-            self.examples = {name: gr.Button(name, size="sm", min_width=80) for name in EXAMPLES}
-        put["text"] = gr.Textbox(label="Text (Ctrl+Enter shows it)", lines=4, max_lines=10, elem_id="ol-text")
-        self.run = gr.Button("Show", variant="primary", elem_id="ol-run")
-        put["listed"] = gr.CheckboxGroup(
-            self._choices(""), label="The set: dimensions that stand out", elem_id="ol-listed"
-        )
-        put["others"] = gr.Textbox(label="And others, such as 17, 78", max_lines=1, elem_id="ol-others")
-        self.again = gr.Button("Another random set", size="sm", elem_id="ol-again")
-        choices = [(text, mode) for mode, text in MODES.items() if mode in PAGE_MODES]
-        put["mode"] = gr.Dropdown(choices, label="How it goes off, at 0", elem_id="ol-mode")
-        most = max(stack.n_layers for stack in self.explorer.stacks) - 1
-        with gr.Row():
-            put["first"] = gr.Number(0, label="From layer", precision=0, minimum=0, maximum=most, min_width=100)
-            put["last"] = gr.Number(most, label="to layer", precision=0, minimum=0, maximum=most, min_width=100)
-        names = [stack.name for stack in self.explorer.stacks]
-        put["stack"] = gr.Dropdown(names, value=names[0], label="Stream", visible=len(names) > 1)
-        self.link = gr.Textbox(
-            label="Link to what you see", interactive=False, max_lines=1, buttons=["copy"], elem_id="ol-link"
-        )
-        self.query = gr.Textbox(visible="hidden", elem_id="ol-query")
-        put["seed"], put["blank"], self.turn = (self._number(name) for name in ("seed", "blank", "turn"))
-        put["wrong"] = gr.Textbox(visible="hidden")
-
-    def _number(self, name: str) -> Any:
-        """A number that is part of the state and that nobody sees."""
-        return self.gr.Number(0, precision=0, visible="hidden", elem_id=f"ol-{name}")
+    def _pieces(self, *names: str) -> None:
+        how = {"js_on_load": (HERE / "page.js").read_text("utf-8"), "apply_default_css": False, "container": False}
+        self.pieces |= {name: self.gr.HTML(elem_id=f"ol-{name}", **how) for name in names}
 
     def _choices(self, stack: str) -> list[tuple[str, int]]:
         return [(self.explorer.label(dim, stack), dim) for dim in self.explorer.listed(stack)]
@@ -182,11 +168,9 @@ class _Page:
         chosen = [one.input for name, one in put.items() if name not in (*typed, *silent)]
         triggers = [self.run.click, *(put[name].submit for name in typed), *chosen, self.turn.change]
 
-        def show(*values: Any) -> Iterator[list[Any]]:
-            for pieces in self._shown(dict(zip(put, values, strict=True))):
-                yield [*pieces, ""]
-
-        done = gr.on(triggers, show, every, [*(self.pieces[n] for n in PIECES), self.query, put["wrong"]], **last)
+        done = gr.on(
+            triggers, self._shown, every, [*(self.pieces[n] for n in PIECES), self.query, put["wrong"]], **last
+        )
         done.then(None, self.query, self.link, js=_ADDRESS, **_QUIETLY)
 
         def then_show(first: Any) -> None:
@@ -197,21 +181,17 @@ class _Page:
             then_show(button.click(None, None, put["text"], js=f"() => {json.dumps(EXAMPLES[name])}", **_QUIETLY))
         then_show(self.again.click(None, put["seed"], put["seed"], js="(seed) => seed + 1", **_QUIETLY))
 
-        def streamed(*values: Any) -> list[Any]:
-            given = dict(zip(put, values, strict=True))
-            stack = self.explorer.stack(str(given["stack"] or "")).name
-            return self._set(
-                State(str(given["text"] or ""), self.explorer.listed(stack), stack=stack, seed=int(given["seed"]))
-            )
+        def streamed(text: Any, stack: Any, seed: Any) -> list[Any]:
+            name = self.explorer.stack(str(stack or "")).name
+            return self._set(State(str(text or ""), self.explorer.listed(name), stack=name, seed=int(seed)))
 
-        then_show(put["stack"].input(streamed, every, every, **last))
+        then_show(put["stack"].input(streamed, [put[name] for name in ("text", "stack", "seed")], every, **last))
 
         def opened(request: Any) -> list[Any]:
             """What somebody sees who opens the page: the state of their link, or the first one."""
-            given = dict(request.query_params) if request else {}
-            wanted = [name for name in given if name in State.__dataclass_fields__]
             try:
-                return self._set(State.from_query(given) if wanted else self.first)
+                state = State.from_query(dict(request.query_params) if request else {})
+                return self._set(self.first if state == State() else state)
             except OutlierlensError as error:
                 return self._set(self.first, str(error))
 
@@ -234,93 +214,51 @@ class _Page:
         }
         return [values[name] for name in self.controls]
 
-    def _shown(self, given: dict[str, Any]) -> Iterator[list[Any]]:
-        """`PIECES` and the link of what the controls hold, what is beside the hand first; or the message of what is wrong."""
-        skip = self.gr.skip()
+    def _shown(self, *values: Any) -> Iterator[list[Any]]:
+        """`PIECES`, the link, and what is wrong, of what the controls hold; what is beside the hand comes first."""
+        given = dict(zip(self.controls, values, strict=True))
         try:
             if given["wrong"]:
                 raise BadInput(given["wrong"])
-            state = _state(self.explorer, given)
+            state = _state(given)
             found = self.explorer.look(state, AT_ONCE)
-            first = {"head": head(self.explorer, found.state.stack), "number": number(found), "said": said(found)}
-            first |= {"passage": passage(found), "tables": drawn(found)}
-            yield [*(first.get(name, skip) for name in PIECES), skip]
+            skip, stack, query = self.gr.skip(), found.state.stack, found.state.query()
+            yield [*self._drawn(PIECES[:-1], skip, stack, found=found), skip, ""]
             rest = self.explorer.look(state, [view for view in VIEWS if view not in AT_ONCE])
-            query = found.state.query()
-            yield [*({"inside": drawn(rest)}.get(name, skip) for name in PIECES), f"?{query}" if query else ""]
+            yield [*self._drawn(("inside",), skip, stack, found=rest), f"?{query}" if query else "", ""]
         except OutlierlensError as error:
-            yield self._failed(error)
-        except (
-            Exception,
-            KeyboardInterrupt,
-            SystemExit,
-        ) as error:  # what ended the queue's only worker would end the page
+            yield self._failed(str(error))
+        # What ended the queue's only worker would end the page.
+        except (Exception, KeyboardInterrupt, SystemExit) as error:
             traceback.print_exc()
             what = f"{type(error).__name__}: {error}".removesuffix(": ")
-            yield self._failed(BadInput(f"this cannot be shown ({what}); the terminal that serves the page says where"))
+            yield self._failed(f"this cannot be shown ({what}); the terminal that serves the page says where")
 
-    def _failed(self, error: OutlierlensError) -> list[Any]:
+    def _failed(self, message: str) -> list[Any]:
         # Numbers of an earlier state beside the message would be taken for those of this one.
-        message = str(error)
-        what = {"head": head(self.explorer, ""), "said": piece("alert", message=f"{message[:1].upper()}{message[1:]}.")}
-        return [*(what.get(name, "") for name in PIECES), self.gr.skip()]
+        said = f"{message[:1].upper()}{message[1:]}."
+        return [*self._drawn(("head", "said"), "", "", message=said), self.gr.skip(), ""]
+
+    def _drawn(self, names: Sequence[str], others: Any, stack: str, **values: Any) -> list[Any]:
+        """`PIECES`: those of `names` drawn, `others` in place of the rest."""
+        values |= {"model": self.explorer.loaded.name, "verdict": self.explorer.verdict(stack)}
+        return [piece(name, **values) if name in names else others for name in PIECES]
 
 
-def _state(explorer: Explorer, given: dict[str, Any]) -> State:
+def _state(given: dict[str, Any]) -> State:
     """The state that the controls hold; raises BadInput for what cannot be one."""
-    dims = {int(dim) for dim in given["listed"] or ()} | {*parse_dims(str(given["others"] or ""))}
-    numbers: dict[str, int] = {}
-    for name in ("first", "last", "seed", "blank"):
-        with contextlib.suppress(TypeError, ValueError):
-            numbers[name] = int(given[name])
-        numbers[name] = whole(name.replace("_", " "), str(numbers.get(name, given[name])))
-    stack = explorer.stack(str(given["stack"] or "")).name
-    text = str(given["text"] or "")
-    return State(
-        text,
-        tuple(sorted(dims)),
-        left=float(given["left"]),
-        mode=str(given["mode"]),
-        stack=stack,
-        **numbers,
-    )
+    dims = {*map(int, given["listed"] or ()), *parse_dims(str(given["others"] or ""))}
+    words = {name: str("" if value is None else value) for name, value in given.items()}
+    return State.from_query(words | {"dims": ",".join(map(str, sorted(dims)))})
 
 
 # --- pieces of HTML --------------------------------------------------------------------------------------------------
 
 
 def piece(name: str, **values: Any) -> str:
-    """What the template `name` makes of `values`; characters that templates in the browser would read are written as codes."""
-    made = fragment(HERE, f"{name}.html.jinja", SIGNS=SIGNS, MEANING=MEANING, **values)
+    """One of `PIECES`; characters that templates in the browser would read are written as codes."""
+    template = "inside" if name == "tables" else name
+    made = fragment(HERE, f"{template}.html.jinja", SIGNS=SIGNS, MEANING=MEANING, **values)
     for character in "{}$`\\":
         made = made.replace(character, f"&#{ord(character)};")
     return f'<div class="ol">{made}</div>'
-
-
-def head(explorer: Explorer, stack: str) -> str:
-    """The title and what the weights show."""
-    return piece("head", model=explorer.loaded.name, verdict=explorer.verdict(stack))
-
-
-def said(found: Explored) -> str:
-    """What is off, and notes; read out by screen readers when it changes."""
-    return piece("said", conditions=found.conditions[1:], mode=found.state.mode, notes=found.notes)
-
-
-def number(found: Explored) -> str:
-    """The loss with the set off, large, and beside it that of the intact model and of the random set."""
-    return piece("number", rows={row.condition: row for row in found.losses}, unit=found.about.unit)
-
-
-def passage(found: Explored) -> str:
-    """The text under each condition."""
-    kinds = {"same", "other", "nonsense"} | {blank.kind for one in found.fills for blank in one.blanks}
-    off = {one.label: one.names for one in found.conditions}
-    return piece("passage", fills=found.fills, continuations=found.continuations, kinds=kinds, off=off)
-
-
-def drawn(found: Explored) -> str:
-    """The tables of a finding and its pictures, as in a report, and the command that prints them."""
-    (section,) = found.sections()
-    specs = json.dumps({chart.name: chart.spec for chart in section.charts})
-    return piece("inside", section=section, specs=specs, command=found.provenance.command)

@@ -12,6 +12,7 @@ With `share`, gradio opens a tunnel through gradio's servers, and anyone who has
 
 import contextlib
 import socket
+import threading
 import webbrowser
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
 from typing import Any
@@ -20,15 +21,12 @@ from urllib.parse import urlsplit
 from outlierlens.errors import BadInput, one_line
 from outlierlens.explore.look import Explorer
 from outlierlens.explore.page import gradio, launch_options, page
-from outlierlens.explore.state import PORT, Place, State
+from outlierlens.explore.state import Place, State
 
 LOOPBACK = "127.0.0.1"
 TUNNEL = ".gradio.live"
-TRIED = 100
 MOST_BYTES = 2**20  # of a request that shows a state, whose text may be long
 BODIES = {"join": MOST_BYTES, "cancel": 2**12, "reset": 2**12}  # by the end of the path; others have no body
-
-_PORTS = {"http": 80, "https": 443}
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -49,7 +47,7 @@ class Door:
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
-        if refusal := self._refusal(scope["path"], [(k.lower(), v.decode("latin-1")) for k, v in scope["headers"]]):
+        if refusal := self._refusal(scope):
             await _refuse(scope, send, *refusal)
             return
         begun = False
@@ -67,39 +65,35 @@ class Door:
             else:
                 await _refuse(scope, send, 400, _cannot(error))
 
-    def _refusal(self, path: str, headers: Sequence[tuple[bytes, str]]) -> tuple[int, str] | None:
+    def _refusal(self, scope: Message) -> tuple[int, str] | None:
         """The status and the words with which a request is refused; None lets it in."""
-        named = [f"//{value}" for name, value in headers if name == b"host"]
-        named += [value for name, value in headers if name == b"origin"]
-        if not named or not all(map(self._knows, named)) or not _same_port(headers):
+        from starlette.datastructures import Headers
+
+        given = Headers(scope=scope).getlist
+        own, origins = [_address(f"//{host}") for host in given("host")], [_address(one) for one in given("origin")]
+        places = own + origins
+        known = (any(host.endswith(one) if one[:1] == "." else host == one for one in self.hosts) for host, _ in places)
+        # A page that sends from an address names the port that it sends to, where both say one.
+        if not own or not all(known) or len({port for _, port in places if port}) > 1:
             return 403, "this page answers on this machine alone"
-        elsewhere = any(name == b"sec-fetch-site" and value not in ("same-origin", "none") for name, value in headers)
-        if elsewhere and not (TUNNEL in self.hosts and (b"sec-fetch-mode", "navigate") in headers):
+        elsewhere = not {*given("sec-fetch-site")} <= {"same-origin", "none"}
+        if elsewhere and not (TUNNEL in self.hosts and "navigate" in given("sec-fetch-mode")):
             return 403, "another site asks for this page; type its address into the browser"
-        if any(name == b"transfer-encoding" for name, _ in headers):
+        if given("transfer-encoding"):
             return 411, "a request says how long its body is"
-        most = BODIES.get(path.rstrip("/").rpartition("/")[2], 0)
-        lengths = [value for name, value in headers if name == b"content-length"]
-        if any(not length.isdecimal() or int(length) > most for length in lengths):
+        most = BODIES.get(scope["path"].rstrip("/").rpartition("/")[2], 0)
+        if any(not length.isdecimal() or int(length) > most for length in given("content-length")):
             return 413, f"this request may have {most:,} bytes"
         return None
 
-    def _knows(self, address: str) -> bool:
-        try:
-            host = urlsplit(address).hostname or ""
-        except ValueError:
-            return False
-        return any(host.endswith(one) if one.startswith(".") else host == one for one in self.hosts)
 
-
-def _same_port(headers: Sequence[tuple[bytes, str]]) -> bool:
-    """Whether a page that sends from an address names the port that it sends to, where both say one."""
-    given = dict(headers)
+def _address(url: str) -> tuple[str, int | None]:
+    """(host, port where one is said or known) of an address; ("", None) of what is none."""
     try:
-        here, origin = urlsplit(f"//{given.get(b'host', '')}"), urlsplit(given.get(b"origin", ""))
-        return None in (here.port, origin.hostname) or here.port == (origin.port or _PORTS.get(origin.scheme))
+        parts = urlsplit(url)
+        return parts.hostname or "", parts.port or {"http": 80, "https": 443}.get(parts.scheme)
     except ValueError:
-        return False
+        return "", None
 
 
 def _cannot(error: Exception) -> str:
@@ -116,24 +110,18 @@ async def _refuse(scope: Message, send: Send, status: int, said: str) -> None:
 
 
 def free_port(asked: int | None) -> int:
-    """The port asked for, or the first free one; raises BadInput where it is taken."""
-    for port in (asked,) if asked is not None else range(PORT, PORT + TRIED):
-        with contextlib.closing(socket.socket()) as tried:
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                tried.bind((LOOPBACK, port))
-            except OSError:
-                continue
+    """The port asked for, or the first free one from 7860; raises BadInput where it is taken."""
+    for port in (asked,) if asked is not None else range(7860, 7960):
+        with contextlib.suppress(OSError), socket.create_server((LOOPBACK, port)) as tried:
             return int(tried.getsockname()[1])
-    what = f"port {asked} is" if asked is not None else f"ports {PORT} to {PORT + TRIED - 1} are"
-    raise BadInput(f"{what} taken or not allowed; name another with --port")
+    which = f"port {asked} is" if asked is not None else "ports 7860 to 7959 are"
+    raise BadInput(f"{which} taken or not allowed; name another with --port")
 
 
 @contextlib.contextmanager
 def served(explorer: Explorer, start: State, place: Place) -> Iterator[tuple[str, str | None]]:
     """Serve the page inside the block; yields its address and, where it is shared, the public one."""
-    port = free_port(place.port)
-    blocks: Any = page(explorer, start)
+    port, blocks = free_port(place.port), page(explorer, start)
     answer = blocks.process_api
 
     async def told(*args: Any, **named: Any) -> Any:
@@ -160,8 +148,6 @@ def served(explorer: Explorer, start: State, place: Place) -> Iterator[tuple[str
 
 def serve(explorer: Explorer, start: State, place: Place, say: Callable[[str], None]) -> None:
     """Serve the page until Ctrl-C or SIGTERM; its address is said first."""
-    import threading
-
     with served(explorer, start, place) as (address, public):
         say(f"exploring {explorer.loaded.name} at {address} (this machine only; Ctrl-C ends it)")
         if public:

@@ -4,8 +4,7 @@ state = State(text="A film worth seeing.", dims=(8, 24), left=0.5)
 State.from_query(state.query()) == state       # a permalink restores it
 """
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, urlencode
@@ -13,11 +12,10 @@ from urllib.parse import parse_qsl, urlencode
 from annotated_types import Ge, Le
 
 from outlierlens.errors import BadInput
-from outlierlens.options import FIND, Find, Flag, Flat, check, options_of, parse_layers
+from outlierlens.options import FIND, Find, Flag, Flat, Option, check, options_of, parse_layers, parse_names
 
 VIEWS = ("passage", "loss", "guesses", "dimensions", "attention", "anisotropy")
-PORT = 7860  # the first that is tried
-_LONGEST = 10  # digits of a number in a link
+_LONGEST = {int: 9, float: 25}  # letters of a number
 EXAMPLES = {
     "A review": (
         "I went into this movie with low expectations and came out smiling. The story is simple, but the actors are so good "
@@ -78,14 +76,21 @@ class State:
         Raises:
             BadInput: a value that cannot be read.
         """
-        pairs = dict(parse_qsl(query, keep_blank_values=True)) if isinstance(query, str) else dict(query)
-        read: dict[Any, Callable[[str, str], Any]] = {
-            str: lambda _, text: text,
-            float: _number,
-            tuple[int, ...]: lambda _, text: parse_dims(text),
-        }
-        options = (one for one in options_of(cls) if one.name in pairs)
-        return cls(**{one.name: read.get(one.kind, whole)(one.name, pairs[one.name]) for one in options})
+        pairs = dict(parse_qsl(query, keep_blank_values=True)) if isinstance(query, str) else query
+        return cls(**{one.name: _read(one, pairs[one.name]) for one in options_of(cls) if one.name in pairs})
+
+
+def _read(option: Option, text: str) -> Any:
+    if option.kind is str:
+        return text
+    if option.name == "dims":
+        return parse_dims(text)
+    kind = float if option.kind is float else int
+    try:
+        return kind(text if len(text) <= _LONGEST[kind] else "")
+    except ValueError:
+        what = "number" if kind is float else "whole number"
+        raise BadInput(f"{option.name} is {text[:60]!r}; it must be a {what}") from None
 
 
 def parse_dims(text: str) -> tuple[int, ...]:
@@ -94,36 +99,18 @@ def parse_dims(text: str) -> tuple[int, ...]:
     Raises:
         BadInput: anything but numbers and commas.
     """
-    parts = [part.strip() for part in text.replace(";", ",").split(",")]
-    parts = [part for part in parts if part]
-    if not all(part.isascii() and part.isdecimal() and len(part) < _LONGEST for part in parts):
+    parts = parse_names(text.replace(";", ","))
+    if not all(part.isdecimal() and len(part) <= _LONGEST[int] for part in parts):
         raise BadInput(f"cannot read dimensions {text[:60]!r}; write whole numbers such as 308, 381")
     return tuple(dict.fromkeys(map(int, parts)))
-
-
-def whole(name: str, text: str) -> int:
-    """A whole number from 0 on; raises BadInput for anything else."""
-    if not (text.isascii() and text.isdecimal() and len(text) < _LONGEST):
-        raise BadInput(f"{name} is {text[:60]!r}; it must be a whole number from 0 on")
-    return int(text)
-
-
-def _number(name: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise BadInput(f"{name} is {text[:60]!r}; it must be a number")
-    return value
 
 
 # --- options of the command ------------------------------------------------------------------------------------------
 
 
-def views(text: str) -> tuple[str, ...]:
-    """The views that `--show` names; raises BadInput for others."""
-    found = VIEWS if text == "all" else tuple(part.strip() for part in text.split(","))
+def parse_views(text: str) -> tuple[str, ...]:
+    """ "loss, guesses" -> ("loss", "guesses"); "all" -> all of them; raises BadInput for others."""
+    found = VIEWS if text == "all" else parse_names(text)
     if unknown := [view for view in found if view not in VIEWS]:
         raise BadInput(f"unknown view {unknown[0]!r}; views are {', '.join(VIEWS)}")
     return found
@@ -160,7 +147,7 @@ class ExploreOptions:
 
     place: Annotated[Place, Flat()] = Place()
     """Where the page is."""
-    views: Annotated[tuple[str, ...] | None, Flag("--show", read="explore.state:views")] = None
+    views: Annotated[tuple[str, ...] | None, Flag("--show", read="explore.state:parse_views")] = None
     """Print views and start no page: passage, loss, guesses, dimensions, attention, anisotropy, all."""
     text: str | None = None
     """Text to look at. Default: a shipped one."""
