@@ -58,9 +58,10 @@ def _whole(session: Session, options: Any, make: Callable[..., Any]) -> None:
     with resumable(parts):
         found = make(folder=folder, overwrite=output.overwrite, progress=session.progress)
     found = with_command(found, session.command)
-    beside = [parts / "observation.json"] if (parts / "observation.json").is_file() else []
-    beside += [parts / "layers.json"] if "layers" in options.parts else []
-    data = ReportData(found.provenance, (scan_live(session.loaded), found, *map(load, beside)))
+    names = {one.part for one in found.measured}
+    beside = ["observation"] * (paper == "luo") + ["sweep"] * ("layers" in names)
+    beside = [load(parts / f"{name}.json") for name in beside]
+    data = ReportData(found.provenance, (scan_live(session.loaded), found, *beside))
     with alone_in(folder, "replication", CHARTS, "parts"):
         written = write(data, folder, overwrite=any((folder / name).exists() for name in OURS))
     tell(session, found)

@@ -84,9 +84,3 @@ class PaperData:
         """Names of the data sets of semantic textual similarity that are not there; none where the hub's are read."""
         folder = self.folder(PAIRS)
         return tuple(one.name for one in TASKS.values() if folder and not Path(folder, one.name).is_dir())
-
-    def contents(self, names: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
-        """(path, bytes) of every file of these data sets, to tell when one has changed; () for the hub's copies."""
-        folders = [folder for name in names if (folder := self.folder(name))]
-        files = [path for folder in folders for path in sorted(Path(folder).rglob("*")) if path.is_file()]
-        return tuple((str(path), path.stat().st_size) for path in files)

@@ -6,11 +6,10 @@
 
 The run directory holds
 
-    parts/NAME.json     each part's finding as soon as it is measured, and NAME.key, the settings that it was measured with
+    rows/               what is finished of every part: a stopped run goes on from it
+    parts/NAME.json     each part's finding as soon as it is measured
     parts/observation.json      average vectors and shares of extremes, of the sentences that clipped dimensions come from
     clipping.json       the dimensions that all parts clip, and where they come from
-
-A stopped run goes on with the first part that is missing. `PARTS` says as data what each part needs.
 """
 
 import functools
@@ -44,6 +43,7 @@ from outlierlens.options import Flag
 from outlierlens.replicate.data import PAIRS, PaperData
 from outlierlens.replicate.papers import Published, published_extremes, published_for
 from outlierlens.replicate.runner import PaperFinding, PaperOptions, PaperRun, Part
+from outlierlens.results.document import save
 from outlierlens.results.row_store import alone_in
 from outlierlens.results.rows import Row
 from outlierlens.results.safe_files import write_text
@@ -226,16 +226,16 @@ def replicate_luo(
     """
     with alone_in(Path(folder), "replication"):
         run = LuoRun(loaded, data, options or LuoOptions(), Path(folder), overwrite=overwrite, progress=progress)
-        found, clipping = run.measured(PARTS), run.clipping
-        published = published_for("luo", run.checkpoint)
+        run.measure(PARTS)
+        clipping, together = run.clipping, run.together(PARTS, run.clipping.every)
+        published, checkpoint = published_for("luo", together["checkpoint"]), together["checkpoint"]
+        seen = run.observed(run.every_sentence if run.options.full else run.held_out)
+        save(seen, run.folder / "parts" / "observation.json")
         return LuoReplication(
-            effects=tuple(effects_of(found, clipping.dims, published)),
-            extremes=tuple(extremes(run.observed(), published_extremes(run.checkpoint))),
-            published=published,
-            clipped=clipping.dims,
-            clipping=clipping.source,
-            **run.together(PARTS, found, clipping.every),
-        )
+            effects=tuple(effects_of(run.found, clipping.dims, published)),
+            extremes=tuple(extremes(run.stack_of(seen), published_extremes(checkpoint))),
+            published=published, clipped=clipping.dims, clipping=clipping.source, **together,
+        )  # fmt: skip
 
 
 class LuoRun(PaperRun):
@@ -245,6 +245,7 @@ class LuoRun(PaperRun):
         super().__init__(loaded, options, folder, **more)
         self.data = data
         self.clip_path = folder / "clipping.json"
+        self.clipping = self._clipping()
 
     def lacks(self, part: Part) -> str:
         """Which data sets are not there; of pairs, a note says which of them."""
@@ -252,11 +253,6 @@ class LuoRun(PaperRun):
         if PAIRS in part.needs and not missing and (lacking := self.data.lacking_pairs()):
             self.notes.append(f"{part.title}: without {', '.join(lacking)}, for {self.data.root} has no folder of it")
         return f"{self.data.root} has no folder {', '.join(missing)}" if missing else ""
-
-    def settings(self, part: Part) -> tuple[object, ...]:
-        """How much is read, of what, and what is clipped."""
-        clip = sorted(self.clipping.dims.items())
-        return (self.options.full, self.held_out.digest, clip, self.data.contents(part.needs))
 
     @functools.cached_property
     def every_sentence(self) -> Texts:
@@ -277,23 +273,23 @@ class LuoRun(PaperRun):
         every = self.every_sentence
         return replace(every, texts=every.texts[-CLIP_TEXTS:] if len(every) > 2 * CLIP_TEXTS else every.texts[1::2])
 
-    def observed(self, *, held_out: bool = False) -> StackObservation:
-        """Average vectors and shares of extremes, on the sentences held out; with `full` on all, unless `held_out`."""
-        texts = self.every_sentence if self.options.full and not held_out else self.held_out
-        name = "observation-held-out" if self.options.full and held_out else "observation"
+    def observed(self, texts: Texts) -> Observation:
+        """Average vectors and shares of extremes."""
         options = ObserveOptions(batch_size=self.options.batch_size, progress=self.progress)
-        found: Observation = self.keep(name, lambda: observe(self.loaded, texts, options), texts.digest)
-        return next(one for one in found.stacks if one.stack == self.stack.name)
+        return observe(self.loaded, texts, options, rows=self.rows)
 
-    @functools.cached_property
-    def clipping(self) -> Clipping:
+    def stack_of(self, seen: Observation) -> StackObservation:
+        """The stream that is clipped."""
+        return next(one for one in seen.stacks if one.stack == self.stack.name)
+
+    def _clipping(self) -> Clipping:
         """What all parts clip, also as the file `clip_path`; never from a text that is measured.
 
         Where Luo's rule names nothing, it is what is most often the smallest and the largest entry, and the source says so.
         """
         found = resolve_clipping(self.options.clip, self.loaded, fit_texts=self.held_out, stack=self.stack.name)
         if self.options.clip == "auto" and not found.dims:
-            seen = self.observed(held_out=True)
+            seen = self.stack_of(self.observed(self.held_out))
             most = {
                 end: (seen.dims[int(one.argmax())], one.max())
                 for end, one in seen.pooled_shares(OTHERS).items()
@@ -318,7 +314,7 @@ def _origin(run: LuoRun) -> Any:
 def _probe(run: LuoRun) -> Any:
     split = split_texts(run.sentences, run.data.sentences("validation"), seed=run.options.seed)
     options = ProbeOptions(read=run.reading(), full=run.options.full, seed=run.options.seed)
-    return probe_positions(run.loaded, split, run.clipping, options)
+    return probe_positions(run.loaded, split, run.clipping, options, rows=run.rows)
 
 
 def _geometry(run: LuoRun) -> Any:
@@ -327,12 +323,12 @@ def _geometry(run: LuoRun) -> Any:
     rest = Texts(f"{every.source} (behind sentence {n:,})", every.texts[n:], every.column)
     drawing = Drawing() if run.options.full else Drawing(max_contexts=CONTEXTS)
     options = GeometryOptions(clip=str(run.clip_path), drawing=drawing, read=run.reading(), seed=run.options.seed)
-    return geometry(run.loaded, every.first(n), options, fit=rest)
+    return geometry(run.loaded, every.first(n), options, fit=rest, rows=run.rows)
 
 
 def _embed(run: LuoRun, pairs: list[TextPairs], fit: Texts, dev: list[TextPairs]) -> Any:
     options = EmbedOptions(read=run.reading(final_norm=True), clip=str(run.clip_path), seed=run.options.seed)
-    return embed(run.loaded, pairs, options, fit=fit, dev=dev)
+    return embed(run.loaded, pairs, options, fit=fit, dev=dev, rows=run.rows)
 
 
 def _words(run: LuoRun) -> Any:
@@ -357,7 +353,7 @@ def _frozen(name: str) -> Callable[[LuoRun], Any]:
         folder = run.data.folder(name)
         splits = read_frozen(task, folder, limit=limit, test_limit=test_limit, seed=seed, offline=offline)
         options = FrozenOptions(read=run.reading(final_norm=True), seed=seed)
-        return frozen(run.loaded, splits, options, clip=lambda _: run.clipping)
+        return frozen(run.loaded, splits, options, clip=lambda _: run.clipping, rows=run.rows)
 
     return measure
 
