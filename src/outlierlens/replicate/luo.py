@@ -12,13 +12,12 @@ The run directory holds
     clipping.json       the dimensions that all parts clip, and where they come from
 """
 
-import functools
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -57,7 +56,6 @@ GEOMETRY_TEXTS = 20_000  # sentences that words are looked for in
 CONTEXTS = 10  # of a word; in full 20
 LONG_TEXTS = 400  # of IMDB, to train on and to test; in full all
 CLIP = "clip"
-OTHERS = "without_special"
 UNTOUCHED = "nothing to clip there"
 SAID = {
     HELPS: "helps on",
@@ -72,8 +70,6 @@ NAMES = ("origin", "probe", "geometry", "words", "sts", "frozen-sst2", "frozen-s
 @dataclass(frozen=True, kw_only=True)
 class LuoOptions(PaperOptions):
     """What is replicated, and how."""
-
-    names: ClassVar = NAMES
 
     parts: Annotated[tuple[str, ...], Flag(read="options:parse_names", words=",".join(NAMES))] = NAMES
     """Which parts, by commas."""
@@ -197,14 +193,11 @@ def _fixed(parts: Mapping[str, Any]) -> Iterator[FixEffect]:
 def extremes(stack: StackObservation, published: Mapping[tuple[str, int], float]) -> Iterator[Extreme]:
     """The commonest smallest and the commonest largest entry, and every dimension whose share is `published`."""
     for end, shares in stack.pooled_shares().items():
-        if np.isnan(shares).all():
-            continue
-        column = {dim: place for place, dim in enumerate(stack.dims)}
-        most = (stack.dims[int(np.argmax(shares))],) if np.nanmax(shares) > 0 else ()
+        known = {dim: round(float(share), 6) for dim, share in zip(stack.dims, shares, strict=True) if share >= 0}
+        most = [stack.dims[int(np.argmax(shares))]] if any(known.values()) else []
         for dim in dict.fromkeys((*most, *(dim for at, dim in published if at == end))):
-            if dim in column:
-                share = round(float(shares[column[dim]]), 6)
-                yield Extreme(dim=dim, end=end, share=share, published=published.get((end, dim)))
+            if dim in known:
+                yield Extreme(dim=dim, end=end, share=known[dim], published=published.get((end, dim)))
 
 
 # --- how it is measured ------------------------------------------------------------------------------------------
@@ -228,8 +221,9 @@ def replicate_luo(
         run = LuoRun(loaded, data, options or LuoOptions(), Path(folder), overwrite=overwrite, progress=progress)
         run.measure(PARTS)
         clipping, together = run.clipping, run.together(PARTS, run.clipping.every)
-        published, checkpoint = published_for("luo", together["checkpoint"]), together["checkpoint"]
-        seen = run.observed(run.every_sentence if run.options.full else run.held_out)
+        checkpoint = together["checkpoint"]
+        published = published_for("luo", checkpoint)
+        seen = run.observed(run.every if run.options.full else run.held_out)
         save(seen, run.folder / "parts" / "observation.json")
         return LuoReplication(
             effects=tuple(effects_of(run.found, clipping.dims, published)),
@@ -239,11 +233,22 @@ def replicate_luo(
 
 
 class LuoRun(PaperRun):
-    """One run: the sentences, what is observed on them, and what is clipped, the same for all parts."""
+    """One run: the sentences, what is observed on them, and what is clipped, the same for all parts.
+
+    Attributes:
+        every: SST-2's training sentences. held_out: those that clipped dimensions come from, which no part measures.
+        sentences: the others, but for those that stand among `held_out` too.
+    """
 
     def __init__(self, loaded: LoadedModel, data: PaperData, options: LuoOptions, folder: Path, **more: Any):
         super().__init__(loaded, options, folder, **more)
         self.data = data
+        self.every = data.sentences()
+        texts, many = self.every.texts, len(self.every) > 2 * CLIP_TEXTS
+        self.held_out = replace(self.every, texts=texts[-CLIP_TEXTS:] if many else texts[1::2])
+        watched = {plain_text(text) for text in self.held_out.texts}
+        rest = (text for text in (texts[:-CLIP_TEXTS] if many else texts[::2]) if plain_text(text) not in watched)
+        self.sentences = replace(self.every, texts=tuple(rest))
         self.clip_path = folder / "clipping.json"
         self.clipping = self._clipping()
 
@@ -253,25 +258,6 @@ class LuoRun(PaperRun):
         if PAIRS in part.needs and not missing and (lacking := self.data.lacking_pairs()):
             self.notes.append(f"{part.title}: without {', '.join(lacking)}, for {self.data.root} has no folder of it")
         return f"{self.data.root} has no folder {', '.join(missing)}" if missing else ""
-
-    @functools.cached_property
-    def every_sentence(self) -> Texts:
-        """SST-2's training sentences."""
-        return self.data.sentences()
-
-    @functools.cached_property
-    def sentences(self) -> Texts:
-        """SST-2's training sentences but for those that the clipped dimensions come from, which it has some of twice."""
-        every = self.every_sentence
-        kept = every.texts[:-CLIP_TEXTS] if len(every) > 2 * CLIP_TEXTS else every.texts[::2]
-        watched = {plain_text(text) for text in self.held_out.texts}
-        return replace(every, texts=tuple(text for text in kept if plain_text(text) not in watched))
-
-    @functools.cached_property
-    def held_out(self) -> Texts:
-        """Sentences of SST-2 that no other part measures."""
-        every = self.every_sentence
-        return replace(every, texts=every.texts[-CLIP_TEXTS:] if len(every) > 2 * CLIP_TEXTS else every.texts[1::2])
 
     def observed(self, texts: Texts) -> Observation:
         """Average vectors and shares of extremes."""
@@ -290,13 +276,10 @@ class LuoRun(PaperRun):
         found = resolve_clipping(self.options.clip, self.loaded, fit_texts=self.held_out, stack=self.stack.name)
         if self.options.clip == "auto" and not found.dims:
             seen = self.stack_of(self.observed(self.held_out))
-            most = {
-                end: (seen.dims[int(one.argmax())], one.max())
-                for end, one in seen.pooled_shares(OTHERS).items()
-                if one.any()
-            }
-            said = [f"{dim} is the {end} of {share:.0%} of token vectors" for end, (dim, share) in most.items()]
-            if dims := tuple(sorted({dim for dim, _ in most.values()})):
+            shares = {end: one for end, one in seen.pooled_shares("without_special").items() if one.any()}
+            most = {end: seen.dims[int(one.argmax())] for end, one in shares.items()}
+            said = [f"{most[end]} is the {end} of {one.max():.0%} of token vectors" for end, one in shares.items()]
+            if dims := tuple(sorted({*most.values()})):
                 everywhere = {str(layer): dims for layer in range(self.stack.n_layers)}
                 found = Clipping("most extreme", everywhere, f"{listed(said)}: a fallback, for {found.source}")
         told = {"name": found.name, "source": found.source, "dims": {k: list(v) for k, v in found.dims.items()}}
@@ -318,8 +301,8 @@ def _probe(run: LuoRun) -> Any:
 
 
 def _geometry(run: LuoRun) -> Any:
-    n, every = len(run.sentences) // 2, run.sentences
-    n = n if run.options.full else min(n, GEOMETRY_TEXTS)
+    every = run.sentences
+    n = min(len(every) // 2, len(every) if run.options.full else GEOMETRY_TEXTS)
     rest = Texts(f"{every.source} (behind sentence {n:,})", every.texts[n:], every.column)
     drawing = Drawing() if run.options.full else Drawing(max_contexts=CONTEXTS)
     options = GeometryOptions(clip=str(run.clip_path), drawing=drawing, read=run.reading(), seed=run.options.seed)

@@ -13,7 +13,7 @@ The run directory holds
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from outlierlens.ablation.modes import mode_by_layer
 from outlierlens.analyses.attention import AttentionOptions, attention
@@ -45,8 +45,6 @@ NAMES = ("frequency", "attention", "layers", "bands", "predictions")
 class PuccettiOptions(PaperOptions):
     """What is replicated, and how."""
 
-    names: ClassVar = NAMES
-
     parts: Annotated[tuple[str, ...], Flag(read="options:parse_names", words=",".join(NAMES))] = NAMES
     """Which parts, by commas."""
     counts: str | None = None
@@ -60,11 +58,7 @@ class PuccettiOptions(PaperOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PuccettiReplication(PaperFinding):
-    """Puccetti et al. 2022 for one model.
-
-    Attributes:
-        counts: where token frequencies come from.
-    """
+    """Puccetti et al. 2022 for one model; `counts` says where token frequencies come from."""
 
     title = "Token frequency (Puccetti et al. 2022)"
     paper = "puccetti"

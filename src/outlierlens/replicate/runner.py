@@ -36,14 +36,13 @@ class Part:
     """One part of a paper: how it is measured, and with what.
 
     Attributes:
-        title: for reading.
         measure: its finding, of the `PaperRun` that it is a part of.
         needs: what it cannot do without, as `PaperRun.lacks` understands it.
         n_texts: texts that it reads unless in full; 0 where it chooses its own.
     """
 
     title: str
-    measure: Callable[[Any], Result]
+    measure: Callable[[Any], Finding]
     needs: tuple[str, ...] = ()
     n_texts: int = 0
 
@@ -51,8 +50,6 @@ class Part:
 @dataclass(frozen=True, kw_only=True)
 class PaperOptions:
     """What is asked of a paper of many parts; a paper names its parts."""
-
-    names: ClassVar[tuple[str, ...]] = ()
 
     parts: Annotated[tuple[str, ...], Flag(read="options:parse_names")] = ()
     """Which parts, by commas."""
@@ -67,9 +64,10 @@ class PaperOptions:
 
     def __post_init__(self) -> None:
         check(self)
-        unknown = [name for name in self.parts if name not in self.names]
+        names = type(self).parts  # by default all
+        unknown = [name for name in self.parts if name not in names]
         if unknown or not self.parts:
-            raise BadInput(f"unknown part {unknown[0] if unknown else ''!r}; parts are {', '.join(self.names)}")
+            raise BadInput(f"unknown part {unknown[0] if unknown else ''!r}; parts are {', '.join(names)}")
 
 
 @dataclass(frozen=True, kw_only=True)
