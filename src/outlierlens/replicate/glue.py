@@ -281,21 +281,22 @@ def loss_of(sweep: Sweep, effect: Effect, kind: Kind, model: TaskModel, publishe
     )  # fmt: skip
     if matched := nulls.get("matched"):
         lost = _finite(matched.changes)
-        row = replace(row, matched=lost, matched_median=figures_of(np.array(lost))[0], closeness=matched.closeness)
+        row = replace(
+            row, matched=tuple(lost.tolist()), matched_median=figures_of(lost)[0], closeness=matched.closeness
+        )
     if not described and len(others) < 2:
         return row
     drawn = _finite(random)
-    mean = figures_of(np.array(drawn))[2]
+    mean = figures_of(drawn)[2]
     enough = change.low > 0 if mean <= 0 else change.value >= ENOUGH * mean
     doubt = "" if change.low > 0 else ", in doubt" if row.lost.settled else ", not settled"
     passes = f"yes{doubt}" if enough else "no"
-    return replace(row, random=drawn, times_random=times(change.value, mean), passes=passes, p=p)
+    return replace(row, random=tuple(drawn.tolist()), times_random=times(change.value, mean), passes=passes, p=p)
 
 
-def _finite(changes: Sequence[float]) -> tuple[float, ...]:
+def _finite(changes: Sequence[float]) -> np.ndarray:
     """A loss that is no number any more is as bad as one that is infinite."""
-    found: list[float] = np.nan_to_num(np.array(changes, dtype=float), nan=np.inf, posinf=np.inf).tolist()
-    return tuple(found)
+    return np.nan_to_num(np.array(changes, dtype=float), nan=np.inf, posinf=np.inf)
 
 
 def losses_of(

@@ -215,7 +215,7 @@ def replicate_luo(
     """Measure every part that is missing in the run directory `folder`, and return the whole.
 
     Raises:
-        BadInput: a part was measured with other settings, data is missing, or what a part raises.
+        BadInput: data is missing, or what a part raises.
     """
     with alone_in(Path(folder), "replication"):
         run = LuoRun(loaded, data, options or LuoOptions(), Path(folder), overwrite=overwrite, progress=progress)

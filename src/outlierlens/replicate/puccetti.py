@@ -81,7 +81,7 @@ def replicate_puccetti(
     """Measure every part that is missing in the run directory `folder`, and return the whole.
 
     Raises:
-        BadInput: a part was measured with other settings, there is no text, or what a part raises.
+        BadInput: there is no text, or what a part raises.
     """
     options = options or PuccettiOptions()
     # Other ways to attend compute no attention weights.
