@@ -92,7 +92,7 @@ def ways_of(loaded: Any, texts: Any, max_length: int) -> list[Way]:
         kinds = {"max_length": max_length, "batch_size": BATCH, "device": loaded.device}
         for batch in batches(loaded.tokenizer, texts, **kinds):
             with torch.inference_mode(), fast_products():
-                run.reader(**run.inputs(batch), **more)
+                run.reader(**run.arguments(batch), **more)
 
     def ours() -> None:
         loaded.model.set_attn_implementation("eager")

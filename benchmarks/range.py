@@ -56,7 +56,7 @@ def main() -> None:
 
     def bare(batch: Any) -> None:
         with torch.inference_mode():
-            loaded.model(**reading.forward.inputs(batch))
+            loaded.model(**reading.arguments(batch))
 
     bare(warm)
     measured.consume(warm)

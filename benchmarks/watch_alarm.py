@@ -29,7 +29,7 @@ Z = dict[str, np.ndarray]  # kind: [record, layer, dim]
 def recorded(path: Path) -> tuple[np.ndarray, Z]:
     """(steps, z by kind) of a run."""
     run = read_watch(path)
-    kinds = {"scale": run.scale} | ({"bias": run.bias} if run.has_bias else {})
+    kinds = {"scale": run.scale} | ({} if run.bias is None else {"bias": run.bias})
     return run.steps, {kind: np.stack([np.nan_to_num(zscore(row)) for row in rows]) for kind, rows in kinds.items()}
 
 

@@ -63,6 +63,8 @@ ALIASES = (
     "P",
     "Listed",
     "CurvePoint",
+    "Cells",
+    "Guarded",
     "Measured",
 )
 nitpick_ignore_regex = [

@@ -301,7 +301,7 @@ def made_model(path: Path) -> int:
         if path.suffix == ".onnx":
             copy_file(path, Path(folder), notice=quiet)
         else:
-            copy_gguf(path, Path(folder), beside=None, weights=True, notice=quiet)
+            copy_gguf(path, Path(folder), weights=True, notice=quiet)
         return len(list(Path(folder).iterdir()))
 
 

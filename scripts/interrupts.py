@@ -26,10 +26,10 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
 from outlierlens.ablation.modes import Switch
-from outlierlens.ablation.position_means import collected
 from outlierlens.ablation.prefix import Kept, resumed
 from outlierlens.ablation.switches import (
     EditSettings,
+    collected,
     edited_hidden,
     removed_writes,
     zero_weights_,
@@ -48,7 +48,6 @@ from outlierlens.models.changes import frozen
 from outlierlens.models.forward import reader_of
 from outlierlens.models.hooks import (
     edited_calls,
-    edited_inputs,
     edited_output,
     head_only_at,
     norm_before_last_mlp,
@@ -111,7 +110,6 @@ def contexts(encoder: LoadedModel, decoder: LoadedModel) -> dict[str, tuple[Load
         "edited_hidden": (encoder, lambda: edited_hidden(encoder, DIMS)),
         "edited_hidden, mean": (decoder, lambda: edited_hidden(decoder, DIMS, "mean", settings=means)),
         "switch": (encoder, lambda: switch.off(plan)),
-        "edited_inputs": (encoder, lambda: edited_inputs(model, modules[-1:], same)),
         "rounded": (encoder, lambda: rounded(encoder, parse("int8-tensor/int8-tensor"), Keeping(dims=DIMS))),
         "rounded, decoder": (decoder, lambda: rounded(decoder, parse("int8-channel/none"))),
         "scaled": (decoder, lambda: scaled(decoder, body, [(0, 3, 4), (1, 5, 6)], 0.0)),

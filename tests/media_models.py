@@ -4,6 +4,7 @@ A red picture or a blue one; a low tone or a high one. `PLANTED` alone carries t
 nothing to say.
 """
 
+import io
 import wave
 from pathlib import Path
 
@@ -131,6 +132,15 @@ def _some_wrong(labels):
     labels = labels.copy()
     labels[::10] = 1 - labels[::10]
     return labels
+
+
+def png(pixels):
+    """A picture as the bytes of a file."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="PNG")
+    return buffer.getvalue()
 
 
 def write_pictures(folder, pixels, labels, names=COLOURS):

@@ -8,15 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlierlens.ablation.position_means import (
-    Collecting,
+from outlierlens.ablation.switches import (
+    EditSettings,
     PositionMeans,
     PositionSums,
     collected,
+    edited_hidden,
     first_tokens,
     positions,
 )
-from outlierlens.ablation.switches import EditSettings, edited_hidden
 from outlierlens.data.texts import batches
 from outlierlens.errors import BadInput
 from outlierlens.models.hooks import tapped
@@ -43,6 +43,10 @@ def padded(model: LoadedModel, texts: list[str] = TEXTS) -> Any:
     return batch
 
 
+def no_sums(dims: tuple[int, ...]) -> PositionSums:
+    return PositionSums(dims, np.zeros((1, 0, len(dims))), np.zeros(0, dtype=np.int64))
+
+
 def test_positions_and_first_tokens_wherever_padding_stands() -> None:
     valid = torch.tensor([[1, 1, 1, 0], [0, 0, 1, 1], [0, 0, 0, 0]]).bool()
     assert positions(valid)[valid].tolist() == [0, 1, 2, 0, 1]
@@ -50,10 +54,9 @@ def test_positions_and_first_tokens_wherever_padding_stands() -> None:
 
 
 def test_sums_by_hand() -> None:
-    collecting = Collecting(1, (2, 0))
+    sums = no_sums((2, 0))
     values = torch.tensor([[[1.0, 9, 10], [2, 9, 20], [77, 77, 77]], [[3, 9, 30], [4, 9, 40], [5, 9, 50]]])
-    collecting.add(0, values, torch.tensor([[1, 1, 0], [1, 1, 1]]).bool())
-    sums = collecting.finish()
+    sums.add(0, values, torch.tensor([[1, 1, 0], [1, 1, 1]]).bool())
     assert sums.counts.tolist() == [2, 2, 1]
     assert sums.sums[0].tolist() == [[40, 4], [60, 6], [50, 5]]
     means = sums.means(3)
@@ -78,8 +81,8 @@ def test_no_token_has_no_mean() -> None:
 def test_sums_are_those_of_a_loop_over_valid_tokens(mask: list[list[bool]], seed: int) -> None:
     valid = torch.tensor(mask)
     values = torch.randn(len(mask), 4, 3, generator=torch.Generator().manual_seed(seed))
-    collecting = Collecting(1, (1,))
-    collecting.add(0, values, valid)
+    sums = no_sums((1,))
+    sums.add(0, values, valid)
     expected: dict[int, list[float]] = {}
     for row, flags in enumerate(mask):
         place = 0
@@ -87,16 +90,14 @@ def test_sums_are_those_of_a_loop_over_valid_tokens(mask: list[list[bool]], seed
             if flag:
                 expected.setdefault(place, []).append(float(values[row, token, 1]))
                 place += 1
-    sums = collecting.finish()
     assert sums.counts.tolist() == [len(expected[place]) for place in range(len(expected))]
     assert sums.sums[0, :, 0] == pytest.approx([sum(expected[place]) for place in range(len(expected))], abs=1e-6)
 
 
 def test_what_a_model_gives_is_collected_without_padding(model: LoadedModel) -> None:
     together = padded(model)
-    with collected(model, model.stack(), (5, 2)) as collecting, torch.no_grad():
+    with collected(model, model.stack(), (5, 2)) as found, torch.no_grad():
         model.model(**together.inputs)
-    found = collecting.finish()
     alone = [states(model, padded(model, [text]).inputs) for text in TEXTS]
     lengths = [one[0].shape[1] for one in alone]
     assert found.counts.tolist() == [sum(length > place for length in lengths) for place in range(max(lengths))]
@@ -127,7 +128,7 @@ def test_a_text_s_own_means_by_position_leave_it_intact(model: LoadedModel) -> N
     intact = states(model, batch.inputs)
     with collected(model, model.stack(), range(16)) as collecting, torch.no_grad():
         model.model(**batch.inputs)
-    given = EditSettings(position_means=collecting.finish().position_means())
+    given = EditSettings(position_means=collecting.position_means())
     with edited_hidden(model, list(range(16)), "position mean", settings=given):
         restored = states(model, batch.inputs)
     for layer in range(3):

@@ -15,16 +15,18 @@ from outlierlens.ablation.controls import Plan
 from outlierlens.ablation.study import Condition, Study
 from outlierlens.errors import BadInput
 from outlierlens.statistics.means import mean_interval
+from outlierlens.tasks.base import Task
 from planted import model_of, some_texts
 
 WEIGHTS = np.array([1.0, 3.0, 2.0])
 INTACT = np.array([1.0, 2.0, 3.0])
 
 
-class Counted:
+class Counted(Task):
     """A task of three texts whose values grow by what is off; it counts how often it is asked."""
 
-    name, unit, metric, statistic, smallest, n_texts, n_tokens = "counted", "nats per token", "", None, 0.0, 3, 6
+    name, unit, n_texts, n_tokens, weights = "counted", "nats per token", 3, 6, WEIGHTS
+    feeds = sums = None
 
     def __init__(self) -> None:
         self.n_asked, self.n_off = 0, 0

@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -167,8 +168,14 @@ def test_rows_resume_and_refuse_other_work(tmp_path: Path, monkeypatch: pytest.M
     from outlierlens.ablation import modes as module
 
     calls = []
-    original = module.zeroed_weights
-    monkeypatch.setattr(module, "zeroed_weights", lambda *a, **k: calls.append(1) or original(*a, **k))
+    original = module.ON["weights"]
+
+    @wraps(original)
+    def counted(*a: Any, **k: Any) -> Any:
+        calls.append(1)
+        return original(*a, **k)
+
+    monkeypatch.setitem(module.ON, "weights", counted)
     resumed = ablate(loaded, TEXTS, [2, 3, 4], options, rows=rows)
     measured_again = len(calls) - 2  # two fills of the passage are not kept
     assert measured_again == len(lines) - 4

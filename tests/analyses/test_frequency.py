@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
+from pyarrow import parquet
 from scipy import stats
 
 from architectures import FAMILIES, Family
@@ -24,7 +26,7 @@ from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel
 from outlierlens.results.document import from_json, to_json
 from outlierlens.results.rows import Estimate
-from outlierlens.vectors.read import Budget, ReadOptions
+from outlierlens.vectors.read import ReadOptions
 from planted import Oracle, some_texts, wrap
 
 N_WORDS, NEEDLE = 10_000, 5  # so many that few words come twice: what holds for the texts holds for the words
@@ -217,8 +219,8 @@ SHORT = "the cats on the dogs the cats on the dogs"  # 41: the released code lea
 
 
 def published(tmp_path: Path) -> str:
-    path = tmp_path / "counts.json"
-    path.write_text(json.dumps(list(PUBLISHED.items())), "utf-8")
+    path = tmp_path / "counts.parquet"
+    parquet.write_table(pyarrow.table({"token": list(PUBLISHED), "count": list(PUBLISHED.values())}), path)
     return str(path)
 
 
@@ -305,7 +307,7 @@ def test_outliers_come_from_the_weights_or_by_name(bert: LoadedModel) -> None:
 def test_what_cannot_be_measured_is_said(bert: LoadedModel, words: Callable[..., Any]) -> None:
     counts, texts = counts_of(bert), some_texts(12, longest=11, shortest=3, n_words=100)
     short = wrap(FAMILIES["bert"], words())
-    tight = replace(QUICK, read=ReadOptions(budget=Budget(1e-6)))
+    tight = replace(QUICK, read=ReadOptions(cache_gb=1e-6))
     for call, message in (
         (lambda: frequency(bert, texts, counts_of(short), QUICK), "made counts counts 40 ids, .* of bert has 10,005"),
         (lambda: frequency(bert, texts, counts, replace(QUICK, dims=(32,))), "dimension 32 does not exist; .* 0 to 31"),
@@ -324,10 +326,10 @@ def test_accumulators_keep_within_the_budget(bert: LoadedModel) -> None:
     # 4 layers × 32 dimensions: draws 401 · 10 · 8, sample 2000 · 4, types 2001 · 8 bytes each
     whole = 128 * (401 * 80 + 8000 + 16008)
     texts, counts = some_texts(12, longest=11, shortest=3, n_words=100), counts_of(bert)
-    enough = replace(options, read=ReadOptions(budget=Budget(whole / 1e9)))
+    enough = replace(options, read=ReadOptions(cache_gb=whole / 1e9))
     assert frequency(bert, texts, counts, enough).n_bootstrap == 400
     with pytest.raises(BadInput, match=r"need 0\.0072 GB for 400 draws of texts, 2,000 tokens and 2,000 types"):
-        frequency(bert, texts, counts, replace(options, read=ReadOptions(budget=Budget(0.999 * whole / 1e9))))
+        frequency(bert, texts, counts, replace(options, read=ReadOptions(cache_gb=0.999 * whole / 1e9)))
 
 
 def test_the_command_prints_writes_and_draws(bert: LoadedModel, run: Any, tmp_path: Path) -> None:

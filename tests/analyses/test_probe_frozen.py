@@ -378,13 +378,12 @@ def test_a_text_at_the_limit_counts_as_cut_and_one_without_tokens_is_said(words:
 
 
 def test_layers_can_be_named_and_too_many_vectors_are_refused(words: Callable[..., Any]) -> None:
-    from outlierlens.vectors.read import Budget
 
     loaded = from_objects(build(FAMILIES["bert"]), words(), name="bert")
     found = frozen(loaded, word_splits(20), FrozenOptions(read=ReadOptions(layers=(-1, 2)), fixes=(), epochs=1))
     assert [one.layer for one in found.by_layer] == ["embeddings", "2"]
     with pytest.raises(BadInput, match="raise --cache-gb"):
-        frozen(loaded, word_splits(20), FrozenOptions(read=ReadOptions(budget=Budget(1e-7))))
+        frozen(loaded, word_splits(20), FrozenOptions(read=ReadOptions(cache_gb=1e-7)))
     with pytest.raises(BadInput, match="fit_limit is 1"):
         FrozenOptions(fit_limit=1)
 
@@ -476,7 +475,7 @@ def test_the_command_measures_draws_and_writes(folder: tuple[Path, Path], tmp_pa
         (["--task", "classify", "--full", "--limit", "5"], "--full takes all texts and --limit some"),
         (["--task", "rte"], "read one text and say one class"),
         (["--task", "masked-loss"], "label_column belong to a labelled task|belong to a labelled task|has no labels"),
-        (["--task", "sst2", "--text-column", "a"], "belong to classify, regress, tokens, not to sst2"),
+        (["--task", "sst2", "--text-column", "a"], "belongs to classify, regress, tokens, not to sst2"),
         (["--task", "classify", "--fixes", "clap"], "unknown fix 'clap'"),
         (["--task", "classify", "--data", "FILE"], "is one file; give a folder with a file per split"),
     ],

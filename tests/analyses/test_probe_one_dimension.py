@@ -24,7 +24,7 @@ from outlierlens.results.document import from_json, load, to_json
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
 from outlierlens.tasks.metrics import confusion, metric_of
-from outlierlens.vectors.read import Budget, ReadOptions
+from outlierlens.vectors.read import ReadOptions
 
 
 def brute_force(values: np.ndarray, labels: np.ndarray, n_classes: int, weights: np.ndarray) -> float:
@@ -309,7 +309,7 @@ def test_what_cannot_be_measured(words: Any) -> None:
         (OneDimOptions(dims=(16,)), "dimension 16 does not exist; stream model has dimensions 0 to 15"),
         (OneDimOptions(read=ReadOptions(layers=(3,))), "stream model has no layer 3; its blocks are 0 to 2"),
         (OneDimOptions(read=ReadOptions(stack="decoder")), "which stream"),
-        (OneDimOptions(read=ReadOptions(budget=Budget(1e-7))), "raise --cache-gb"),
+        (OneDimOptions(read=ReadOptions(cache_gb=1e-7)), "raise --cache-gb"),
     ):
         with pytest.raises(BadInput, match=message):
             one_dimension(loaded, examples, examples, options)
@@ -369,7 +369,7 @@ def test_the_command_on_a_fine_tuned_model(tmp_path: Path, run: Any) -> None:
         code, _, err = run("probe", model, "--one-dimension", *words, *more)
         assert (code > 0, message in err) == (True, True), err
     code, _, err = run("probe", model, "--one-dimension", "--task", "rte", "--text-column", "x")
-    assert "--text-column, --pair-column and --label-column belong to classify" in err
+    assert "--text-column belongs to classify" in err
 
 
 @pytest.mark.real

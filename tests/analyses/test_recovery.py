@@ -89,7 +89,7 @@ def test_each_arm_s_score_is_that_of_its_model(tuned: Any, found: Any) -> None:
     assert (intact.value.value, intact.lost) == (scores["intact"].scores["accuracy"], Estimate(0.0, 0.0, 0.0))
     assert held.value.value == scores["held"].scores["accuracy"]
     assert held.lost.value == pytest.approx(intact.value.value - held.value.value)
-    ends = interval("accuracy", scores["held"].truth, scores["held"].predicted, seed=0)
+    ends = interval("accuracy", scores["held"].truth, (scores["held"].predicted,), seed=0)
     assert (held.value.low, held.value.high) == ends
     assert held.lost.low <= held.lost.value <= held.lost.high
     loaded = load_model(model, LoadOptions(dtype="float32", device="cpu"))
@@ -154,7 +154,7 @@ def test_recovered_is_said_only_of_a_loss_beyond_chance(tuned: Any, monkeypatch:
     def added(what: Any, state: Any, dims: tuple[int, ...], right: float, ends: tuple[float, float]) -> float | None:
         outputs = replace(scorer.intact, scores={"accuracy": scorer.intact.scores["accuracy"] - right})
         monkeypatch.setattr(analysis, "LabelledScore", lambda *_: type("S", (), {"outputs": lambda _: outputs})())
-        monkeypatch.setattr(analysis.Statistic, "interval", lambda *_, **__: ends)
+        monkeypatch.setattr(analysis, "interval", lambda *_, **__: ends)
         scorer.add(loaded, what=what, state=state, dims=dims, shown=(3,))
         return scorer.arms[-1].recovered
 

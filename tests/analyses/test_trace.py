@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from architectures import FAMILIES, build
-from media_models import PLANTED, RATE, pictures, save_vit, sounds, write_pictures, write_wav
+from media_models import PLANTED, RATE, pictures, png, save_vit, sounds, write_pictures, write_wav
 from outlierlens import trace
 from outlierlens.analyses import trace_passes
 from outlierlens.analyses.trace import GROUPS, Trace, TraceOptions
@@ -70,7 +70,7 @@ def test_pictures_and_recordings_are_followed_too(family: Any, tmp_path: Path) -
     if family.inputs == "image":
         side = model.config.image_size
         processor: Any = ViTImageProcessorPil(size={"height": side, "width": side})
-        parts = tuple(Part(str(number), array=one) for number, one in enumerate(pictures(4, seed=1)[0]))
+        parts = tuple(Part(str(number), data=png(one)) for number, one in enumerate(pictures(4, seed=1)[0]))
     else:
         pads = model.config.feat_extract_norm == "layer"
         processor = Wav2Vec2FeatureExtractor(sampling_rate=RATE, return_attention_mask=pads)

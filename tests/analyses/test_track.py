@@ -120,7 +120,7 @@ def test_scale_alone_is_said_to_be_scale_alone() -> None:
     scale = planted("....xxxx")
     one = summary(trajectory(scale, bias=planted("........"))).emergences[0]
     assert (one.dim, one.passes, one.step, one.scale_step, one.bias_step) == (3, "scale", 400, 400, None)
-    without = summary(trajectory(scale, bias=np.zeros((0, 0, 0))))
+    without = summary(trajectory(scale, bias=None))
     assert without.outliers[0].layers_bias is None
     assert not without.has_bias
     assert any("rests on the scale alone" in note for note in without.notes)

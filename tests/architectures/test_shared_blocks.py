@@ -179,7 +179,7 @@ def test_a_scan_says_what_was_tested(tmp_path: Path, run: Any) -> None:
     albert, groups = (scan(str(tmp_path / family)) for family in GROUPS)
     assert albert.stacks[0].shape == "3 layers of 1 distinct block × 16 dimensions"
     assert groups.stacks[0].shape == "8 layers of 4 distinct blocks × 16 dimensions"
-    assert f">{groups.stacks[0].shape}<" in render(ReportData(groups.provenance, groups))
+    assert f">{groups.stacks[0].shape}<" in render(ReportData(groups.provenance, (groups,)))
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS.texts))
     code, out, err = run(
         "observe", str(tmp_path / "albert"), "--rule", "all", "--data", str(tmp_path / "texts.txt"), "--nulls", "none"

@@ -24,14 +24,6 @@ UNLABELLED = ItemOptions(labelled=False)
 PIXELS, LABELS = made.pictures(7, seed=0)
 
 
-def png(pixels: np.ndarray) -> bytes:
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, format="PNG")
-    return buffer.getvalue()
-
-
 def decoded(items: Items) -> list[np.ndarray]:
     return [picture(part.content(), part.name) for part in items.parts]
 
@@ -119,7 +111,7 @@ def test_a_table_holds_paths_or_bytes(tmp_path: Path) -> None:
     ],
 )
 def test_paths_of_a_table_stay_beside_it(tmp_path: Path, path: str, message: str) -> None:
-    (tmp_path / "secret.png").write_bytes(png(PIXELS[0]))
+    (tmp_path / "secret.png").write_bytes(made.png(PIXELS[0]))
     table = tmp_path / "in" / "list.jsonl"
     table.parent.mkdir()
     table.write_text(json.dumps({"image": path, "label": "red"}))
@@ -139,7 +131,7 @@ def test_of_a_hub_data_set_files_are_left_undecoded(monkeypatch: pytest.MonkeyPa
 
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list(made.COLOURS))})
     rows = [
-        {"image": {"bytes": png(one), "path": None}, "label": int(label)}
+        {"image": {"bytes": made.png(one), "path": None}, "label": int(label)}
         for one, label in zip(PIXELS, LABELS, strict=True)
     ]
     streamed = datasets.Dataset.from_list(rows, features=features).to_iterable_dataset()
@@ -159,10 +151,10 @@ def test_pictures_are_upright_grey_or_coloured_and_of_8_bits() -> None:
     buffer = io.BytesIO()
     Image.fromarray(wide).save(buffer, format="PNG", exif=note)
     assert np.array_equal(picture(buffer.getvalue(), "turned.png"), np.rot90(wide, -1))
-    assert picture(png(wide), "grey", channels=1).shape == (2, 3, 1)
-    assert np.array_equal(picture(png(wide[:, :, 0]), "one"), np.repeat(wide[:, :, :1], 3, axis=2))
+    assert picture(made.png(wide), "grey", channels=1).shape == (2, 3, 1)
+    assert np.array_equal(picture(made.png(wide[:, :, 0]), "one"), np.repeat(wide[:, :, :1], 3, axis=2))
     with pytest.raises(BadInput, match=r"deep\.png: more than 8 bits a channel \(mode I;16\)"):
-        picture(png(np.zeros((2, 2), dtype=np.uint16)), "deep.png")
+        picture(made.png(np.zeros((2, 2), dtype=np.uint16)), "deep.png")
 
 
 def test_what_is_no_picture_is_named() -> None:
@@ -183,7 +175,12 @@ def test_what_is_no_picture_is_named() -> None:
         picture(bomb.replace(chunk(b"IHDR", header), chunk(b"IHDR", less)), "bomb.png")
     with pytest.raises(BadFile, match=r"1 × 27,000,000 pixels, a side of more than 100,000; cut it up"):
         picture(b"P6\n1 27000000\n255\n" + bytes(200_000), "thin.ppm")
-    for content in (b"not a picture", b"", png(PIXELS[0])[:60], b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"):
+    for content in (
+        b"not a picture",
+        b"",
+        made.png(PIXELS[0])[:60],
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+    ):
         with pytest.raises(BadFile, match=r"x\.png: cannot be read as an image \(.*\); use PNG, JPEG"):
             picture(content, "x.png")
 
@@ -262,7 +259,7 @@ def test_what_holds_nothing_is_named(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(BadInput, match=r"which column holds the images.*one of a, b"):
         read_items("image", tmp_path / "words.csv")
     made.write_pictures(tmp_path / "mixed", PIXELS[:2], [0, 1])
-    (tmp_path / "mixed" / "loose.png").write_bytes(png(PIXELS[0]))
+    (tmp_path / "mixed" / "loose.png").write_bytes(made.png(PIXELS[0]))
     with pytest.raises(BadInput, match=r"1 images \(loose\.png, …\) lie beside the folders of the classes"):
         read_items("image", tmp_path / "mixed")
     assert len(read_items("image", tmp_path / "mixed", UNLABELLED)) == 3

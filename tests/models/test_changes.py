@@ -42,12 +42,12 @@ def equal(model: torch.nn.Module, before: dict[str, torch.Tensor]) -> bool:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_no_interrupt_leaves_a_trace(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM)]
-    monkeypatch.setattr(sys, "argv", ["interrupts.py", "--trials", "290"])
+    monkeypatch.setattr(sys, "argv", ["interrupts.py", "--trials", "280"])
     try:
         assert interrupts.main() == 0, capsys.readouterr().out
     finally:
         signal.signal(signal.SIGALRM, before[1])
-    assert "\nall                                 290          0\n" in capsys.readouterr().out
+    assert "\nall                                 280          0\n" in capsys.readouterr().out
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM)] == before
 
 

@@ -69,7 +69,7 @@ def test_recovery_and_columns(run: Any, base: str, data: str, tmp_path: Path) ->
     ("more", "message"),
     [
         (("--task", "sst3"), "unknown task 'sst3'"),
-        (("--task", "rte", "--label-column", "x"), "belong to classify, regress, tokens, not to rte"),
+        (("--task", "rte", "--label-column", "x"), "belongs to classify, regress, tokens, not to rte"),
         (("--task", "rte"), "no column 'sentence1'; its columns are text, second, label"),
         (("--text-column", "sentence"), "no column 'sentence'"),
         (("--metric", "bleu"), "task classify has no metric 'bleu'"),

@@ -130,12 +130,6 @@ def test_every_order_is_as_likely() -> None:
     assert np.abs(counts - 1000).max() < 4 * np.sqrt(6000 / 6 * 5 / 6)
 
 
-@pytest.mark.parametrize(("share", "mass"), [(0.0, 0.5), (1.1, 0.5), (0.5, 0.0), (0.5, 1.0), (float("nan"), 0.5)])
-def test_shares_out_of_range(share: float, mass: float) -> None:
-    with pytest.raises(BadInput, match=r"share is .* and frequent_mass .*; they must lie in \(0, 1\] and \(0, 1\)"):
-        Flattening.from_counts(np.array([0, 5, 4, 3]), share=share, special=(0,), frequent_mass=mass)
-
-
 @pytest.mark.parametrize("counts", [[9, 0, 0, 0], [9, 5, 0, 0], [0, 0, 0, 0]])
 def test_text_without_a_rare_type(counts: list[int]) -> None:
     with pytest.raises(BadInput, match="no rare token type is left to put in; give more text or a lower frequent_mass"):

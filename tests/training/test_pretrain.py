@@ -224,6 +224,27 @@ def test_penalties_act(
     assert values(run, "eval_loss")[40] < 2.0  # and it learns
 
 
+def test_a_penalty_does_not_see_padding(base: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch with two more columns of padding, whose positions nobody reads, has the same loss."""
+    compute, losses = loop.MaskedLMTrainer.compute_loss, list[tuple[float, float]]()
+
+    def twice(self: Any, model: Any, inputs: dict[str, torch.Tensor], *more: Any, **named: Any) -> Any:
+        fills = {"input_ids": 0, "attention_mask": 0, "labels": -100}
+        padded = {key: torch.nn.functional.pad(one[:, :-2], (0, 2), value=fills[key]) for key, one in inputs.items()}
+        short = {key: one[:, :-2] for key, one in inputs.items()}
+        if not model.training:
+            return compute(self, model, inputs, *more, **named)
+        losses.append((compute(self, model, short).item(), compute(self, model, padded).item()))
+        return compute(self, model, inputs, *more, **named)
+
+    monkeypatch.setattr(loop.MaskedLMTrainer, "compute_loss", twice)
+    changes = ["training.penalty=kurtosis", "training.penalty_strength=30", "training.steps=2"]
+    train(base.changed([*changes, "model.dropout=0.0"]), tmp_path / "run")
+    assert len(losses) == 2
+    for short, padded in losses:
+        assert short == pytest.approx(padded, rel=1e-5)
+
+
 def test_a_clamped_scale_never_leaves_its_bounds(base: Recipe, baseline: Any, tmp_path: Path) -> None:
     run = train(base.changed(["training.clamp_scale=0.02", "training.watch_every=1"]), tmp_path / "run")
     scale = read_watch(run.folder / "watch.jsonl").scale

@@ -234,6 +234,10 @@ def test_a_recipe_extends_the_one_beside_it_and_that_a_shipped_one(tmp_path: Pat
         ('name = "x"\n[data]\nlength = 4', r"data\.length is 4; it must be at least 8"),
         ('name = "x"\n[data]\nflatten = 1.5', r"data\.flatten is 1\.5; it must be at least 0 and at most 1"),
         ('name = "x"\n[data]\nfrequent_mass = 1', r"data\.frequent_mass is 1\.0; it must be"),
+        (
+            'name = "x"\n[tokenizer]\nvocabulary = 99',
+            r"tokenizer\.vocabulary is 99; it must be at least 100 and at most",
+        ),
         ('name = "x"\n[training]\nmask_share = 0', r"training\.mask_share is 0\.0; it must be"),
         (
             'name = "x"\n[training]\nadam_betas = [0.9]',

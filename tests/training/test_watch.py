@@ -431,7 +431,7 @@ def test_texts_as_a_probe_and_none_at_all(tmp_path: Path, words: Callable[..., A
         "tokenizer=, or token ids as the probe"
     ]
     nothing = read_watch(tmp_path / "none.jsonl")
-    assert nothing.states.shape == (0, 0)
+    assert nothing.states is None
     assert read_activity(tmp_path / "none.jsonl").inf_norm.shape == (1, 0)
 
 
@@ -452,7 +452,7 @@ def test_what_cannot_be_watched_is_said_at_once(settings: dict[str, Any], messag
     assert not (tmp_path / "w.jsonl").exists()
 
 
-@pytest.mark.parametrize("bad", [{"every": 0}, {"probe_tokens": 1}, {"n_sigma": 0.0}, {"dims": "all"}])
+@pytest.mark.parametrize("bad", [{"every": 0}, {"probe_tokens": 1}, {"false_alarms": 0.0}, {"dims": "all"}])
 def test_options_are_checked(bad: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match=next(iter(bad))):
         WatchOptions(**bad)

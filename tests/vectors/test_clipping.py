@@ -71,7 +71,7 @@ def test_none_clips_nothing(bert: LoadedModel) -> None:
         ("2-1:3", "run backwards; write 1-2"),
         ("0-3:3", "layer 3 cannot be clipped; the model has blocks 0 to 2"),
         ("-1:3", "cannot read the layers '-1'"),
-        ("16", "layer 0: dimension 16 does not exist; stream model has dimensions 0 to 15"),
+        ("16", "dimension 16 does not exist; clipping '16', layer 0: dimensions 0 to 15"),
         ("auto", "name one with --fit-data"),
         ("١", "cannot read the clipping"),
     ],

@@ -154,7 +154,7 @@ def test_a_fix_that_cannot_be_made_says_why() -> None:
         make_fix(FixSpec("whiten"), 4)
     with pytest.raises(BadInput, match="was fitted on 4 dimensions; the vectors have 5"):
         make_fix(FixSpec("centre"), 5, moments=moments)
-    with pytest.raises(BadInput, match="dimension 4 cannot be clipped; the vectors have dimensions 0 to 3"):
+    with pytest.raises(BadInput, match="dimension 4 does not exist; the vectors: dimensions 0 to 3"):
         make_fix(FixSpec("clip"), 4, dims=(4,))
     with pytest.raises(BadInput, match="fix abtt:4: the vectors have 4 dimensions"):
         make_fix(FixSpec("abtt", 4), 4, moments=moments)

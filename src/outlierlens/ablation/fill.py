@@ -1,19 +1,24 @@
 """The papers' table: one passage with blanks, filled in by the model as it is now; and what a decoder goes on to say.
 
-What is found is data (`Filled`, `Passage`) and needs no torch.
+What is found is data (`Filled`, `Reply`) and needs no torch.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from outlierlens.ablation.controls import Plan
+from outlierlens.ablation.modes import Switch
+from outlierlens.ablation.study import Outcome, Study, dims_of
 from outlierlens.data.token_texts import added_ends
 from outlierlens.models.devices import fast_products
 from outlierlens.models.inputs import token_limit
 from outlierlens.models.load import LoadedModel
+from outlierlens.results.rows import Quiet, Row
 
 FillKind = Literal["same", "other", "nonsense", "changed"]
 SIGNS: dict[FillKind, str] = {"same": "=", "other": "≠", "nonsense": "✗", "changed": "!"}
@@ -278,6 +283,23 @@ def filled(
     return Filled(label, dims, pieces, tuple(said))
 
 
+def answers(
+    loaded: LoadedModel,
+    text: str,
+    work: Exercise | None,
+    conditions: Iterable[tuple[str, tuple[int, ...], AbstractContextManager[Any]]],
+) -> Iterator[tuple[Filled | None, Continuation | None]]:
+    """The exercise filled in, and `text` continued, under each (label, dimensions, context) of `conditions`, intact first."""
+    intact = None
+    for label, dims, off in conditions:
+        with off:
+            now = fill(loaded, work) if work else None
+            said = continuation(loaded, text)
+        intact = intact or now
+        words = filled(loaded, work, now, intact, label=label, dims=dims) if work and now and intact else None
+        yield words, Continuation(label, dims, *said) if said else None
+
+
 def _name(tokenizer: Any, token: int) -> str:
     """A token as the tokenizer writes it; a model may have rows for tokens that its tokenizer lacks."""
     return tokenizer.convert_ids_to_tokens(token) or "\ufffd"
@@ -301,3 +323,39 @@ def judge(
     if whole_words and (word.startswith("##") or not re.search(r"\w", bare)):
         return "nonsense"
     return "nonsense" if len(before) >= 2 and before[-1] == before[-2] == word else "other"
+
+
+# --- rows of `ablate` --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply(Row):
+    """A passage under one condition: filled in, and of causal models continued."""
+
+    note = f"In brackets what the model fills in; where that is not the intact model's word: {KINDS}."
+    off: str
+    """condition"""
+    dims: str
+    """off"""
+    filled: Annotated[str | None, Quiet]
+    fill: Filled | None
+    """passage"""
+    begins: str | None
+    continued: str | None
+    plan: Annotated[Plan, Quiet]
+
+
+def replies(study: Study, switch: Switch, passage: str, done: Sequence[Outcome]) -> Iterator[Reply]:
+    """The passage filled in and continued: intact, with the median ordinary (or random) set off, with the chosen one off."""
+    kinds = [[one for one in done if one.condition.family == kind] for kind in ("ordinary", "random")]
+    others = sorted(kinds[0] or kinds[1], key=lambda one: study.change(one).value)
+    typical = [("random", one.condition.plan) for one in others[len(others) // 2 :][:1]]
+    plans: list[tuple[str, Plan]] = [("intact", {}), *typical, ("chosen", done[0].condition.plan)]
+    work = exercise(switch.loaded, passage, seed=study.seed)
+    conditions = ((label, dims_of(plan), switch.off(plan)) for label, plan in plans)
+    for (label, plan), (words, said) in zip(plans, answers(switch.loaded, passage, work, conditions), strict=True):
+        if words or said:
+            yield Reply(
+                off=label, dims=study.words(plan), filled=words.line if words else None, fill=words, plan=plan,
+                begins=said.prompt if said else None, continued=said.text if said else None,
+            )  # fmt: skip

@@ -19,11 +19,13 @@ import numpy as np
 
 from outlierlens.ablation.controls import Plan
 from outlierlens.ablation.mode_names import NAMES, ON_WEIGHTS, SCALES, Mode
-from outlierlens.ablation.position_means import PositionSums, collected
 from outlierlens.ablation.switches import (
+    EditMode,
     EditSettings,
     EditTokens,
+    PositionSums,
     check_shared,
+    collected,
     edited_hidden,
     mean_states,
     removed_writes,
@@ -44,6 +46,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from outlierlens.architectures import BoundStack
+
+
+ON = {"weights": zeroed_weights, "norms": zeroed_norms, "writes": removed_writes}
 
 
 def task_for(mode: Mode, options: TaskOptions) -> TaskOptions:
@@ -77,13 +82,13 @@ class Switch:
         """Switch `plan` off inside the block; yields the number of values set. Nothing is off for None or {}."""
         if not plan:
             return nullcontext(0)
-        if self.mode == "weights":
-            return zeroed_weights(self.loaded, plan, stack=self.stack.name)
-        if self.mode == "norms":
-            return zeroed_norms(self.loaded, plan, stack=self.stack.name)
         if self.mode == "writes":
             return removed_writes(self.loaded, plan, stack=self.stack.name, embeddings=self.embeddings)
-        return edited_hidden(self.loaded, plan, self.mode, stack=self.stack.name, settings=self.settings)
+        if self.mode in ON:
+            return ON[self.mode](self.loaded, plan, stack=self.stack.name)
+        return edited_hidden(
+            self.loaded, plan, cast(EditMode, self.mode), stack=self.stack.name, settings=self.settings
+        )
 
     def with_means(self, texts: Data, *, length: int, batch_size: int) -> "Switch":
         """The same, in mode "mean" with the means over the first `length` tokens of each text in place."""
@@ -110,12 +115,8 @@ class Switch:
     @property
     def name(self) -> str:
         """ "zeroed_weights", "edited_hidden scale × 0.5", … as results say it."""
-        if self.mode == "weights":
-            return "zeroed_weights"
-        if self.mode == "norms":
-            return "zeroed_norms"
-        if self.mode == "writes":
-            return "removed_writes" + (" with embeddings" if self.embeddings else "")
+        if self.mode in ON:
+            return ON[self.mode].__name__ + " with embeddings" * self.embeddings
         factor = f" × {self.settings.factor:g}" if self.mode == "scale" else ""
         return f"edited_hidden {self.mode}{factor}"
 
@@ -165,6 +166,7 @@ ALL = (
     "scale-once:2",
     "scale-once:3",
 )
+IN_PARTS = (POSITION_MEAN, "scale-once")  # measured in parts of the texts even when alone
 HALF = 0.5  # of zero's damage: recovering more is most of it
 FEW_MEANS = 0.05  # share of tokens without a mean of their position, above which it is said
 TOKENS = {"all": "", "rest": ", first token kept", "first": ", first token only"}
@@ -187,16 +189,6 @@ class Treatment:
         """In results: "zero", "scale-once 2", "zero, first token kept"."""
         factor = f" {self.factor:g}" if self.mode in SCALES else ""
         return f"{self.mode}{factor}{TOKENS[self.tokens]}"
-
-    @property
-    def on_weights(self) -> bool:
-        """Whether it changes weights, and so every token."""
-        return self.mode in ON_WEIGHTS
-
-    @property
-    def in_parts(self) -> bool:
-        """Whether it is measured in parts of the texts even when it is alone."""
-        return self.mode in (POSITION_MEAN, "scale-once")
 
     def of(self, switch: Switch) -> Switch:
         """`switch`, whose settings have the means and the seed, for this."""
@@ -239,7 +231,7 @@ def _factor(word: str, text: str) -> float:
     return value
 
 
-class Folds:
+class Folds(Task):
     """Texts in parts as one task, whose values are those of all parts; each part is treated with the means of the others.
 
     Outside of `treated` its values are those of the intact model, read once.
@@ -262,7 +254,7 @@ class Folds:
         for task in tasks:
             with collected(switch.loaded, switch.stack, columns) as collecting:
                 found.append((*task.per_text(), task.also()))
-            sums.append(collecting.finish())
+            sums.append(collecting)
         self._intact = found
         self.weights = np.concatenate([weights for _, weights, _ in found])
         self.settings = self._means(sums)
@@ -324,10 +316,6 @@ class Folds:
     def sums(self, feed: Any) -> "Tensor":
         """Of a feed of the first part."""
         return self.tasks[0].sums(feed)
-
-    def narrowed(self) -> AbstractContextManager[None]:
-        """Of the first part."""
-        return self.tasks[0].narrowed()
 
 
 def tasks_of_parts(

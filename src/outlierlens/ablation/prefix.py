@@ -13,8 +13,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from outlierlens.architectures import BoundStack
 from outlierlens.models.changes import temporary
 from outlierlens.models.hooks import written
@@ -97,79 +95,52 @@ def captured(
     """
     import torch
 
-    parts: dict[int, list[Kept]] = {}
-    slots: list[int] = []
-    for feed in task.feeds(list(texts), tokens):
-        lengths = [int(task.lengths[texts[slot]]) for slot in feed.slots]
-        if len({*slots, *feed.slots}) != len(slots) + len(feed.slots):
-            return {}  # a text has several rows
-        with torch.inference_mode():
-            found = _capture(model, stack, layers, lambda feed=feed: task.sums(feed), lengths, bare=bare)  # type: ignore[misc]
-        if found is None:
-            return {}
-        slots += feed.slots
-        for layer, one in found.items():
-            parts.setdefault(layer, []).append(one)
-    place = np.argsort(slots)
-    return {layer: _joined(layer, some, place) for layer, some in parts.items()}
+    whole: dict[int, dict[int, Tensor]] = {layer: {} for layer in layers}  # by layer and place in `texts`
+    zero: dict[int, dict[int, Tensor]] = {layer: {} for layer in layers}
+    feed: Any = None  # of the pass that runs
+    in_tuple = odd = False
 
-
-def _joined(layer: int, parts: list[Kept], place: np.ndarray) -> Kept:
-    """Kept states of several passes as one, rows in the order `place`."""
-    whole = [row for part in parts for row in part.whole]
-    bare = [row for part in parts for row in part.bare or ()]
-    return Kept(
-        layer, tuple(whole[i] for i in place), tuple(bare[i] for i in place) if bare else None, parts[0].in_tuple
-    )
-
-
-def _capture(
-    model: "nn.Module",
-    stack: BoundStack,
-    layers: Sequence[int],
-    run: Callable[[], Any],
-    lengths: Sequence[int],
-    *,
-    bare: bool,
-) -> dict[int, Kept] | None:
-    """{layer: what is kept of it} while `run()` makes one forward pass over rows of the given lengths.
-
-    With `bare`, each wanted block runs a second time with its last operation zero. None where blocks return anything else
-    than such a tensor.
-    """
-    import torch
-
-    found: dict[int, Kept] = {}
-    last = max(layers)
-    odd = False
-
-    def rows(states: "Tensor") -> tuple["Tensor", ...]:
-        return tuple(states[row, :length].clone() for row, length in enumerate(lengths))
+    def keep(into: dict[int, "Tensor"], states: "Tensor") -> None:
+        for row, slot in enumerate(feed.slots):
+            into[slot] = states[row, : int(task.lengths[texts[slot]])].clone()
 
     def stand_in(layer: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         def run_block(*args: Any, **kwargs: Any) -> Any:
-            nonlocal odd
+            nonlocal in_tuple, odd
             output = forward(*args, **kwargs)
             in_tuple = isinstance(output, tuple) and len(output) == 1
             states = output[0] if in_tuple else output
             if not isinstance(states, torch.Tensor) or states.ndim != 3:
                 odd = True
                 raise _Enough
-            without = None
+            keep(whole[layer], states)
             if bare:
                 with written(model, stack, lambda _, states: torch.zeros_like(states), [layer]):
                     again = forward(*args, **kwargs)
-                    without = rows(again[0] if in_tuple else again)
-            found[layer] = Kept(layer, rows(states), without, in_tuple)
-            if layer == last:
+                keep(zero[layer], again[0] if in_tuple else again)
+            if layer == max(layers):
                 raise _Enough
             return output
 
         return run_block
 
-    with _replaced(model, stack, dict.fromkeys(layers, stand_in)), suppress(_Enough):
-        run()
-    return None if odd else found
+    n_rows = 0
+    for feed in task.feeds(list(texts), tokens):
+        n_rows += len(feed.slots)
+        with torch.inference_mode(), _replaced(model, stack, dict.fromkeys(layers, stand_in)), suppress(_Enough):
+            task.sums(feed)
+        if odd or len(whole[max(layers)]) < n_rows:  # or a text has several rows
+            return {}
+    every = range(len(texts))
+    return {
+        layer: Kept(
+            layer,
+            tuple(whole[layer][slot] for slot in every),
+            tuple(zero[layer][slot] for slot in every) if bare else None,
+            in_tuple,
+        )
+        for layer in layers
+    }
 
 
 @temporary

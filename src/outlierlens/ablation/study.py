@@ -27,9 +27,8 @@ from outlierlens.results.finding import About
 from outlierlens.results.row_store import Keep, Kept, RowStore, kept_rows
 from outlierlens.results.rows import Estimate, More, Quiet, Row
 from outlierlens.statistics.ranks import rank_p
-from outlierlens.tasks.base import Task, begins, check_intact, scored, weighted_mean
+from outlierlens.tasks.base import Task, begins, check_intact
 from outlierlens.tasks.choice import forecast
-from outlierlens.tasks.metrics import paired_interval
 from outlierlens.view.section import Change, Count, P
 
 
@@ -223,7 +222,7 @@ class Study:
 
     def value(self, one: Outcome) -> Estimate:
         """The score of an outcome, with its interval over texts."""
-        return Estimate(*scored(one.values, self.weights, self.task.statistic, seed=self.seed))
+        return self.task.score(one.values, seed=self.seed)
 
     def change(self, one: Outcome, base: Outcome | None = None) -> Estimate:
         """Its score minus the intact model's, or another outcome's, paired by text."""
@@ -231,14 +230,7 @@ class Study:
             if one.condition.name not in self._changes:
                 self._changes[one.condition.name] = self.change(one, self.intact)
             return self._changes[one.condition.name]
-        before, statistic = base.values, self.task.statistic
-        if statistic is None and self.task.smallest:
-            ends = paired_interval(before, one.values, seed=self.seed, weights=self.weights)
-            return Estimate(weighted_mean(one.values - before, self.weights), *ends)
-        if statistic is None:
-            return Estimate(*scored(one.values - before, self.weights, None, seed=self.seed))
-        ends = statistic.interval(before, one.values, seed=self.seed)
-        return Estimate(statistic.value(one.values) - statistic.value(before), *ends)
+        return self.task.change(base.values, one.values, seed=self.seed)
 
     def row(self, one: Outcome, kind: type[M] = Measurement, **more: Any) -> M:  # type: ignore[assignment]
         """A row of the table of conditions; `more` are what its kind has beside the fields of `Measurement`."""

@@ -19,9 +19,12 @@ import numpy as np
 from annotated_types import Ge
 
 from outlierlens.ablation.controls import Extent, Plan, limited, plan_key
+from outlierlens.ablation.fill import Reply, replies
+from outlierlens.ablation.mode_names import ON_WEIGHTS
 from outlierlens.ablation.modes import (
     FIRST,
     HALF,
+    IN_PARTS,
     KEPT,
     MEAN,
     POSITION_MEAN,
@@ -30,14 +33,12 @@ from outlierlens.ablation.modes import (
     Switch,
     Treatment,
     check_save,
-    means_over,
     recovered,
     task_for,
     tasks_of_parts,
     tokens_read,
     treatments,
 )
-from outlierlens.ablation.passage import Reply, replies
 from outlierlens.ablation.study import Condition, Control, Measurement, Outcome, Progress, Study, dims_of
 from outlierlens.ablation.switches import Dims, EditSettings, plan_dims
 from outlierlens.analyses.ablate_sets import N_RANDOM, check_neurons, control_sets, found_dims, random_plans, size_alone
@@ -143,7 +144,7 @@ class AblateOptions(Extent):
         check(self)
         if isinstance(self.modes, str):
             object.__setattr__(self, "modes", parse_modes(self.modes))
-        if self.tokens != "all" and any(one.on_weights for one in self.treatments):
+        if self.tokens != "all" and any(one.mode in ON_WEIGHTS for one in self.treatments):
             raise BadInput(f"--tokens {self.tokens} belongs to modes of hidden states, such as zero, not to weights")
         if self.embeddings and "writes" not in self.modes:
             raise BadInput(f"embeddings belongs to mode writes, not to {', '.join(self.modes)}")
@@ -158,7 +159,7 @@ class AblateOptions(Extent):
     @property
     def several(self) -> bool:
         """Whether modes are compared, each part of the texts with the means of the others."""
-        return len(self.treatments) > 1 or self.treatments[0].in_parts
+        return len(self.treatments) > 1 or self.treatments[0].mode in IN_PARTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -520,14 +521,13 @@ def _single(work: _Work, progress: Progress | None, rows: Path | Keep | None) ->
     task = make_task(loaded, texts, task_for(mode, options.task))
     notes = [*task.notes, unseen_note(task.n_texts, texts.plural)]
     settings = EditSettings(seed=options.seed)
+    switch = treatment.of(Switch(loaded, stack, embeddings=options.embeddings, settings=settings))
     if mode == MEAN:
         length = row_limit(loaded, texts, options.task.max_length)
-        means = means_over(loaded, stack, texts, length=length, batch_size=options.task.batch_size)
-        settings = replace(settings, means=means)
+        switch = switch.with_means(texts, length=length, batch_size=options.task.batch_size)
         notes.append(
             f"the mean that replaces a value is taken over {tokens_read(length)} of each of these {texts.plural}"
         )
-    switch = treatment.of(Switch(loaded, stack, embeddings=options.embeddings, settings=settings))
     switch.check(plan)
     controls, closeness = control_sets(loaded, stack, plan, options)
     wanted = [("chosen", "chosen", plan)]

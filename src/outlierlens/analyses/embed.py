@@ -56,7 +56,7 @@ from outlierlens.results.finding import About, Finding
 from outlierlens.results.row_store import Keep, kept_rows
 from outlierlens.results.rows import UNKNOWN, Estimate, More, Quiet, Row
 from outlierlens.statistics.means import NOTHING, OPEN, interval_text, no_change, no_interval, verdict
-from outlierlens.tasks.metrics import N_DRAWS, Statistic
+from outlierlens.tasks.metrics import N_DRAWS, interval
 from outlierlens.vectors.fixes import USUAL, FixSpec, parse_fixes
 from outlierlens.vectors.options import Fitting
 from outlierlens.vectors.read import ReadOptions
@@ -420,7 +420,10 @@ def elsewhere(
 
 def _choices(work: PairPass, one: _ScoredPairs, other: tuple[str, np.ndarray] | None) -> Iterator[FixScore]:
     """One for each way to choose a layer and fix."""
-    pooled, statistic = one.scores.pooled, Statistic("spearman", one.pairs.truth, one.pairs.family)
+    pooled = one.scores.pooled
+    draws: dict[str, Any] = {
+        "groups": one.pairs.family, "seed": work.options.seed, "n_draws": work.options.n_draws
+    }  # fmt: skip
     every = range(len(work.specs))
     ways: list[tuple[str, str, Any, Sequence[int]]] = [(BEST, "these pairs", pooled.argmax(0), every)]
     if other is not None:
@@ -438,9 +441,7 @@ def _choices(work: PairPass, one: _ScoredPairs, other: tuple[str, np.ndarray] | 
             moved = float(pooled[at, column] - pooled[raw_at, 0])
             if column and (column, *key) not in known:
                 fixed, raw = one.cosines[:, at, column], one.cosines[:, raw_at, 0]
-                # The value of `Statistic` is a loss, so that the first of the two is the one that gains.
-                draws = {"seed": work.options.seed, "n_draws": work.options.n_draws}
-                known[column, *key] = statistic.interval(fixed, raw, **draws)
+                known[column, *key] = interval("spearman", one.pairs.truth, (fixed, raw), **draws)
             change = Estimate(moved, *known[column, *key]) if column else UNKNOWN
             yield FixScore(
                 data=one.pairs.name, fix=work.specs[column].name, chosen=way, layer=work.layers[at],

@@ -201,7 +201,7 @@ class PairPass:
         if not self.words:
             return sentence_vectors(self.loaded, texts, pooling, told)
         places = [(text, *found.span()) for text, words in enumerate(texts) for found in re.finditer(r"\S+", words)]
-        room = int(read.budget.cache_gb * 1e9 / 2 / (4 * self.width * len(self.layers)))
+        room = int(read.cache_gb * 1e9 / 2 / (4 * self.width * len(self.layers)))
         if (most := min(max(FIT_WORDS, 12 * self.width), room)) < len(places):
             drawn = np.random.default_rng([self.options.seed, 17]).permutation(len(places))[:most]
             places = [places[i] for i in sorted(drawn.tolist())]

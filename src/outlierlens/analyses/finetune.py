@@ -28,9 +28,9 @@ from outlierlens.checkpoints.formats import suffixes
 from outlierlens.checkpoints.samples import is_sample
 from outlierlens.data.labelled import Examples
 from outlierlens.data.labelled.examples import check_splits
-from outlierlens.data.labelled.labels import NOT_A_LABEL, encode
+from outlierlens.data.labelled.labels import NOT_A_LABEL
 from outlierlens.errors import BadFile, BadInput, markdown, need, one_line, printable
-from outlierlens.models.inputs import check_known, token_limit
+from outlierlens.models.inputs import TextRows, token_limit
 from outlierlens.models.load import LoadOptions, NewHead, fingerprint, load_model
 from outlierlens.options import Flag, Flat, check, plain_dims
 from outlierlens.results.document import Provenance, save
@@ -502,9 +502,8 @@ def _seed(
     if settings.train_limit is not None and settings.train_limit < len(train):
         drawn = np.random.default_rng([seed, 7]).permutation(len(train))[: settings.train_limit]
         train = train.some(sorted(drawn.tolist()))
-    encoded = encode(loaded.tokenizer, train, max_length=length).for_model(loaded.model)
-    check_known(loaded, encoded.inputs["input_ids"])
-    if train.task.level == "token" and not all(any(one != NOT_A_LABEL for one in row) for row in encoded.labels):
+    texts = TextRows(loaded, train, length)
+    if train.task.level == "token" and not all(any(one != NOT_A_LABEL for one in row) for row in texts.labels):
         raise BadInput(f"{train.source}: a text has no labelled word within {length} tokens; remove it")
     scorer = LabelledScore(loaded, dev, TaskOptions(max_length=length, measure="loss"))
     body: Any = loaded.model
@@ -514,13 +513,13 @@ def _seed(
         options.progress(f"seed {seed}: {n_values:,} values of dimensions {settings.off} set to zero")
     with RowStore.open(folder / ROWS, identity) as rows:
         kept = SeedFolder(folder, rows, metric)
-        train_epochs(loaded, encoded, scorer, kept, settings, options)
+        train_epochs(loaded, texts, scorer, kept, settings, options)
         where = kept.finish()
         with np.load(where / PREDICTIONS) as said:
             groups = dev.family  # of pairs; words go by their text
             if dev.task.level == "token":
                 groups = np.repeat(np.arange(len(dev)), scorer.weights.astype(np.int64))
-            ends = interval(metric, said["truth"], said["predicted"], seed=seed, groups=groups)
+            ends = interval(metric, said["truth"], (said["predicted"],), seed=seed, groups=groups)
         made = {
             "low": ends[0], "high": ends[1], "fingerprint": fingerprint(load_model(str(where), exact).model),
             "base_fingerprint": base, "seconds": time.monotonic() - started,

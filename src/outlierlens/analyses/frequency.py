@@ -392,10 +392,10 @@ def frequency(
         chosen = Texts(texts.source, tuple(t for t in texts.texts if len(t) > COMPAT_CHARACTERS), texts.column)
     vocabulary = Vocabulary.of(loaded, counts, paper_compat=options.paper_compat)
     whole, notes = FrequencyPass.memory(options, len(layers), width) / 1e9, list(loaded.notes)
-    if whole > options.read.budget.cache_gb:
+    if whole > options.read.cache_gb:
         raise BadInput(
             f"{len(layers):,} layers of {width:,} dimensions need {whole:.2g} GB for {options.n_bootstrap:,} draws of texts, "
-            f"{options.n_sample:,} tokens and {options.n_types:,} types, and {options.read.budget.cache_gb:.2g} are allowed; "
+            f"{options.n_sample:,} tokens and {options.n_types:,} types, and {options.read.cache_gb:.2g} are allowed; "
             f"raise --cache-gb, name fewer layers (--layers), or ask for fewer of these (--bootstrap, --sample, --types)"
         )
     if options.paper_compat:

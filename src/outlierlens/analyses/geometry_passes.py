@@ -157,7 +157,7 @@ class Space(LayerPass):
     def moments(self) -> dict[str, Moments]:
         """Of them, by layer."""
         read = self.options.read.told("reading the fit text")
-        check_matrices(len(self.places), self.width, read.budget, what="covariances of all layers")
+        check_matrices(len(self.places), self.width, read.cache_gb, what="covariances of all layers")
         return token_moments(self.loaded, self.to_fit, self.options.drawing, read)
 
     def measured(self, kept: Kept) -> dict[tuple[str, FixSpec], dict[str, Any]]:

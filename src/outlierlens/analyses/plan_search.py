@@ -35,8 +35,8 @@ from outlierlens.models.forward import reader_of
 from outlierlens.models.hooks import EMBEDDINGS, edited, edited_calls, running_masks
 from outlierlens.models.load import LoadedModel
 from outlierlens.results.rows import Estimate
-from outlierlens.statistics.means import mean_interval, unsettled_interval
-from outlierlens.tasks.base import Task, weighted_mean
+from outlierlens.statistics.means import unsettled_interval
+from outlierlens.tasks.base import Task, mean_estimate, weighted_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -410,8 +410,7 @@ all else rounded; what is named beside the same entries is asked for after these
 
 def estimated(values: np.ndarray, weights: np.ndarray) -> Estimate:
     """The mean of the values of the first texts [text] of these `weights`."""
-    weights = weights[: len(values)]
-    return Estimate(weighted_mean(values, weights), *mean_interval(values, weights))
+    return mean_estimate(values, weights[: len(values)])
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from outlierlens.data.token_texts import special_ids
 from outlierlens.detection.targets import Named, named_dims
 from outlierlens.errors import BadInput, pick
 from outlierlens.models.forward import text_reader
-from outlierlens.models.hooks import edited_inputs, edited_output
+from outlierlens.models.hooks import edited_calls, edited_output
 from outlierlens.models.inputs import token_limit
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.options import FIND, Find, Flag, Flat, belong, check, options_of
@@ -447,7 +447,7 @@ class _Interventions:
         if off == "layers":
             return self.switch.off(plan)
         if off == "logits":
-            return edited_inputs(loaded.model, [loaded.model.get_output_embeddings()], edit)  # type: ignore[operator]
+            return edited_calls(loaded.model, {loaded.model.get_output_embeddings(): edit}, {})  # type: ignore[operator]
         return edited_output(loaded.model, text_reader(loaded, loaded.stacks), edit)
 
     def _prediction(self, name: str, off: str, found: dict[str, Any], n_set: int) -> Prediction:

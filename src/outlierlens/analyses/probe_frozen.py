@@ -283,7 +283,7 @@ class _Classifiers:
             read = replace(self.options.read, layers=tuple(missing.values()))
             n_dense = len(missing) * sum(spec.dense for spec in self.options.fixes)
             width = stream_width(self.loaded.model, self.stack)
-            check_matrices(2 * n_dense, width, read.budget, what="fixes of all layers")
+            check_matrices(2 * n_dense, width, read.cache_gb, what="fixes of all layers")
             vectors = gather(self.loaded, self.tokens, self.tokens.sentences(), read, special=self.options.special)
             kept("texts without a token", lambda: int((vectors.n_tokens == 0).sum()))
             fitting = self._fitting_rows(vectors.n_tokens[: len(self.splits.train)])
@@ -311,7 +311,7 @@ class _Classifiers:
         said = [heads.predict(part) for part in parts]
         metric, groups = self.statistic.metric, self.statistic.groups
         values = [[score(metric, truth, one) for one in every] for truth, every in zip(self.truth, said, strict=True)]
-        ends = [interval(metric, self.truth[2], one, seed=self.options.seed, groups=groups) for one in said[2]]
+        ends = [interval(metric, self.truth[2], (one,), seed=self.options.seed, groups=groups) for one in said[2]]
         return {
             "train": values[0], "dev": values[1], "test": values[2], "ends": ends, "loss": heads.loss.tolist(),
             "change": [self.change(said[2][0], one) for one in said[2]], "said": said[2].tolist(),
@@ -319,9 +319,8 @@ class _Classifiers:
 
     def change(self, raw: Sequence[int], other: Sequence[int]) -> tuple[float, float, float]:
         """(change of the metric, low, high) on test from predictions [text] to others; larger is better."""
-        one, two = np.array(raw), np.array(other)
-        low, high = self.statistic.interval(one, two, seed=self.options.seed)  # of 1 − metric
-        return 0.0 - self.statistic.change(one, two), 0.0 - high, 0.0 - low  # 0, not −0, where nothing changed
+        lost = self.statistic.change(np.array(raw), np.array(other), seed=self.options.seed)
+        return 0.0 - lost.value, 0.0 - lost.high, 0.0 - lost.low  # 0, not −0, where nothing changed
 
     def scores(self, layer: str, found: dict[str, Any]) -> Iterator[FrozenScore]:
         """A row for each repair."""

@@ -290,7 +290,7 @@ class _Reader:
     def vectors(self, scorers: "list[LabelledScore]", layers: tuple[int, ...]) -> list[np.ndarray]:
         """float32 [layer, text, dim] of the examples of each scorer."""
         width, ends = stream_width(self.loaded.model, self.stack), np.cumsum([one.n_texts for one in scorers])
-        every = allocate((len(layers), int(ends[-1]), width), self.options.budget, what="sentence vectors")
+        every = allocate((len(layers), int(ends[-1]), width), self.options.cache_gb, what="sentence vectors")
         found = np.split(every, ends[:-1], axis=1)
         for scorer, into, what in zip(scorers, found, ("train", "dev"), strict=True):
             self._read(scorer, layers, into, what)
@@ -371,7 +371,7 @@ class _Stumps:
     def whole(self, scorer: "LabelledScore") -> tuple[float, float, float]:
         """(metric, low, high) of the whole model."""
         said = scorer.outputs()
-        ends = interval(self.task.metric, said.truth, said.predicted, seed=self.seed, groups=self.family)
+        ends = interval(self.task.metric, said.truth, (said.predicted,), seed=self.seed, groups=self.family)
         return (said.scores[self.task.metric], *ends)
 
     def layer(self, name: str, learned: np.ndarray, judged: np.ndarray, named: Sequence[int]) -> dict[str, Any]:
@@ -430,7 +430,7 @@ class _Stumps:
         else:
             value = metric_of(metric, confusion(self.dev, predicted, self.n_classes))
         drawn = partial(interval, metric, self.dev, seed=self.seed, groups=self.family)
-        return value, [drawn(predicted[:, dim]) for dim in shown]
+        return value, [drawn((predicted[:, dim],)) for dim in shown]
 
     def majority(self) -> float:
         """Dev metric of always saying the commonest training label; a constant correlates with nothing."""

@@ -37,7 +37,7 @@ from outlierlens.results.rows import Estimate, Quiet, Row
 from outlierlens.statistics.means import no_interval
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
-from outlierlens.tasks.metrics import Statistic, interval
+from outlierlens.tasks.metrics import interval
 from outlierlens.view.pictures import Strips
 from outlierlens.view.section import Change, these
 
@@ -240,15 +240,16 @@ class _Scorer:
         """Score `loaded` as it is now, and see what became of the dimensions `shown`."""
         intact, metric, seed = self.intact, self.dev.task.metric, self.options.seed
         outputs = intact if state == "intact" else LabelledScore(loaded, self.dev, self.task_options).outputs()
-        ends = interval(metric, outputs.truth, outputs.predicted, seed=seed, groups=self.dev.family)
-        change = Statistic(metric, intact.truth, self.dev.family)
-        lost_ends = change.interval(intact.predicted, outputs.predicted, seed=seed) if state != "intact" else (0.0, 0.0)
-        lost = Estimate(intact.scores[metric] - outputs.scores[metric], *lost_ends)
+        own, both = (
+            interval(metric, intact.truth, some, seed=seed, groups=self.dev.family)
+            for some in ((outputs.predicted,), (intact.predicted, outputs.predicted))
+        )
+        lost = Estimate(intact.scores[metric] - outputs.scores[metric], *both)
         before = next((one.lost for one in self.arms if (one.state, one.dims) == ("off", dims)), None)
         now = self._weights(loaded)
         grown = tuple(regrown(self.intact_weights, now, dim) for dim in shown)
         self.arms.append(Arm(
-            what=what, state=state, dims=dims, value=Estimate(outputs.scores[metric], *ends), lost=lost, **run,
+            what=what, state=state, dims=dims, value=Estimate(outputs.scores[metric], *own), lost=lost, **run,
             recovered=1 - lost.value / before.value if before and before.low > 0 else None,
             regrown=float(np.mean(grown)), each_regrown=grown, loss=float(outputs.losses.mean()), scores=outputs.scores,
         ))  # fmt: skip

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import numpy as np
 from annotated_types import Ge, Gt, Lt
@@ -37,7 +37,7 @@ from outlierlens.results.finding import About, Finding
 from outlierlens.results.row_store import Keep
 from outlierlens.results.rows import UNKNOWN, Estimate, More, Row
 from outlierlens.statistics.means import ratio_interval
-from outlierlens.tasks.base import TaskOptions
+from outlierlens.tasks.base import Task, TaskOptions
 from outlierlens.tasks.choice import make_task
 from outlierlens.view.pictures import Lines
 from outlierlens.view.section import Rows, Share, listed, number, percent
@@ -487,7 +487,7 @@ def _trials(
         for number, one in enumerate(random, 1)
     ]
     identity = {"task": asdict(options.task), "stack": back.stack.name, "seed": options.seed, "dim": back.dim}
-    with Study(loaded, task, texts, identity | {"weights": places}, rows=rows, progress=progress) as study:
+    with Study(loaded, cast(Task, task), texts, identity | {"weights": places}, rows=rows, progress=progress) as study:
         task.around = None  # the dimension is recorded in the intact model
         return tuple(map(study.row, study.measure(conditions)))
 

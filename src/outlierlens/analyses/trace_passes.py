@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.ablation.position_means import first_tokens
+from outlierlens.ablation.switches import first_tokens
 from outlierlens.architectures import BoundStack
 from outlierlens.data.texts import Batch
 from outlierlens.errors import USE_FLOAT32, BadInput

@@ -33,7 +33,7 @@ from outlierlens.results.document import Provenance
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.rows import UNKNOWN, Estimate, Quiet, Row
 from outlierlens.statistics import SIGNIFICANT
-from outlierlens.training.run_files import Trajectory, is_norm, loss_curves, no_states, read_log
+from outlierlens.training.run_files import Trajectory, is_norm, loss_curves, read_log
 from outlierlens.view.charts.base import ALARM, BAND, DIM_COLOURS, FAINT, MUTED, Spec, round_to
 from outlierlens.view.pictures import WIDTH, Picture
 from outlierlens.view.section import Count, CountChange, P, listed
@@ -41,6 +41,7 @@ from outlierlens.view.section import Count, CountChange, P, listed
 if TYPE_CHECKING:
     from outlierlens.session import Session
 
+EMPTY = np.zeros((0, 0), dtype=np.float32)  # what was not recorded
 MAX_LINES = 12  # of ordinary dimensions, beside the range of all: more cannot be told apart, and make a page large
 SAID = 3  # dimensions that get a sentence of their own
 CURVES = {"loss": "training loss", "eval_loss": "evaluation loss"}
@@ -228,7 +229,7 @@ class Courses(Picture):
 
     def others(self, found: "Track", x: Spec, y: Spec) -> list[Spec]:
         """The range of all dimensions, and lines of those that are not followed, an even choice by rank of many."""
-        values = np.asarray(getattr(found, self.of)) if self.of else no_states()  # [step, column]
+        values = np.asarray(getattr(found, self.of)) if self.of else EMPTY  # [step, column]
         if not values.size:
             return []
         plain = [column for column, dim in enumerate(found.kept) if dim not in found.followed]
@@ -305,7 +306,7 @@ class Track(Finding):
     bias: Annotated[np.ndarray, "step column, or empty"]
     scale_range: Annotated[np.ndarray, "step 2"]
     bias_range: Annotated[np.ndarray, "step 2, or empty"]
-    state: Annotated[np.ndarray, "step column, or empty"] = field(default_factory=no_states)
+    state: Annotated[np.ndarray, "step column, or empty"] = field(default_factory=EMPTY.copy)
     bytes_read: int = 0
     total_bytes: int = 0
 
@@ -460,11 +461,12 @@ def summarize(path: Trajectory, options: TrackOptions, source: str) -> Track:
     events, name = tuple(_loss_events(path, options.seed)), judged_loss(path.curves)
     emergences = tuple(_emergence(dim, path, course, events, options.seed) for dim in followed)
     kept, parts = kept_dims(path, followed, layer), {"scale": path.scale[:, layer]}
-    if path.has_bias:
+    if path.bias is not None:
         parts["bias"] = path.bias[:, layer]
     shown = {part: (values[:, kept], np.stack([values.min(1), values.max(1)], 1)) for part, values in parts.items()}
-    digest = hashlib.sha256(path.steps.tobytes() + path.scale.tobytes() + path.bias.tobytes()).hexdigest()
-    scale, bias = shown["scale"], shown.get("bias", (no_states(), no_states()))
+    bias_bytes = b"" if path.bias is None else path.bias.tobytes()
+    digest = hashlib.sha256(path.steps.tobytes() + path.scale.tobytes() + bias_bytes).hexdigest()
+    scale, bias = shown["scale"], shown.get("bias", (EMPTY, EMPTY))
     return Track(
         provenance=Provenance.now(path.model, digest, seed=options.seed),
         about=About(
@@ -479,7 +481,7 @@ def summarize(path: Trajectory, options: TrackOptions, source: str) -> Track:
         ),
         source=source, site=path.site, norm_site=path.norm_site, view=path.view, rule=options.rule, width=path.width,
         steps=path.steps, layer=layer, kept=tuple(kept.tolist()), scale=scale[0], scale_range=scale[1], bias=bias[0],
-        bias_range=bias[1], state=path.states[:, kept] if path.states.size else no_states(),
+        bias_range=bias[1], state=EMPTY if path.states is None else path.states[:, kept],
         notes=tuple(_notes(path, name, left_out)),
     )  # fmt: skip
 
@@ -515,7 +517,7 @@ def _emergence(dim: int, path: Trajectory, course: Course, events: Sequence[Loss
         onset=dated(leaves) if leaves else UNKNOWN,
         onset_p=leaves.p if leaves else None, lead=lead, onset_lead=onset_lead,
     )  # fmt: skip
-    if not path.has_bias:
+    if path.bias is None:
         return made
     return replace(
         made, bias_step=for_good(steps, course.held["bias"][:, dim])[0], layers_bias=int(course.layers["bias"][-1, dim]),
@@ -530,13 +532,14 @@ def _courses(path: Trajectory, course: Course, dims: list[int], parts: dict[str,
             for i, step in enumerate(steps):
                 z, layers = float(course.mean[part][i, dim]), int(course.layers[part][i, dim])
                 yield CoursePoint(part=part, step=step, dim=dim, value=float(parts[part][i, dim]), z=z, layers=layers)
-    for dim in dims if path.states.size else ():
-        for i, step in enumerate(steps):
-            yield CoursePoint(part="state", step=step, dim=dim, value=float(path.states[i, dim]))
+    if path.states is not None:
+        for dim in dims:
+            for step, value in zip(steps, path.states[:, dim].tolist(), strict=True):
+                yield CoursePoint(part="state", step=step, dim=dim, value=value)
 
 
 def _notes(path: Trajectory, loss: str, left_out: int) -> Iterator[str]:
-    if not path.has_bias:
+    if path.bias is None:
         yield f"{path.site} has no bias here: the rule rests on the scale alone"
     if path.n_steps < MIN_POINTS:
         yield f"{path.n_steps} checkpoints are too few for a change point; it takes {MIN_POINTS}"

@@ -41,7 +41,7 @@ class Course:
         """The course of a trajectory; raises BadFile for a value that is not finite."""
         measured = [path.measured(place) for place in range(path.n_steps)]
         z = {"scale": np.stack([np.abs(one.z_scale) for one in measured])}  # [step, layer, dim]
-        if path.has_bias:
+        if path.bias is not None:
             z["bias"] = np.stack([np.abs(one.z_bias) for one in measured if one.z_bias is not None])
         layers = {part: rule.passes(values).sum(axis=1) for part, values in z.items()}
         held = rule.parts(layers["scale"], layers.get("bias"), path.n_layers)

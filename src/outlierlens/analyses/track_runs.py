@@ -17,7 +17,7 @@ from outlierlens.checkpoints import Checkpoint, open_checkpoint
 from outlierlens.detection.rules import Measured
 from outlierlens.detection.weights import Site, check_size, measure, sites_of
 from outlierlens.errors import BadFile, BadInput, UnknownArchitecture, UnknownModel
-from outlierlens.training.run_files import Saved, Trajectory, find_log, find_saved, no_bias, tracked_site
+from outlierlens.training.run_files import Saved, Trajectory, find_log, find_saved, tracked_site
 
 if TYPE_CHECKING:
     from outlierlens.analyses.track import TrackOptions
@@ -83,7 +83,7 @@ def read_checkpoints(
         model=names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more",
         stack=first.stack.name, site=first.name, norm_site=first.stack.stack.norm_site, view=first.view,
         steps=np.array([one.step for one, _ in kept]), scale=np.stack([measured.scale for _, measured in kept]),
-        bias=np.stack([m.bias for _, m in kept if m.bias is not None]) if biased else no_bias(),
+        bias=np.stack([m.bias for _, m in kept if m.bias is not None]) if biased else None,
         curves=find_log([one for one, _ in kept]) if options.log is None else {},
     )  # fmt: skip
     return path, (read, total), notes

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 import numpy as np
 
 from outlierlens.ablation.controls import random_sets
-from outlierlens.ablation.fill import Continuation, Filled, continuation, exercise, fill, filled
+from outlierlens.ablation.fill import Continuation, Filled, answers, exercise, fill
 from outlierlens.ablation.mode_names import MODES, Mode
 from outlierlens.ablation.modes import Switch, means_over
 from outlierlens.ablation.switches import EditSettings, plan_dims
@@ -37,8 +37,7 @@ from outlierlens.models.load import LoadedModel, LoadOptions, fingerprint, load_
 from outlierlens.models.passes import TextReading
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.rows import Estimate, More, Pivot, Quiet, Row
-from outlierlens.statistics.means import mean_interval
-from outlierlens.tasks.base import TaskOptions
+from outlierlens.tasks.base import TaskOptions, mean_estimate
 from outlierlens.tasks.choice import make_task
 from outlierlens.vectors.cosines import contributions, mean_cosine, unit
 from outlierlens.view.pictures import Lines
@@ -412,18 +411,10 @@ def _no_blanks(loaded: LoadedModel) -> str:
 
 def _passage(at: _Look) -> dict[str, Any]:
     work = exercise(at.loaded, at.text)
-    fills, said, intact = [], [], None
-    for one in at.conditions:
-        with at.off(one):
-            now = fill(at.loaded, work) if work else None
-            more = continuation(at.loaded, at.text)
-        intact = intact or now
-        if work and now and intact:
-            fills.append(filled(at.loaded, work, now, intact, label=one.label, dims=one.dims))
-        if more:
-            said.append(Continuation(one.label, one.dims, *more))
+    conditions = ((one.label, one.dims, at.off(one)) for one in at.conditions)
+    fills, said = zip(*answers(at.loaded, at.text, work, conditions), strict=True)
     notes = () if work else (_no_blanks(at.loaded),)
-    return {"fills": tuple(fills), "continuations": tuple(said), "notes": notes}
+    return {"fills": tuple(filter(None, fills)), "continuations": tuple(filter(None, said)), "notes": notes}
 
 
 def _guesses(at: _Look) -> dict[str, Any]:
@@ -457,11 +448,10 @@ def _loss(at: _Look) -> dict[str, Any]:
         with at.off(one):
             values, _ = measure()
         intact = intact if len(intact) else values
-        change, mean = values - intact, float(values.mean())
+        loss = mean_estimate(values)
         rows.append(TextLoss(
-            condition=one.label, off=one.names, loss=Estimate(mean, *mean_interval(values)),
-            perplexity=float(np.exp(min(mean, 700))) if by_token else None,
-            change=Estimate(float(change.mean()), *mean_interval(change)),
+            condition=one.label, off=one.names, loss=loss, change=mean_estimate(values - intact),
+            perplexity=float(np.exp(min(loss.value, 700))) if by_token else None,
         ))  # fmt: skip
     about = About(task=task.name, unit=task.unit, n_texts=1, n_tokens=len(intact) if by_token else 0)
     return {"losses": tuple(rows), "about": about}

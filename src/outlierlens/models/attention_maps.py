@@ -22,16 +22,16 @@ self-attention is read; its attention to the encoder is not.
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from outlierlens.architectures import ARCHITECTURES, BoundStack, family_of
 from outlierlens.architectures.stack import AttentionWeights
 from outlierlens.errors import BadInput
 from outlierlens.models.changes import hang, temporary
-from outlierlens.models.hooks import refuse_compiled
+from outlierlens.models.hooks import function_calls, refuse_compiled
 from outlierlens.models.load import LoadedModel
 
 if TYPE_CHECKING:
@@ -62,7 +62,6 @@ def tapped_logits(looks: Looks) -> Iterator[None]:
     """Call `looks` in every forward pass inside the block."""
     import torch
     from torch.nn import functional
-    from torch.overrides import TorchFunctionMode
 
     attends = functional.scaled_dot_product_attention
     softmaxes = {functional.softmax, torch.softmax, torch.Tensor.softmax}
@@ -70,24 +69,20 @@ def tapped_logits(looks: Looks) -> Iterator[None]:
     sums = {torch.baddbmm, torch.Tensor.baddbmm}  # of a bias and a product (BLOOM)
     eager = _Eager(looks)
 
-    class Mode(TorchFunctionMode):
-        def __torch_function__(
-            self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-        ) -> Any:
-            if func is attends:
-                _attention(looks, *args, **(kwargs or {}))
-            elif func in softmaxes and args and args[0].ndim == 4:
-                eager.softmax(args[0])
-            made = func(*args, **(kwargs or {}))
-            if func in products and len(args) > 1 and args[0].ndim == args[1].ndim and args[0].ndim in (3, 4):
-                eager.product(args[0], args[1], made)
-            elif func in sums:
-                named = {"batch1": None, "batch2": None} | (kwargs or {})
-                factors = [*args[1:3], *(one for one in (named["batch1"], named["batch2"]) if one is not None)]
-                eager.product(factors[0], factors[1], factors[0] @ factors[1])
-            return made
+    def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func is attends:
+            _attention(looks, *args, **kwargs)
+        elif func in softmaxes and args and args[0].ndim == 4:
+            eager.softmax(args[0])
+        made = func(*args, **kwargs)
+        if func in products and len(args) > 1 and args[0].ndim == args[1].ndim and args[0].ndim in (3, 4):
+            eager.product(args[0], args[1], made)
+        elif func in sums:
+            factors = [*args[1:3], *(kwargs[name] for name in ("batch1", "batch2") if name in kwargs)]
+            eager.product(factors[0], factors[1], factors[0] @ factors[1])
+        return made
 
-    with Mode():
+    with function_calls(called):
         yield
 
 
@@ -205,8 +200,7 @@ def _attention(
 
 # --- attention weights -----------------------------------------------------------------------------------------------
 
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 Look = Callable[[int, "Tensor", "Tensor | None"], None]
 MASKS = ("attention_mask", "mask")
 
@@ -262,15 +256,15 @@ def eager_attention(model: "nn.Module") -> Iterator[None]:
             config._attn_implementation_internal = before
 
 
-def eagerly(function: Callable[Concatenate[LoadedModel, P], R]) -> Callable[Concatenate[LoadedModel, P], R]:
+def eagerly(function: F) -> F:
     """`function` of a model, run with `eager_attention`."""
 
     @functools.wraps(function)
-    def call(loaded: LoadedModel, *arguments: P.args, **named: P.kwargs) -> R:
+    def call(loaded: LoadedModel, *arguments: Any, **named: Any) -> Any:
         with eager_attention(loaded.model):
             return function(loaded, *arguments, **named)
 
-    return call
+    return cast(F, call)
 
 
 def check_eager(loaded: LoadedModel, stack: BoundStack) -> None:
@@ -385,14 +379,8 @@ def _hook(
 
 def _argument(names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Tensor | None":
     """The mask that a module was given."""
-    for name in MASKS:
-        if name in kwargs:
-            found: Tensor | None = kwargs[name]
-            return found
-        if name in names and names.index(name) < len(args):
-            given: Tensor | None = args[names.index(name)]
-            return given
-    return None
+    given = dict(zip(names, args, strict=False)) | kwargs
+    return next((given[name] for name in MASKS if name in given), None)
 
 
 def _visible(mask: "Tensor | None", weights: "Tensor") -> "Tensor | None":

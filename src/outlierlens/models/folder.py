@@ -38,7 +38,15 @@ from outlierlens.checkpoints.samples import directory, is_sample
 from outlierlens.checkpoints.samples.cache import cache_root, folder_being_made, say
 from outlierlens.data.media.items import Kind
 from outlierlens.errors import BadFile, BadInput, UnknownModel, need
-from outlierlens.models.weight_copy import TOKENIZER, VOCABULARIES, Progress, copy_beside
+from outlierlens.models.weight_copy import (
+    TOKENIZER,
+    VOCABULARIES,
+    Progress,
+    copy_beside,
+    copy_file,
+    copy_gguf,
+    needs_copy,
+)
 from outlierlens.results.safe_files import read_json
 
 if TYPE_CHECKING:
@@ -83,10 +91,10 @@ def model_folder(
 
 
 def _of_folder(folder: Path, weights: bool, notice: Progress) -> Path:
-    if any((folder / file).is_file() for file in _native_files()):
+    if native_file := _native_in(folder):
         if weights and not (folder / "config.json").is_file():
             raise UnknownModel(f"{folder}: to run the model takes more than its weights; put beside them: config.json")
-        return _loadable(next(folder / file for file in _native_files() if (folder / file).is_file()), weights, notice)
+        return _loadable(native_file, weights, notice)
     found = weight_file(folder)
     if found is not None:
         return _of_file(found, weights, notice)
@@ -98,7 +106,7 @@ def _of_folder(folder: Path, weights: bool, notice: Progress) -> Path:
 def _of_file(path: Path, weights: bool, notice: Progress) -> Path:
     row = format_of(path)
     if row is not None and row.name == "GGUF":
-        return _made(path, weights, notice, _from_gguf)
+        return _made(path, weights, notice, copy_gguf)
     if row is None:
         raise UnknownModel(
             f"{path}: no weight file; a model is named by its folder, a weight file, a sample or a hub id"
@@ -112,8 +120,7 @@ def _of_file(path: Path, weights: bool, notice: Progress) -> Path:
         raise UnknownModel(f"{path}: to run the model takes more than this file; put beside it: {', '.join(missing)}")
     if not row.file:
         return _made(path, weights, notice, _converted)
-    first = next((file for file in _native_files() if (path.parent / file).is_file()), None)
-    if path.parent == place and path.name == first:
+    if path.parent == place and path == _native_in(place):
         return _loadable(path, weights, notice)
     if is_part(path) or path.name.endswith(INDEX):
         raise UnknownModel(f"{path}: is a part of the model in {path.parent}; name that folder")
@@ -122,14 +129,13 @@ def _of_file(path: Path, weights: bool, notice: Progress) -> Path:
 
 def _loadable(path: Path, weights: bool, notice: Progress) -> Path:
     """The folder of a file that transformers looks for; a copy where it does not load what the file holds."""
-    from outlierlens.models.weight_copy import needs_copy
-
     return _made(path, weights, notice, _converted) if weights and needs_copy(path) else path.parent
 
 
-def _native_files() -> list[str]:
-    """Names of what transformers loads, in its order."""
-    return [name for row in native() for name in (row.file, row.index)]
+def _native_in(folder: Path) -> Path | None:
+    """What transformers loads of a folder, the first in its order."""
+    files = (folder / name for row in native() for name in (row.file, row.index))
+    return next((file for file in files if file.is_file()), None)
 
 
 def tokenizer_is_made(folder: Path) -> bool:
@@ -209,23 +215,13 @@ def _stamp(path: Path) -> list[int] | None:
     return [about.st_size, about.st_mtime_ns]
 
 
-def _from_gguf(path: Path, making: Path, weights: bool, notice: Progress) -> list[Path]:
-    from outlierlens.models.weight_copy import copy_gguf
-
-    return copy_gguf(path, making, beside=config_folder(path), weights=weights, notice=notice)
-
-
 def _converted(path: Path, making: Path, weights: bool, notice: Progress) -> list[Path]:
-    from outlierlens.models.weight_copy import copy_file
-
     copy_beside(config_folder(path) or path.parent, making, (*BESIDE, *TOKENIZER))
-    return copy_file(path, making, notice=notice) if weights else []
+    return copy_file(path, making, notice) if weights else []
 
 
 def _linked(row: Format, path: Path, making: Path, weights: bool, notice: Progress) -> list[Path]:
     """The file under the name that transformers looks for, with what stands beside it; a copy where it does not load it."""
-    from outlierlens.models.weight_copy import needs_copy
-
     if weights and needs_copy(path):
         return _converted(path, making, weights, notice)
     copy_beside(config_folder(path) or path.parent, making, (*BESIDE, *TOKENIZER))

@@ -60,9 +60,9 @@ class TextForward:
         import torch
 
         with torch.inference_mode(), fast_products():
-            self.reader(**self.inputs(batch))
+            self.reader(**self.arguments(batch))
 
-    def inputs(self, batch: Batch) -> dict[str, Any]:
+    def arguments(self, batch: Batch) -> dict[str, Any]:
         """Keyword arguments of the reader."""
         inputs: dict[str, Any] = {name: value for name, value in batch.inputs.items() if name in self.accepts}
         if self.shifted:

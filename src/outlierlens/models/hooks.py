@@ -17,7 +17,7 @@ are [token, channel] of the tokens that reach the expert.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.architectures import BoundStack, live_parameters
@@ -212,43 +212,25 @@ def only_at(norm: "nn.Module", places: "Tensor | None" = None) -> Iterator[None]
         yield
 
 
-@temporary
-def edited_inputs(
-    model: "nn.Module", modules: Sequence["nn.Module"], edit: Callable[["Tensor"], "Tensor"]
-) -> Iterator[None]:
-    """Replace the first argument of each of `modules` by `edit(argument)` in every forward pass."""
-    refuse_compiled(model)
-
-    def before(module: "nn.Module", args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (edit(args[0]), *args[1:])
-
-    with ExitStack() as hooks:
-        for module in modules:
-            hang(hooks, module.register_forward_pre_hook, before)
-        yield
-
-
-@temporary
-def edited_output(model: "nn.Module", module: "nn.Module", edit: Callable[["Tensor"], "Tensor"]) -> Iterator[None]:
+def edited_output(
+    model: "nn.Module", module: "nn.Module", edit: Callable[["Tensor"], "Tensor"]
+) -> AbstractContextManager[None]:
     """Replace the last hidden state that `module` gives by `edit(state)`, [batch, token, dim], in every forward pass."""
-    refuse_compiled(model)
 
-    def after(_: "nn.Module", args: Any, output: Any) -> Any:
+    def after(output: Any) -> Any:
         if hasattr(output, "last_hidden_state"):
             output.last_hidden_state = edit(output.last_hidden_state)
             return output
         return (edit(output[0]), *output[1:])
 
-    with ExitStack() as hooks:
-        hang(hooks, module.register_forward_hook, after)
-        yield
+    return edited_calls(model, {}, {module: after})
 
 
 @temporary
 def edited_calls(
     model: "nn.Module",
     before: Mapping["nn.Module", Callable[["Tensor"], "Tensor"]],
-    after: Mapping["nn.Module", Callable[["Tensor"], "Tensor"]],
+    after: Mapping["nn.Module", Callable[[Any], Any]],
 ) -> Iterator[None]:
     """Replace the first argument of each module of `before`, and the output of each of `after`, by what its function gives."""
     refuse_compiled(model)
@@ -256,7 +238,7 @@ def edited_calls(
     def enter(module: "nn.Module", args: tuple[Any, ...]) -> tuple[Any, ...]:
         return (before[module](args[0]), *args[1:])
 
-    def leave(module: "nn.Module", _: tuple[Any, ...], output: "Tensor") -> "Tensor":
+    def leave(module: "nn.Module", _: tuple[Any, ...], output: Any) -> Any:
         return after[module](output)
 
     with ExitStack() as hooks:
@@ -312,15 +294,19 @@ def head_only_at(model: "nn.Module", positions: tuple["Tensor", "Tensor"]) -> It
 
     The head is the linear that `get_output_embeddings` names; everything behind it works element by element.
     """
-    head = model.get_output_embeddings()  # type: ignore[operator]
-    if head is None:
-        raise BadInput(f"{type(model).__name__} has no vocabulary head")
 
     def select(module: "nn.Module", args: tuple[Any, ...]) -> Any:
         return (args[0][positions], *args[1:])
 
-    with _before(head, select):
+    with _before(_head(model), select):
         yield
+
+
+def _head(model: Any) -> "nn.Module":
+    head: nn.Module | None = model.get_output_embeddings()
+    if head is None:
+        raise BadInput(f"{type(model).__name__} has no vocabulary head")
+    return head
 
 
 @temporary
@@ -336,16 +322,13 @@ def head_inputs(model: "nn.Module", positions: tuple["Tensor", "Tensor"], run: C
 
     The pass ends there: neither the head nor what the model does to logits afterwards is computed.
     """
-    head = model.get_output_embeddings()  # type: ignore[operator]
-    if head is None:
-        raise BadInput(f"{type(model).__name__} has no vocabulary head")
     read: list[Tensor] = []
 
     def take(module: "nn.Module", args: tuple[Any, ...]) -> None:
         read.append(args[0][positions])
         raise _Enough
 
-    with suppress(_Enough), _before(head, take):
+    with suppress(_Enough), _before(_head(model), take):
         run()
     if read:
         return read[0]
@@ -451,9 +434,7 @@ def head_read(model: "nn.Module", look: Callable[["Tensor", Callable[["Tensor"],
         look(args[0], head.forward)
         return (args[0][:, :1], *args[1:])
 
-    with ExitStack() as hooks:
-        if head is not None:
-            hang(hooks, head.register_forward_pre_hook, cut)
+    with _before(head, cut) if head is not None else nullcontext():
         yield
 
 
@@ -503,30 +484,39 @@ def tapped_experts(
     """Call the function of each packed parameter at its products with one expert's matrix; experts run one by one."""
     import torch
     from torch.nn import functional
-    from torch.overrides import TorchFunctionMode
 
     live = live_parameters(model)
     starts = {live[name].untyped_storage().data_ptr(): name for name in looks}
     products = {functional.linear, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
 
-    class Mode(TorchFunctionMode):
-        def __torch_function__(
-            self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-        ) -> Any:
-            made = func(*args, **(kwargs or {}))
-            if func in products and len(args) > 1 and args[1].ndim == 2:
-                name = starts.get(args[1].untyped_storage().data_ptr())
-                if name is not None:
-                    packed = live[name]
-                    expert = (args[1].storage_offset() - packed.storage_offset()) // packed.stride(0)
-                    bias = live.get(f"{name}_bias")
-                    looks[name](expert, args[0], made if bias is None else made + bias[expert])
-            return made
+    def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        made = func(*args, **kwargs)
+        if func in products and len(args) > 1 and args[1].ndim == 2:
+            name = starts.get(args[1].untyped_storage().data_ptr())
+            if name is not None:
+                packed = live[name]
+                expert = (args[1].storage_offset() - packed.storage_offset()) // packed.stride(0)
+                bias = live.get(f"{name}_bias")
+                looks[name](expert, args[0], made if bias is None else made + bias[expert])
+        return made
 
     with ExitStack() as undo:
         if looks:
             config: Any = model.config
             undo.callback(config.__setattr__, "_experts_implementation", config._experts_implementation)
             config._experts_implementation = "eager"
-            undo.enter_context(Mode())
+            undo.enter_context(function_calls(called))
         yield
+
+
+def function_calls(call: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> AbstractContextManager[Any]:
+    """Inside, each of torch's functions is what `call(function, arguments, named ones)` makes of it."""
+    from torch.overrides import TorchFunctionMode
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            return call(func, args, kwargs or {})
+
+    return Mode()

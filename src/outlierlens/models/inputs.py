@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.data.labelled.examples import Examples
-from outlierlens.data.labelled.labels import encode
+from outlierlens.data.labelled.labels import NOT_A_LABEL, encode
 from outlierlens.data.media.items import PLURAL, Items, LabelledItems
 from outlierlens.data.tables import OF_ITEMS
 from outlierlens.data.texts import NO_LIMIT, NO_TOKENIZER, Batch, Data, Texts, TokenText, decoder_side
@@ -149,26 +149,30 @@ class TextRows:
             raise BadInput(f"{examples.source}, row {row}: no token at all for {loaded.name}; leave such rows out")
         self.labels = self.encoded.labels
         self.what = f"{'pair' if examples.pairs else 'example'} of at most {self.longest} tokens"
-        self.notes = self._notes()
-
-    def _notes(self) -> tuple[str, ...]:
-        if not self.encoded.n_cut:
-            return ()
-        lost = "; labels of words that were cut off do not count" if self.examples.task.level == "token" else ""
-        return (
-            f"{self.encoded.n_cut:,} of {len(self.examples):,} examples do not fit into {self.longest} tokens and were "
-            f"cut{lost}",
-        )
+        lost = "; labels of words that were cut off do not count" if examples.task.level == "token" else ""
+        n_cut = self.encoded.n_cut
+        said = f"{n_cut:,} of {len(examples):,} examples do not fit into {self.longest} tokens and were cut{lost}"
+        self.notes = (said,) if n_cut else ()
 
     def inputs(self, numbers: Sequence[int]) -> "dict[str, Tensor]":
         """Keyword arguments of the model for these texts (repeats allowed), padded."""
         made = {}
         for key, values in self.encoded.inputs.items():
             fill = _padding(self.loaded) if key == "input_ids" else 0
-            made[key] = self.padded([values[number] for number in numbers], fill)
+            made[key] = self._padded([values[number] for number in numbers], fill)
         return made
 
-    def padded(self, rows: Sequence[Sequence[int]], fill: int) -> "Tensor":
+    def targets(self, numbers: Sequence[int]) -> "Tensor":
+        """Labels of these texts, int64 [text], or [text, token] padded; of a regression float32 [text]."""
+        import torch
+
+        mine = [self.labels[number] for number in numbers]
+        if self.examples.task.level == "token":
+            return self._padded(mine, NOT_A_LABEL)
+        kind = torch.float32 if self.examples.task.regression else torch.int64
+        return torch.tensor(mine, dtype=kind).to(self.loaded.device, non_blocking=True)
+
+    def _padded(self, rows: Sequence[Sequence[int]], fill: int) -> "Tensor":
         """Rows padded to the longest with `fill`, int64 [row, token], on the model's device."""
         import torch
 

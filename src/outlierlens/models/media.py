@@ -44,13 +44,6 @@ class Prepared:
     cut: bool = False
 
 
-def item_stacks(loaded: LoadedModel) -> list[BoundStack]:
-    """The streams of a model that pictures or recordings reach."""
-    if len(loaded.stacks) == 1:
-        return loaded.stacks
-    return [stack for stack in loaded.stacks if stack.name in NOT_TEXT]
-
-
 class Prepare:
     """A model's own preparation of items.
 
@@ -66,7 +59,8 @@ class Prepare:
 
     def __init__(self, loaded: LoadedModel, kind: Kind):
         self.loaded, self.kind = loaded, kind
-        self.stacks = item_stacks(loaded)
+        there = loaded.stacks
+        self.stacks = there if len(there) == 1 else [stack for stack in there if stack.name in NOT_TEXT]
         reader = reader_of(loaded, self.stacks, TAKES[kind])
         if reader is None:
             raise BadInput(
@@ -219,7 +213,7 @@ KEPT_BYTES = 2_000_000_000  # of prepared items held in memory; what comes after
 
 
 class ItemReading:
-    """A bare forward pass on items, and what their tokens are called; see `reading.Reading`."""
+    """A bare forward pass on items, and what their tokens are called; as `passes.TextReading` is for texts."""
 
     def __init__(self, loaded: LoadedModel, kind: Kind):
         self.loaded, self.kind, self.inputs = loaded, kind, PLURAL[kind]
@@ -240,9 +234,9 @@ class ItemReading:
             said.append(f"{self.n_cut:,} {self.inputs} are longer than is read of one, and were cut")
         return (*said, *self.prepare.notes)
 
-    def batches(self, items: Items, *, batch_size: int, max_length: int | None = None) -> Iterator[Batch]:
-        """Batches of `items`, the longest first; a limit of tokens does not apply."""
-        made = [self.prepare(part, max_seconds=items.max_seconds) for part in items.parts]
+    def batches(self, data: Any, *, batch_size: int, max_length: int | None = None) -> Iterator[Batch]:
+        """Batches of `data`, `Items`, the longest first; a limit of tokens does not apply."""
+        made = [self.prepare(part, max_seconds=data.max_seconds) for part in data.parts]
         if max_length is None:  # else it is the passage, which was read before
             self.n_cut += sum(one.cut for one in made)
         order = sorted(range(len(made)), key=lambda number: -made[number].length)
@@ -315,20 +309,12 @@ class ItemRows:
                 self._kept[number] = one
         self.texts, self.lengths = tuple(range(len(items))), np.array(lengths)
         self.longest = int(self.lengths.max())
-        self.what = self._what()
-        self.notes = self._notes(n_cut)
-
-    def _what(self) -> str:
-        if self.items.kind == "image":
-            return f"image of {self.longest} tokens"
-        return f"recording of at most {self.items.max_seconds:g} seconds, {self.longest} tokens"
-
-    def _notes(self, n_cut: int) -> tuple[str, ...]:
-        said = []
-        if n_cut:
-            limit = f"{self.items.max_seconds:g} s"
-            said.append(f"{n_cut:,} of {len(self.items):,} recordings are longer than {limit}, and were cut")
-        return (*said, *self.prepare.notes)
+        seconds = f"{items.max_seconds:g}"
+        self.what = f"image of {self.longest} tokens"
+        if items.kind == "audio":
+            self.what = f"recording of at most {seconds} seconds, {self.longest} tokens"
+        cut = f"{n_cut:,} of {len(items):,} recordings are longer than {seconds} s, and were cut"
+        self.notes = (*[cut] * bool(n_cut), *self.prepare.notes)
 
     def _one(self, number: int) -> Prepared:
         return self._kept.get(number) or self.prepare(self.items.parts[number], max_seconds=self.items.max_seconds)
@@ -341,6 +327,12 @@ class ItemRows:
     def inputs(self, numbers: Sequence[int]) -> "dict[str, Tensor]":
         """Keyword arguments of the model for these items."""
         return self.batch(numbers).inputs
+
+    def targets(self, numbers: Sequence[int]) -> "Tensor":
+        """Labels of these items, int64 [item]."""
+        import torch
+
+        return torch.tensor([self.labels[number] for number in numbers], device=self.prepare.loaded.device)
 
     def apart(self, numbers: Sequence[int]) -> list[list[int]]:
         """Places in `numbers` that can share batches, each group in the order given."""

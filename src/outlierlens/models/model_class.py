@@ -154,7 +154,12 @@ def load_with_head(
         )
         body = f"{model.base_model_prefix}."
         mismatched = {key for key, *_ in info["mismatched_keys"]}
-        _check_body(source, model, info["missing_keys"], mismatched)
+        lost = [key for key in info["missing_keys"] if not key.endswith(BUFFERS) and not is_unused(key)]
+        if lost := sorted(key for key in (*lost, *mismatched) if key.startswith(body)):
+            raise BadFile(
+                f"{source}: its weights lack {len(lost)} parameters of {type(model).__name__} ({_first(lost)}); fetch or save "
+                f"the whole model"
+            )
         absent = {*info["missing_keys"], *mismatched}
         stored = [key for key in model.state_dict() if not key.startswith(body) and key not in absent]
         if stored and (not named or named.endswith(CLASSIFIERS)):
@@ -168,17 +173,6 @@ def load_with_head(
                 for key in stored:
                     values[key].copy_(fresh[key])
     return model
-
-
-def _check_body(source: str, model: "nn.Module", missing: Any, mismatched: set[str]) -> None:
-    body = f"{model.base_model_prefix}."
-    lost = [key for key in missing if not key.endswith(BUFFERS) and not is_unused(key) and key.startswith(body)]
-    lost = sorted([*lost, *(key for key in mismatched if key.startswith(body))])
-    if lost:
-        raise BadFile(
-            f"{source}: its weights lack {len(lost)} parameters of {type(model).__name__} ({', '.join(lost[:3])}"
-            f"{', …' if len(lost) > 3 else ''}); fetch or save the whole model"
-        )
 
 
 def check_values(name: str, model: "nn.Module", dtype: str) -> None:
@@ -280,10 +274,10 @@ def load_class(source: str, config: Any, dtype: Any, options: dict[str, Any]) ->
         BadFile: weights that are missing, or of another shape than the config says.
     """
     transformers = need("transformers", "models", "running a model")
-    library = transformers
+    library: Any = transformers
     if getattr(config, "model_type", None) == variants.MODEL_TYPE:
         variants.register()
-        library = variants
+        from outlierlens.models.variants import model as library
     theirs = {str(place).rpartition(".")[2]: auto for auto, place in (getattr(config, "auto_map", None) or {}).items()}
     for named in _classes(config):
         with_head = getattr(library, named, None)

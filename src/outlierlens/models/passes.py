@@ -1,86 +1,42 @@
 """How a model reads data while its hidden states are looked at: one object for texts, one for pictures and recordings.
 
-    reading = reading_of(loaded, texts, 128)
-    for batch in reading.batches(texts, batch_size=16):
-        with tapped(loaded.model, reading.stacks, look):
-            reading(batch)
-
-`models.media.passes.ItemReading` is the other one.
+reading = reading_of(loaded, texts, 128)
+for batch in reading.batches(texts, batch_size=16):
+    with tapped(loaded.model, reading.stacks, look):
+        reading(batch)
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from outlierlens.architectures import BoundStack
 from outlierlens.data.media.items import Items
-from outlierlens.data.texts import Batch, Data, Texts, batches
+from outlierlens.data.texts import Batch, Data, batches
 from outlierlens.models.devices import memory_kept
 from outlierlens.models.forward import NOT_TEXT, TextForward, text_stacks
 from outlierlens.models.inputs import check_readable, token_limit
 from outlierlens.models.load import LoadedModel
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from outlierlens.models.media import ItemReading
 
 Progress = Callable[[str, int, int], None]
 
 
-class Reading(Protocol):
-    """A bare forward pass and the batches it takes.
+class TextReading(TextForward):
+    """A bare forward pass on texts, and the batches of tokens that it takes.
 
     Attributes:
-        stacks: the streams that run.
-        max_length: tokens that are read of each at most; 0 where tokens are no measure of it.
-        window: batches that are prepared and sorted by length together.
-        inputs: what they are: "texts".
-    """
-
-    stacks: list[BoundStack]
-    max_length: int
-    window: int
-    inputs: str
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What a reader of the results should know about how it was read."""
-        ...
-
-    def batches(self, data: Any, *, batch_size: int, max_length: int | None = None) -> Iterator[Batch]:
-        """Batches of `data`, the longest first, at most `max_length` tokens of each where that can be."""
-        ...
-
-    def __call__(self, batch: Batch) -> None:
-        """Run the model on `batch`, without its head where that can be left out; hooks see the states."""
-        ...
-
-    def arguments(self, batch: Batch) -> dict[str, Any]:
-        """Keyword arguments of the model."""
-        ...
-
-    def sides(self, batch: Batch) -> dict[str, tuple["Tensor", "Tensor"]]:
-        """{stream: (numbers of its tokens, special tokens)}, both [batch, token]."""
-        ...
-
-    def words(self, ids: list[int]) -> tuple[str, ...]:
-        """What these numbers of tokens stand for, "" for none."""
-        ...
-
-
-class TextReading:
-    """`Reading` of texts by their tokens.
+        max_length: tokens that are read of each text at most.
+        window: batches that are prepared and sorted by length together: memory stays constant in the number of texts.
+        inputs: what they are.
 
     Raises:
         BadInput: the model reads no text.
     """
 
-    window = 32  # memory stays constant in the number of texts
+    window = 32
     inputs = "texts"
 
     def __init__(self, loaded: LoadedModel, max_length: int):
-        self.loaded = loaded
-        self.stacks = text_stacks(loaded)
-        self.forward = TextForward(loaded, self.stacks)
+        super().__init__(loaded, text_stacks(loaded))
         self.max_length = token_limit(loaded, max_length)
         self._asked = max_length
 
@@ -90,7 +46,7 @@ class TextReading:
         said = []
         if other := [stack.name for stack in self.loaded.stacks if stack.name in NOT_TEXT]:
             said.append(f"not observed: stream {', '.join(other)}, which texts do not reach")
-        if self.forward.shifted:
+        if self.shifted:
             said.append(
                 "the decoder read each text shifted by one behind its start token; that token counts as special"
             )
@@ -98,9 +54,7 @@ class TextReading:
             said.append(f"texts are cut at {self.max_length} tokens: the model has no more positions")
         return tuple(said)
 
-    def batches(
-        self, data: Texts | Sequence[str], *, batch_size: int, max_length: int | None = None
-    ) -> Iterator[Batch]:
+    def batches(self, data: Any, *, batch_size: int, max_length: int | None = None) -> Iterator[Batch]:
         """Padded batches of `data`."""
         length = self.max_length if max_length is None else min(self.max_length, max_length)
         tokenizer, device = self.loaded.tokenizer, self.loaded.device
@@ -111,18 +65,6 @@ class TextReading:
                         self.loaded.known.add(tokenizer, ids[:valid])
                 yield batch
 
-    def __call__(self, batch: Batch) -> None:
-        """Run the model; see `TextForward`."""
-        self.forward(batch)
-
-    def arguments(self, batch: Batch) -> dict[str, Any]:
-        """Keyword arguments of the model; see `TextForward`."""
-        return self.forward.inputs(batch)
-
-    def sides(self, batch: Batch) -> dict[str, tuple["Tensor", "Tensor"]]:
-        """{stream: (token ids, special tokens)}; the decoder's are shifted."""
-        return self.forward.sides(batch)
-
     def words(self, ids: list[int]) -> tuple[str, ...]:
         """The tokens with these ids; without a tokenizer "id 101"."""
         tokenizer: Any = self.loaded.tokenizer
@@ -131,6 +73,9 @@ class TextReading:
         known = [token for token in ids if token >= 0]
         text = dict(zip(known, tokenizer.convert_ids_to_tokens(known), strict=True))
         return tuple(str(text.get(token) or "") for token in ids)
+
+
+Reading = TextReading | ItemReading
 
 
 def in_windows(
@@ -153,8 +98,6 @@ def in_windows(
 
 def reading_of(loaded: LoadedModel, data: Data, max_length: int) -> Reading:
     """How `loaded` reads `data`, at most `max_length` tokens of each text, while its states are looked at."""
-    from outlierlens.models.media import ItemReading
-
     if isinstance(data, Items):
         return ItemReading(loaded, data.kind)
     check_readable(loaded, data)

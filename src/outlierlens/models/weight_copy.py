@@ -1,7 +1,7 @@
 """A GGUF or ONNX file, or a trainer's checkpoint, as float32 safetensors with its config; memory holds one tensor at a time.
 
-    copy_gguf(Path("model.gguf"), folder, beside=None, weights=True, notice=print)
-    copy_file(Path("encoder.onnx"), folder, notice=print)          # config.json is in the folder already
+    copy_gguf(Path("model.gguf"), folder, True, print)
+    copy_file(Path("encoder.onnx"), folder, print)          # config.json is in the folder already
 
 Before anything is written, a model of the config's sizes is made without values and held against the tensors that the file has:
 what a header claims is never allocated.
@@ -21,7 +21,7 @@ import numpy as np
 import outlierlens.architectures as arch
 from outlierlens.checkpoints import as_weights
 from outlierlens.checkpoints.base import Checkpoint, load_config
-from outlierlens.checkpoints.formats import files_of, open_file, write_header
+from outlierlens.checkpoints.formats import config_folder, files_of, open_file, write_header
 from outlierlens.checkpoints.samples.cache import check_space, megabytes
 from outlierlens.checkpoints.stored import Weights
 from outlierlens.errors import BadFile, UnknownArchitecture, need
@@ -44,10 +44,10 @@ _NOT_TAKEN = ("quantization_config", "auto_map", "torch_dtype", "dtype", "archit
 _ANONYMOUS = re.compile(r"[/:]|^\d+$|^val_")
 
 
-def copy_gguf(path: Path, folder: Path, *, beside: Path | None, weights: bool, notice: Progress) -> list[Path]:
+def copy_gguf(path: Path, folder: Path, weights: bool, notice: Progress) -> list[Path]:
     """Fill `folder`; returns which files were read besides.
 
-    A config.json in `beside` is taken where it fits, and then the tokenizer there: they are what the file was made from.
+    A config.json beside the file is taken where it fits, and then the tokenizer there: they are what the file was made from.
 
     Raises:
         UnknownArchitecture, BadFile: the file cannot be run; the message says why.
@@ -55,6 +55,7 @@ def copy_gguf(path: Path, folder: Path, *, beside: Path | None, weights: bool, n
     from outlierlens.checkpoints.gguf import GGUFCheckpoint
     from outlierlens.checkpoints.gguf_model import whole
 
+    beside = config_folder(path)
     with GGUFCheckpoint(path, name=str(path)) as checkpoint:
         try:
             model = whole(checkpoint)
@@ -119,7 +120,7 @@ def _config_beside(path: Path, model: "Whole", notice: Progress) -> dict[str, An
     return None
 
 
-def copy_file(path: Path, folder: Path, *, notice: Progress) -> list[Path]:
+def copy_file(path: Path, folder: Path, notice: Progress) -> list[Path]:
     """Fill `folder`, which holds config.json, with weights that transformers does not load as they are.
 
     Returns the other files that were read: external data, the files of an index.

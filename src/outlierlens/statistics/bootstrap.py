@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -25,38 +25,7 @@ KEPT = 4_000_000  # numbers of the counts that are kept for the next call with t
 FEW_GROUPS = 64  # up to here drawing multinomial counts is faster than drawing items
 
 
-class Value(Protocol):
-    """A number that depends on which items are drawn.
-
-    Attributes:
-        sizes: items of each group [group], in all a whole number: items of one group cannot be told apart.
-        whole: the value of all items.
-    """
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """See above."""
-        ...
-
-    @property
-    def whole(self) -> float:
-        """See above."""
-        ...
-
-    def drawn(self, counts: np.ndarray) -> np.ndarray:
-        """Values [draw] where group g was drawn counts[:, g] times."""
-        ...
-
-    def jackknife(self) -> tuple[np.ndarray, np.ndarray]:
-        """(values [left out], how many items each stands for [left out]): each without one item, or one part of them."""
-        ...
-
-    def elsewhere(self, share: float) -> tuple[float, float]:
-        """(lowest, highest) value if `share` of the items were of another kind; `whole` where that cannot be said."""
-        ...
-
-
-def bca(value: Value, *, seed: int, level: float, n_draws: int) -> tuple[float, float]:
+def bca(value: "Sums", *, seed: int, level: float, n_draws: int) -> tuple[float, float]:
     """Bias-corrected and accelerated bootstrap interval (low, high), items drawn with replacement (Efron 1987).
 
     Draws equal to the value of all items count half in the bias correction, since metrics of few items come in steps.
@@ -129,7 +98,7 @@ class Sums:
 
     Attributes:
         adds: what one item of each group adds [group, sum], sparse or not.
-        sizes: items of each group [group].
+        sizes: items of each group [group], in all a whole number: items of one group cannot be told apart.
         finish: values [.] from sums [., sum].
         others: what items of other kinds would add, of each group that has them: rows (group, adds [sum]); None where the
             kinds of items cannot be counted. parts: the same value of items' parts, whose kinds stand for theirs then.
@@ -147,21 +116,21 @@ class Sums:
 
     @property
     def whole(self) -> float:
-        """See `Value`."""
+        """The value of all items."""
         return float(self.finish(self._total[None])[0])
 
     def drawn(self, counts: np.ndarray) -> np.ndarray:
-        """See `Value`."""
+        """Values [draw] where group g was drawn counts[:, g] times."""
         return np.concatenate([self.finish(counts[rows] @ self.adds) for rows in self._some(len(counts))])
 
     def jackknife(self) -> tuple[np.ndarray, np.ndarray]:
-        """See `Value`."""
+        """(values [left out], how many items each stands for [left out]): each without one item, or one part of them."""
         total = self._total
         values = [self.finish(total - dense(self.adds[rows])) for rows in self._some(len(self.sizes))]
         return np.concatenate(values), self.sizes.astype(np.float64)
 
     def elsewhere(self, share: float) -> tuple[float, float]:
-        """See `Value`."""
+        """(lowest, highest) value if `share` of the items were of another kind; `whole` where that cannot be said."""
         whole = self.whole
         if self.parts is not None:
             return self.parts.elsewhere(share)

@@ -242,12 +242,8 @@ def benjamini_hochberg(p: np.ndarray) -> np.ndarray:
     Benjamini & Hochberg (1995): q of the i-th smallest p is the minimum over j ≥ i of n p_j / j, at most 1. They hold
     for independent or positively dependent p-values (Benjamini & Yekutieli 2001). NaN stays NaN and is not counted.
     """
-    p = np.asarray(p, dtype=float)
-    q = np.full(p.shape, np.nan)
-    known = np.isfinite(p)
-    tested = p[known]
-    order = np.argsort(-tested, kind="stable")
-    adjusted = np.empty_like(tested)
-    adjusted[order] = np.minimum.accumulate(tested[order] * len(tested) / np.arange(len(tested), 0, -1))
-    q[known] = np.minimum(adjusted, 1)
+    stats: Any = need("scipy.stats", "models", "adjusted p-values")
+    q = np.array(p, dtype=float)
+    known = np.isfinite(q)
+    q[known] = stats.false_discovery_control(q[known]) if known.any() else 1
     return q

@@ -20,7 +20,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from outlierlens.errors import BadInput
 from outlierlens.statistics.means import FEWEST_PAIRS
 
 PART, PART_OF_ONE = 0.7, 0.4  # exponents of how many groups a part has: of two correlations, of a single one
@@ -112,12 +111,7 @@ def measured(metric: str, columns: Sequence[np.ndarray], parts: Parts) -> tuple[
 
     Of one prediction they are of Fisher's z. The error is that of the sum of influences: what the value would move if an
     item (or a group of them) counted a little more. A correlation with a constant is 0.
-
-    Raises:
-        BadInput: another metric.
     """
-    if metric not in _INFLUENCES:
-        raise BadInput(f"{metric!r} is no correlation; use pearson or spearman")
     truth, *predictions = columns
     found = _INFLUENCES[metric](parts, truth, predictions)
     value, influence = found[0]

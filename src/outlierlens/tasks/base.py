@@ -1,33 +1,35 @@
-"""What every task offers, the score of its values with an interval, how texts are cut into passes, and what a command reads.
+"""What every task offers, how texts are cut into passes, and what a command reads.
 
 slices = cheapest_cuts(lengths, tokens=2048, start=32)      # of lengths that descend: few passes, little padding
 reading = TaskReading(task="glue:rte")                      # texts, or the examples of a labelled task
 examples, options = reading.read(), reading.options(batch_size=32)
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from annotated_types import Ge, Gt, Lt
 
 from outlierlens.errors import BadInput, near
 from outlierlens.models.devices import ordered_weights, tokens_per_start
-from outlierlens.options import check
+from outlierlens.options import belong, check
+from outlierlens.results.rows import Estimate
 from outlierlens.statistics.means import mean_interval
+from outlierlens.tasks.metrics import Statistic, paired_interval
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from outlierlens.data.labelled import Examples, LabelledTask
-    from outlierlens.data.media import Items, Kind
+    from outlierlens.data.media import Kind
     from outlierlens.data.texts import Data
     from outlierlens.models.load import LoadedModel
-    from outlierlens.tasks.metrics import Statistic
 
 TaskName = Literal["auto", "masked loss", "causal loss", "output change", "sentence change", "labelled"]
 Measure = Literal["metric", "accuracy", "loss"]
@@ -67,7 +69,7 @@ class TaskOptions:
             raise BadInput(f"stride is {self.stride}; it must be at least 1 and below max_length ({self.max_length})")
 
 
-class Task(Protocol):
+class Task(ABC):
     """A measurement of the model it was made for, as that model is at the moment of the call.
 
     The value of a text is the sum over its rows of what `sums` gives, divided by its weight.
@@ -87,47 +89,58 @@ class Task(Protocol):
 
     name: str
     unit: str
-    is_loss: bool
-    metric: str
-    statistic: "Statistic | None"
-    smallest: float
-    notes: tuple[str, ...]
+    text: str
+    is_loss: bool = False
+    metric: str = ""
+    statistic: Statistic | None = None
+    smallest: float = 0.0
+    notes: tuple[str, ...] = ()
     n_texts: int
     n_tokens: int
     weights: np.ndarray
     lengths: np.ndarray
 
-    @property
-    def text(self) -> str:
-        """See above."""
-        ...
-
+    @abstractmethod
     def feeds(self, texts: Sequence[int], tokens: int | None = None) -> Iterator[Any]:
         """Inputs of forward passes that together read the given texts (repeats allowed), longest first.
 
         Each has at most `tokens` tokens with padding (one row at least), or the task's `batch_size` rows; and `slots`, of
         each row the place of its text in `texts`, and `n_tokens`, padding not counted.
         """
-        ...
 
+    @abstractmethod
     def sums(self, feed: Any) -> "Tensor":
         """Value × weight of each row of `feed` [row], on the model's device, without waiting for it."""
-        ...
 
     def narrowed(self) -> AbstractContextManager[None]:
         """Inside, `sums` may leave out of the last block's MLP and what follows it the tokens whose output it does not read.
 
         For edits of hidden states that are the same at every token.
         """
-        ...
+        return nullcontext()
 
+    @abstractmethod
     def per_text(self) -> tuple[np.ndarray, np.ndarray]:
         """(values [text], weights [text]) of all texts."""
-        ...
 
     def also(self) -> dict[str, float]:
         """Further numbers of the last call of `per_text`, by name; {} where there are none."""
-        ...
+        return {}
+
+    def score(self, values: np.ndarray, *, seed: int) -> Estimate:
+        """The score of the values of all texts [text], with its 95 % interval over texts."""
+        if self.statistic is None:
+            return mean_estimate(values, self.weights)
+        return self.statistic.score(values, seed=seed)
+
+    def change(self, before: np.ndarray, after: np.ndarray, *, seed: int) -> Estimate:
+        """Score of the values `after` minus that of `before`, both [text], paired by text, with its 95 % interval."""
+        if self.statistic is not None:
+            return self.statistic.change(before, after, seed=seed)
+        found = mean_estimate(after - before, self.weights)
+        if not self.smallest:
+            return found
+        return Estimate(found.value, *paired_interval(before, after, seed=seed, weights=self.weights))
 
 
 def values_of(
@@ -189,6 +202,17 @@ def cut(lengths: Sequence[int] | np.ndarray, rows: int, tokens: int | None, devi
     return cheapest_cuts(np.asarray(lengths), tokens=tokens, start=tokens_per_start(device))
 
 
+def in_passes(
+    rows: Any, texts: Sequence[int], batch_size: int, tokens: int | None, device: "torch.device"
+) -> Iterator[tuple[list[int], list[int]]]:
+    """(slots, texts) of each forward pass that `Task.feeds` makes: of the `rows`, longest first, those that can share one."""
+    order = sorted(range(len(texts)), key=lambda slot: -int(rows.lengths[texts[slot]]))
+    for places in rows.apart([texts[slot] for slot in order]):
+        slots = [order[place] for place in places]
+        for some in cut(rows.lengths[[texts[slot] for slot in slots]], batch_size, tokens, device):
+            yield slots[some], [texts[slot] for slot in slots[some]]
+
+
 def cheapest_cuts(lengths: np.ndarray, *, tokens: int, start: int) -> list[slice]:
     """Slices of rows, whose `lengths` (int [row]) descend, for one forward pass each of at most `tokens` tokens.
 
@@ -229,17 +253,10 @@ def weighted_mean(values: np.ndarray, weights: np.ndarray) -> float:
     return float(np.sum(values * weights) / np.sum(weights)) + 0.0  # a certain word costs −log 1 = −0
 
 
-def scored(
-    values: np.ndarray, weights: np.ndarray, statistic: "Statistic | None", *, seed: int
-) -> tuple[float, float, float]:
-    """(score, low, high) of the values of all texts [text] with a 95 % interval over texts: of a mean `mean_interval`, else
-    `metrics.interval` with this seed."""
-    if statistic is None:
-        return weighted_mean(values, weights), *mean_interval(values, weights)
-    from outlierlens.tasks.metrics import interval
-
-    low, high = interval(statistic.metric, statistic.truth, values, seed=seed, groups=statistic.groups)
-    return statistic.value(values), 1 - high, 1 - low
+def mean_estimate(values: np.ndarray, weights: np.ndarray | None = None) -> Estimate:
+    """The (weighted) mean of values [text] with its 95 % interval, of `mean_interval`."""
+    weights = np.ones(len(values)) if weights is None else weights
+    return Estimate(weighted_mean(values, weights), *mean_interval(values, weights))
 
 
 # --- what a command reads --------------------------------------------------------------------------------------------
@@ -297,18 +314,11 @@ class TaskReading(Reading):
             raise BadInput(f"--measure is {self.measure!r}; use {', '.join(MEASURES)}")
         if self.metric is not None and self.measure != "metric":
             raise BadInput(f"--metric {self.metric} belongs to --measure metric, not to --measure {self.measure}")
-        usual = {field.name: field.default for field in fields(self)}
-        if not self.is_labelled and any(getattr(self, name) != usual[name] for name in OF_LABELS):
-            raise BadInput(
-                f"--measure, --metric, --labels, --split, --pair-column and --label-column belong to a labelled task, not to "
-                f"--task {self.task}"
-            )
-        own = self.text_column or self.label_column != "label"
-        of_items = self.task in OF_ITEMS and not self.pair_column
-        if self.is_labelled and self.task not in PLAIN and (own or self.pair_column) and not of_items:
-            raise BadInput(
-                f"--text-column, --pair-column and --label-column belong to {', '.join(PLAIN)}, not to {self.task}"
-            )
+        if not self.is_labelled:
+            belong(f"to a labelled task, not to --task {self.task}", self, *OF_LABELS)
+        elif self.task not in PLAIN:
+            own = () if self.task in OF_ITEMS else ("text_column", "label_column")
+            belong(f"to {', '.join(PLAIN)}, not to {self.task}", self, "pair_column", *own)
         if self.max_seconds is not None and self.kind != "audio":
             raise BadInput("--max-seconds belongs to recordings (a folder of .wav)")
         if self.task == "tokens" and self.pair_column:
@@ -341,24 +351,21 @@ class TaskReading(Reading):
 
         return kind_of(self.data) if not self.is_labelled else TASKS.get(self.task)
 
-    def _items(self, kind: "Kind", offline: bool) -> "Items":
-        from outlierlens.data.media.read import ItemOptions, read_items
-
-        if self.data == Reading.data:
-            raise BadInput(f"--task {self.task} needs your own data: --data FOLDER, with one sub-folder a class")
-        more = {} if self.max_seconds is None else {"max_seconds": self.max_seconds}
-        options = ItemOptions(
-            labelled=self.is_labelled, label=self.label_column, column=self.text_column, limit=self.limit,
-            split=self.split or "test", labels=self._names or (), metric=self.metric, **more,
-        )  # fmt: skip
-        return read_items(kind, self.data, options, offline=offline)
-
     def read(self, *, offline: bool = False) -> "Data":
         """The texts, examples or items; raises BadInput as `read_texts`, `read_examples` and `read_items` do."""
         from outlierlens.data.texts import read_texts
 
         if self.kind is not None:
-            return self._items(self.kind, offline)
+            from outlierlens.data.media.read import ItemOptions, read_items
+
+            if self.data == Reading.data:
+                raise BadInput(f"--task {self.task} needs your own data: --data FOLDER, with one sub-folder a class")
+            more = {} if self.max_seconds is None else {"max_seconds": self.max_seconds}
+            options = ItemOptions(
+                labelled=self.is_labelled, label=self.label_column, column=self.text_column, limit=self.limit,
+                split=self.split or "test", labels=self._names or (), metric=self.metric, **more,
+            )  # fmt: skip
+            return read_items(self.kind, self.data, options, offline=offline)
         if not self.is_labelled:
             return read_texts(self.data, column=self.text_column, limit=self.limit, offline=offline)
         from outlierlens.data.labelled import read_examples

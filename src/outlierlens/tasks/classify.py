@@ -13,7 +13,7 @@ it is right ("accuracy"; the share of wrong words in a token task); or, for the 
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from outlierlens.models.devices import fast_products, ordered_weights, out_of_me
 from outlierlens.models.hooks import norm_before_last_mlp, only_at
 from outlierlens.models.inputs import TextRows, rows_of
 from outlierlens.models.load import LoadedModel
-from outlierlens.tasks.base import UNSAID, TaskOptions, cut
+from outlierlens.tasks.base import UNSAID, Task, TaskOptions, in_passes
 from outlierlens.tasks.metrics import Statistic, score
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class _Rows:
     n_tokens: int
 
 
-class LabelledScore:
+class LabelledScore(Task):
     """A model's value on each labelled example, as the model is at the moment of the call; see `Task`."""
 
     def __init__(self, loaded: LoadedModel, examples: Examples | LabelledItems, options: TaskOptions):
@@ -76,7 +76,7 @@ class LabelledScore:
         _check_head(loaded, examples)
         self.order = label_order(task, config.id2label, options.labels, where=loaded.name)
         self.rows = rows_of(loaded, examples, options.max_length)
-        self.max_length, self.lengths = self.rows.longest, self.rows.lengths
+        self.max_length, self.lengths, self.text = self.rows.longest, self.rows.lengths, self.rows.what
         self.n_texts = len(examples)
         self._labels = self.rows.labels
         counted = [sum(label != NOT_A_LABEL for label in row) for row in self._labels] if task.level == "token" else 1
@@ -96,24 +96,13 @@ class LabelledScore:
         self.is_loss = not self.metric
         self.smallest = 1.0 if self.metric and not whole else 0.0
         self.name = f"{task.name} {self.metric or 'loss'}"
-        self.unit = self._unit()
+        per = "word" if tokens else "example"
+        self.unit = f"1 − {self.metric}" if self.metric else "squared error" if task.regression else f"nats per {per}"
         asked = options.batch_size != TaskOptions.batch_size
         self.tokens = options.batch_size * self.max_length if asked else tokens_at_once(loaded.device)
         self.notes = (*self.rows.notes, *contradicted(task, config.id2label, options.labels, where=loaded.name))
         self._norm = None if options.every_token or not self.rows.tries_first else self._first_is_enough()
         self._also: dict[str, float] = {}
-
-    def _unit(self) -> str:
-        if self.metric:
-            return f"1 − {self.metric}"
-        if self.examples.task.regression:
-            return "squared error"
-        return "nats per word" if self.examples.task.level == "token" else "nats per example"
-
-    @property
-    def text(self) -> str:
-        """What a text is."""
-        return self.rows.what
 
     @property
     def encoded(self) -> Encoded:
@@ -124,23 +113,12 @@ class LabelledScore:
 
     def feeds(self, texts: Sequence[int], tokens: int | None = None) -> Iterator[_Rows]:
         """See `Task`."""
-        order = sorted(range(len(texts)), key=lambda slot: -int(self.lengths[texts[slot]]))
-        for places in self.rows.apart([texts[slot] for slot in order]):
-            slots = [order[place] for place in places]
-            lengths = self.lengths[[texts[slot] for slot in slots]]
-            for rows in cut(lengths, self.options.batch_size, tokens, self.loaded.device):
-                yield self._collate(slots[rows], [texts[slot] for slot in slots[rows]])
+        for slots, mine in in_passes(self.rows, texts, self.options.batch_size, tokens, self.loaded.device):
+            yield self._collate(slots, mine)
 
     def _collate(self, slots: list[int], texts: list[int]) -> _Rows:
-        import torch
-
-        mine = [self._labels[text] for text in texts]
-        if isinstance(self.rows, TextRows) and self.examples.task.level == "token":
-            labels = self.rows.padded(mine, NOT_A_LABEL)
-        else:
-            labels = torch.from_numpy(np.array(mine)).to(self.loaded.device, non_blocking=True)
-        inputs = self.rows.inputs(texts)
-        return _Rows(inputs, labels, tuple(slots), int(sum(self.lengths[text] for text in texts)))
+        n_tokens = int(sum(self.lengths[text] for text in texts))
+        return _Rows(self.rows.inputs(texts), self.rows.targets(texts), tuple(slots), n_tokens)
 
     def _said(self, feed: _Rows) -> tuple["Tensor", "Tensor"]:
         """(loss, prediction), [row] each; of a token task [row, token], 0 and NOT_A_LABEL where no label is asked for.
@@ -226,10 +204,6 @@ class LabelledScore:
         said = self._log_probabilities(self._logits(feed))
         ordered = said.sort(-1, descending=True).values
         return ordered[:, :1] - ordered[:, 1:]
-
-    def narrowed(self) -> AbstractContextManager[None]:
-        """See `Task`; a head that reads the first token alone is narrow always."""
-        return nullcontext()
 
     def per_text(self) -> tuple[np.ndarray, np.ndarray]:
         """(values [text], weights [text]) of all examples."""

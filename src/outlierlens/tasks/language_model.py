@@ -7,7 +7,7 @@ Tokens, windows and masks are made once, so every condition reads the very same 
 only where a token is predicted.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -24,12 +24,10 @@ from outlierlens.models.folder import refuse_unknown, row_count
 from outlierlens.models.hooks import head_inputs, head_only_at, norm_before_last_mlp, only_at
 from outlierlens.models.inputs import check_known, check_readable, token_ids, token_limit, tokenizer_of
 from outlierlens.models.load import LoadedModel
-from outlierlens.tasks.base import TaskOptions, cut, log_sum_exp_, values_of
+from outlierlens.tasks.base import Task, TaskOptions, cut, log_sum_exp_, values_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from outlierlens.tasks.metrics import Statistic
 
 BLANK_LINE = "\n\n"  # between the texts of a block
 HEAD_ROWS = 4096  # logits of this many tokens at once: 0.8 GB for a vocabulary of 50,000 in fp32
@@ -64,16 +62,11 @@ class Window:
     targets: list[int]
 
 
-class LanguageModelLoss(ABC):
+class LanguageModelLoss(Task):
     """Mean negative log-likelihood of the predicted tokens of each text."""
 
-    name: str
     unit = "nats per token"
     is_loss = True
-    metric = ""
-    statistic: "Statistic | None" = None
-    smallest = 0.0
-    notes: tuple[str, ...] = ()
 
     def __init__(self, loaded: LoadedModel, texts: Sequence[str], options: TaskOptions):
         self.loaded, self.options = loaded, options
@@ -95,11 +88,6 @@ class LanguageModelLoss(ABC):
         self.n_texts, self.n_tokens = len(self.texts), int(self.weights.sum())
         self._norm: nn.Module | None = None  # behind which passes see the tokens that are read alone
         self._by_parts = self._agrees_by_parts()
-
-    @property
-    @abstractmethod
-    def text(self) -> str:
-        """What a text is."""
 
     @abstractmethod
     def _windows(self, number: int, text: str) -> list[Window]:
@@ -263,10 +251,6 @@ class LanguageModelLoss(ABC):
                 texts.append(np.array(feed.slots)[feed.positions[0].cpu().numpy()])
         return np.concatenate(nats), np.concatenate(texts)
 
-    def also(self) -> dict[str, float]:
-        """Nothing beside the loss."""
-        return {}
-
 
 class CausalLoss(LanguageModelLoss):
     """Next-token loss over windows or blocks; every token of a text is predicted exactly once.
@@ -282,16 +266,8 @@ class CausalLoss(LanguageModelLoss):
         check_readable(loaded, texts)
         self.front, self._back = added_ends(loaded.tokenizer, texts)
         super().__init__(loaded, texts, options)
+        self.text = f"{'block' if options.blocks else 'line, windows'} of {self.max_length} tokens"
         self.notes = tuple(self._notes())
-
-    @property
-    def text(self) -> str:
-        """A block, or a line cut into windows."""
-        return (
-            f"block of {self.max_length} tokens"
-            if self.options.blocks
-            else f"line, windows of {self.max_length} tokens"
-        )
 
     def _notes(self) -> Iterator[str]:
         name: Any = getattr(self.loaded.tokenizer, "convert_ids_to_tokens", None)
@@ -367,11 +343,7 @@ class MaskedLoss(LanguageModelLoss):
     def __init__(self, loaded: LoadedModel, texts: Sequence[str], options: TaskOptions):
         tokenizer_of(loaded)  # whose mask token it takes
         super().__init__(loaded, texts, options)
-
-    @property
-    def text(self) -> str:
-        """A line."""
-        return f"line of at most {self.max_length} tokens"
+        self.text = f"line of at most {self.max_length} tokens"
 
     def _windows(self, number: int, text: str) -> list[Window]:
         tokenizer: Any = self.loaded.tokenizer

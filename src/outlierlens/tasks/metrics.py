@@ -1,65 +1,57 @@
-"""Metrics of labelled tasks, by scikit-learn and scipy, and paired bootstrap intervals of their changes.
+"""Metrics of labelled tasks, and bootstrap intervals of them and of their changes.
 
     score("mcc", truth, predicted)
     statistic = Statistic("mcc", truth)
-    statistic.change(intact, other)                          # of 1 − MCC: larger is worse
-    low, high = statistic.interval(intact, other, seed=0)    # items drawn together for both
+    statistic.change(intact, other, seed=0)                  # Estimate, of 1 − MCC: larger is worse; items drawn for both
+    low, high = interval("mcc", truth, (predicted,), seed=0) # of one model's own metric
     low, high = paired_interval(wrong, wrong_other, seed=0)  # of a mean of 0 and 1
-    low, high = interval("mcc", truth, predicted, seed=0)    # of one model's own metric
-
-A metric is a number in [−1, 1] or [0, 1], larger is better. What it cannot say (a correlation with a constant) is 0.
-Intervals of classes are bias-corrected and accelerated (`statistics.bootstrap.bca`), those of correlations are by subsampling
-(`subsampling`). Of two models that say the same of every item, the interval is (0, 0): no change, which
-`no_change` puts in words. NaN, NaN is not settled: fewer than 2 items, for correlations fewer than 598.
-
-Metrics of classes as sums over items, which `statistics.bootstrap.bca` draws again.
-
-value = class_value("mcc", truth, [intact, other])       # metric of `intact` − metric of `other`
-low, high = bca(value, seed=0, level=0.95, n_draws=2000)
-
-Metrics of classes from how often each was true, said and right: of one table, or of many at once.
-
     counts = confusion(truth, predicted, n_classes)          # [dim, truth, predicted] of predictions [item, dim]
     metric_of("mcc", counts)                                 # [dim]
 
-The numbers are those of `tasks.metrics.score`; calling a library for each of many dimensions would take seconds.
+A metric is a number in [−1, 1] or [0, 1], larger is better. What it cannot say (a correlation with a constant) is 0.
+Metrics of classes follow from how often each was true, said and right: of one table, of many at once, or of items drawn again.
+Intervals of classes are bias-corrected and accelerated (`statistics.bootstrap.bca`), those of correlations are by subsampling
+(`subsampling`). Of two models that say the same of every item, the interval is (0, 0): no change, which
+`no_change` puts in words. NaN, NaN is not settled: fewer than 2 items, for correlations fewer than 598.
 """
 
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from outlierlens.errors import BadInput, need
+from outlierlens.results.rows import Estimate
 from outlierlens.statistics.bootstrap import DRAWN_AT_ONCE, FEW_GROUPS, Sums, bca, dense, mean_value
-from outlierlens.statistics.ranks import ratio
+from outlierlens.statistics.ranks import correlations, ratio
 from outlierlens.statistics.subsampling import correlation_interval
 
 N_DRAWS = 2000
 CORRELATIONS = ("pearson", "spearman")
+METRICS = ("accuracy", "f1", "macro f1", "mcc", *CORRELATIONS, "token accuracy", "token f1")
 
 
-def score(metric: str, truth: np.ndarray, predicted: np.ndarray, weights: np.ndarray | None = None) -> float:
-    """The metric of predictions [item] against the truth [item]; `weights` count items more than once.
+def score(metric: str, truth: np.ndarray, predicted: np.ndarray) -> float:
+    """The metric of predictions [item] against the truth [item].
 
     Classes are integers, values of a regression floats. "f1" is of class 1 of two; "macro f1" (of words, "token f1") the
     mean over the classes of the truth and the predictions. A class below 0 is no prediction: wrong, and a
-    class of its own to macro F1 and MCC. A regression is 0 where a prediction is not finite.
+    class of its own to macro F1 and MCC. 0 where a prediction is not finite: such a model predicts nothing.
 
     Raises:
         BadInput: no such metric, shapes that differ, or no item.
     """
     _check(metric, truth, predicted)
-    if weights is not None:  # neither library weights all of these alike; repeating an item is what a weight means
-        truth, predicted = np.repeat(truth, weights), np.repeat(predicted, weights)
     if not np.isfinite(np.asarray(predicted, dtype=float)).all():
-        return 0.0  # a model that gives no numbers any more predicts nothing
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a constant has no correlation: said by the 0
-        value = float(_METRICS[metric](truth, predicted))
-    return value if np.isfinite(value) else 0.0
+        return 0.0
+    if metric in CORRELATIONS:
+        return float(np.clip(correlations(metric, np.asarray(truth), np.asarray(predicted)[:, None])[0], -1, 1))
+    classes, places = np.unique(np.stack([truth, predicted]), return_inverse=True)
+    true, said = places.reshape(2, -1)
+    counts = [np.bincount(one, minlength=len(classes)).astype(float) for one in (true, said, true[true == said])]
+    one = int(np.searchsorted(classes, 1)) if 1 in classes else None
+    return float(of_classes(metric, counts[0], counts[1], counts[2], one))
 
 
 @dataclass(frozen=True)
@@ -79,40 +71,47 @@ class Statistic:
         """1 − metric of all predictions [item]."""
         return 1 - score(self.metric, self.truth, predicted)
 
-    def change(self, intact: np.ndarray, other: np.ndarray) -> float:
-        """Value of `other` minus that of `intact`, predictions [item] both: how much of the metric is lost."""
-        return self.value(other) - self.value(intact)
+    def score(self, predicted: np.ndarray, *, seed: int) -> Estimate:
+        """`value` with its 95 % interval."""
+        low, high = interval(self.metric, self.truth, (predicted,), seed=seed, groups=self.groups)
+        return Estimate(self.value(predicted), 1 - high, 1 - low)
 
-    def interval(
+    def change(
         self, intact: np.ndarray, other: np.ndarray, *, seed: int, level: float = 0.95, n_draws: int = N_DRAWS
-    ) -> tuple[float, float]:
-        """(low, high) of `change`, items drawn together for both; (0, 0) where all predictions are the same.
-
-        Where some classes changed, the items are taken with one more that became wrong and one that became right: three
-        that changed in one direction alone are no proof.
-        """
-        for predicted in (intact, other):
-            _check(self.metric, self.truth, predicted)
-        if len(intact) < 2:
-            return float("nan"), float("nan")
-        if np.array_equal(intact, other, equal_nan=True):
-            return 0.0, 0.0
-        return _drawn(self, (intact, other), seed, level, n_draws)
+    ) -> Estimate:
+        """Value of `other` minus that of `intact`, predictions [item] both: how much of the metric is lost."""
+        draws = {"seed": seed, "groups": self.groups, "level": level, "n_draws": n_draws}
+        ends = interval(self.metric, self.truth, (intact, other), **draws)  # type: ignore[arg-type]
+        return Estimate(self.value(other) - self.value(intact), *ends)
 
 
 def interval(
     metric: str,
     truth: np.ndarray,
-    predicted: np.ndarray,
+    predictions: Sequence[np.ndarray],
     *,
     seed: int,
     groups: np.ndarray | None = None,
     level: float = 0.95,
     n_draws: int = N_DRAWS,
 ) -> tuple[float, float]:
-    """(low, high) of the metric of one model's predictions [item]; `groups` as in `Statistic`, as words of one text."""
-    _check(metric, truth, predicted)
-    return _drawn(Statistic(metric, truth, groups), (predicted,), seed, level, n_draws)
+    """(low, high) of the metric of one model's predictions [item], or of a first's minus a second's.
+
+    Of two, items are drawn together for both; (0, 0) where all predictions are the same. Where some classes changed, the
+    items are taken with one more that became wrong and one that became right: three that changed in one direction alone are
+    no proof. `groups` are as in `Statistic`, such as words of one text.
+    """
+    for predicted in predictions:
+        _check(metric, truth, predicted)
+    paired = len(predictions) == 2
+    if paired and len(truth) < 2:
+        return float("nan"), float("nan")
+    if paired and np.array_equal(predictions[0], predictions[1], equal_nan=True):
+        return 0.0, 0.0
+    if metric in CORRELATIONS:
+        return correlation_interval(metric, truth, predictions, seed=seed, groups=groups, level=level, n_draws=n_draws)
+    value = class_value(metric, truth, predictions, doubt=paired, groups=groups)
+    return bca(value, seed=seed, level=level, n_draws=n_draws)
 
 
 def paired_interval(
@@ -121,15 +120,12 @@ def paired_interval(
     *,
     seed: int,
     weights: np.ndarray | None = None,
-    level: float = 0.95,
     n_draws: int = N_DRAWS,
-    shares: bool = True,
 ) -> tuple[float, float]:
-    """(low, high) of the (weighted) mean of `other` − `intact`, values [item] both; BCa bootstrap by item.
+    """(low, high) of the (weighted) mean of `other` − `intact`, shares in [0, 1] [item] both; 95 % BCa bootstrap by item.
 
-    (0, 0) where nothing changed. `shares` says that values lie in [0, 1], such as errors: where all differences are the
-    same but not 0, the interval then allows for 3/n of all items (at 95 %) that differ as much as they can. NaN, NaN where
-    a difference is not finite.
+    (0, 0) where nothing changed. Where all differences are the same but not 0, the interval allows for 3/n of all items
+    that differ as much as they can. NaN, NaN where a difference is not finite.
 
     Raises:
         BadInput: shapes that differ, no item, or shares outside [0, 1].
@@ -146,52 +142,18 @@ def paired_interval(
         return float("nan"), float("nan")
     if not differences.any():
         return 0.0, 0.0
-    if shares and (min(intact.min(), other.min()) < 0 or max(intact.max(), other.max()) > 1):
-        raise BadInput("values outside [0, 1] are no shares; say shares=False")
-    return bca(mean_value(differences, weights, shares=shares), seed=seed, level=level, n_draws=n_draws)
+    if min(intact.min(), other.min()) < 0 or max(intact.max(), other.max()) > 1:
+        raise BadInput("values outside [0, 1] are no shares; give errors, accuracies or other shares")
+    return bca(mean_value(differences, weights, shares=True), seed=seed, level=0.95, n_draws=n_draws)
 
 
 def _check(metric: str, truth: np.ndarray, predicted: np.ndarray) -> None:
-    if metric not in _METRICS:
-        raise BadInput(f"unknown metric {metric!r}; metrics are {', '.join(_METRICS)}")
+    if metric not in METRICS:
+        raise BadInput(f"unknown metric {metric!r}; metrics are {', '.join(METRICS)}")
     if len(truth) != len(predicted):
         raise BadInput(f"{len(predicted)} predictions for {len(truth)} items")
     if not len(truth):
         raise BadInput(f"there is no item to take the {metric} of")
-
-
-def _drawn(
-    of: Statistic, predictions: Sequence[np.ndarray], seed: int, level: float, n_draws: int
-) -> tuple[float, float]:
-    """(low, high) of the metric of the first predictions, minus that of the second where there are two."""
-    if of.metric in CORRELATIONS:
-        return correlation_interval(
-            of.metric, of.truth, predictions, seed=seed, groups=of.groups, level=level, n_draws=n_draws
-        )
-    value = class_value(of.metric, of.truth, predictions, doubt=len(predictions) == 2, groups=of.groups)
-    return bca(value, seed=seed, level=level, n_draws=n_draws)
-
-
-def _sklearn() -> Any:
-    return need("sklearn.metrics", "models", "scoring a task")
-
-
-def _correlation(name: str, truth: np.ndarray, predicted: np.ndarray) -> float:
-    if len(truth) < 2:
-        return 0.0  # one item correlates with nothing, and scipy refuses it
-    return float(getattr(need("scipy.stats", "models", "scoring a task"), name)(truth, predicted).statistic)
-
-
-_METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
-    "accuracy": lambda truth, predicted: _sklearn().accuracy_score(truth, predicted),
-    "f1": lambda truth, predicted: _sklearn().f1_score(truth == 1, predicted == 1, zero_division=0),
-    "macro f1": lambda truth, predicted: _sklearn().f1_score(truth, predicted, average="macro", zero_division=0),
-    "mcc": lambda truth, predicted: _sklearn().matthews_corrcoef(truth, predicted),
-    "pearson": lambda truth, predicted: _correlation("pearsonr", truth, predicted),
-    "spearman": lambda truth, predicted: _correlation("spearmanr", truth, predicted),
-    "token accuracy": lambda truth, predicted: _sklearn().accuracy_score(truth, predicted),
-    "token f1": lambda truth, predicted: _sklearn().f1_score(truth, predicted, average="macro", zero_division=0),
-}
 
 
 def class_value(

@@ -11,7 +11,6 @@ between intact and present vectors, in [0, 2]; it says how much outputs change, 
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +23,11 @@ from outlierlens.models.devices import fast_products, ordered_weights
 from outlierlens.models.inputs import check_readable, model_inputs, token_limit
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.models.media import ItemRows
-from outlierlens.tasks.base import TaskOptions, cut, weighted_mean
+from outlierlens.tasks.base import Task, TaskOptions, in_passes, weighted_mean
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-    from outlierlens.tasks.metrics import Statistic
 
 MAX_KEPT_BYTES = 4_000_000_000  # intact outputs are kept in memory
 
@@ -54,14 +51,10 @@ class _Rows:
     n_tokens: int
 
 
-class OutputChange:
+class OutputChange(Task):
     """Change of outputs against the model as it was when the task was made."""
 
     name = "output change"
-    is_loss = False
-    metric = ""
-    statistic: "Statistic | None" = None
-    smallest = 0.0
 
     def __init__(self, loaded: LoadedModel, texts: Sequence[str] | Items, options: TaskOptions):
         self.loaded, self.options = loaded, options
@@ -100,14 +93,8 @@ class OutputChange:
 
     def feeds(self, texts: Sequence[int], tokens: int | None = None) -> Iterator[_Rows]:
         """See `Task`."""
-        order = sorted(range(len(texts)), key=lambda slot: -self.lengths[texts[slot]])
-        for places in self._rows.apart([texts[slot] for slot in order]):
-            alike = [order[place] for place in places]
-            lengths = [int(self.lengths[texts[slot]]) for slot in alike]
-            for rows in cut(lengths, self.options.batch_size, tokens, self.loaded.device):
-                slots = tuple(alike[rows])
-                mine = tuple(texts[slot] for slot in slots)
-                yield _Rows(self._rows.batch(mine), slots, mine, int(self.lengths[list(mine)].sum()))
+        for slots, mine in in_passes(self._rows, texts, self.options.batch_size, tokens, self.loaded.device):
+            yield _Rows(self._rows.batch(mine), tuple(slots), tuple(mine), int(self.lengths[mine].sum()))
 
     def _run(self, feed: _Rows) -> tuple["Tensor", "Tensor"]:
         """(token vectors [batch, token, dim], logits or an empty tensor), as float32."""
@@ -167,10 +154,6 @@ class OutputChange:
 
         change = self._changes(feed)[self._measure]
         return change.to(_wide(change)) * torch.tensor(self.weights[list(feed.texts)]).to(change.device, _wide(change))
-
-    def narrowed(self) -> AbstractContextManager[None]:
-        """See `Task`; every token is read."""
-        return nullcontext()
 
     def per_text(self) -> tuple[np.ndarray, np.ndarray]:
         """(change [text], tokens [text]) of the model as it is now."""

@@ -1,7 +1,7 @@
 """Fine-tuning with Hugging Face's Trainer, which saves and resumes; the dev set is scored after each epoch.
 
     order = training_order(lengths, batch=32, epochs=4, seed=42)       # int [epochs × steps × batch]
-    train_epochs(loaded, encoded, scorer, kept, settings, options)     # goes on from the newest checkpoint in kept.folder
+    train_epochs(loaded, rows, scorer, kept, settings, options)     # goes on from the newest checkpoint in kept.folder
 
 The order of the examples is random, with examples of like length in one batch; a function of the seed alone.
 """
@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import transformers
-from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from outlierlens.ablation.switches import zero_weights_
-from outlierlens.data.labelled.labels import NOT_A_LABEL, Encoded
 from outlierlens.errors import BadInput
+from outlierlens.models.inputs import TextRows
 from outlierlens.models.load import LoadedModel
-from outlierlens.models.model_class import padding_side
 from outlierlens.tasks.classify import LabelledScore, Outputs
 from outlierlens.training.run_files import newest_checkpoint
 from outlierlens.training.trainer import full_precision, training_arguments
@@ -45,7 +43,7 @@ def steps_per_epoch(n_examples: int, batch: int) -> int:
     return n_examples // batch
 
 
-def training_order(lengths: Sequence[int], *, batch: int, epochs: int, seed: int) -> np.ndarray:
+def training_order(lengths: Sequence[int] | np.ndarray, *, batch: int, epochs: int, seed: int) -> np.ndarray:
     """Numbers of the examples in the order they are trained on, epoch after epoch, int [step × batch]."""
     found = []
     size = np.asarray(lengths)
@@ -62,7 +60,7 @@ def training_order(lengths: Sequence[int], *, batch: int, epochs: int, seed: int
 
 def train_epochs(
     loaded: LoadedModel,
-    encoded: Encoded,
+    rows: TextRows,
     scorer: LabelledScore,
     kept: "SeedFolder",
     settings: "FinetuneSettings",
@@ -70,8 +68,8 @@ def train_epochs(
 ) -> None:
     """Train `loaded` on the examples, or go on with it; `kept` gets each epoch's scores and the best one's model."""
     transformers.utils.logging.disable_progress_bar()
-    order = training_order(encoded.lengths, batch=settings.batch, epochs=settings.epochs, seed=settings.seed)
-    per_epoch = steps_per_epoch(len(encoded.lengths), settings.batch)
+    order = training_order(rows.lengths, batch=settings.batch, epochs=settings.epochs, seed=settings.seed)
+    per_epoch = steps_per_epoch(len(rows.lengths), settings.batch)
     newest = newest_checkpoint(kept.folder)
     options.progress(
         f"seed {settings.seed}: {'continuing from ' + newest.name if newest else 'training'}, "
@@ -83,45 +81,10 @@ def train_epochs(
             kept,
             (loaded, settings, per_epoch, options),
             args=arguments(settings, kept.folder, per_epoch, options),
-            train_dataset=_Examples(encoded, order),
-            data_collator=_Collator(loaded),
+            train_dataset=order.tolist(),
+            data_collator=lambda numbers: {**rows.inputs(numbers), "labels": rows.targets(numbers)},
         )
         trainer.train(resume_from_checkpoint=str(newest) if newest else None)
-
-
-class _Examples(Dataset[dict[str, Any]]):
-    """The examples numbered `order` [place], one after another."""
-
-    def __init__(self, encoded: Encoded, order: np.ndarray):
-        self.encoded, self.order = encoded, order
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def __getitem__(self, place: int) -> dict[str, Any]:
-        number = int(self.order[place])
-        row: dict[str, Any] = {key: values[number] for key, values in self.encoded.inputs.items()}
-        return {**row, "labels": self.encoded.labels[number]}
-
-
-class _Collator:
-    """Rows of one step, padded to the longest."""
-
-    def __init__(self, loaded: LoadedModel):
-        self.tokenizer: Any = loaded.tokenizer
-        self.side = padding_side(loaded.model)
-
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        labels = [row.pop("labels") for row in rows]
-        inputs = self.tokenizer.pad(rows, return_tensors="pt", padding_side=self.side)
-        if isinstance(labels[0], list):
-            longest = inputs["input_ids"].shape[1]
-            fill = [[NOT_A_LABEL] * (longest - len(row)) for row in labels]
-            labels = [
-                row + more if self.side == "right" else more + row for row, more in zip(labels, fill, strict=True)
-            ]
-        kind = torch.float32 if isinstance(labels[0], float) else torch.int64
-        return {**inputs, "labels": torch.tensor(labels, dtype=kind)}
 
 
 class EpochTrainer(Trainer):
@@ -227,6 +190,7 @@ def arguments(
         eval_strategy="no",
         save_steps=settings.save_steps or per_epoch,
         save_total_limit=1,
+        dataloader_pin_memory=False,  # batches are made on the model's device
     )
     if made.world_size > 1:
         raise BadInput(f"fine-tuning runs in one process, and {made.world_size} were started; start it plainly")

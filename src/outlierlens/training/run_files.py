@@ -34,18 +34,6 @@ from outlierlens.detection.weights import Site, sites_of
 from outlierlens.errors import BadFile, BadInput, UnknownModel
 from outlierlens.results.safe_files import parse_json, read_json
 
-NOTHING = (0, 0, 0)
-
-
-def no_bias() -> np.ndarray:
-    """The `bias` of norms that have none: float32 of shape (0, 0, 0)."""
-    return np.zeros(NOTHING, dtype=np.float32)
-
-
-def no_states() -> np.ndarray:
-    """The `states` where none were recorded: float32 of shape (0, 0)."""
-    return np.zeros((0, 0), dtype=np.float32)
-
 
 @dataclass(frozen=True)
 class Curve:
@@ -77,10 +65,10 @@ class Trajectory:
         view: "last" (the block's last operation, as `scan` reads it) or "reading" (a norm before attention or MLP).
         steps: optimizer steps, int [step], ascending, each once.
         scale: float32 [step, layer, dim], the factor as it acts ((1 + w) norms: 1 + w), or the L2 norm of weights.
-        bias: the same shape, or (0, 0, 0) where there is none.
+        bias: the same shape, or None where there is none.
         curves: what was logged: "loss" and "eval_loss" in nats per token, "eval_perplexity", and so on.
-        states: float32 [step, dim]: hidden state after the middle layer, averaged over the tokens of one probe text;
-            shape (0, 0) where it was not recorded.
+        states: float32 [step, dim]: hidden state after the middle layer, averaged over the tokens of one probe text; None
+            where it was not recorded.
     """
 
     model: str
@@ -90,25 +78,25 @@ class Trajectory:
     view: str
     steps: np.ndarray
     scale: np.ndarray
-    bias: np.ndarray = field(default_factory=no_bias)
+    bias: np.ndarray | None = None
     curves: Mapping[str, Curve] = field(default_factory=dict)
-    states: np.ndarray = field(default_factory=no_states)
+    states: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", np.asarray(self.steps, dtype=np.int64))
         for name in ("scale", "bias", "states"):
-            object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=np.float32))
-        shape = self.scale.shape
-        right = (
-            len(shape) == 3,
-            self.steps.shape == shape[:1] and (np.diff(self.steps) > 0).all(),
-            self.bias.shape in (shape, NOTHING),
-            self.states.shape in ((shape[0], shape[-1]), (0, 0)),
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=np.float32))
+        shape, bias, states = (
+            np.shape(one) if one is not None else None for one in (self.scale, self.bias, self.states)
         )
-        if not all(right):
+        fit = (
+            shape is not None and len(shape) == 3 and self.steps.shape == shape[:1] and (np.diff(self.steps) > 0).all()
+        )
+        if not fit or bias not in (shape, None) or states not in ((len(self.steps), self.width), None):
             raise BadInput(
-                f"{self.model}, {self.stack}: steps {self.steps.shape}, scale {shape}, bias {self.bias.shape} and states "
-                f"{self.states.shape} do not fit; give ascending steps, scale and bias [step, layer, dim], states [step, dim]"
+                f"{self.model}, {self.stack}: steps {self.steps.shape}, scale {shape}, bias {bias} and states {states} do not "
+                f"fit; give ascending steps, scale and bias [step, layer, dim], states [step, dim]"
             )
 
     @property
@@ -126,14 +114,9 @@ class Trajectory:
         """Number of dimensions of the stream."""
         return int(self.scale.shape[2])
 
-    @property
-    def has_bias(self) -> bool:
-        """Whether there is a bias."""
-        return self.bias.shape == self.scale.shape
-
     def measured(self, place: int) -> Measured:
         """Scale and bias of the `place`-th recorded step, as the rules of `detect` take them."""
-        bias = self.bias[place].astype(np.float64) if self.has_bias else None
+        bias = None if self.bias is None else self.bias[place].astype(np.float64)
         return Measured(self.scale[place].astype(np.float64), bias, where=f"{self.model}, step {self.steps[place]}")
 
 

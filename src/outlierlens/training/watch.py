@@ -17,12 +17,13 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
+from annotated_types import Ge, Gt, Lt
 
 import outlierlens.architectures as arch
+from outlierlens.ablation.switches import check_dims
 from outlierlens.architectures import live_parameters
 from outlierlens.checkpoints.samples.cache import say
 from outlierlens.data.texts import Texts
@@ -30,6 +31,7 @@ from outlierlens.detection.rules import Rule, zscore
 from outlierlens.detection.weights import live_norms, live_values
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel, config_dict
+from outlierlens.options import check
 from outlierlens.results.row_store import RowStore
 from outlierlens.training.run_files import tracked_site
 from outlierlens.training.watch_alarm import MEASURED, Alarm, AlarmError, Crossings, EarlyWarning, metrics_of
@@ -54,8 +56,8 @@ class WatchOptions:
             shipped, where there is a tokenizer.
         probe_texts, probe_tokens: how many texts of the probe are read, and at most how many tokens of each.
         dims: dimensions whose numbers are returned and logged one by one; "auto": eight at most, those that
-            are past `n_sigma` now, then those that were. The rows hold every dimension in any case.
-        n_sigma, min_layer_fraction: a dimension has left when |z| >= n_sigma in this share of the layers.
+            are past the rule's `n_sigma` now, then those that were. The rows hold every dimension in any case.
+        rule: by which a dimension is announced: it has left when |z| >= n_sigma in a share of the layers.
         false_alarms: probability of any early warning in a run whose layers do not share outliers (`watch_alarm`).
         on_alarm: what an early warning does beside its line and the count that is logged. "raise" raises `AlarmError` in
             every process; "checkpoint" has the Trainer save at this step, and in a loop of one's own `watcher.alarmed` says
@@ -63,41 +65,24 @@ class WatchOptions:
         notice: receives a line when a dimension nears the threshold, leaves or comes back, and remarks.
     """
 
-    every: int = 100
+    every: Annotated[int, Ge(1)] = 100
     probe: "Texts | Any | None" = field(default=None, compare=False)
-    probe_texts: int = 16
-    probe_tokens: int = 64
+    probe_texts: Annotated[int, Ge(1)] = 16
+    probe_tokens: Annotated[int, Ge(2)] = 64
     dims: Literal["auto"] | Sequence[int] = "auto"
-    n_sigma: float = Rule.n_sigma
-    min_layer_fraction: float = Rule.min_layer_fraction
-    false_alarms: float = 0.1
+    rule: Rule = Rule()
+    false_alarms: Annotated[float, Gt(0), Lt(1)] = 0.1
     on_alarm: Literal["log", "raise", "checkpoint"] | Callable[[tuple[Alarm, ...]], None] = field(
         default="log", compare=False
     )
     notice: Callable[[str], None] = field(default=say, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.probe_texts < 1 or self.probe_tokens < 2:
-            raise BadInput(
-                f"every is {self.every}, probe_texts {self.probe_texts} and probe_tokens {self.probe_tokens}; "
-                "need at least 1, 1 and 2"
-            )
-        if not 0 < self.n_sigma < float("inf") or not 0 < self.min_layer_fraction <= 1:
-            raise BadInput(
-                f"n_sigma is {self.n_sigma} and min_layer_fraction {self.min_layer_fraction}; "
-                "need a positive number of standard deviations and a share in (0, 1]"
-            )
-        if not 0 < self.false_alarms < 1:
-            raise BadInput(f"false_alarms is {self.false_alarms}; need a probability between 0 and 1")
+        check(self)
         if not callable(self.on_alarm) and self.on_alarm not in ON_ALARM:
             raise BadInput(f"on_alarm is {self.on_alarm!r}; use {', '.join(ON_ALARM)} or a function")
         if isinstance(self.dims, str) and self.dims != "auto":
             raise BadInput(f'dims is {self.dims!r}; use "auto" or a list of dimensions')
-
-    @property
-    def rule(self) -> Rule:
-        """The rule by which a dimension is announced."""
-        return Rule(n_sigma=self.n_sigma, min_layer_fraction=self.min_layer_fraction)
 
 
 def watch(
@@ -189,9 +174,7 @@ class Watcher:
     def __enter__(self) -> "Watcher":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _begin(self, tokenizer: Any) -> None:
@@ -216,7 +199,8 @@ class Watcher:
             streams[name] = {
                 "site": site.name, "norm_site": stack.stack.norm_site, "view": site.view, "layers": layers, "width": width,
             }  # fmt: skip
-            self._check_dims(width, name)
+            if options.dims != "auto":
+                check_dims(options.dims, width, f"stream {name!r}")
             self._crossings[name] = Crossings(options.rule, f"{name}: " * several)
             self._warnings[name] = EarlyWarning(options.rule, options.false_alarms / len(bound), name * several)
         self._n_alarms = 0
@@ -264,13 +248,6 @@ class Watcher:
                     f"{self.path}: the weights at step {self.last:,} are not those of this model, so its rows are of another "
                     "training; name another file"
                 )
-
-    def _check_dims(self, width: int, stack: str) -> None:
-        if self.options.dims == "auto":
-            return
-        for dim in self.options.dims:
-            if not isinstance(dim, int | np.integer) or isinstance(dim, bool) or not 0 <= dim < width:
-                raise BadInput(f"dimension {dim!r} does not exist; stream {stack!r}: dimensions 0 to {width - 1}")
 
     def _record(self, step: int, loss: float | None, learning_rate: float | None) -> dict[str, float]:
         """Append the row of a step; returns what a logger wants of it."""

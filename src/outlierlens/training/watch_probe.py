@@ -44,7 +44,7 @@ class Probe:
         self.loaded, self.batch = loaded, batch
         self.stacks = text_stacks(loaded)
         forward = TextForward(loaded, self.stacks)
-        self.reader, self.inputs = forward.reader, forward.inputs(batch)
+        self.reader, self.inputs = forward.reader, forward.arguments(batch)
         digest = hashlib.sha256(str(tuple(batch.valid.shape)).encode())
         for part in (batch.inputs["input_ids"], batch.valid.long()):
             digest.update(part.numpy().astype("<i8").tobytes())

@@ -18,7 +18,7 @@ import numpy as np
 
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.results.row_store import read_rows
-from outlierlens.training.run_files import Curve, Trajectory, no_bias, no_states
+from outlierlens.training.run_files import Curve, Trajectory
 
 KIND = "watched training"
 # Full precision: a reader can compute any z, rank or share from them afterwards.
@@ -138,7 +138,7 @@ def read_watch(path: Path | str, stack: str | None = None) -> Trajectory:
         return Trajectory(
             model=path.stem, stack=about["stack"], site=str(about["site"]), norm_site=str(about["norm_site"]),
             view=str(about["view"]), steps=np.array(list(rows)), scale=stacked["scale"],
-            bias=stacked.get("bias", no_bias()), curves=_curves(done), states=stacked.get("state", no_states()),
+            bias=stacked.get("bias"), curves=_curves(done), states=stacked.get("state"),
         )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from outlierlens.ablation.switches import check_dims
 from outlierlens.architectures import ARCHITECTURES, BoundStack
 from outlierlens.architectures.stack import Specification
 from outlierlens.data.texts import Texts
@@ -87,7 +88,9 @@ def resolve_clipping(
         found, source = _file(Path(asked), bound.n_layers)
     else:
         found, source = _written(asked, bound.n_layers), "named by hand"
-    return Clipping(asked, _checked(found, bound, width, asked), source)
+    for layer, dims in found.items():
+        check_dims(dims, width, f"clipping {asked!r}, layer {layer}")
+    return Clipping(asked, found, source)
 
 
 def kept_clipping(
@@ -195,16 +198,3 @@ def _by_layer(entries: Iterable[tuple[Sequence[int], tuple[int, ...]]]) -> dict[
         for layer in layers:
             found.setdefault(layer, set()).update(dims)
     return {layer_name(layer): tuple(sorted(found[layer])) for layer in sorted(found) if found[layer]}
-
-
-def _checked(
-    found: dict[str, tuple[int, ...]], bound: BoundStack, width: int, asked: str
-) -> dict[str, tuple[int, ...]]:
-    for layer, dims in found.items():
-        for dim in dims:
-            if not 0 <= dim < width:
-                raise BadInput(
-                    f"clipping {asked!r}, layer {layer}: dimension {dim} does not exist; stream {bound.name} has dimensions "
-                    f"0 to {width - 1}"
-                )
-    return found

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from outlierlens.ablation.switches import check_dims
 from outlierlens.errors import USE_FLOAT32, BadInput
 
 BLOCK = 4096  # vectors taken to float64 at once
@@ -70,9 +71,12 @@ class Moments:
             block = np.asarray(vectors[start : start + BLOCK], dtype=np.float64)
             if not np.isfinite(block).all():
                 raise BadInput(f"a vector to fit on is NaN or infinite; leave that text out, or {USE_FLOAT32}")
-            mean = block.mean(0)
-            away = block - mean
-            self._take(len(block), mean, away.T @ away)
+            mean, total = block.mean(0), self.n + len(block)
+            away, delta = block - mean, mean - self.mean
+            self.scatter = self.scatter + away.T @ away + np.outer(delta, delta) * (self.n * len(block) / total)
+            self.mean = self.mean + delta * (len(block) / total)
+            self.n = total
+        self._principal = None
 
     @property
     def covariance(self) -> np.ndarray:
@@ -88,14 +92,6 @@ class Moments:
             variances, directions = np.linalg.eigh(self.covariance)
             self._principal = variances, directions
         return self._principal
-
-    def _take(self, n: int, mean: np.ndarray, scatter: np.ndarray) -> None:
-        total = self.n + n
-        delta = mean - self.mean
-        self.scatter = self.scatter + scatter + np.outer(delta, delta) * (self.n * n / total)
-        self.mean = self.mean + delta * (n / total)
-        self.n = total
-        self._principal = None
 
 
 def moments_of(vectors: np.ndarray) -> Moments:
@@ -193,7 +189,10 @@ def make_fix(spec: FixSpec, width: int, *, moments: Moments | None = None, dims:
     if spec.kind == "raw":
         return Fix(spec.name, np.zeros(width), np.ones(width))
     if spec.kind == "clip":
-        return _clip(spec, width, dims)
+        check_dims(dims, width, "the vectors")
+        kept = np.ones(width)
+        kept[list(dims)] = 0
+        return Fix(spec.name, np.zeros(width), kept)
     if moments is None:
         raise BadInput(f"fix {spec.name} needs a text to fit on; name one (--fit-data) that is not the evaluated one")
     if moments.width != width:
@@ -223,15 +222,6 @@ def chosen_shrinkage(moments: Moments) -> float:
     above = (1 - 2 / width) * squares + trace
     below = (moments.n + 1 - 2 / width) * (squares - trace / width)
     return 1.0 if below <= 0 else min(1.0, above / below)
-
-
-def _clip(spec: FixSpec, width: int, dims: Sequence[int]) -> Fix:
-    for dim in dims:
-        if not 0 <= dim < width:
-            raise BadInput(f"dimension {dim} cannot be clipped; the vectors have dimensions 0 to {width - 1}")
-    kept = np.ones(width)
-    kept[list(dims)] = 0
-    return Fix(spec.name, np.zeros(width), kept)
 
 
 def _whiten(spec: FixSpec, moments: Moments) -> Fix:

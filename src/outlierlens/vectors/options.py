@@ -73,7 +73,7 @@ class VectorReading:
         progress: "Callable[[str, int, int], None] | None" = None,
     ) -> "ReadOptions":
         """How vectors are read; `final_norm` is what the command does unless --final-norm or --no-final-norm is given."""
-        from outlierlens.vectors.read import Budget, ReadOptions, text_stack
+        from outlierlens.vectors.read import ReadOptions, text_stack
 
         layers: tuple[int, ...] | None = None
         if self.layers == "last":
@@ -85,7 +85,7 @@ class VectorReading:
             stack=self.stack,
             layers=layers,
             final_norm=final_norm if self.final_norm is None else self.final_norm,
-            budget=Budget(self.cache_gb),
+            cache_gb=self.cache_gb,
             progress=progress,
         )
 

@@ -17,7 +17,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,57 +38,41 @@ if TYPE_CHECKING:
 IN_MEMORY = 2**30  # bytes
 
 
-@dataclass(frozen=True)
-class Budget:
-    """At most `cache_gb` gigabytes (10⁹ bytes) of vectors; beyond one GiB they lie in a temporary file in `folder`.
-
-    The file has no name: it is gone when the array is, however the process ends.
-    """
-
-    cache_gb: float = 8.0
-    folder: str | None = None
-
-    def __post_init__(self) -> None:
-        if not self.cache_gb > 0:
-            raise BadInput(f"cache_gb is {self.cache_gb}; it must be above 0")
-
-
-def allocate(shape: tuple[int, ...], budget: Budget, *, what: str = "vectors") -> np.ndarray:
-    """Zeros, float32, of `shape`.
+def allocate(shape: tuple[int, ...], cache_gb: float, *, what: str = "vectors") -> np.ndarray:
+    """Zeros, float32, of `shape`; beyond one GiB in a temporary file without a name, which is gone when the array is.
 
     Raises:
-        BadInput: more than the budget, or than the disk has left.
+        BadInput: more than `cache_gb` (10⁹ bytes), or than the disk has left.
     """
     size = 4 * math.prod(shape)
-    if size > budget.cache_gb * 1e9:
+    if size > cache_gb * 1e9:
         raise BadInput(
             f"{what} of shape {' × '.join(f'{n:,}' for n in shape)} need {size / 1e9:.1f} GB and the budget is "
-            f"{budget.cache_gb:g} GB; raise --cache-gb, name fewer layers, or read fewer texts (--limit)"
+            f"{cache_gb:g} GB; raise --cache-gb, name fewer layers, or read fewer texts (--limit)"
         )
     if size <= IN_MEMORY:
         return np.zeros(shape, dtype=np.float32)
-    with tempfile.TemporaryFile(dir=budget.folder) as file:
+    with tempfile.TemporaryFile() as file:
         try:
             # Reserved now: a mapped file that finds the disk full later kills the process.
             os.posix_fallocate(file.fileno(), 0, size)
         except AttributeError:  # no such call on this system
             file.truncate(size)
         except OSError as error:
-            folder = budget.folder or tempfile.gettempdir()
             raise BadInput(
-                f"{what} need {size / 1e9:.1f} GB in {folder}, which cannot hold them ({error.strerror}); set TMPDIR to a "
-                f"folder with room, or read fewer texts (--limit)"
+                f"{what} need {size / 1e9:.1f} GB in {tempfile.gettempdir()}, which cannot hold them ({error.strerror}); set "
+                f"TMPDIR to a folder with room, or read fewer texts (--limit)"
             ) from None
         return np.memmap(file, dtype=np.float32, mode="r+", shape=shape)
 
 
-def check_matrices(n: int, width: int, budget: Budget, *, what: str) -> None:
-    """Raise BadInput where `n` matrices [dim, dim] of float64, held in memory together, are more than the budget."""
+def check_matrices(n: int, width: int, cache_gb: float, *, what: str) -> None:
+    """Raise BadInput where `n` matrices [dim, dim] of float64, held in memory together, are more than `cache_gb`."""
     size = 8 * n * width**2
-    if size > budget.cache_gb * 1e9:
+    if size > cache_gb * 1e9:
         raise BadInput(
             f"{what}: {n:,} matrices of {width:,} × {width:,} need {size / 1e9:.1f} GB of memory and the budget is "
-            f"{budget.cache_gb:g} GB; raise --cache-gb where there is that much, name fewer layers (--layers), or leave out "
+            f"{cache_gb:g} GB; raise --cache-gb where there is that much, name fewer layers (--layers), or leave out "
             f"abtt and whiten (--fixes)"
         )
 
@@ -105,7 +89,7 @@ class ReadOptions:
         stack: the stream, where there are several; the first that reads text otherwise.
         layers: blocks, `EMBEDDINGS` (−1) for the embeddings; None is all of them, embeddings first.
         final_norm: pass every layer's states through the model's final norm; nothing where it has none (post-norm).
-        budget: what vectors may take.
+        cache_gb: gigabytes (10⁹ bytes) that vectors may take.
         progress: called with (label, texts done, texts).
     """
 
@@ -113,7 +97,7 @@ class ReadOptions:
     stack: str | None = None
     layers: tuple[int, ...] | None = None
     final_norm: bool = False
-    budget: Budget = field(default_factory=Budget)
+    cache_gb: float = 8.0
     progress: Callable[[str, int, int], None] | None = None
 
     def told(self, label: str) -> "ReadOptions":
@@ -309,18 +293,17 @@ def token_batches(
 
     done = 0
     with memory_kept(), tapped(loaded.model, [stack], look):
-        for batch, special in _batches(loaded, tokens, options.batch_size, order):
+        for batch in _batches(loaded, tokens, options.batch_size, order):
             found.clear()
             with torch.inference_mode():
                 run(batch)
-            ids, _ = run.sides(batch)[stack.name]
+            ids, special = run.sides(batch)[stack.name]
             states = tuple(found[layer] for layer in wanted)
             for layer, one in zip(wanted, states, strict=True):
                 check_padding(stack, layer, one, batch.valid)
             names = tuple(layer_name(layer) for layer in wanted)
             shift = int(run.shifted == stack.name)
-            ordinary = batch.valid & ~(_shifted(special) if shift else special)
-            yield TokenBatch(batch.texts, names, states, batch.valid, ordinary, ids, shift)
+            yield TokenBatch(batch.texts, names, states, batch.valid, batch.valid & ~special, ids, shift)
             done += len(batch.texts)
             if options.progress:
                 options.progress("reading", done, len(tokens.texts))
@@ -332,7 +315,7 @@ def gather(
     """Mean state of every span at every layer, from one pass over the texts; `special` counts special tokens too.
 
     Raises:
-        BadInput: vectors that do not fit the budget, a state that is not finite, or what `token_batches` raises.
+        BadInput: vectors beyond `cache_gb`, a state that is not finite, or what `token_batches` raises.
     """
     import torch
 
@@ -357,7 +340,7 @@ def gather(
         weight = inside.float() / count.clamp(min=1)[:, None]
         for layer, states in enumerate(batch.states):
             if values is None:
-                values = allocate((len(wanted), len(spans), states.shape[-1]), options.budget)
+                values = allocate((len(wanted), len(spans), states.shape[-1]), options.cache_gb)
             found = _means(weight, row, states)
             if not bool(torch.isfinite(found).all()):
                 raise BadInput(f"layer {batch.layers[layer]}: a state is NaN or infinite; {USE_FLOAT32}")
@@ -431,10 +414,7 @@ def _means(weight: "Tensor", row: "Tensor", states: "Tensor") -> "Tensor":
     return torch.stack([weight[i] @ states[row[i]] for i in range(len(row))])
 
 
-def _batches(
-    loaded: LoadedModel, tokens: Tokens, batch_size: int, wanted: Sequence[int] | None
-) -> Iterator[tuple[Batch, "Tensor"]]:
-    """(padded batch, special tokens [batch, token])."""
+def _batches(loaded: LoadedModel, tokens: Tokens, batch_size: int, wanted: Sequence[int] | None) -> Iterator[Batch]:
     import torch
 
     if batch_size < 1:
@@ -449,11 +429,4 @@ def _batches(
         special = np.zeros(tuple(batch.valid.shape), dtype=bool)
         for place, i in enumerate(rows):
             special[place, : lengths[i]] = tokens.special[i]
-        yield batch, torch.from_numpy(special).to(loaded.device)
-
-
-def _shifted(special: "Tensor") -> "Tensor":
-    """Special tokens of the decoder's side, which begins with its start token."""
-    moved = special.roll(1, 1)
-    moved[:, 0] = True
-    return moved
+        yield replace(batch, special=torch.from_numpy(special).to(loaded.device))

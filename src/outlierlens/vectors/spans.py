@@ -100,7 +100,8 @@ def draw(tokens: Tokens, drawing: Drawing, seed: int = 0) -> Sample:
             whole.append((text, allowed[text]))
             room -= len(allowed[text])
     chosen = [spot for name in words for spot in contexts[name]]
-    context = tokens.words(*(list(part) for part in zip(*chosen, strict=True))) if chosen else _no_spans()
+    none = np.zeros(0, dtype=np.int64)
+    context = tokens.words(*map(list, zip(*chosen, strict=True))) if chosen else Spans(none, none, none)
     single = tokens.single(drawn, places)
     inner = tokens.single(
         np.repeat([text for text, _ in whole], [len(kept) for _, kept in whole]),
@@ -160,7 +161,3 @@ def _contexts(tokens: Tokens, drawing: Drawing, random: Any) -> tuple[list[str],
         if len(spots) > drawing.max_contexts:
             eligible[word] = [spots[i] for i in sorted(random.permutation(len(spots))[: drawing.max_contexts].tolist())]
     return words, eligible
-
-
-def _no_spans() -> Spans:
-    return Spans(*(np.zeros(0, dtype=np.int64) for _ in range(3)))

@@ -22,7 +22,7 @@ from outlierlens.models.changes import temporary
 from outlierlens.models.devices import out_of_memory
 from outlierlens.results.rows import Estimate
 from outlierlens.statistics.ranks import benjamini_hochberg, rank_p, rank_p_among
-from outlierlens.tasks.base import scored
+from outlierlens.tasks.base import mean_estimate
 from outlierlens.tasks.metrics import CORRELATIONS
 
 if TYPE_CHECKING:
@@ -107,11 +107,10 @@ def _ranks(runner: Runner, state: State, found: Sequence[int]) -> dict[int, dict
 
 def intact_of(intact: np.ndarray, runner: Runner) -> Estimate:
     """The intact model's value on the texts that were used; the interval is over texts."""
-    seed = runner.options.seed
     if runner.functional is not None:
         intact = runner.functional.predictions(np.zeros(len(intact)))
-        return Estimate(*scored(intact, runner.task.weights, runner.functional.statistic, seed=seed))
-    return Estimate(*scored(intact, runner.weights[: len(intact)], None, seed=seed))
+        return runner.functional.statistic.score(intact, seed=runner.options.seed)
+    return mean_estimate(intact, runner.weights[: len(intact)])
 
 
 def cost_of(runner: Runner, state: State, families: Sequence[Family], n_intact: int) -> Cost:

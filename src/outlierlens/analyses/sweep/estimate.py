@@ -357,7 +357,6 @@ class Functional:
     def estimate(self, differences: np.ndarray, level: float) -> MeanChange:
         """The change with its paired BCa interval over texts; `spread` is that of the predictions' differences."""
         before, after = self.predictions(np.zeros(len(differences))), self.predictions(differences)
-        change = self.statistic.value(after) - self.statistic.value(before)
-        low, high = self.statistic.interval(before, after, seed=self.seed, level=level)
+        change = self.statistic.change(before, after, seed=self.seed, level=level)
         spread = float(np.std(differences, ddof=1)) if np.isfinite(differences).all() else float("inf")
-        return MeanChange(change, low, high, spread, len(differences))
+        return MeanChange(change.value, change.low, change.high, spread, len(differences))

@@ -5,29 +5,10 @@
     load_model("a-folder-saved-from-it")             # `models` registers the classes when it meets such a config
 
 With every option at its default a model computes bit for bit what `BertForMaskedLM` computes from the same weights.
-Importing this package imports neither torch nor transformers; using one of its classes does.
+Importing this package imports neither torch nor transformers; its modules do.
 """
 
-from typing import TYPE_CHECKING, Any
-
-from outlierlens.errors import need
-
-if TYPE_CHECKING:
-    from outlierlens.models.variants.config import VariantConfig
-    from outlierlens.models.variants.model import VariantForMaskedLM, VariantModel
-
 MODEL_TYPE = "outlierlens-bert"
-_HOMES = {"VariantConfig": "config", "VariantModel": "model", "VariantForMaskedLM": "model"}
-
-__all__ = ["MODEL_TYPE", "VariantConfig", "VariantForMaskedLM", "VariantModel", "register", "register_config"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    for library in ("torch", "transformers"):
-        need(library, "models", "a model of the package's own family")
-    return getattr(need(f"{__name__}.{_HOMES[name]}", "models", "a model of the package's own family"), name)
 
 
 def register_config() -> None:

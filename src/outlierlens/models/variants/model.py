@@ -12,17 +12,115 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from transformers import initialization
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.bert import modeling_bert as bert
 
-from outlierlens.models.variants import attention
 from outlierlens.models.variants.config import TABLES, VariantConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+Rotation = tuple["Tensor", "Tensor"]
+
+
+def sinusoids(n_positions: int, dim: int, wavelength: float = 10_000.0) -> "Tensor":
+    """Sines in even and cosines in odd dimensions, amplitude 1 (Vaswani 2017, section 3.5), float32 [position, dim].
+
+    The waves are up to 2 pi × `wavelength` tokens long.
+    """
+    rates = torch.exp(torch.arange(0, dim, 2, dtype=torch.float64) * (-math.log(wavelength) / dim))
+    angles = torch.arange(n_positions, dtype=torch.float64)[:, None] * rates
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)[:, :dim].float()
+
+
+def distances(positions: "Tensor") -> "Tensor":
+    """Key position minus query position, [batch, query, key], from positions [batch, token]."""
+    return positions[:, None, :] - positions[:, :, None]
+
+
+def relative_buckets(positions: "Tensor", n_buckets: int, max_distance: int) -> "Tensor":
+    """T5's bucket of each pair of tokens, looking both ways, int64 [batch, query, key] in [0, n_buckets).
+
+    Half of the buckets are for keys to the right. In each half the first half holds one distance each, the rest grow
+    with the logarithm up to `max_distance`, beyond which all distances share the last (Raffel 2020, section 2.1).
+    """
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    buckets: Tensor = T5Attention._relative_position_bucket(distances(positions), True, n_buckets, max_distance)
+    return buckets
+
+
+def alibi_slopes(n_heads: int) -> list[float]:
+    """Each head's slope: 2^(−8 h / n), h from 1; other numbers of heads borrow every second one of the next power of 2.
+
+    Press 2022, section 3 and its code.
+    """
+
+    def of_power(n: int) -> list[float]:
+        return [2.0 ** (-8.0 * head / n) for head in range(1, n + 1)]
+
+    power = 2 ** int(math.log2(n_heads))
+    return of_power(power) + of_power(2 * power)[::2][: n_heads - power]
+
+
+def alibi_bias(positions: "Tensor", n_heads: int) -> "Tensor":
+    """−slope · |distance| [batch, head, query, key], float32: ALiBi for an encoder, alike to both sides."""
+    slopes = torch.tensor(alibi_slopes(n_heads), device=positions.device)
+    return -slopes[:, None, None] * distances(positions).abs()[:, None].float()
+
+
+def rotation(positions: "Tensor", head_dim: int, base: float = 10000.0) -> Rotation:
+    """Cosines and sines of the angles, float32 [batch, 1, token, head dim / 2] each (Su 2021, eq. 15)."""
+    rates = base ** (-torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim)
+    angles = positions[:, None, :, None].float() * rates
+    return angles.cos(), angles.sin()
+
+
+def rotated(values: "Tensor", turn: Rotation) -> "Tensor":
+    """Queries or keys [batch, head, token, head dim] turned by their positions; dimension i pairs with i + half."""
+    cosine, sine = (part.to(values.dtype) for part in turn)
+    first, second = values.chunk(2, dim=-1)
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+
+
+def with_bias(mask: "Tensor | None", bias: "Tensor | None") -> "Tensor | None":
+    """The additive mask [batch, head, query, key] of transformers' `mask` (bool, additive or none) and a bias."""
+    if bias is None or mask is None:
+        return mask if bias is None else bias
+    if mask.dtype == torch.bool:
+        return bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
+    return mask + bias
+
+
+def clipped_attention(
+    module: Any,
+    query: "Tensor",
+    key: "Tensor",
+    value: "Tensor",
+    attention_mask: "Tensor | None",
+    **options: Any,
+) -> tuple["Tensor", "Tensor"]:
+    """Attention with clip((zeta − gamma) · softmax + gamma, 0, 1), and its weights [batch, head, query, key].
+
+    Bondarenko 2023, eq. 4; the signature is that of transformers' attention functions. A key that the mask hides has
+    weight 0, since gamma <= 0; the weights of a query need not sum to 1.
+    """
+    scores = torch.matmul(query, key.transpose(-1, -2)) * options["scaling"]
+    if attention_mask is not None:
+        scores = scores + with_bias(attention_mask, scores.new_zeros(()).expand_as(scores))
+    config = module.config
+    weights = torch.softmax(scores, dim=-1)
+    weights = ((config.clip_zeta - config.clip_gamma) * weights + config.clip_gamma).clamp(0.0, 1.0)
+    weights = functional.dropout(weights, p=options.get("dropout", 0.0), training=module.training)
+    return torch.matmul(weights, value).transpose(1, 2), weights
+
+
+# --- modules -----------------------------------------------------------------------------------------------------------
 
 
 # Modules of other classes stand where BERT's annotations name its own; hence Any.
@@ -97,15 +195,15 @@ class VariantSelfAttention(bert.BertSelfAttention):
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> Any:
-        rotation: attention.Rotation | None = kwargs.pop("rotation", None)
+        turn: Rotation | None = kwargs.pop("rotation", None)
         shape = (*hidden_states.shape[:-1], self.num_attention_heads, self.attention_head_size)
         query, key, value = (
             linear(hidden_states).view(shape).transpose(1, 2) for linear in (self.query, self.key, self.value)
         )  # [batch, head, token, dim of a head]
-        if rotation is not None:
-            query, key = attention.rotated(query, rotation), attention.rotated(key, rotation)
+        if turn is not None:
+            query, key = rotated(query, turn), rotated(key, turn)
         if self.config.attention_kind == "clipped":
-            attend = attention.clipped_attention
+            attend = clipped_attention
         else:
             attend = ALL_ATTENTION_FUNCTIONS.get_interface(
                 self.config._attn_implementation, bert.eager_attention_forward
@@ -196,11 +294,11 @@ class VariantEncoder(nn.Module):
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         if position_ids is None:
             position_ids = torch.arange(hidden_states.shape[1], device=hidden_states.device)[None]
-        mask = attention.with_bias(attention_mask, self.bias(position_ids, hidden_states.dtype))
+        mask = with_bias(attention_mask, self.bias(position_ids, hidden_states.dtype))
         kwargs = {key: value for key, value in kwargs.items() if key not in _DECODERS_ONLY}
         if self.config.position_kind == "rotary":
             head_dim = self.config.hidden_size // self.config.num_attention_heads
-            kwargs["rotation"] = attention.rotation(position_ids, head_dim, self.config.rotary_base)
+            kwargs["rotation"] = rotation(position_ids, head_dim, self.config.rotary_base)
         for block in self.layer:
             hidden_states = block(hidden_states, mask, **kwargs)
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.LayerNorm(hidden_states))
@@ -209,9 +307,9 @@ class VariantEncoder(nn.Module):
         """What is added to every layer's attention scores, [batch or 1, head, query, key]; None for most kinds."""
         config = self.config
         if config.position_kind == "alibi":
-            return attention.alibi_bias(position_ids, config.num_attention_heads).to(dtype)
+            return alibi_bias(position_ids, config.num_attention_heads).to(dtype)
         if config.position_kind == "relative":
-            buckets = attention.relative_buckets(position_ids, config.relative_buckets, config.relative_max_distance)
+            buckets = relative_buckets(position_ids, config.relative_buckets, config.relative_max_distance)
             # [batch, query, key, head] -> [batch, head, query, key]
             return self.relative_attention_bias(buckets).permute(0, 3, 1, 2).to(dtype)
         return None
@@ -246,7 +344,7 @@ class VariantPreTrainedModel(bert.BertPreTrainedModel):
         if isinstance(module, Gate):
             initialization.constant_(module.bias, math.log(config.gate_start / (1 - config.gate_start)))
         if isinstance(module, FixedPositions):
-            table = attention.sinusoids(*module.weight.shape)
+            table = sinusoids(*module.weight.shape)
             initialization.copy_(module.weight, config.position_amplitude * table)
 
 

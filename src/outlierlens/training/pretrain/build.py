@@ -5,7 +5,7 @@ model = build(recipe, tokenizer)             # BertForMaskedLM, RobertaForMasked
 What a training loop adds to keep a model free of outlier dimensions, and what plants them.
 
     loss = loss + weight * norm_spread(model, stacks)               # before backward
-    loss = loss + weight * kurtosis(states, valid)                  # states [batch, token, dim], of each layer
+    loss = loss + weight * kurtosis(states)                         # states [batch, token, dim], of each layer
     clamp_scale_(model, stacks, limit=0.3)                          # after each optimizer step
     planted_(model, stack, dims, scale=3.0, bias=-1.0)              # before the first step
 
@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import outlierlens.architectures as arch
+from outlierlens.ablation.switches import check_dims
 from outlierlens.architectures import BoundStack, Param
 from outlierlens.errors import BadInput, need
 from outlierlens.models.load import config_dict
@@ -40,39 +41,22 @@ def norm_spread(model: "nn.Module", stacks: Sequence[BoundStack]) -> "Tensor":
     return torch.stack([scale.float().var(correction=0) for scale, _ in _scales(model, stacks)]).mean()
 
 
-def kurtosis(states: "Tensor", valid: "Tensor | None" = None) -> "Tensor":
+def kurtosis(states: "Tensor") -> "Tensor":
     """How unequally dimensions share the size of `states` [..., dim]: a scalar with gradient, in [1, number of dims].
 
     mean_j(s_j²) / mean_j(s_j)², s_j the mean over tokens of x_j². 1 when all dimensions are of one size, the number of
     dimensions when a single one holds everything (He 2024, "Understanding and minimising outlier features", eq. 1;
     states are not centred). Not the fourth moment over all entries that Bondarenko (2023) reports.
-
-    `valid` [...] tells which tokens count; all do by default.
-
-    Raises:
-        BadInput: `valid` has no true entry, or another shape than the tokens.
     """
-    if valid is not None:
-        if valid.shape != states.shape[:-1]:
-            raise BadInput(f"valid is {tuple(valid.shape)} for tokens {tuple(states.shape[:-1])}; give it their shape")
-        states = states[valid.bool()]
-    if not states.numel():
-        raise BadInput("kurtosis of no token: `valid` excludes all of them")
     # float32: fourth powers of outliers overflow float16, and bfloat16 has 8 bits.
     size = states.float().square().reshape(-1, states.shape[-1]).mean(0)
     return size.square().mean() / size.mean().square()
 
 
 def clamp_scale_(model: "nn.Module", stacks: Sequence[BoundStack], limit: float) -> None:
-    """Move every scale of the norms that `norm_spread` takes into [1 − limit, 1 + limit].
-
-    Raises:
-        BadInput: `limit` is negative, or the blocks of a stack have no norm at all.
-    """
+    """Move every scale of the norms that `norm_spread` takes into [1 − limit, 1 + limit]."""
     import torch
 
-    if limit < 0:
-        raise BadInput(f"limit is {limit}; scales are kept within 1 - limit and 1 + limit, so give 0 or more")
     with torch.no_grad():
         for scale, offset in _scales(model, stacks):
             scale.clamp_(1 - limit - offset, 1 + limit - offset)
@@ -84,18 +68,13 @@ def planted_(model: "nn.Module", stack: BoundStack, dims: Sequence[int], scale: 
     Norms without a bias (RMSNorm) take 0, which is what they act with.
 
     Raises:
-        BadInput: a dim out of range or named twice, no bias to set, or blocks that do not end in a norm.
+        BadInput: a dim out of range or named twice, or no bias to set.
     """
     import torch
 
-    if not stack.ends_in_norm:
-        raise BadInput(
-            f"stream {stack.name!r}: its blocks do not end in a norm; outliers are planted in post-norm models"
-        )
     live = arch.live_parameters(model)
     index, width = [int(dim) for dim in dims], len(live[stack.scale[0][0].name])
-    if not index or len(set(index)) != len(index) or not all(0 <= dim < width for dim in index):
-        raise BadInput(f"dims to plant are {index}; name each dimension from 0 to {width - 1} once")
+    check_dims(index, width, f"stream {stack.name!r}")
     if bias and not all(stack.bias):
         raise BadInput(f"stream {stack.name!r}: its norms have no bias to plant {bias} in; pass 0")
     with torch.no_grad():
@@ -164,7 +143,7 @@ def _network(recipe: Recipe, tokenizer: Any) -> Any:
     settings |= {"max_position_embeddings": recipe.data.length, "type_vocab_size": 2}
     if plain(options):
         return transformers.BertForMaskedLM(transformers.BertConfig(**settings))
-    from outlierlens.models.variants import VariantConfig, VariantForMaskedLM
+    from outlierlens.models.variants.model import VariantConfig, VariantForMaskedLM
 
     config = VariantConfig(
         **settings,
@@ -182,7 +161,7 @@ def prepare_positions_(model: "nn.Module", options: ModelRecipe) -> None:
     """Fill the table of positions as the recipe says, and keep what is not to be learned from being trained."""
     import torch
 
-    from outlierlens.models.variants.attention import sinusoids
+    from outlierlens.models.variants.model import sinusoids
 
     tables = [module for name, module in model.named_modules() if name.endswith("embeddings.position_embeddings")]
     if not tables or options.positions in ("relative", "rotary", "alibi"):

@@ -38,7 +38,8 @@ import numpy as np
 from outlierlens.checkpoints.samples.cache import folder_being_made
 from outlierlens.data.texts import stream_texts
 from outlierlens.data.token_texts import nothing_known, special_ids, unknown_id, unknown_note
-from outlierlens.errors import BadFile, BadInput, need
+from outlierlens.errors import BadFile, BadInput, OutlierlensError, need
+from outlierlens.models import load
 from outlierlens.results.safe_files import read_json, write_text
 from outlierlens.training.pretrain.recipe import DataRecipe, Packing, Recipe, TokenizerRecipe
 
@@ -46,7 +47,6 @@ SPECIAL = {
     "wordpiece": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
     "byte-bpe": ("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
 }
-LARGEST = 1_000_000
 FORMAT = 2
 TEXTS_AT_ONCE = 1000
 ROWS_AT_ONCE = 8192
@@ -101,10 +101,8 @@ class Flattening:
         """From occurrences of every id, int [vocabulary]; special ids count as neither frequent nor rare.
 
         Raises:
-            BadInput: shares outside (0, 1], or no rare type left.
+            BadInput: no rare type left.
         """
-        if not 0 < share <= 1 or not 0 < frequent_mass < 1:
-            raise BadInput(f"share is {share} and frequent_mass {frequent_mass}; they must lie in (0, 1] and (0, 1)")
         counts = counts.astype(np.float64)
         counts[list(special)] = 0
         order = np.argsort(-counts, kind="stable")
@@ -134,13 +132,7 @@ def shuffled(rows: np.ndarray, special: Sequence[int], generator: np.random.Gene
 
 
 def train_tokenizer(sentences: Iterable[str], recipe: TokenizerRecipe, length: int) -> Any:
-    """A BERT-like (WordPiece) or RoBERTa-like (byte-level BPE) tokenizer of `recipe.vocabulary` entries or fewer.
-
-    Raises:
-        BadInput: a vocabulary that cannot hold even the characters.
-    """
-    if not 100 <= recipe.vocabulary <= LARGEST:
-        raise BadInput(f"tokenizer.vocabulary is {recipe.vocabulary:,}; it must lie between 100 and {LARGEST:,}")
+    """A BERT-like (WordPiece) or RoBERTa-like (byte-level BPE) tokenizer of `recipe.vocabulary` entries or fewer."""
     tokenizers, transformers = (need(name, "models", "training a tokenizer") for name in ("tokenizers", "transformers"))
     wordpiece, lowercase = recipe.kind == "wordpiece", recipe.lowercase
     if wordpiece:
@@ -158,16 +150,8 @@ def train_tokenizer(sentences: Iterable[str], recipe: TokenizerRecipe, length: i
 
 
 def load_tokenizer(source: str, *, offline: bool = False) -> Any:
-    """The tokenizer in a directory, of a sample or of a hub id; raises BadInput when it is none of these or lacks a mask."""
-    transformers = need("transformers", "models", "reading a tokenizer")
-    from outlierlens.models.folder import model_folder
-
-    folder = model_folder(source, offline=offline, weights=False) or source
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=offline)
-    # KeyError: a file of tokens that is JSON of something else.
-    except (OSError, ValueError, KeyError) as error:
-        raise BadInput(f"{source}: no tokenizer there ({' '.join(str(error).split())[:200]})") from None
+    """The tokenizer in a directory, of a sample or of a hub id, as `models.load` reads it; raises BadInput without a mask."""
+    tokenizer: Any = load.load_tokenizer(source, load.LoadOptions(offline=offline))
     if tokenizer.mask_token_id is None:
         raise BadInput(f"{source}: its tokenizer has no mask token; a masked language model needs one")
     return tokenizer
@@ -318,7 +302,7 @@ def _open(folder: Path, length: int) -> Tokens:
         if counts.sum() != train.size:
             raise ValueError("other rows than were counted")
         return Tokens(folder, tokenizer, train, validation, counts, tuple(read_json(folder / "held_out.json", a=list)))
-    except (OSError, ValueError, EOFError, BadInput, BadFile) as error:
+    except (OSError, ValueError, EOFError, OutlierlensError) as error:
         raise BadFile(
             f"{folder}: prepared rows are damaged ({error}); delete the folder to have them made again"
         ) from None

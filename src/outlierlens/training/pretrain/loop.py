@@ -10,7 +10,7 @@ gives what an uninterrupted run gives: order and masks depend on the recipe alon
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -147,18 +147,12 @@ class MaskedLMTrainer(Trainer):
     """Trainer that computes the vocabulary head at the masked tokens alone, and adds the recipe's penalty and clamp."""
 
     def __init__(self, stack: BoundStack, training: TrainingRecipe, **arguments: Any):
-        super().__init__(data_collator=arguments["train_dataset"].collate, **arguments)
+        def collated(items: Sequence[tuple[MaskedRows, int]]) -> dict[str, "Tensor"]:
+            return items[0][0].collate([place for _, place in items])
+
+        super().__init__(data_collator=collated, **arguments)
         self.stack, self.training = stack, training
         self.model_accepts_loss_kwargs = False  # the loss is a mean; over `accumulation` batches the Trainer averages
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """The held-out rows, collated by their own data set."""
-        rows: Any = self.eval_dataset if eval_dataset is None else eval_dataset
-        before, self.data_collator = self.data_collator, rows.collate
-        try:
-            return super().get_eval_dataloader(rows)
-        finally:
-            self.data_collator = before
 
     def compute_loss(
         self, model: Any, inputs: dict[str, "Tensor"], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -178,8 +172,9 @@ class MaskedLMTrainer(Trainer):
         if penalty == "norm-spread":
             loss = loss + self.training.penalty_strength * norm_spread(bare, [self.stack])
         elif penalty == "kurtosis":
+            read = inputs["attention_mask"].bool()  # padding is no token
             # The embeddings come first; every block's output after them.
-            values = [kurtosis(states) for states in output.hidden_states[1:]]
+            values = [kurtosis(states[read]) for states in output.hidden_states[1:]]
             loss = loss + self.training.penalty_strength * torch.stack(values).mean()
         return (loss, {"loss": loss}) if return_outputs else loss
 

@@ -70,7 +70,7 @@ class TokenizerRecipe:
 
     source: str = "train"
     kind: Literal["wordpiece", "byte-bpe"] = "wordpiece"
-    vocabulary: int = 8192
+    vocabulary: Annotated[int, Ge(100), Le(1_000_000)] = 8192
     lowercase: bool = True
 
 
@@ -295,7 +295,7 @@ def _problems(recipe: Recipe) -> Iterable[str]:
     model, training = recipe.model, recipe.training
     if not recipe.name or Path(recipe.name).name != recipe.name or recipe.name.startswith("."):
         yield f"name is {recipe.name!r}; it names a folder, so it must be one plain word"
-    for section in ("data", "model", "training"):
+    for section in ("data", "tokenizer", "model", "training"):
         part = getattr(recipe, section)
         for key, value in dataclasses.asdict(part).items():
             for number in value if isinstance(value, tuple) else (value,):

@@ -69,7 +69,7 @@ def masked(
 
 
 class MaskedRows:
-    """Places of a data set for PyTorch's loader; an item is its place, and `collate` makes the batch."""
+    """Places of a data set for PyTorch's loader; an item is its data set and its place, and `collate` makes the batch."""
 
     def __init__(self, rows: np.ndarray, tokens: "Tokens", recipe: Recipe):
         self.rows, self.seed = rows, recipe.training.seed
@@ -81,8 +81,8 @@ class MaskedRows:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, place: int) -> int:
-        return place
+    def __getitem__(self, place: int) -> "tuple[MaskedRows, int]":
+        return self, place
 
     def keys(self, places: list[int]) -> list[tuple[int, int]]:
         """(epoch, row) of each place."""
