@@ -116,7 +116,7 @@ def _papers(provenance: Any, made: dict[str, Any]) -> dict[str, Any]:
 
 
 def _whole(provenance: Any, parts: dict[str, Any]) -> dict[str, Any]:
-    measured = tuple(MeasuredPart(part=name, title=name, seconds=1.0) for name in parts)
+    measured = tuple(MeasuredPart(part=name, title=name) for name in parts)
     return {
         "provenance": provenance,
         "about": About(dims=("2", "5")),

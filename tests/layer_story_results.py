@@ -52,4 +52,4 @@ def singles(dims: tuple[int, ...]) -> Sweep:
 def story() -> LayerStory:
     """A small one, for tests of result files."""
     made = singles(NAMED)
-    return layer_story(made, frequency=frequency(made), n_draws=20)
+    return layer_story(made, frequency=frequency(made))

@@ -29,7 +29,7 @@ def sweep() -> Sweep:
 
 
 def test_damage_in_the_order_of_the_correlation_is_told_with_its_p(sweep: Sweep) -> None:
-    story = layer_story(sweep, frequency=frequency(sweep), attention=attention(sweep), n_draws=200)
+    story = layer_story(sweep, frequency=frequency(sweep), attention=attention(sweep))
     rows = [row for row in story.by_layer if row.dims == "2"]
     assert [row.damage.value for row in rows] == pytest.approx(
         (0.1 * np.argsort(np.argsort(np.abs(R[1:, 2])))).tolist()
@@ -51,7 +51,7 @@ def test_damage_in_the_order_of_the_correlation_is_told_with_its_p(sweep: Sweep)
 
 def test_a_set_has_the_mean_size_of_its_dimensions_correlations(sweep: Sweep) -> None:
     both = [replace(one, dims=NAMED, label="2, 5") for one in sweep.effects if one.dims == (5,)]
-    story = layer_story(replace(sweep, effects=(*sweep.effects, *both)), frequency=frequency(sweep), n_draws=20)
+    story = layer_story(replace(sweep, effects=(*sweep.effects, *both)), frequency=frequency(sweep))
     raw = [row.raw for row in story.by_layer if row.dims == "2, 5" and row.raw]
     np.testing.assert_allclose([one.value for one in raw], np.abs(R[1:, NAMED]).mean(1))
     assert not any(one.settled for one in raw)
@@ -72,7 +72,7 @@ def test_what_does_not_belong_together_is_refused(sweep: Sweep) -> None:
 
 
 def test_rows_files_and_picture(sweep: Sweep) -> None:
-    story = layer_story(sweep, frequency=frequency(sweep), attention=attention(sweep), n_draws=50)
+    story = layer_story(sweep, frequency=frequency(sweep), attention=attention(sweep))
     assert to_json(from_json(to_json(story))) == to_json(story)
     rows = list(story.records("by_layer"))
     assert len(rows) == 2 * LAYERS

@@ -143,7 +143,7 @@ def test_the_result_survives_json_and_gives_rows(made: Replication, run_folder: 
 def test_a_finished_run_measures_nothing_and_a_stopped_one_goes_on(
     place: Path, made: Replication, run_folder: Path, tmp_path: Path
 ) -> None:
-    rows = run_folder / "cola-model" / "rows.jsonl"
+    (rows,) = (run_folder / "cola-model" / "rows").glob("*.jsonl")
     before = rows.read_bytes()
     again = made_of(asked(place, layers=True), run_folder)
     assert rows.read_bytes() == before
@@ -162,7 +162,8 @@ def test_a_finished_run_measures_nothing_and_a_stopped_one_goes_on(
     with pytest.raises(Stop):
         made_of(asked(place, layers=True), tmp_path, progress=stop)
     assert any(label.startswith("cola-model, sweep: ") for label in heard)
-    assert 0 < len((tmp_path / "cola-model" / "rows.jsonl").read_bytes()) < len(before)
+    (stopped,) = (tmp_path / "cola-model" / "rows").glob("*.jsonl")
+    assert 0 < len(stopped.read_bytes()) < len(before)
     rest = made_of(asked(place, layers=True), tmp_path)
     assert rest.losses == made.losses
     assert rest.by_layer == made.by_layer
@@ -276,31 +277,20 @@ def test_models_are_checked_before_anything_is_computed(place: Path, tmp_path: P
     other_way = made_of(quick, tmp_path / "run")
     right_way = made_of(replace(quick, labels=()), tmp_path / "right")
     assert other_way.models[0].intact.value == pytest.approx(1 - right_way.models[0].intact.value)
-    with pytest.raises(
-        BadInput, match="run holds kovaleva-glue of tiny; name another directory with -o, or replace it"
-    ):
-        made_of(quick, tmp_path / "run", "other")
-    made_of(quick, tmp_path / "run", "other", overwrite=True)
+    again = made_of(quick, tmp_path / "run", overwrite=True)
+    assert again.losses == other_way.losses
 
 
-def test_a_model_of_another_base_or_task_is_refused(place: Path, tmp_path: Path) -> None:
+def test_a_model_of_another_base_is_said_and_of_another_task_is_refused(place: Path, tmp_path: Path) -> None:
     tuned_run = tmp_path / "run"
     shutil.copytree(place / "model", tuned_run / "seed-42" / "model")
     save(tuned("glue:cola", "distilbert-cased"), tuned_run / "finetuned.json")
     named = str(tuned_run / "seed-42" / "model")
     quick = asked(place, limit=20, n_random=1, tuned=(f"cola={named}",))
     (note,) = (note for note in made_of(quick, tmp_path / "a").notes if "fine-tuned from" in note)
-    assert note.endswith("model was fine-tuned from distilbert-cased; whether that is tiny cannot be told")
-    with pytest.raises(
-        BadInput, match="model was fine-tuned from distilbert-cased, not from minilm-l6; name that model"
-    ):
-        made_of(quick, tmp_path / "b", "minilm-l6")
-    save(tuned("glue:cola", str(place / "model")), tuned_run / "finetuned.json")
-    shutil.copytree(place / "model", tmp_path / "copy")
-    notes = made_of(quick, tmp_path / "c", str(tmp_path / "copy")).notes
-    assert not any("fine-tuned from" in note for note in notes)  # the same weights in another folder
-    with pytest.raises(BadInput, match=r"not from .*plain; name that model"):
-        made_of(quick, tmp_path / "d", str(place / "plain"))
+    assert note.endswith("model was fine-tuned from distilbert-cased; whether that is tiny was not checked")
+    notes = made_of(quick, tmp_path / "b", "distilbert-cased").notes
+    assert not any("fine-tuned from" in note for note in notes)
     save(tuned("hans", "distilbert-cased"), tuned_run / "finetuned.json")
     (one,) = find_tuned("glue:mnli-mm", [named])  # HANS is scored on, MNLI was learned
     assert one.base == "distilbert-cased"

@@ -9,10 +9,8 @@ import pytest
 from outlierlens.analyses.finetune import claim
 from outlierlens.architectures.stack import load_toml
 from outlierlens.data.tables import _json_rows
-from outlierlens.data.token_counts import _pairs
 from outlierlens.errors import BadFile, BadInput, OutlierlensError
 from outlierlens.models import folder as model_folder
-from outlierlens.replicate.runner import kept
 from outlierlens.results import safe_files as documents
 from outlierlens.results.document import load
 from outlierlens.training import run_files
@@ -25,11 +23,9 @@ JSON: dict[str, Callable[[Path], Any]] = {
     "log.jsonl": run_files._lines,
     "log.json": run_files._json,
     "results.json": load,
-    "counts.json": _pairs,
     "rows.jsonl": lambda path: list(_json_rows(path)),
     "clip.json": lambda path: clipping._file(path, 4),
     "seed-3/rows.jsonl": lambda path: claim(path.parents[1], {}, overwrite=False),
-    "parts/a.key": lambda path: kept(path.parents[1], "a", "", lambda: None, overwrite=False),
     loop.DATA: lambda path: loop._same_rows(path.parent, "rows"),
 }
 

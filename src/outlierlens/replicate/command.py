@@ -39,28 +39,27 @@ def glue(session: Session, options: GlueOptions) -> None:
 def luo(session: Session, options: LuoOptions) -> None:
     """Every experiment of Luo et al. (2021)."""
     data = PaperData(session.reading.data, session.loading.offline)
-    _whole(session, options, lambda **how: replicate_luo(session.loaded, data, options, **how))
+    _whole(session, lambda **how: replicate_luo(session.loaded, data, options, **how), "observation")
 
 
 def puccetti(session: Session, options: PuccettiOptions) -> None:
     """Every experiment of Puccetti et al. (2022)."""
     texts, _ = session.texts()
-    _whole(session, options, lambda **how: replicate_puccetti(session.loaded, texts, options, **how))
+    more = ["sweep"] if "layers" in options.parts else []
+    _whole(session, lambda **how: replicate_puccetti(session.loaded, texts, options, **how), *more)
 
 
-def _whole(session: Session, options: Any, make: Callable[..., Any]) -> None:
-    """Measure what is missing in the run directory, write the report, and show the paper's own."""
-    output, paper = session.output, session.name.rpartition(" ")[2]
-    folder = session.folder(paper)
-    parts = folder / "parts"
+def _whole(session: Session, make: Callable[..., Any], *more: str) -> None:
+    """Measure what is missing in the run directory, write the report with `more` of its parts, and show the paper's own."""
+    output = session.output
+    folder = session.folder(session.name.rpartition(" ")[2])
     with alone_in(folder, "replication"):
         pass  # what cannot be written to is refused before a model is loaded
-    with resumable(parts):
+    with resumable(folder / "rows"):
         found = make(folder=folder, overwrite=output.overwrite, progress=session.progress)
     found = with_command(found, session.command)
-    beside = [parts / "observation.json"] if (parts / "observation.json").is_file() else []
-    beside += [parts / "layers.json"] if "layers" in options.parts else []
-    data = ReportData(found.provenance, (scan_live(session.loaded), found, *map(load, beside)))
+    beside = [load(path) for name in more if (path := folder / "parts" / f"{name}.json").is_file()]
+    data = ReportData(found.provenance, (scan_live(session.loaded), found, *beside))
     with alone_in(folder, "replication", CHARTS, "parts"):
         written = write(data, folder, overwrite=any((folder / name).exists() for name in OURS))
     tell(session, found)

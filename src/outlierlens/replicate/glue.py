@@ -7,7 +7,7 @@
 The run directory holds
 
     tuned/TASK/                 the run of fine-tuning, where the model was not named
-    TASK-LABEL/rows.jsonl       everything measured, as it is measured; a stopped run goes on from it
+    TASK-LABEL/rows/            everything measured, as it is measured; a stopped run goes on from it
     TASK-LABEL/sweep.json       one dimension at a time, for figure 2; sweep-together.json, sweep-layers.json
     replication.json            the result
 """
@@ -33,20 +33,19 @@ from outlierlens.models.load import LoadedModel, LoadOptions, load_model
 from outlierlens.models.passes import Progress
 from outlierlens.options import FIND, DimsOrFind, Flag, Flat, check
 from outlierlens.replicate.data import PaperData, shortened
-from outlierlens.replicate.glue_models import Tuned, check_models, find_tuned, told_base
+from outlierlens.replicate.glue_models import Tuned, check_models, find_tuned
 from outlierlens.replicate.papers import Protocol, Published, checkpoint_of, find_protocol, published_for
 from outlierlens.results.document import Provenance, save
 from outlierlens.results.document import load as load_result
 from outlierlens.results.finding import About, Finding
-from outlierlens.results.row_store import alone_in, remove_rows
+from outlierlens.results.row_store import Keep, alone_in
 from outlierlens.results.rows import Draws, Estimate, More, Quiet, Row
 from outlierlens.statistics.means import no_change
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.view.pictures import Lines, Picture, Strips
 from outlierlens.view.section import Change, Count, P, listed
 
-RESULT, ROWS = "replication.json", "rows.jsonl"
-LAYER_ROWS = "rows-by-layer.jsonl"  # of single layers, where they are switched off in another way
+RESULT = "replication.json"
 SINGLES, TOGETHER, PASSING, LAYERS = "sweep.json", "sweep-together.json", "sweep-passing.json", "sweep-layers.json"
 ENOUGH = 5.0  # times the mean loss of random sets, which Puccetti et al. (2022) ask for
 Kind = Literal["each", "all", "passing"]
@@ -282,21 +281,22 @@ def loss_of(sweep: Sweep, effect: Effect, kind: Kind, model: TaskModel, publishe
     )  # fmt: skip
     if matched := nulls.get("matched"):
         lost = _finite(matched.changes)
-        row = replace(row, matched=lost, matched_median=figures_of(np.array(lost))[0], closeness=matched.closeness)
+        row = replace(
+            row, matched=tuple(lost.tolist()), matched_median=figures_of(lost)[0], closeness=matched.closeness
+        )
     if not described and len(others) < 2:
         return row
     drawn = _finite(random)
-    mean = figures_of(np.array(drawn))[2]
+    mean = figures_of(drawn)[2]
     enough = change.low > 0 if mean <= 0 else change.value >= ENOUGH * mean
     doubt = "" if change.low > 0 else ", in doubt" if row.lost.settled else ", not settled"
     passes = f"yes{doubt}" if enough else "no"
-    return replace(row, random=drawn, times_random=times(change.value, mean), passes=passes, p=p)
+    return replace(row, random=tuple(drawn.tolist()), times_random=times(change.value, mean), passes=passes, p=p)
 
 
-def _finite(changes: Sequence[float]) -> tuple[float, ...]:
+def _finite(changes: Sequence[float]) -> np.ndarray:
     """A loss that is no number any more is as bad as one that is infinite."""
-    found: list[float] = np.nan_to_num(np.array(changes, dtype=float), nan=np.inf, posinf=np.inf).tolist()
-    return tuple(found)
+    return np.nan_to_num(np.array(changes, dtype=float), nan=np.inf, posinf=np.inf)
 
 
 def losses_of(
@@ -337,7 +337,7 @@ def replicate(
     """Make the paper's table for the pre-trained model `base`, and write it with all that was measured to `folder`.
 
     Raises:
-        BadInput: data or models that do not fit, before anything is computed; rows of other work in the folder.
+        BadInput: data or models that do not fit, before anything is computed.
     """
     load, tell = load or LoadOptions(), progress or (lambda *_: None)
     data = PaperData(options.data, load.offline)
@@ -348,7 +348,6 @@ def replicate(
     check_models(base, [one for models in known.values() for one in models], dev, load, options.labels, dims)
     found: dict[str, tuple[Any, ...]] = {}
     with alone_in(folder):
-        _claim(folder, base, options, overwrite=overwrite)
         for name, examples in dev.items():
             models = known.get(name)
             if models is None:
@@ -372,16 +371,6 @@ def replicate(
         )  # fmt: skip
         save(made, folder / RESULT)
     return made
-
-
-def _claim(folder: Path, base: str, options: GlueOptions, *, overwrite: bool) -> None:
-    """Raise BadInput where the folder holds the finished table of another paper or model."""
-    path = folder / RESULT
-    if path.is_file() and not overwrite:
-        before = load_result(path)
-        was = f"{before.paper} of {before.base}" if isinstance(before, Replication) else type(before).__name__
-        if was != f"{options.paper} of {base}":
-            raise BadInput(f"{folder} holds {was}; name another directory with -o, or replace it with --overwrite")
 
 
 def folder_of(label: str) -> str:
@@ -409,40 +398,38 @@ class _Work:
 
     def measure(self, tuned: Tuned, examples: Examples) -> dict[str, tuple[Any, ...]]:
         """Sweep, layer by layer too where asked for: {field of `Replication`: its rows or notes}."""
-        options, task = self.options, examples.task
+        options, task, protocol = self.options, examples.task, self.options.protocol
         # Revision and folder are of the base model.
         loaded = load_model(tuned.model, replace(self.load, revision=None, subfolder=""))
-        stack, rule = loaded.stack(), options.protocol.rule
+        stack, rule = loaded.stack(), protocol.rule
         named = named_dims(loaded, stack, options.dims, rule)
-        dims, notes = named.dims, [*named.notes, *told_base(tuned, self.base)]
+        dims, notes = named.dims, [*named.notes, *tuned.notes(self.base)]
         by_rule, sets = {*dims} == {*named.found}, (dims,) if len(dims) > 1 else ()
-        for name in (ROWS, LAYER_ROWS) if self.overwrite else ():
-            remove_rows(self.folder / name)
         run = partial(self._sweep, loaded, examples)
         singles = run(SINGLES, dims="all" if options.every else dims) if options.every or sets else None
         together = run(TOGETHER, dims=(), sets=(dims,), n_matched=options.n_matched)
-        made = together.provenance
+        made, intact = together.provenance, together.intact
         model = TaskModel(
             model=tuned.label, task=task.name, metric=together.about.metric, n_examples=len(examples), dims=dims,
-            intact=Estimate(1 - together.intact.value, 1 - together.intact.high, 1 - together.intact.low),
+            intact=Estimate(1 - intact.value, 1 - intact.high, 1 - intact.low), by_rule=by_rule,
             named_by=f"the rule of {rule.name.capitalize()} et al. at {rule.sigmas}" if by_rule else named.by,
-            by_rule=by_rule, n_parameters=sum(one.numel() for one in loaded.model.parameters()),
+            n_parameters=sum(one.numel() for one in loaded.model.parameters()),
             folder=tuned.model, fingerprint=made.fingerprint, data=examples.source,
         )  # fmt: skip
         checkpoint = checkpoint_of(self.base, loaded.config) if tuned.base in (None, self.base) else ""
-        known = [one for one in published_for(options.paper, checkpoint) if one.data == task.name]
-        published = tuple(one for one in known if one.metric in ("", task.metric) and {*one.off} == {*dims})
+        published = tuple(
+            one
+            for one in published_for(options.paper, checkpoint)
+            if one.data == task.name and one.metric in ("", task.metric) and {*one.off} == {*dims}
+        )
         losses, by_layer = losses_of(together, singles, model, published), tuple[Loss, ...]()
-        if options.protocol.select and (chosen := passing(losses)):
+        if protocol.select and (chosen := passing(losses)):
             swept = run(PASSING, dims=(), sets=(chosen,))
             losses += (loss_of(swept, swept.effects[0], "passing", model),)
             notes.append(f"{listed(chosen)} each cost at least 5 × random: chosen and measured on the same examples")
         if options.layers:
-            mode, few = mode_by_layer(stack), min(options.protocol.n_random, 19)
-            rows = ROWS if mode == "weights" else LAYER_ROWS
-            by_layer = layers_of(
-                run(LAYERS, rows, dims=dims, sets=sets, windows="single", n_random=few, mode=mode), model
-            )
+            mode, few = mode_by_layer(stack), min(protocol.n_random, 19)
+            by_layer = layers_of(run(LAYERS, dims=dims, sets=sets, windows="single", n_random=few, mode=mode), model)
             if mode != "weights":
                 notes.append("layer by layer, dimensions are off in what a layer gives, as layers share their weights")
         if reduced := [one.precision for one in self.done if one.precision]:
@@ -454,7 +441,7 @@ class _Work:
             "dtype": (made.dtype,),
         }  # fmt: skip
 
-    def _sweep(self, loaded: LoadedModel, examples: Examples, name: str, rows: str = ROWS, **more: Any) -> Sweep:
+    def _sweep(self, loaded: LoadedModel, examples: Examples, name: str, **more: Any) -> Sweep:
         """One call of `sweep` on all examples, each control set too, saved under a name."""
         from outlierlens.analyses.sweep.measure import sweep
 
@@ -468,7 +455,7 @@ class _Work:
         def told(label: str, done: int, total: int) -> None:
             self.tell(f"{self.folder.name}, {name.removesuffix('.json')}: {label}", done, total)
 
-        swept = sweep(loaded, examples, options, progress=told, rows=self.folder / rows)
-        save(swept, self.folder / name)
-        self.done.append(swept)
-        return swept
+        rows = Keep(self.folder / "rows", fresh=self.overwrite and not self.done)
+        self.done.append(sweep(loaded, examples, options, progress=told, rows=rows))
+        save(self.done[-1], self.folder / name)
+        return self.done[-1]

@@ -8,18 +8,19 @@ Puccetti et al. (2022) put the two side by side by eye; here they get a rank cor
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import numpy as np
 
 from outlierlens.analyses.attention import Attention
 from outlierlens.analyses.frequency import Frequency
-from outlierlens.analyses.sweep.finding import Effect, Sweep
+from outlierlens.analyses.sweep.finding import Sweep
 from outlierlens.errors import BadInput, pick
 from outlierlens.results.document import Provenance
-from outlierlens.results.finding import About, Finding
+from outlierlens.results.finding import Finding
 from outlierlens.results.rows import Estimate, Row
 from outlierlens.statistics.bootstrap import percentile_interval
 from outlierlens.statistics.means import NORMAL
@@ -28,6 +29,8 @@ from outlierlens.view.pictures import Lines
 from outlierlens.view.section import Change, P
 
 FEWEST = 4  # layers that a rank correlation is taken over
+N_DRAWS = 2000  # of damage and r from their intervals
+VIEW: Literal["without_special"] = "without_special"  # tokens that correlations are of
 SOURCES = {"raw": "frequency, raw", "log": "frequency, log", "attention": "attention"}  # by field
 
 
@@ -73,7 +76,7 @@ def _lines(y: str) -> Lines:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerStory(Finding):
-    """Damage of single-layer windows beside the correlations of those layers; `mode` and `view` are theirs."""
+    """Damage of single-layer windows beside the correlations of those layers."""
 
     title = "Damage and correlation, layer by layer"
     pictures = tuple(map(_lines, ("damage", *SOURCES)))
@@ -82,8 +85,6 @@ class LayerStory(Finding):
     """Damage and correlation over layers"""
     by_layer: tuple[LayerDamage, ...]
     """Off in one layer alone"""
-    mode: str
-    view: str
 
     def link(self, dims: str, what: str) -> LayerLink:
         """One of `links`; raises BadInput with those there are."""
@@ -99,104 +100,84 @@ class LayerStory(Finding):
 
 
 def layer_story(
-    sweep: Sweep,
-    *,
-    frequency: Frequency | None = None,
-    attention: Attention | None = None,
-    view: Literal["without_special", "all"] = "without_special",
-    seed: int = 0,
-    n_draws: int = 2000,
+    sweep: Sweep, *, frequency: Frequency | None = None, attention: Attention | None = None, seed: int = 0
 ) -> LayerStory:
     """Rank correlation, over layers, of the damage of each swept dimension with its correlations in the same layers.
 
-    `sweep` was made with single-layer windows (`--windows single`). `view` is "without_special" or "all" tokens.
+    `sweep` was made with single-layer windows (`--windows single`); correlations are those of tokens that are not special.
 
     Raises:
         BadInput: no single-layer windows, another model or stream, no correlation given, or too few layers.
     """
     if sweep.windows != "single":
         raise BadInput(f"this sweep has windows {sweep.windows!r}; sweep with --windows single")
-    beside = [one for one in (frequency, attention) if one is not None]
-    if not beside:
+    if frequency is None and attention is None:
         raise BadInput("give what frequency or attention measured, or both, beside the sweep")
     of = sweep.provenance
-    for one in beside:
+    for one in filter(None, (frequency, attention)):
         if (one.provenance.fingerprint, one.about.stack) != (of.fingerprint, sweep.about.stack):
             raise BadInput(
                 f"the sweep is of {of.model} (stream {sweep.about.stack}), {type(one).__name__.lower()} of "
                 f"{one.provenance.model} (stream {one.about.stack}), with other weights or another stream"
             )
-    layers, swept = range(sweep.n_layers), dict[tuple[int, ...], dict[int, Effect]]()
+    layers, swept = range(sweep.n_layers), defaultdict[tuple[int, ...], dict[int, Estimate]](dict)
     for effect in sweep.effects:
         if len(effect.layers) == 1:
-            swept.setdefault(effect.dims, {})[effect.layers[0]] = effect
-    whole = {dims: effects for dims, effects in swept.items() if {*effects} == {*layers}}
+            swept[effect.dims][effect.layers[0]] = effect.change
+    whole = {dims: changes for dims, changes in swept.items() if {*changes} == {*layers}}
     if not whole or len(layers) < FEWEST:
         raise BadInput(
             f"a rank correlation over layers needs dimensions swept in each of at least {FEWEST} layers; here are "
             f"{len(layers)} layers and {len(whole)} dimensions or sets swept in all of them"
         )
     random, links, rows = np.random.default_rng([seed, 41]), list[LayerLink](), list[LayerDamage]()
-    sources = _sources(frequency, attention, view, layers)
-    for dims, effects in sorted(whole.items(), key=lambda item: (len(item[0]), item[0])):
-        in_order = [effects[layer] for layer in layers]
-        damage = np.array(
-            [[one.change.value, one.change.low, one.change.high] for one in in_order]
-        ).T  # [value or end, layer]
-        label, found = ", ".join(map(str, dims)), {}
-        for name, source in sources.items():
-            ends = source[:, :, dims[0]] if len(dims) == 1 else np.full((3, len(layers)), np.nan)
-            if len(dims) > 1:
-                ends[0] = np.abs(source[0][:, list(dims)]).mean(1)
-            found[name] = ends
-            rho = float(spearman(damage[0], np.abs(ends[0])))
-            drawn = [_draws(one, random, n_draws) for one in (damage, ends)]
-            low, high = percentile_interval(spearman(drawn[0], np.abs(drawn[1])), fewest=n_draws)
-            p = permutation_p(damage[0], np.abs(ends[0]), random)
-            links.append(LayerLink(
-                dims=label, what=SOURCES[name], rho=Estimate(rho, *spearman_interval(rho, len(layers))),
-                noise_low=float(low), noise_high=float(high), p=p,
-            ))  # fmt: skip
-        for layer in layers:
-            more = {name: Estimate(*one[:, layer].tolist()) for name, one in found.items()}
-            rows.append(LayerDamage(dims=label, layer=layer, damage=Estimate(*damage[:, layer].tolist()), **more))
+    for dims in sorted(whole, key=lambda dims: (len(dims), dims)):
+        label = ", ".join(map(str, dims))
+        mine = [
+            LayerDamage(
+                dims=label, layer=layer, damage=whole[dims][layer], **_correlations(dims, layer, frequency, attention)
+            )
+            for layer in layers
+        ]
+        rows += mine
+        links += [_link(mine, name, random) for name in SOURCES if getattr(mine[0], name) is not None]
     return LayerStory(
         provenance=Provenance.now(of.model, of.fingerprint, seed=seed, dtype=of.dtype),
-        about=About(
-            data=sweep.about.data, data_digest=sweep.about.data_digest, task=sweep.about.task, unit=sweep.about.of_change,
-            stack=sweep.about.stack, layers=tuple(layers), n_texts=sweep.about.n_texts,
-        ),
-        links=tuple(links), by_layer=tuple(rows), mode=sweep.mode, view=view,
+        about=replace(sweep.about, metric="", unit=sweep.about.of_change, layers=tuple(layers), dims=()),
+        links=tuple(links), by_layer=tuple(rows),
     )  # fmt: skip
 
 
-def _sources(
-    frequency: Frequency | None,
-    attention: Attention | None,
-    view: Literal["without_special", "all"],
-    layers: Sequence[int],
-) -> dict[str, np.ndarray]:
-    """By name, r of every dimension and the ends of its interval, NaN where they are not known: [value or end, layer, dim]."""
-    found = {}
-    if frequency is not None:
-        rows = [frequency.place(str(layer)) for layer in layers]
-        for measure in ("raw", "log"):
-            found[measure] = np.stack([frequency.values(measure, view), *frequency.interval(measure, view)])[:, rows]
-    if attention is not None:
-        if not set(layers) <= set(attention.about.layers):
-            there = ", ".join(map(str, attention.about.layers))
-            raise BadInput(f"attention was measured in layers {there} only; measure it in all")
-        every = np.full((3, len(layers), attention.hidden_size), np.nan)
-        every[0] = attention.r(view)[list(layers)]
-        for dim in attention.dims:
-            named = [attention.correlation(str(layer), dim, view).r for layer in layers]
-            every[1:, :, dim] = [one.low for one in named], [one.high for one in named]
-        found["attention"] = every
-    return found
+def _correlations(
+    dims: tuple[int, ...], layer: int, frequency: Frequency | None, attention: Attention | None
+) -> dict[str, Estimate]:
+    found = list[dict[str, Estimate]]()
+    for dim in dims:
+        mine = dict[str, Estimate]()
+        if frequency is not None:
+            row = frequency.row(str(layer), dim, VIEW)
+            mine |= {"raw": row.raw, "log": row.log}
+        if attention is not None:
+            named = dim in attention.dims
+            r = float(attention.r(VIEW)[layer, dim])
+            mine["attention"] = attention.correlation(str(layer), dim, VIEW).r if named else Estimate(r)
+        found.append(mine)
+    sizes = {name: float(np.mean([abs(one[name].value) for one in found])) for name in found[0]}
+    return found[0] if len(dims) == 1 else {name: Estimate(size) for name, size in sizes.items()}
 
 
-def _draws(ends: np.ndarray, random: np.random.Generator, n_draws: int) -> np.ndarray:
-    """[draw, layer], normal with the interval's width."""
-    value, low, high = ends
-    found: np.ndarray = value + (high - low) / (2 * round(NORMAL, 6)) * random.standard_normal((n_draws, len(value)))
-    return found
+def _link(rows: list[LayerDamage], name: str, random: np.random.Generator) -> LayerLink:
+    damage, r = (
+        np.array([[one.value, one.low, one.high] for one in (getattr(row, field) for row in rows)]).T
+        for field in ("damage", name)
+    )  # [value or end, layer]
+    rho = float(spearman(damage[0], np.abs(r[0])))
+    damages, rs = (
+        value + (high - low) / (2 * round(NORMAL, 6)) * random.standard_normal((N_DRAWS, len(rows)))
+        for value, low, high in (damage, r)
+    )  # [draw, layer], normal with the interval's width
+    low, high = percentile_interval(spearman(damages, np.abs(rs)), fewest=N_DRAWS)
+    return LayerLink(
+        dims=rows[0].dims, what=SOURCES[name], rho=Estimate(rho, *spearman_interval(rho, len(rows))),
+        noise_low=float(low), noise_high=float(high), p=permutation_p(damage[0], np.abs(r[0]), random),
+    )  # fmt: skip

@@ -6,20 +6,18 @@
 
 The run directory holds
 
-    parts/NAME.json     each part's finding as soon as it is measured, and NAME.key, the settings that it was measured with
+    rows/               what is finished of every part: a stopped run goes on from it
+    parts/NAME.json     each part's finding as soon as it is measured
     parts/observation.json      average vectors and shares of extremes, of the sentences that clipped dimensions come from
     clipping.json       the dimensions that all parts clip, and where they come from
-
-A stopped run goes on with the first part that is missing. `PARTS` says as data what each part needs.
 """
 
-import functools
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -44,6 +42,7 @@ from outlierlens.options import Flag
 from outlierlens.replicate.data import PAIRS, PaperData
 from outlierlens.replicate.papers import Published, published_extremes, published_for
 from outlierlens.replicate.runner import PaperFinding, PaperOptions, PaperRun, Part
+from outlierlens.results.document import save
 from outlierlens.results.row_store import alone_in
 from outlierlens.results.rows import Row
 from outlierlens.results.safe_files import write_text
@@ -57,7 +56,6 @@ GEOMETRY_TEXTS = 20_000  # sentences that words are looked for in
 CONTEXTS = 10  # of a word; in full 20
 LONG_TEXTS = 400  # of IMDB, to train on and to test; in full all
 CLIP = "clip"
-OTHERS = "without_special"
 UNTOUCHED = "nothing to clip there"
 SAID = {
     HELPS: "helps on",
@@ -72,8 +70,6 @@ NAMES = ("origin", "probe", "geometry", "words", "sts", "frozen-sst2", "frozen-s
 @dataclass(frozen=True, kw_only=True)
 class LuoOptions(PaperOptions):
     """What is replicated, and how."""
-
-    names: ClassVar = NAMES
 
     parts: Annotated[tuple[str, ...], Flag(read="options:parse_names", words=",".join(NAMES))] = NAMES
     """Which parts, by commas."""
@@ -197,14 +193,11 @@ def _fixed(parts: Mapping[str, Any]) -> Iterator[FixEffect]:
 def extremes(stack: StackObservation, published: Mapping[tuple[str, int], float]) -> Iterator[Extreme]:
     """The commonest smallest and the commonest largest entry, and every dimension whose share is `published`."""
     for end, shares in stack.pooled_shares().items():
-        if np.isnan(shares).all():
-            continue
-        column = {dim: place for place, dim in enumerate(stack.dims)}
-        most = (stack.dims[int(np.argmax(shares))],) if np.nanmax(shares) > 0 else ()
+        known = {dim: round(float(share), 6) for dim, share in zip(stack.dims, shares, strict=True) if share >= 0}
+        most = [stack.dims[int(np.argmax(shares))]] if any(known.values()) else []
         for dim in dict.fromkeys((*most, *(dim for at, dim in published if at == end))):
-            if dim in column:
-                share = round(float(shares[column[dim]]), 6)
-                yield Extreme(dim=dim, end=end, share=share, published=published.get((end, dim)))
+            if dim in known:
+                yield Extreme(dim=dim, end=end, share=known[dim], published=published.get((end, dim)))
 
 
 # --- how it is measured ------------------------------------------------------------------------------------------
@@ -222,29 +215,42 @@ def replicate_luo(
     """Measure every part that is missing in the run directory `folder`, and return the whole.
 
     Raises:
-        BadInput: a part was measured with other settings, data is missing, or what a part raises.
+        BadInput: data is missing, or what a part raises.
     """
     with alone_in(Path(folder), "replication"):
         run = LuoRun(loaded, data, options or LuoOptions(), Path(folder), overwrite=overwrite, progress=progress)
-        found, clipping = run.measured(PARTS), run.clipping
-        published = published_for("luo", run.checkpoint)
+        run.measure(PARTS)
+        clipping, together = run.clipping, run.together(PARTS, run.clipping.every)
+        checkpoint = together["checkpoint"]
+        published = published_for("luo", checkpoint)
+        seen = run.observed(run.every if run.options.full else run.held_out)
+        save(seen, run.folder / "parts" / "observation.json")
         return LuoReplication(
-            effects=tuple(effects_of(found, clipping.dims, published)),
-            extremes=tuple(extremes(run.observed(), published_extremes(run.checkpoint))),
-            published=published,
-            clipped=clipping.dims,
-            clipping=clipping.source,
-            **run.together(PARTS, found, clipping.every),
-        )
+            effects=tuple(effects_of(run.found, clipping.dims, published)),
+            extremes=tuple(extremes(run.stack_of(seen), published_extremes(checkpoint))),
+            published=published, clipped=clipping.dims, clipping=clipping.source, **together,
+        )  # fmt: skip
 
 
 class LuoRun(PaperRun):
-    """One run: the sentences, what is observed on them, and what is clipped, the same for all parts."""
+    """One run: the sentences, what is observed on them, and what is clipped, the same for all parts.
+
+    Attributes:
+        every: SST-2's training sentences. held_out: those that clipped dimensions come from, which no part measures.
+        sentences: the others, but for those that stand among `held_out` too.
+    """
 
     def __init__(self, loaded: LoadedModel, data: PaperData, options: LuoOptions, folder: Path, **more: Any):
         super().__init__(loaded, options, folder, **more)
         self.data = data
+        self.every = data.sentences()
+        texts, many = self.every.texts, len(self.every) > 2 * CLIP_TEXTS
+        self.held_out = replace(self.every, texts=texts[-CLIP_TEXTS:] if many else texts[1::2])
+        watched = {plain_text(text) for text in self.held_out.texts}
+        rest = (text for text in (texts[:-CLIP_TEXTS] if many else texts[::2]) if plain_text(text) not in watched)
+        self.sentences = replace(self.every, texts=tuple(rest))
         self.clip_path = folder / "clipping.json"
+        self.clipping = self._clipping()
 
     def lacks(self, part: Part) -> str:
         """Which data sets are not there; of pairs, a note says which of them."""
@@ -253,54 +259,27 @@ class LuoRun(PaperRun):
             self.notes.append(f"{part.title}: without {', '.join(lacking)}, for {self.data.root} has no folder of it")
         return f"{self.data.root} has no folder {', '.join(missing)}" if missing else ""
 
-    def settings(self, part: Part) -> tuple[object, ...]:
-        """How much is read, of what, and what is clipped."""
-        clip = sorted(self.clipping.dims.items())
-        return (self.options.full, self.held_out.digest, clip, self.data.contents(part.needs))
-
-    @functools.cached_property
-    def every_sentence(self) -> Texts:
-        """SST-2's training sentences."""
-        return self.data.sentences()
-
-    @functools.cached_property
-    def sentences(self) -> Texts:
-        """SST-2's training sentences but for those that the clipped dimensions come from, which it has some of twice."""
-        every = self.every_sentence
-        kept = every.texts[:-CLIP_TEXTS] if len(every) > 2 * CLIP_TEXTS else every.texts[::2]
-        watched = {plain_text(text) for text in self.held_out.texts}
-        return replace(every, texts=tuple(text for text in kept if plain_text(text) not in watched))
-
-    @functools.cached_property
-    def held_out(self) -> Texts:
-        """Sentences of SST-2 that no other part measures."""
-        every = self.every_sentence
-        return replace(every, texts=every.texts[-CLIP_TEXTS:] if len(every) > 2 * CLIP_TEXTS else every.texts[1::2])
-
-    def observed(self, *, held_out: bool = False) -> StackObservation:
-        """Average vectors and shares of extremes, on the sentences held out; with `full` on all, unless `held_out`."""
-        texts = self.every_sentence if self.options.full and not held_out else self.held_out
-        name = "observation-held-out" if self.options.full and held_out else "observation"
+    def observed(self, texts: Texts) -> Observation:
+        """Average vectors and shares of extremes."""
         options = ObserveOptions(batch_size=self.options.batch_size, progress=self.progress)
-        found: Observation = self.keep(name, lambda: observe(self.loaded, texts, options), texts.digest)
-        return next(one for one in found.stacks if one.stack == self.stack.name)
+        return observe(self.loaded, texts, options, rows=self.rows)
 
-    @functools.cached_property
-    def clipping(self) -> Clipping:
+    def stack_of(self, seen: Observation) -> StackObservation:
+        """The stream that is clipped."""
+        return next(one for one in seen.stacks if one.stack == self.stack.name)
+
+    def _clipping(self) -> Clipping:
         """What all parts clip, also as the file `clip_path`; never from a text that is measured.
 
         Where Luo's rule names nothing, it is what is most often the smallest and the largest entry, and the source says so.
         """
         found = resolve_clipping(self.options.clip, self.loaded, fit_texts=self.held_out, stack=self.stack.name)
         if self.options.clip == "auto" and not found.dims:
-            seen = self.observed(held_out=True)
-            most = {
-                end: (seen.dims[int(one.argmax())], one.max())
-                for end, one in seen.pooled_shares(OTHERS).items()
-                if one.any()
-            }
-            said = [f"{dim} is the {end} of {share:.0%} of token vectors" for end, (dim, share) in most.items()]
-            if dims := tuple(sorted({dim for dim, _ in most.values()})):
+            seen = self.stack_of(self.observed(self.held_out))
+            shares = {end: one for end, one in seen.pooled_shares("without_special").items() if one.any()}
+            most = {end: seen.dims[int(one.argmax())] for end, one in shares.items()}
+            said = [f"{most[end]} is the {end} of {one.max():.0%} of token vectors" for end, one in shares.items()]
+            if dims := tuple(sorted({*most.values()})):
                 everywhere = {str(layer): dims for layer in range(self.stack.n_layers)}
                 found = Clipping("most extreme", everywhere, f"{listed(said)}: a fallback, for {found.source}")
         told = {"name": found.name, "source": found.source, "dims": {k: list(v) for k, v in found.dims.items()}}
@@ -318,21 +297,21 @@ def _origin(run: LuoRun) -> Any:
 def _probe(run: LuoRun) -> Any:
     split = split_texts(run.sentences, run.data.sentences("validation"), seed=run.options.seed)
     options = ProbeOptions(read=run.reading(), full=run.options.full, seed=run.options.seed)
-    return probe_positions(run.loaded, split, run.clipping, options)
+    return probe_positions(run.loaded, split, run.clipping, options, rows=run.rows)
 
 
 def _geometry(run: LuoRun) -> Any:
-    n, every = len(run.sentences) // 2, run.sentences
-    n = n if run.options.full else min(n, GEOMETRY_TEXTS)
+    every = run.sentences
+    n = min(len(every) // 2, len(every) if run.options.full else GEOMETRY_TEXTS)
     rest = Texts(f"{every.source} (behind sentence {n:,})", every.texts[n:], every.column)
     drawing = Drawing() if run.options.full else Drawing(max_contexts=CONTEXTS)
     options = GeometryOptions(clip=str(run.clip_path), drawing=drawing, read=run.reading(), seed=run.options.seed)
-    return geometry(run.loaded, every.first(n), options, fit=rest)
+    return geometry(run.loaded, every.first(n), options, fit=rest, rows=run.rows)
 
 
 def _embed(run: LuoRun, pairs: list[TextPairs], fit: Texts, dev: list[TextPairs]) -> Any:
     options = EmbedOptions(read=run.reading(final_norm=True), clip=str(run.clip_path), seed=run.options.seed)
-    return embed(run.loaded, pairs, options, fit=fit, dev=dev)
+    return embed(run.loaded, pairs, options, fit=fit, dev=dev, rows=run.rows)
 
 
 def _words(run: LuoRun) -> Any:
@@ -357,7 +336,7 @@ def _frozen(name: str) -> Callable[[LuoRun], Any]:
         folder = run.data.folder(name)
         splits = read_frozen(task, folder, limit=limit, test_limit=test_limit, seed=seed, offline=offline)
         options = FrozenOptions(read=run.reading(final_norm=True), seed=seed)
-        return frozen(run.loaded, splits, options, clip=lambda _: run.clipping)
+        return frozen(run.loaded, splits, options, clip=lambda _: run.clipping, rows=run.rows)
 
     return measure
 

@@ -24,13 +24,9 @@ from outlierlens.view.section import Change
 
 @dataclass(frozen=True)
 class Protocol:
-    """Of a table on GLUE.
+    """Of a table on GLUE: the rule that names the outliers, and the paper's number of random sets.
 
-    Attributes:
-        name: as commands take it. title: for reading.
-        rule: that names the outliers.
-        n_random: random sets of the paper.
-        select: whether outliers must also cost at least 5 times what random dimensions cost (Puccetti et al. 2022).
+    `select` says whether outliers must also cost at least 5 times what random dimensions cost (Puccetti et al. 2022).
     """
 
     name: str

@@ -6,26 +6,21 @@
 
 The run directory holds
 
-    parts/NAME.json      each part's finding as soon as it is measured, and NAME.key, the settings that it was measured with
-                         (of "layers" the sweep, which is set beside frequency and attention)
-    layers.rows.jsonl    finished units of that sweep; in rows/ those of counting and frequency
-
-A stopped run goes on with the first part that is missing. `PARTS` says as data what each part needs.
+    rows/                what is finished of every part: a stopped run goes on from it
+    parts/NAME.json      each part's finding as soon as it is measured; sweep.json is what "layers" is joined from
 """
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from outlierlens.ablation.modes import mode_by_layer
 from outlierlens.analyses.attention import AttentionOptions, attention
-from outlierlens.analyses.frequency import Contrast, FrequencyOptions, frequency
+from outlierlens.analyses.frequency import FrequencyOptions, frequency
 from outlierlens.analyses.frequency_counts import count_texts, counts_of
 from outlierlens.analyses.geometry import GeometryOptions, frequency_bands
 from outlierlens.analyses.predictions import PredictionOptions, predictions
-from outlierlens.analyses.sweep.finding import Sweep
 from outlierlens.analyses.sweep.options import SweepOptions
 from outlierlens.data.texts import Texts
 from outlierlens.detection.targets import named_dims
@@ -36,20 +31,19 @@ from outlierlens.options import FIND, DimsOrFind, Flag
 from outlierlens.replicate.layers import FEWEST, layer_story
 from outlierlens.replicate.papers import facts
 from outlierlens.replicate.runner import PaperFinding, PaperOptions, PaperRun, Part
-from outlierlens.results.row_store import Keep, alone_in
+from outlierlens.results.document import save
+from outlierlens.results.row_store import alone_in
 from outlierlens.tasks.base import TaskOptions
-from outlierlens.view.section import listed
 
 MAX_LENGTH = 128  # tokens of a text, as in the paper
 HEAD = "head"  # that predicts words
+BESIDE = "beside"  # frequency or attention, which damage by layer is joined with
 NAMES = ("frequency", "attention", "layers", "bands", "predictions")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PuccettiOptions(PaperOptions):
     """What is replicated, and how."""
-
-    names: ClassVar = NAMES
 
     parts: Annotated[tuple[str, ...], Flag(read="options:parse_names", words=",".join(NAMES))] = NAMES
     """Which parts, by commas."""
@@ -64,30 +58,12 @@ class PuccettiOptions(PaperOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PuccettiReplication(PaperFinding):
-    """Puccetti et al. 2022 for one model.
-
-    Attributes:
-        counts: where token frequencies come from.
-    """
+    """Puccetti et al. 2022 for one model; `counts` says where token frequencies come from."""
 
     title = "Token frequency (Puccetti et al. 2022)"
     paper = "puccetti"
 
     counts: str
-
-    @property
-    def links(self) -> tuple[Contrast, ...]:
-        """The outliers against all other dimensions, for raw and log counts, without special tokens and with them."""
-        found = [self.part("frequency")] if any(one.part == "frequency" for one in self.measured) else []
-        return tuple(
-            one.contrast(measure, view=view) for one in found for view in one.views for measure in ("raw", "log")
-        )
-
-    def sentences(self) -> Iterator[str]:
-        """Whether the outliers go with frequency more than other dimensions do."""
-        for one in sorted(self.links, key=lambda one: (one.view != "without_special", one.measure)):
-            yield one.sentence(listed(self.about.dims), self.part("frequency").about.n_texts)
-        yield f"Frequencies of {self.counts}."
 
 
 # --- how it is measured ------------------------------------------------------------------------------------------
@@ -105,19 +81,17 @@ def replicate_puccetti(
     """Measure every part that is missing in the run directory `folder`, and return the whole.
 
     Raises:
-        BadInput: a part was measured with other settings, there is no text, or what a part raises.
+        BadInput: there is no text, or what a part raises.
     """
     options = options or PuccettiOptions()
     # Other ways to attend compute no attention weights.
     eager = eager_attention(loaded.model) if "attention" in options.parts else nullcontext()
     with alone_in(Path(folder), "replication"), eager:
         run = PuccettiRun(loaded, texts, options, Path(folder), overwrite=overwrite, progress=progress)
-        found = run.measured(PARTS)
-        if "layers" in found:
-            found = run.with_story(found)
-        said = facts()["said"]["puccetti"]
-        run.notes += [said[run.checkpoint]] if run.checkpoint in said else []
-        together = run.together(PARTS, found, run.dims, run.named.by)
+        run.measure(PARTS)
+        together = run.together(PARTS, run.dims, run.named.by)
+        said = facts()["said"]["puccetti"].get(together["checkpoint"])
+        together["notes"] += (said,) if said else ()
         return PuccettiReplication(counts=run.counts.source, **together)
 
 
@@ -130,8 +104,6 @@ class PuccettiRun(PaperRun):
         self.named = named_dims(loaded, self.stack, options.dims)
         self.dims = self.named.dims
         self.notes += self.named.notes
-        # Finished units of a corpus that is counted, and of `frequency`.
-        self.rows = Keep(folder / "rows", fresh=self.overwrite)
         if options.counts is not None:
             self.counts = counts_of(options.counts, loaded.tokenizer, rows=self.rows, progress=self.progress)
         else:
@@ -147,21 +119,11 @@ class PuccettiRun(PaperRun):
         """Whether the model has no head that a part needs; a note says how many texts it reads where these are not all."""
         if HEAD in part.needs and self.loaded.head not in ("masked", "causal"):
             return f"{self.loaded.name} has no head that predicts words"
+        if BESIDE in part.needs and not (self.stack.n_layers >= FEWEST and {"frequency", "attention"} & {*self.found}):
+            return f"a rank correlation over layers needs {FEWEST} layers, and frequency or attention"
         if (n := len(self.some(part))) < len(self.texts):
             self.notes.append(f"{part.title}: the first {n:,} of {len(self.texts):,} texts")
         return ""
-
-    def settings(self, part: Part) -> tuple[object, ...]:
-        """What is read, of which dimensions, and how frequent tokens are."""
-        return (self.dims, self.some(part).digest, self.counts.frequency(special=True).tobytes())
-
-    def with_story(self, found: dict[str, Any]) -> dict[str, Any]:
-        """`found` with damage and correlations by layer for the sweep, or without it where there is nothing to set beside."""
-        swept, beside = found["layers"], {name: found[name] for name in ("frequency", "attention") if name in found}
-        if beside and self.stack.n_layers >= FEWEST:
-            return found | {"layers": layer_story(swept, seed=self.options.seed, **beside)}
-        self.notes.append(f"no rank correlation over layers: that needs {FEWEST} layers, and frequency or attention")
-        return {name: one for name, one in found.items() if name != "layers"}
 
 
 def _frequency(run: PuccettiRun) -> Any:
@@ -174,11 +136,11 @@ def _attention(run: PuccettiRun) -> Any:
     options = AttentionOptions(
         dims=run.dims, stack=name, max_length=MAX_LENGTH, batch_size=asked.batch_size, seed=asked.seed
     )
-    return attention(run.loaded, run.some(PARTS["attention"]), options, progress=run.progress)
+    return attention(run.loaded, run.some(PARTS["attention"]), options, progress=run.progress, rows=run.rows)
 
 
-def _layers(run: PuccettiRun) -> Sweep:
-    """Every outlier, and all together, off in each layer alone."""
+def _layers(run: PuccettiRun) -> Any:
+    """Every outlier, and all together, off in each layer alone, beside the correlations by layer."""
     from outlierlens.analyses.sweep.measure import sweep
 
     options = SweepOptions(
@@ -186,25 +148,28 @@ def _layers(run: PuccettiRun) -> Sweep:
         mode=mode_by_layer(run.stack), stack=run.stack.name, n_random=0, n_matched=0, gradients=0, seed=run.options.seed,
         task=TaskOptions(max_length=MAX_LENGTH),
     )  # fmt: skip
-    return sweep(run.loaded, run.some(PARTS["layers"]), options, rows=run.folder / "layers.rows.jsonl")
+    swept = sweep(run.loaded, run.some(PARTS["layers"]), options, rows=run.rows)
+    save(swept, run.folder / "parts" / "sweep.json")
+    beside = {name: run.found[name] for name in ("frequency", "attention") if name in run.found}
+    return layer_story(swept, seed=run.options.seed, **beside)
 
 
 def _bands(run: PuccettiRun) -> Any:
     options = GeometryOptions(read=run.reading(), max_length=MAX_LENGTH, dims=run.dims, seed=run.options.seed)
-    return frequency_bands(run.loaded, run.some(PARTS["bands"]), run.counts, options)
+    return frequency_bands(run.loaded, run.some(PARTS["bands"]), run.counts, options, rows=run.rows)
 
 
 def _predictions(run: PuccettiRun) -> Any:
     asked, task = run.options, TaskOptions(max_length=MAX_LENGTH)
     options = PredictionOptions(stack=run.stack.name, n_random=19 if asked.full else 5, task=task, seed=asked.seed)
     texts = run.some(PARTS["predictions"])
-    return predictions(run.loaded, texts, run.counts, run.dims, options, progress=run.progress)
+    return predictions(run.loaded, texts, run.counts, run.dims, options, progress=run.progress, rows=run.rows)
 
 
 PARTS = {
     "frequency": Part("correlation with token frequency", _frequency, n_texts=1000),
     "attention": Part("vertical attention", _attention, n_texts=200),
-    "layers": Part("damage of single layers", _layers, n_texts=64),
+    "layers": Part("damage of single layers", _layers, (BESIDE,), 64),
     "bands": Part("frequent and rare tokens in space", _bands, n_texts=1000),
     "predictions": Part("what the model says without them", _predictions, (HEAD,), 64),
 }

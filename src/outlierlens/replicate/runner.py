@@ -1,17 +1,16 @@
-"""How a paper of many parts is measured: each part once, kept in the run directory as soon as it is there, and put together.
+"""How a paper of many parts is measured: one part after the other, each by its analysis, and put together.
 
     class PuccettiRun(PaperRun): …                     # what its parts share
     PARTS = {"frequency": Part("correlation with token frequency", _frequency, n_texts=1000), …}
-    found = PuccettiRun(loaded, options, folder).measured(PARTS)     # {name: its finding}; measured now, or read back
+    run = PuccettiRun(loaded, options, folder)
+    run.measure(PARTS)
+    run.found                                          # {name: its finding}
 
+rows/               what the analyses have finished: the same command goes on, other settings have files of their own
 parts/NAME.json     the part's finding
-parts/NAME.key      a hash of all that its numbers depend on, and the seconds that it took
 """
 
-import functools
-import hashlib
-import json
-import time
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +19,14 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Ge
 
 from outlierlens.errors import BadInput, pick
-from outlierlens.models.load import LoadedModel, fingerprint
+from outlierlens.models.load import LoadedModel
 from outlierlens.models.passes import Progress
 from outlierlens.options import Flag, check
 from outlierlens.replicate.papers import checkpoint_of
-from outlierlens.results.document import Result, load, save
+from outlierlens.results.document import Result, save
 from outlierlens.results.finding import About, Finding
+from outlierlens.results.row_store import Keep
 from outlierlens.results.rows import Row
-from outlierlens.results.safe_files import read_json, write_text
 from outlierlens.vectors.read import ReadOptions, text_stack
 from outlierlens.view.section import Section, renamed
 
@@ -37,14 +36,13 @@ class Part:
     """One part of a paper: how it is measured, and with what.
 
     Attributes:
-        title: for reading.
         measure: its finding, of the `PaperRun` that it is a part of.
         needs: what it cannot do without, as `PaperRun.lacks` understands it.
         n_texts: texts that it reads unless in full; 0 where it chooses its own.
     """
 
     title: str
-    measure: Callable[[Any], Result]
+    measure: Callable[[Any], Finding]
     needs: tuple[str, ...] = ()
     n_texts: int = 0
 
@@ -52,8 +50,6 @@ class Part:
 @dataclass(frozen=True, kw_only=True)
 class PaperOptions:
     """What is asked of a paper of many parts; a paper names its parts."""
-
-    names: ClassVar[tuple[str, ...]] = ()
 
     parts: Annotated[tuple[str, ...], Flag(read="options:parse_names")] = ()
     """Which parts, by commas."""
@@ -68,9 +64,10 @@ class PaperOptions:
 
     def __post_init__(self) -> None:
         check(self)
-        unknown = [name for name in self.parts if name not in self.names]
+        names = type(self).parts  # by default all
+        unknown = [name for name in self.parts if name not in names]
         if unknown or not self.parts:
-            raise BadInput(f"unknown part {unknown[0] if unknown else ''!r}; parts are {', '.join(self.names)}")
+            raise BadInput(f"unknown part {unknown[0] if unknown else ''!r}; parts are {', '.join(names)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +77,6 @@ class MeasuredPart(Row):
     part: str
     title: str
     """what"""
-    seconds: float
-    """seconds: that measuring it took, when it was measured"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +111,12 @@ class PaperFinding(Finding):
         """The finding of a part; raises BadInput with the parts there are."""
         return self.parts[self.measured.index(pick(self.measured, f"no part {name!r}", part=name))]
 
+    def sentences(self) -> Iterator[str]:
+        """What each part says first."""
+        for part in self.parts:
+            assert isinstance(part, Finding)
+            yield from itertools.islice(part.sentences(), 1)
+
     def sections(self, *, verbose: bool = False) -> Iterator[Section]:
         """Its own, then those of its parts."""
         yield from super().sections(verbose=verbose)
@@ -124,89 +125,48 @@ class PaperFinding(Finding):
             yield from (renamed(one, f"{self.paper}-{row.part}") for one in part.sections(verbose=verbose))
 
 
-def kept(folder: Path, name: str, settings: str, measure: Callable[[], Any], *, overwrite: bool) -> tuple[Any, float]:
-    """(a part's result as it lies in the run directory, measured first where it is missing; the seconds that it took).
-
-    Raises:
-        BadInput: it was measured with other settings.
-    """
-    path, key = folder / "parts" / f"{name}.json", folder / "parts" / f"{name}.key"
-    if path.is_file() and not overwrite:
-        made = read_json(key, "start again with --overwrite", a=dict) if key.is_file() else {}
-        if made.get("settings") != settings:
-            raise BadInput(
-                f"{path} was made with other settings, data or weights; name another directory with -o, or start again "
-                f"with --overwrite"
-            )
-        return load(path), float(made.get("seconds", 0.0))
-    began = time.perf_counter()
-    found = measure()
-    seconds = round(time.perf_counter() - began, 1)
-    save(found, path)
-    write_text(key, json.dumps({"settings": settings, "seconds": seconds}) + "\n")
-    return found, seconds
-
-
 class PaperRun:
     """One run of a paper: the model, what was asked, and what is kept. A paper adds what its parts share."""
 
     def __init__(
         self, loaded: LoadedModel, options: Any, folder: Path, *, overwrite: bool = False, progress: Progress | None
     ):
-        self.loaded, self.options, self.folder, self.overwrite = loaded, options, folder, overwrite
+        self.loaded, self.options, self.folder = loaded, options, folder
         self.progress = progress or (lambda *_: None)
         self.stack = text_stack(loaded, options.stack)
-        self.fingerprint = fingerprint(loaded.model)
-        self.checkpoint = checkpoint_of(loaded.name, loaded.config)
-        self.found: dict[str, tuple[Any, float]] = {}  # {name: (finding, seconds)} of what was measured or read back
+        self.rows = Keep(folder / "rows", fresh=overwrite)
+        self.found: dict[str, Any] = {}  # {name: finding} of the parts that were measured
         self.notes: list[str] = []
 
     def lacks(self, part: Part) -> str:
         """Why a part cannot be measured; "" where it can."""
         return ""
 
-    def settings(self, part: Part) -> tuple[object, ...]:
-        """What the numbers of a part depend on, beside the weights, the seed and the stream."""
-        return ()
-
-    def measured(self, table: Mapping[str, Part]) -> dict[str, Any]:
-        """{name: finding} of the parts asked for, but for those that something is lacking for, which a note says."""
-        found = {}
-        for name, part in table.items():
+    def measure(self, parts: Mapping[str, Part]) -> None:
+        """Measure the parts asked for, but for those that something is lacking for, which a note says."""
+        for name, part in parts.items():
             if name not in self.options.parts:
                 continue
             if why := self.lacks(part):
                 self.notes.append(f"{part.title}: left out, for {why}")
                 continue
             self.progress(part.title, 0, 1)
-            found[name] = self.keep(name, functools.partial(part.measure, self), *self.settings(part))
-        return found
-
-    def keep(self, name: str, measure: Callable[[], Any], *settings: object) -> Any:
-        """A part's finding, read back, or measured now; `settings` are what its numbers depend on."""
-        if name not in self.found:
-            depends = repr((self.fingerprint, self.options.seed, self.stack.name, *settings))
-            key = hashlib.sha256(depends.encode()).hexdigest()
-            self.found[name] = kept(self.folder, name, key, measure, overwrite=self.overwrite)
-        return self.found[name][0]
+            self.found[name] = part.measure(self)
+            save(self.found[name], self.folder / "parts" / f"{name}.json")
 
     def reading(self, **more: Any) -> ReadOptions:
         """How the model is run; `more` are other fields."""
         batch, name = self.options.batch_size, self.stack.name
         return ReadOptions(batch_size=batch, stack=name, progress=self.progress, **more)
 
-    def together(
-        self, table: Mapping[str, Part], found: Mapping[str, Any], dims: Sequence[int], named_by: str = ""
-    ) -> dict[str, Any]:
+    def together(self, parts: Mapping[str, Part], dims: Sequence[int], named_by: str = "") -> dict[str, Any]:
         """The fields of a `PaperFinding`; `dims` are those that it is about."""
         return {
-            "provenance": self.loaded.provenance(seed=self.options.seed, digest=self.fingerprint),
+            "provenance": self.loaded.provenance(seed=self.options.seed),
             "about": About(stack=self.stack.name, dims=tuple(map(str, dims)), named_by=named_by),
-            "checkpoint": self.checkpoint,
+            "checkpoint": checkpoint_of(self.loaded.name, self.loaded.config),
             "full": self.options.full,
-            "measured": tuple(
-                MeasuredPart(part=one, title=table[one].title, seconds=self.found[one][1]) for one in found
-            ),
-            "parts": tuple(found.values()),
+            "measured": tuple(MeasuredPart(part=one, title=parts[one].title) for one in self.found),
+            "parts": tuple(self.found.values()),
             "notes": tuple(dict.fromkeys((*self.loaded.notes, *self.notes))),
         }
