@@ -1,36 +1,21 @@
-"""Every name that the documentation lists, with its signature, first line and public methods."""
+"""Every name of `outlierlens` itself, with its signature, first line and public methods.
+
+The pages of docs/ list the others; `docs/generate.py --check` holds those to the code.
+"""
 
 import inspect
 import re
-import sys
 import typing
-from pathlib import Path
 from typing import Any
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 def public() -> dict[str, Any]:
-    """{"outlierlens": its names, "charts": …, and of the page: {dotted name: what it is}}."""
+    """{"__all__": the names, "api": {dotted name: what it is}}."""
     import outlierlens
-    from outlierlens import charts, errors
 
-    sys.path.insert(0, str(ROOT / "docs"))
-    try:
-        from _site import names
-    finally:
-        sys.path.remove(str(ROOT / "docs"))
-    own = [f"outlierlens.{name}" for name in outlierlens.__all__ if name != "__version__"]
-    drawn = [f"outlierlens.view.charts.{name}" for name in dir(charts)]
-    raised = [f"outlierlens.errors.{name}" for name, one in vars(errors).items() if names.is_error(one)]
-    found = names.result_names()
-    taken = names.parts_of([*names.imported(), *own], found)
-    pages = {
-        "api": own, "api-more": [*names.imported(), *drawn, *raised], "api-results": found,
-        "api-types": [*taken, *names.parts_of(found, [*own, *taken])],
-    }  # fmt: skip
-    told = {page: {name: _told(names.look_up(name)) for name in sorted(set(listed))} for page, listed in pages.items()}
-    return {"__all__": sorted(outlierlens.__all__), **told}
+    own = sorted(name for name in outlierlens.__all__ if name != "__version__")
+    told = {f"outlierlens.{name}": _told(getattr(outlierlens, name)) for name in own}
+    return {"__all__": sorted(outlierlens.__all__), "api": told}
 
 
 def _told(one: Any) -> dict[str, Any]:

@@ -29,6 +29,7 @@ def results(said: dict[str, every_command.Said], folder: Path) -> dict[str, Any]
             document = one.out.splitlines()
         if name == "report":
             document = json.loads((folder / "report" / "results.json").read_text("utf-8"))
+            document["findings"] = [one["kind"] for one in document["findings"]]  # each is a run of its own
         aside = ASIDE | COUNTED.get(name, set()) | ({"fingerprint"} if name in TRAINED else set())
         found[name] = brief(lasting(document, str(folder), aside))
     return found

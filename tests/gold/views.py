@@ -202,7 +202,7 @@ def _calls(name: str, function: Any, made: dict[str, Any]) -> Iterator[tuple[Any
         "weight_maps": [(synthetic_report.stack_scan(n_layers=6, hidden_size=520, bias=True),)],
     }
     parts: dict[str, list[tuple[Any, ...]]] = {
-        "StackObservation": [(one, dims) for one in made["Observation"].stacks],
+        "StackObservation": [(one, dims) for one in synthetic_report.observation(n_layers=8, hidden_size=520).stacks],
         "Passage": [(made["Observation"].passages[0], dims)],
     }
     named = getattr(kind, "__name__", str(kind))
