@@ -191,7 +191,7 @@ def test_sets_stand_among_their_controls_of_which_some_are_drawn(sweep):
     assert (len(kept), kept[0], kept[-1]) == (MAX_DRAWS, changes[0], changes[-1])
     assert np.median(kept) == pytest.approx(np.median(changes), abs=0.01)
     layers = synthetic.layer_sweep()
-    assert len(layers.drawn()[1].chosen(layers)) == MAX_NULLS
+    assert len(layers.drawn()[2].chosen(layers)) == MAX_NULLS
 
 
 def test_a_model_that_broke_down_is_said_and_not_drawn(sweep):
@@ -221,3 +221,20 @@ def test_noise_gets_no_name():
     quiet = synthetic.sweep(strong={}, found=())
     small = (replace(e, change=Estimate(0.01 * e.change.value, -0.01, 0.01)) for e in quiet.effects)
     assert replace(quiet, effects=tuple(small)).named() == ()
+
+
+def test_the_damage_map_has_a_cell_for_each_layer_and_dimension_and_the_largest_of_many() -> None:
+    swept = synthetic.layer_sweep()
+    (spec,) = (one for one in swept.chart().spec["vconcat"] if one["title"]["text"] == "By layers and dimensions")
+    cells = spec["layer"][0]["data"]["values"]
+    assert {(cell["dim"], cell["window"]): cell["change"] for cell in cells} == {
+        (one.dims[0], one.window): pytest.approx(one.change.value, rel=1e-3) for one in swept.singles()
+    }
+    assert cells[0]["size"] == max(cell["size"] for cell in cells)
+    assert "The darkest cell is 507 in layer 3: +5.04" in swept.chart().reading
+    wide = synthetic.layer_sweep(tuple(range(576)), n_layers=4)
+    kept = wide.chart().spec["vconcat"][1]["layer"][0]["data"]["values"]
+    sizes = sorted((abs(one.change.value) for one in wide.singles()), reverse=True)
+    assert len(kept) == MAX_MARKS < len(sizes)
+    assert min(cell["size"] for cell in kept) == pytest.approx(sizes[MAX_MARKS - 1], rel=1e-3)
+    assert f"Drawn are the {MAX_MARKS:,} largest of {len(sizes):,} changes." in wide.chart().reading

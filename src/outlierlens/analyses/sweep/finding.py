@@ -21,6 +21,7 @@ from outlierlens.results.finding import Finding
 from outlierlens.results.rows import Estimate, Pivot, Row
 from outlierlens.statistics.means import interval_text
 from outlierlens.view.charts.base import (
+    ALARM,
     BAND,
     FAINT,
     MUTED,
@@ -118,6 +119,41 @@ class EffectDots(Picture):
             layers.append(d.sharing(marked, its, *d.dim_marks(None, shown, x, y, tooltip, size=80)))
             layers += d.names_above(list(shown), found.width, x)
         return d.panel(layers, 640, 330, self.title)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DamageMap(Picture):
+    """Layer windows down, dimensions across: the darker the cell, the larger the change; empty where it is smaller than all."""
+
+    def chosen(self, found: Any) -> list[Row]:
+        """The largest changes, as many as can be seen."""
+        effects = [one for one in found.singles() if one.finite]
+        return sorted(effects, key=lambda one: -abs(one.change.value))[:MAX_MARKS]
+
+    def caption(self, found: Any) -> str:
+        """How many are drawn, and where the largest is."""
+        n, cells = sum(one.finite for one in found.singles()), self.chosen(found)
+        drawn = f"Drawn are the {len(cells):,} largest of {n:,} changes. " if len(cells) < n else ""
+        most = cells[0]
+        return f"{drawn}The darkest cell is {most.label}: {most.change.value:+.3g}." if isinstance(most, Effect) else ""
+
+    def panel(self, found: Any) -> Spec:
+        """Its cells, and the names of dimensions above them."""
+        cells: list[Spec] = [
+            {"dim": row.dims[0], "end": row.dims[0] + 1, "window": row.window, "texts": row.n_texts}
+            | rounded(change=row.change.value, size=abs(row.change.value))
+            for row in self.chosen(found) if isinstance(row, Effect)
+        ]  # fmt: skip
+        windows = list(found.windows_swept)
+        x = d.dim_axis(found.width)
+        y = d.strips("window", windows, inner=0, outer=0)
+        shade = d.strength("size", max(cell["size"] for cell in cells) or 1.0)
+        shade["scale"]["type"] = "sqrt"  # else the largest alone would be seen
+        tooltip = d.columns(dim="dimension", window="layers:N", change=self.head(found, "change"), texts="texts")
+        heat = d.heat(cells, x, y, shade, tooltip, x2={"field": "end"}, color=ALARM, stroke=ALARM, strokeWidth=1.5)
+        return d.panel(
+            [heat, *d.names_above(found.named(), found.width, x)], 640, max(80, 14 * len(windows)), self.title
+        )
 
 
 def figure2(sweeps: "Sequence[Sweep]", named: Sequence[int] | None = None, *, model: str = "") -> Chart:
@@ -294,7 +330,7 @@ class Sweep(Finding):
                 rows="effects", x="window", y="change", by="dims", title="By layers",
                 where=lambda row: row.window != BY_LAYER and (len(row.dims) > 1 or row.dims[0] in named),
             )  # fmt: skip
-            made.append(some)
+            made += [some, DamageMap(rows="effects", x="dims", y="window", title="By layers and dimensions")]
         elif self.singles():
             made.append(EffectDots(rows="effects", x="dims", y="change"))
         for kind, of in (("random", "the same size"), ("matched", "as extreme weights elsewhere")):
