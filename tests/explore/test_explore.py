@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 import shlex
+import socket
 import subprocess
 import threading
 from collections.abc import Callable
@@ -484,6 +485,20 @@ def test_a_taken_port_is_said() -> None:
         with pytest.raises(BadInput, match=f"port {port} is taken or not allowed; name another with --port"):
             free_port(port)
         assert free_port(None) != port
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # gradio leaves its probe's socket open
+def test_a_port_that_is_taken_while_the_page_starts_gives_way_to_the_next(
+    planted: Explorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from outlierlens.explore import serve
+
+    with contextlib.closing(socket.create_server((serve.LOOPBACK, 0))) as other:
+        free, taken = serve.free_port, iter([other.getsockname()[1]] * 2)
+        monkeypatch.setattr(serve, "free_port", lambda asked: next(taken, None) or free(asked))
+        with serve.served(planted, SHORT, serve.Place()) as (address, _):
+            assert not address.rstrip("/").endswith(str(other.getsockname()[1]))
+            assert next(taken, None) is None
 
 
 def test_a_server_that_starts_late_is_waited_for_and_one_that_ends_is_not() -> None:

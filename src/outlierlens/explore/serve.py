@@ -121,7 +121,8 @@ def free_port(asked: int | None) -> int:
 @contextlib.contextmanager
 def served(explorer: Explorer, start: State, place: Place) -> Iterator[tuple[str, str | None]]:
     """Serve the page inside the block; yields its address and, where it is shared, the public one."""
-    port, blocks = free_port(place.port), page(explorer, start)
+    free_port(place.port)  # a port that is taken is said before the page is made
+    blocks = page(explorer, start)
     answer = blocks.process_api
 
     async def told(*args: Any, **named: Any) -> Any:
@@ -132,14 +133,16 @@ def served(explorer: Explorer, start: State, place: Place) -> Iterator[tuple[str
 
     blocks.process_api = told
     hosts = (LOOPBACK, "localhost", *((TUNNEL,) if place.share else ()))
-    _, address, public = blocks.launch(
-        server_name=LOOPBACK,
-        server_port=port,
-        share=place.share,
-        prevent_thread_lock=True,
-        app_kwargs={"middleware": [(Door, (), {"hosts": hosts})]},
-        **launch_options(),
-    )
+    options = {"share": place.share, "app_kwargs": {"middleware": [(Door, (), {"hosts": hosts})]}, **launch_options()}
+    while True:
+        port = free_port(place.port)
+        try:
+            _, address, public = blocks.launch(
+                server_name=LOOPBACK, server_port=port, prevent_thread_lock=True, **options
+            )
+            break
+        except OSError:  # another process has taken the port meanwhile
+            continue
     try:
         yield address, public
     finally:
