@@ -487,6 +487,19 @@ def test_a_taken_port_is_said() -> None:
         assert free_port(None) != port
 
 
+def test_what_keeps_the_page_from_starting_is_not_tried_again(
+    planted: Explorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from outlierlens.explore import serve
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("gradio.Blocks.launch", full)
+    with pytest.raises(OSError, match="No space left"), serve.served(planted, SHORT, serve.Place()):
+        pass
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # gradio leaves its probe's socket open
 def test_a_port_that_is_taken_while_the_page_starts_gives_way_to_the_next(
     planted: Explorer, monkeypatch: pytest.MonkeyPatch

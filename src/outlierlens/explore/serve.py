@@ -109,11 +109,20 @@ async def _refuse(scope: Message, send: Send, status: int, said: str) -> None:
     await send({"type": "http.response.body", "body": said.encode()})
 
 
+def _opened(port: int) -> int | None:
+    """The port, of 0 the one that the system gives; None where it cannot be opened."""
+    try:
+        with socket.create_server((LOOPBACK, port)) as tried:
+            return int(tried.getsockname()[1])
+    except OSError:
+        return None
+
+
 def free_port(asked: int | None) -> int:
     """The port asked for, or the first free one from 7860; raises BadInput where it is taken."""
     for port in (asked,) if asked is not None else range(7860, 7960):
-        with contextlib.suppress(OSError), socket.create_server((LOOPBACK, port)) as tried:
-            return int(tried.getsockname()[1])
+        if (free := _opened(port)) is not None:
+            return free
     which = f"port {asked} is" if asked is not None else "ports 7860 to 7959 are"
     raise BadInput(f"{which} taken or not allowed; name another with --port")
 
@@ -141,8 +150,9 @@ def served(explorer: Explorer, start: State, place: Place) -> Iterator[tuple[str
                 server_name=LOOPBACK, server_port=port, prevent_thread_lock=True, **options
             )
             break
-        except OSError:  # another process has taken the port meanwhile
-            continue
+        except OSError:
+            if _opened(port) is not None:  # no other process has taken it meanwhile
+                raise
     try:
         yield address, public
     finally:

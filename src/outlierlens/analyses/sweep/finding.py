@@ -125,7 +125,7 @@ class EffectDots(Picture):
 class DamageMap(Picture):
     """Layer windows down, dimensions across: the darker the cell, the larger the change; empty where it is smaller than all."""
 
-    def chosen(self, found: Any) -> list[Row]:
+    def chosen(self, found: Any) -> list[Any]:
         """The largest changes, as many as can be seen."""
         effects = [one for one in found.singles() if one.finite]
         return sorted(effects, key=lambda one: -abs(one.change.value))[:MAX_MARKS]
@@ -134,15 +134,14 @@ class DamageMap(Picture):
         """How many are drawn, and where the largest is."""
         n, cells = sum(one.finite for one in found.singles()), self.chosen(found)
         drawn = f"Drawn are the {len(cells):,} largest of {n:,} changes. " if len(cells) < n else ""
-        most = cells[0]
-        return f"{drawn}The darkest cell is {most.label}: {most.change.value:+.3g}." if isinstance(most, Effect) else ""
+        return f"{drawn}The darkest cell is {cells[0].label}: {cells[0].change.value:+.3g}."
 
     def panel(self, found: Any) -> Spec:
         """Its cells, and the names of dimensions above them."""
         cells: list[Spec] = [
             {"dim": row.dims[0], "end": row.dims[0] + 1, "window": row.window, "texts": row.n_texts}
             | rounded(change=row.change.value, size=abs(row.change.value))
-            for row in self.chosen(found) if isinstance(row, Effect)
+            for row in self.chosen(found)
         ]  # fmt: skip
         windows = list(found.windows_swept)
         x = d.dim_axis(found.width)

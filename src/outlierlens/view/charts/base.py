@@ -24,7 +24,6 @@ import numpy as np
 
 from outlierlens.errors import BadInput, need, printable
 
-RGBA, PALETTE = 6, 3
 UNSEEN = 0.1  # mean distance of pixels from their palette's colour, of 255, that leaves a picture as it looks
 
 
