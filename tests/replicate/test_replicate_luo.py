@@ -18,6 +18,7 @@ from outlierlens.replicate.luo import NAMES, PARTS, LuoOptions, LuoReplication, 
 from outlierlens.replicate.papers import Published, checkpoint_of, published_extremes, published_for
 from outlierlens.report import rerender
 from outlierlens.results.document import from_json, load, save, to_json
+from paper_runs import gone_on
 
 LOAD = LoadOptions(dtype="float32", device="cpu")
 
@@ -134,25 +135,13 @@ def test_effects_are_those_of_the_parts(whole: LuoReplication) -> None:
 def test_a_stopped_run_goes_on_with_what_is_missing(
     place: Path, whole: LuoReplication, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Stop(Exception):
-        pass
-
-    def stop(run: Any) -> Any:
-        raise Stop
-
-    monkeypatch.setitem(PARTS, "words", replace(PARTS["words"], measure=stop))
-    with pytest.raises(Stop):
-        made_of(place, "stopped")
-    monkeypatch.undo()
-    rows = {path: path.read_bytes() for path in (place / "stopped/rows").glob("*.jsonl")}
-    assert rows
-    again = made_of(place, "stopped")
-    assert all(path.read_bytes() == before for path, before in rows.items())
+    rows = place / "stopped/rows"
+    again = gone_on(PARTS, "words", rows, lambda: made_of(place, "stopped"), monkeypatch)
     for one in whole.measured:
         same(again.part(one.part), whole.part(one.part))
-    done = {path: path.read_bytes() for path in (place / "stopped/rows").glob("*.jsonl")}
+    done = {path: path.read_bytes() for path in rows.glob("*.jsonl")}
     made_of(place, "stopped")
-    assert {path: path.read_bytes() for path in (place / "stopped/rows").glob("*.jsonl")} == done
+    assert {path: path.read_bytes() for path in rows.glob("*.jsonl")} == done
 
 
 def same(one: Any, other: Any) -> None:

@@ -1,7 +1,6 @@
 """Puccetti et al. on a small model: parts are kept, a stopped run goes on, and the page says what they say."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from outlierlens.models.load import LoadOptions, load_model
 from outlierlens.replicate.puccetti import NAMES, PARTS, PuccettiOptions, PuccettiReplication, replicate_puccetti
 from outlierlens.report import rerender
 from outlierlens.results.document import from_json, load, to_json
+from paper_runs import gone_on
 
 LOAD = LoadOptions(dtype="float32", device="cpu")
 
@@ -71,20 +71,8 @@ def test_it_says_what_each_part_says_first(whole: PuccettiReplication) -> None:
 def test_a_stopped_run_goes_on_and_other_settings_are_not_mixed_in(
     place: Path, whole: PuccettiReplication, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Stop(Exception):
-        pass
-
-    def stop(run: Any) -> Any:
-        raise Stop
-
-    monkeypatch.setitem(PARTS, "bands", replace(PARTS["bands"], measure=stop))
-    with pytest.raises(Stop):
-        made_of(place, "stopped")
-    monkeypatch.undo()
-    rows = {path: path.read_bytes() for path in (place / "stopped/rows").glob("*.jsonl")}
-    assert rows
-    again = made_of(place, "stopped")
-    assert all(path.read_bytes() == before for path, before in rows.items())
+    rows = place / "stopped/rows"
+    again = gone_on(PARTS, "bands", rows, lambda: made_of(place, "stopped"), monkeypatch)
     for mine, other in zip(again.parts, whole.parts, strict=True):
         pd.testing.assert_frame_equal(mine.to_pandas(), other.to_pandas(), rtol=1e-12)
     fewer = made_of(place, "stopped", limit=30, parts=("frequency",))
