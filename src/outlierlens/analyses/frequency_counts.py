@@ -12,7 +12,7 @@ import glob
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,17 +93,19 @@ def count_tokens(
         for one in kept.done.values():
             sums[one["ids"]] += np.array(one["times"], dtype=np.int64)
             end = tuple(one["end"])
-        texts = _placed(names, end, column, offline)
         rest = 0 if "all" in kept.done else None if limit is None else limit - end[2]
-        for shard in _pieces(itertools.islice(texts, rest), SHARD):
-            end = shard[-1][0]
-            found = _counted(tokenizer, shard, len(sums))
-            ids = np.flatnonzero(found)
-            row = {"ids": ids.tolist(), "times": found[ids].tolist(), "end": end}
-            kept(str(end[2]), lambda row=row: row)  # type: ignore[misc]
-            sums += found
-            if progress is not None:
-                progress(f"{names[end[0]]}: {end[2]:,} texts, {int(sums.sum()):,} tokens so far", end[0], len(names))
+        with contextlib.closing(_placed(names, end, column, offline)) as texts:  # a file is open in it
+            for shard in _pieces(itertools.islice(texts, rest), SHARD):
+                end = shard[-1][0]
+                found = _counted(tokenizer, shard, len(sums))
+                ids = np.flatnonzero(found)
+                row = {"ids": ids.tolist(), "times": found[ids].tolist(), "end": end}
+                kept(str(end[2]), lambda row=row: row)  # type: ignore[misc]
+                sums += found
+                if progress is not None:
+                    progress(
+                        f"{names[end[0]]}: {end[2]:,} texts, {int(sums.sum()):,} tokens so far", end[0], len(names)
+                    )
         if not end[2]:
             raise BadInput(f"{', '.join(names[:3])}: holds no non-empty text")
         kept("all", lambda: {"ids": [], "times": [], "end": end})
@@ -146,7 +148,9 @@ def expand(data: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _placed(names: Sequence[str], start: Place, column: str | None, offline: bool) -> Iterator[tuple[Place, str]]:
+def _placed(
+    names: Sequence[str], start: Place, column: str | None, offline: bool
+) -> Generator[tuple[Place, str], None, None]:
     """The texts of `names` behind `start`, with the places behind them."""
     total = start[2]
     for number in range(start[0], len(names)):
