@@ -34,6 +34,21 @@ GLUE = (
 )
 WHOLE: dict[str, Other | None] = dict.fromkeys(("limit", "measure", "labels", "split", "max_seconds"))  # none of SPLITS
 
+
+def _glue(paper: str, authors: str, folder: str) -> Experiment:
+    """The row of a paper's GLUE table, whose options are those of its protocol."""
+    call = (
+        f"replicate {paper}-glue mini-planted --tasks sst2 --tuned sst2=tuned/seed-42/model --data paper/glue "
+        f"--labels negative,positive --random 1 --matched 0 -o {folder}"
+    )
+    return Experiment(
+        f"replicate {paper}-glue", "compare with papers", f"GLUE with outliers off as in {authors}: {GLUE}",
+        home="replicate.glue", measure="replicate.command:glue", odd=True, writes="folder", options=paper.upper(),
+        takes=("subject", "options", "output", "loading"), shared=RUN_DIRECTORY | GLUE_MODEL, result="Replication",
+        examples=(call, f"{call} --json  # the same run again: nothing is measured twice"),
+    )  # fmt: skip
+
+
 # --- the table -------------------------------------------------------------------------------------------------------
 
 EXPERIMENTS: tuple[Experiment, ...] = (
@@ -254,34 +269,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "--max-length 16 --random 0 -o recovered  # does it recover from losing dimension 8?",
         ),
     ),
-    Experiment(
-        "replicate kovaleva-glue", "compare with papers",
-        f"GLUE with outliers off as in Kovaleva et al. (2021): {GLUE}",
-        home="replicate.glue", measure="replicate.command:glue", odd=True, writes="folder", options="KOVALEVA",
-        takes=("subject", "options", "output", "loading"),
-        shared=RUN_DIRECTORY | GLUE_MODEL, result="Replication",
-        examples=(
-            "replicate kovaleva-glue mini-planted --tasks sst2 --tuned sst2=tuned/seed-42/model --data paper/glue "
-            "--labels negative,positive --random 1 --matched 0 -o kovaleva",
-            "replicate kovaleva-glue mini-planted --tasks sst2 --tuned sst2=tuned/seed-42/model --data paper/glue "
-            "--labels negative,positive --random 1 --matched 0 -o kovaleva --json  # the same run"
-            " again: nothing is measured twice",
-        ),
-    ),
-    Experiment(
-        "replicate puccetti-glue", "compare with papers",
-        f"GLUE with outliers off as in Puccetti et al. (2022): {GLUE}",
-        home="replicate.glue", measure="replicate.command:glue", odd=True, writes="folder", options="PUCCETTI",
-        takes=("subject", "options", "output", "loading"),
-        shared=RUN_DIRECTORY | GLUE_MODEL, result="Replication",
-        examples=(
-            "replicate puccetti-glue mini-planted --tasks sst2 --tuned sst2=tuned/seed-42/model --data paper/glue "
-            "--labels negative,positive --random 1 --matched 0 -o puccetti-glue",
-            "replicate puccetti-glue mini-planted --tasks sst2 --tuned sst2=tuned/seed-42/model --data paper/glue "
-            "--labels negative,positive --random 1 --matched 0 -o puccetti-glue --json  # the "
-            "same run again: nothing is measured twice",
-        ),
-    ),
+    _glue("kovaleva", "Kovaleva et al. (2021)", "kovaleva"),
+    _glue("puccetti", "Puccetti et al. (2022)", "puccetti-glue"),
     Experiment(
         "replicate luo", "compare with papers",
         "Positions, geometry, clipping and what vectors are good for: all tables and figures of Luo et al. (2021).\n\n"
