@@ -129,7 +129,9 @@ def test_unknown_architecture_names_the_remedy(saved: Any, tmp_path: Path) -> No
     path = saved()
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"model_type": "bertt"}))
-    with pytest.raises(UnknownArchitecture, match=r"unknown model_type 'bertt'.*--arch row\.toml.*near: .*bert"):
+    with pytest.raises(
+        UnknownArchitecture, match=r"transformers .* has no model_type 'bertt'.*--arch row\.toml; near: .*bert"
+    ):
         scan(str(path))
     row = tmp_path / "row.toml"
     row.write_text(

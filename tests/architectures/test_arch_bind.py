@@ -130,7 +130,8 @@ def test_errors_of_binding() -> None:
 
 def test_errors_of_the_table() -> None:
     with pytest.raises(
-        UnknownArchitecture, match=r"unknown model_type 'qwen4' in config\.json; pass --arch .*near: qwen"
+        UnknownArchitecture,
+        match=r"config\.json: transformers .* has no model_type 'qwen4'.*pass --arch row\.toml; near: qwen",
     ):
         stacks_of({"model_type": "qwen4"})
     with pytest.raises(UnknownArchitecture, match=r"no model_type in here; name the family that it is built like"):

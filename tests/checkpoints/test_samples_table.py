@@ -11,6 +11,7 @@ from outlierlens.checkpoints.samples import SAMPLES, cache
 from outlierlens.data.texts import SHIPPED
 from outlierlens.errors import UnknownModel
 from outlierlens.models.folder import model_folder
+from outlierlens.results.safe_files import cache_root
 
 # --- the table ---------------------------------------------------------------------------------------------------
 
@@ -60,7 +61,7 @@ def test_the_cache_stands_where_the_platform_wants_it(
     monkeypatch.setattr(cache.sys, "platform", platform)
     for name, value in ({"HOME": "/home/me"} | variables).items():
         monkeypatch.setenv(name, value)
-    assert samples.cache_root() == Path(expected)
+    assert cache_root() == Path(expected)
 
 
 # --- the real ones -----------------------------------------------------------------------------------------------

@@ -37,13 +37,13 @@ from outlierlens.analyses.prune_lists import Tool as ProtectTool
 from outlierlens.analyses.quantize_rounding import KeptLinear
 from outlierlens.analyses.quantize_schemes import parse
 from outlierlens.analyses.repair import card as repair_card
+from outlierlens.architectures.experiment.derive import Derivation
 from outlierlens.architectures.stack import Stack, load_toml, to_toml
 from outlierlens.checkpoints.samples import directory
 from outlierlens.cli.app import read
 from outlierlens.errors import BadInput, command, comment, literal, markdown, shell
 from outlierlens.explore import look
 from outlierlens.models.load import LoadOptions
-from outlierlens.models.proposal.propose import Proposal
 from outlierlens.report.both import Both
 from outlierlens.report.card import card as report_card
 from outlierlens.report.files import write
@@ -164,7 +164,7 @@ def test_lists_to_protect(tool: Any, tmp_path: Path) -> None:
 @NAMED
 def test_rows_of_architectures(name: str, tmp_path: Path) -> None:
     stack = Stack(blocks=f"{name}.{{layer}}", last_linear=(name,), name=name)
-    made = Proposal(name, (stack,), ({"blocks": name, "name": name},), (name,), name)
+    made = Derivation(name, (stack,), ({"blocks": name, "name": name},), (name,), name)
     text = made.toml
     assert all(one.isprintable() or one == "\n" for one in text)
     if name != without_surrogates(name):  # which no TOML holds

@@ -213,16 +213,20 @@ def continuation(loaded: LoadedModel, text: str) -> tuple[str, str] | None:
     _, behind = added_ends(tokenizer, [words])
     prompt = prompt[: len(prompt) - len(behind)]  # an end would be gone on from as if another text began
     step, cache = torch.tensor([prompt], device=loaded.device), None
+    whole = bool(
+        getattr(loaded.model, "_is_stateful", False)
+    )  # its cache is no list of keys and values: all is read anew
     said: list[int] = []
     with torch.inference_mode(), fast_products():
         while len(said) < min(CONTINUE, limit - len(prompt)):
             seen = torch.ones(1, len(prompt) + len(said), dtype=torch.long, device=loaded.device)
-            output = loaded.model(input_ids=step, attention_mask=seen, past_key_values=cache, use_cache=True)
-            cache, token = output.past_key_values, int(output.logits[0, -1].argmax())
+            kept = {} if whole else {"past_key_values": cache, "use_cache": True}
+            output = loaded.model(input_ids=step, attention_mask=seen, **kept)
+            cache, token = None if whole else output.past_key_values, int(output.logits[0, -1].argmax())
             said.append(token)
             if token == tokenizer.eos_token_id:
                 break
-            step = torch.tensor([[token]], device=loaded.device)
+            step = torch.tensor([[*prompt, *said] if whole else [token]], device=loaded.device)
     return tokenizer.decode(prompt, skip_special_tokens=True), tokenizer.decode(said)
 
 

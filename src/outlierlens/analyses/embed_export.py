@@ -28,6 +28,7 @@ import outlierlens.architectures as arch
 from outlierlens.analyses.embed_pairs import TextPairs
 from outlierlens.analyses.embed_scores import spearman
 from outlierlens.architectures import BoundStack
+from outlierlens.architectures.experiment.small import quiet
 from outlierlens.checkpoints.samples import SAMPLES
 from outlierlens.data.labelled.labels import apart
 from outlierlens.data.texts import EXCERPT, REVIEWS, Texts, read_texts
@@ -36,7 +37,6 @@ from outlierlens.errors import BadFile, BadInput, literal, markdown, need, print
 from outlierlens.models.hooks import EMBEDDINGS, layer_name
 from outlierlens.models.inputs import token_limit, tokenizer_of
 from outlierlens.models.load import LoadedModel, stream_width
-from outlierlens.models.proposal.tiny import quiet
 from outlierlens.options import Flag, check
 from outlierlens.results.document import save
 from outlierlens.results.finding import About, Finding

@@ -377,7 +377,7 @@ def _raise(failed: list[OutlierlensError]) -> None:
 
 def _propose(session: "Session", models: tuple[str, ...], options: ScanOptions) -> None:
     """Print draft rows, or write the one of one model to the file of --output."""
-    from outlierlens.models.proposal.propose import propose  # which a scan does not need, and waits for
+    from outlierlens.architectures.experiment.derive import derive  # which a scan does not need, and waits for
 
     family, output = session.loading.family, session.output.output
     if output and len(models) > 1:
@@ -388,7 +388,7 @@ def _propose(session: "Session", models: tuple[str, ...], options: ScanOptions) 
             if family is not None or not isinstance(config.get("model_type"), str):
                 named = family or arch.families(checkpoint.tensors, config, checkpoint.name)[0]
                 config = config | {"model_type": named}
-            row = propose(config).toml
+            row = derive(config).toml
         if output:
             write_text(output, row)
         else:

@@ -5,8 +5,8 @@
     family_of(config)                             # what else its row says
 
 `names` may be a checkpoint's keys or a live model's parameter names: one row serves both, and ablation too.
-Rows live in the files `rows_….py` as data; they are declared and tested, never guessed from names. For a family without one,
-`models.proposal.propose` drafts a row by experiment on a small random model.
+Rows live in the files `rows_….py` as data; they are declared and tested, never guessed from names. For a type without one,
+`derived` has the row of an experiment on a small random model.
 """
 
 from outlierlens.architectures.bind import (

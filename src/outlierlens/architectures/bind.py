@@ -219,7 +219,9 @@ class _Binder:
         else:
             scale, bias = (self.norms((stack.last_norm,), leaf) for leaf in ("weight", "bias"))
             required = [f"{stack.last_norm}.weight"]
-        if lacking := [name for name in required if not self.find(name, self.blocks[0])]:
+        if stack.layouts:
+            self.refuse_other_layouts()
+        elif lacking := [name for name in required if not self.find(name, self.blocks[0])]:
             raise BadFile(
                 f"stack {stack.name!r}: {self.prefix}{self.blocks[0]}.{lacking[0]} is missing; "
                 "the checkpoint is incomplete, or names it otherwise"
@@ -240,6 +242,20 @@ class _Binder:
             norms=self.block_norms(),
             linears=self.block_linears(),
         )
+
+    def refuse_other_layouts(self) -> None:
+        """Raise BadFile where the writes and norms of a block are those of no kind of block."""
+        stack = self.stack
+        names = sorted({*stack.last_linear, *stack.other_writes, *stack.other_norms})
+        for block in self.blocks:
+            found = tuple(name for name in names if self.find(parameter(name, "weight"), block))
+            if found not in stack.layouts:
+                near = max(stack.layouts, key=lambda one: len({*one} & {*found}) - len({*one} ^ {*found}))
+                odd = ", ".join(sorted({*near} ^ {*found}))
+                raise BadFile(
+                    f"stack {stack.name!r}: {self.prefix}{block} is no kind of block that the row knows; it differs from the "
+                    f"nearest in {odd}; the checkpoint is incomplete, or its config is another one"
+                )
 
     def refuse_absent(self) -> None:
         """Raise UnknownArchitecture where the row names a module or parameter that the model has nowhere."""
@@ -307,7 +323,7 @@ class _Binder:
         layers: list[tuple[Param, ...]] = [() for _ in self.blocks]
         for name, param in like.items():
             stored = [self.find(name, block) for block in self.blocks]
-            if everywhere and any(stored) and not all(stored):
+            if everywhere and not self.stack.layouts and any(stored) and not all(stored):
                 block = self.blocks[stored.index([])]
                 raise BadFile(
                     f"stack {self.stack.name!r}: {self.prefix}{block}.{name} is missing while other layers have it; "

@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from outlierlens.architectures import rows_decoders, rows_encoders
+from outlierlens.architectures import derived, rows_decoders, rows_encoders
 from outlierlens.architectures.bind import BoundStack, bind
 from outlierlens.architectures.rows_decoders import LIKE_LLAMA
 from outlierlens.architectures.rows_encoders import ENCODER_DECODERS
-from outlierlens.architectures.stack import Config, Family, Stack, load_toml
+from outlierlens.architectures.stack import BY_HAND, Config, Family, Stack, load_toml
 from outlierlens.errors import OutlierlensError, UnknownArchitecture
 
 ARCHITECTURES: dict[str, Family] = {
@@ -70,22 +70,22 @@ def stacks_of(config: Config, where: str = "config.json") -> tuple[Stack, ...]:
     """The streams declared for `config["model_type"]`; `where` names the config in the error.
 
     Raises:
-        UnknownArchitecture: no row; the message names the nearest rows and the remedies.
+        UnknownArchitecture: no row was written by hand, and none can be derived; the message says why, and what helps.
+        MissingExtra: a row must be derived, and torch or transformers is not installed.
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise UnknownArchitecture(
-            f"no model_type in {where}; name the family that it is built like (--family bert), or write a row by hand "
-            f"(docs/architectures.md) and pass --arch row.toml"
+            f"no model_type in {where}; name the family that it is built like (--family bert), or {BY_HAND}"
         )
     row = ARCHITECTURES.get(model_type)
     if row is None:
-        near = difflib.get_close_matches(model_type, ARCHITECTURES, n=3, cutoff=0.4)
-        hint = f"; near: {', '.join(near)}" if near else ""
-        raise UnknownArchitecture(
-            f"unknown model_type {model_type!r} in {where}; pass --arch row.toml (`outlierlens scan --propose` drafts "
-            f"one) or add a row in src/outlierlens/architectures{hint}"
-        )
+        try:
+            return derived.stacks_of(config)
+        except UnknownArchitecture as error:
+            near = difflib.get_close_matches(model_type, ARCHITECTURES, n=3, cutoff=0.4)
+            hint = f"; near: {', '.join(near)}" if near else ""
+            raise UnknownArchitecture(f"{where}: {error}{hint}") from error
     return row.stacks(config) if callable(row.stacks) else row.stacks
 
 
@@ -179,7 +179,7 @@ def families(names: Collection[str], config: Config | None = None, where: str = 
     if not best:
         raise UnknownArchitecture(
             f"{where}: no model_type in its config, and no row of the table fits its tensors; name the family that it is "
-            f"built like (--family bert), or write a row by hand (docs/architectures.md) and pass --arch row.toml"
+            f"built like (--family bert), or {BY_HAND}"
         )
     if any(fit.stacks != best[0].stacks for fit in best):
         raise UnknownArchitecture(

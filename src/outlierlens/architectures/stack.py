@@ -27,6 +27,7 @@ from outlierlens.errors import BadFile, BadInput, comment, literal
 from outlierlens.results.safe_files import read_toml
 
 Rotary = Literal["", "halves", "neighbours"]
+BY_HAND = "write a row by hand (docs/architectures.md) and pass --arch row.toml"
 PART = re.compile(r"(?P<name>[^\[]+)(?:\[(?:(?P<part>\d+)/(?P<parts>\d+)|(?P<head>head )?(?P<letter>[qkv]))\])?")
 
 
@@ -129,6 +130,8 @@ class Stack:
         fixed_scale: why no factor passes through a pre-norm stream, "" where one does.
         norm_offset: 1.0 where norms multiply by 1 + weight (Gemma), so a dimension is off at weight −1.
         shared_blocks: several layers run the same parameters (ALBERT): counting layers of weights is meaningless.
+        layouts: where blocks are not all alike, the linears that write and the norms on the stream of each kind of block,
+            sorted; the lists above then hold those of all kinds.
         layer_blocks: path of each layer's block, only where `blocks` cannot say it (shared blocks).
         token_first: blocks carry [token, batch, dim] (XLNet).
         exact: every path that is named must be in the model; so in a row from a file, unless it says `exact = false`.
@@ -163,6 +166,7 @@ class Stack:
     fixed_scale: str = ""
     norm_offset: float = 0.0
     shared_blocks: bool = False
+    layouts: tuple[tuple[str, ...], ...] = ()
     layer_blocks: tuple[str, ...] = ()
     token_first: bool = False
     stored_as: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -197,7 +201,7 @@ def load_toml(path: Path) -> tuple[Stack, ...]:
     tables = document.get("stack")
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise BadInput(f"{path}: holds no [[stack]] table; `outlierlens scan --propose` prints one")
-    return tuple(_stack(table, path) for table in tables)
+    return tuple(stack_of(table, path, exact=True) for table in tables)
 
 
 def to_toml(stacks: Sequence[Stack], evidence: Sequence[Mapping[str, str]] = ()) -> str:
@@ -214,43 +218,58 @@ def to_toml(stacks: Sequence[Stack], evidence: Sequence[Mapping[str, str]] = ())
                 continue
             if f.name in remarks:
                 lines.append(comment(remarks[f.name]))
-            lines.append(f"{f.name} = {_toml_value(value)}")
+            lines.append(f"{f.name} = {_toml_value(_plain(value))}")
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
 
 
 def _toml_value(value: Any) -> str:
-    if isinstance(value, Heads):
-        return _toml_value({name: one for name, one in vars(value).items() if one})
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return "{ " + ", ".join(f"{literal(key)} = {_toml_value(item)}" for key, item in value.items()) + " }"
-    if isinstance(value, tuple):
+    if isinstance(value, list):
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
     return literal(value)
 
 
-def _stack(table: dict[str, Any], path: Path) -> Stack:
+def stack_of(table: Mapping[str, Any], where: Path | str, *, exact: bool = False) -> Stack:
+    """A stack from a table as TOML or JSON has it; raises BadInput with the offending key."""
     known = {f.name: f.default for f in fields(Stack)}
     values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
-            raise BadInput(f"{path}: unknown key {key!r} in [[stack]]; known: {', '.join(known)}")
+            raise BadInput(f"{where}: unknown key {key!r} in [[stack]]; known: {', '.join(known)}")
         try:
             values[key] = _typed(key, value, known[key])
         except TypeError:
-            raise BadInput(f"{path}: {key} = {value!r} has the wrong type") from None
+            raise BadInput(f"{where}: {key} = {value!r} has the wrong type") from None
     if "blocks" not in values:
-        raise BadInput(f'{path}: a [[stack]] needs `blocks`, such as "encoder.layer.{{layer}}"')
+        raise BadInput(f'{where}: a [[stack]] needs `blocks`, such as "encoder.layer.{{layer}}"')
     try:
-        return Stack(**{"exact": True, **values})
+        return Stack(**{"exact": exact, **values})
     except BadInput as error:
-        raise BadInput(f"{path}: {error}") from None
+        raise BadInput(f"{where}: {error}") from None
+
+
+def table_of(stack: Stack) -> dict[str, Any]:
+    """A stack as JSON has it, values that are the default left out."""
+    values = {f.name: (getattr(stack, f.name), {} if f.default is MISSING else f.default) for f in fields(Stack)}
+    return {name: _plain(value) for name, (value, default) in values.items() if value != default}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Heads):
+        return {name: _plain(one) for name, one in vars(value).items() if one}
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value
 
 
 def _typed(key: str, value: Any, default: Any) -> Any:
     """`value` in the type of the field; raises TypeError."""
     if key == "heads":
         return tuple(heads_of(_table(one)) for one in _instance(value, list))
+    if key == "layouts":
+        return tuple(_strings(one) for one in _instance(value, list))
     if key in ("stored_as", "readers"):
         return {name: _strings(others) for name, others in _table(value).items()}
     if key == "axes":

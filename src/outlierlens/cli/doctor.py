@@ -23,12 +23,13 @@ from packaging.requirements import Requirement
 
 from outlierlens import __version__
 from outlierlens.checkpoints import formats
-from outlierlens.checkpoints.samples import SAMPLES, cache_root, is_complete
+from outlierlens.checkpoints.samples import SAMPLES, is_complete
 from outlierlens.checkpoints.samples.cache import folder_of, network_is_off
 from outlierlens.cli.common import say
 from outlierlens.errors import install
 from outlierlens.experiments import EXPERIMENTS
 from outlierlens.models.devices import cores
+from outlierlens.results.safe_files import cache_root
 from outlierlens.session import Session
 from outlierlens.view.render import print_rows
 from outlierlens.view.section import Rows

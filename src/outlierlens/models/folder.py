@@ -35,7 +35,7 @@ from outlierlens.checkpoints.formats import (
     weight_file,
 )
 from outlierlens.checkpoints.samples import directory, is_sample
-from outlierlens.checkpoints.samples.cache import cache_root, folder_being_made, say
+from outlierlens.checkpoints.samples.cache import folder_being_made, say
 from outlierlens.data.media.items import Kind
 from outlierlens.errors import BadFile, BadInput, UnknownModel, need
 from outlierlens.models.weight_copy import (
@@ -47,7 +47,7 @@ from outlierlens.models.weight_copy import (
     copy_gguf,
     needs_copy,
 )
-from outlierlens.results.safe_files import read_json
+from outlierlens.results.safe_files import cache_root, read_json
 
 if TYPE_CHECKING:
     from torch import nn

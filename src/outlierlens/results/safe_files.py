@@ -23,6 +23,7 @@ import os
 import re
 import secrets
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from fnmatch import fnmatch
@@ -334,3 +335,17 @@ def read_toml(path: Path, error: type[OutlierlensError] = BadInput) -> dict[str,
     except (OSError, ValueError, RecursionError) as problem:
         raise error(f"{path}: cannot be read as TOML: {' '.join(str(problem).split())[:200]}") from None
     return found
+
+
+def cache_root() -> Path:
+    """The folder under which outlierlens keeps what it fetched or made; it may not exist yet."""
+    chosen = os.environ.get("OUTLIERLENS_CACHE")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
+    elif sys.platform == "darwin":
+        base = "~/Library/Caches"
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser().absolute() / "outlierlens"

@@ -106,7 +106,12 @@ class OutputChange(Task):
         states = getattr(output, "last_hidden_state", None)
         if states is None:
             # An encoder-decoder's answer is the decoder's.
-            states = (getattr(output, "decoder_hidden_states", None) or output.hidden_states)[-1]
+            each = getattr(output, "decoder_hidden_states", None) or getattr(output, "hidden_states", None)
+            if not each:
+                raise BadInput(
+                    f"{self.loaded.name}: {type(self.loaded.model).__name__} returns no hidden states when asked"
+                )
+            states = each[-1]
         logits = getattr(output, "logits", None)
         return states.float(), torch.empty(0) if logits is None else logits.float()
 

@@ -13,7 +13,6 @@ from outlierlens.checkpoints.samples.cache import (
     SAMPLES,
     Sample,
     Wheel,
-    cache_root,
     folder_of,
     is_complete,
     is_sample,
@@ -26,12 +25,12 @@ from outlierlens.checkpoints.samples.cache import (
 )
 from outlierlens.checkpoints.samples.download import fetch
 from outlierlens.errors import Offline
+from outlierlens.results.safe_files import cache_root
 
 __all__ = [
     "SAMPLES",
     "Sample",
     "Wheel",
-    "cache_root",
     "directory",
     "fetch",
     "is_complete",

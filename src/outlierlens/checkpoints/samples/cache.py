@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from outlierlens.errors import BadInput, UnknownModel
-from outlierlens.results.safe_files import alone, new_folder
+from outlierlens.results.safe_files import alone, cache_root, new_folder
 
 
 @dataclass(frozen=True)
@@ -279,20 +279,6 @@ def network_is_off() -> bool:
     return any(value.upper() in ("1", "ON", "YES", "TRUE") for value in given) or getattr(
         library, "HF_HUB_OFFLINE", False
     )
-
-
-def cache_root() -> Path:
-    """The folder under which outlierlens keeps what it fetched or made; it may not exist yet."""
-    chosen = os.environ.get("OUTLIERLENS_CACHE")
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
-    elif sys.platform == "darwin":
-        base = "~/Library/Caches"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser().absolute() / "outlierlens"
 
 
 def is_sample(name: str) -> bool:

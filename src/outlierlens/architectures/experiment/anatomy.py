@@ -1,4 +1,4 @@
-"""What a block does to its stream, found by changing its parameters one slice at a time; where streams run, and what is around.
+"""What a block does to its stream, found by changing its parameters one slice at a time.
 
     probe = BlockProbe(block, args, kwargs, width)
     anatomy = probe.peel()           # from the block's end to its start: norms, linears, how each writes
@@ -6,18 +6,16 @@
 A parameter writes to a dimension when changing its slice changes that dimension of the output and no other. Switching
 off what was found brings the next write to light, until the block returns its input: then nothing was missed.
 
-streams, refused = find_streams(tiny)
-before = Surroundings(tiny, streams[0]).before()     # norm, tables and linears that make block 0's input
+streams, refused = find_streams(small)
+before = Surroundings(small, streams[0]).before()     # norm, tables and linears that make block 0's input
 """
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from outlierlens.errors import UnknownArchitecture
-from outlierlens.models.changes import hang, temporary
-from outlierlens.models.proposal.tiny import TinyModel
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -75,7 +73,7 @@ class BlockProbe:
 
     def __init__(self, block: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any], width: int):
         self.block, self.args, self.kwargs, self.width = block, args, kwargs, width
-        self.given = first_tensor(args or (kwargs.get("hidden_states"),))
+        self.given = given_to(args, kwargs)
         found = {name: norm_offset(module, width) for name, module in block.named_modules()}
         self.norms = {name: offset for name, offset in found.items() if offset is not None}
         self.off: set[str] = set()  # parameters that are switched off: changing one would bring its write back
@@ -134,21 +132,21 @@ class BlockProbe:
             anatomy.problem = "some norms multiply by their weight and others by 1 + weight"
         anatomy.norm_offset = max(offsets, default=0.0)
 
-    def _look(self) -> _Trace:
+    def _look(self, *, track: bool = False) -> _Trace:
+        """What one run of the block shows; `track` keeps how its states depend on the parameters."""
         import torch
 
         trace = _Trace(self.given, [], {}, {})
-        with ExitStack() as hooks, torch.no_grad():
+        with ExitStack() as hooks, torch.set_grad_enabled(track):
             for name, module in self.block.named_modules():
 
                 def seen(_: Any, args: Any, kwargs: Any, output: Any, name: str = name) -> None:
                     trace.order.append(name)
                     if name in self.norms:
-                        given = first_tensor(args or tuple(kwargs.values()))
-                        trace.inputs.setdefault(name, []).append(self._as_stream(given))
+                        trace.inputs.setdefault(name, []).append(self._as_stream(given_to(args, kwargs)))
                         trace.outputs.setdefault(name, []).append(self._as_stream(first_tensor(output)))
 
-                hang(hooks, module.register_forward_hook, seen, with_kwargs=True)
+                hooks.enter_context(module.register_forward_hook(seen, with_kwargs=True))
             try:
                 output = self.block(*_copied(self.args), **_copied(self.kwargs))
             except Exception as error:  # of the family's own code
@@ -170,24 +168,14 @@ class BlockProbe:
 
     def _rows(self, tap: str) -> list[Row]:
         """Parameters that write to one dimension of the tap point and to no other."""
-        import torch
-
+        named = {name: p for name, p in self.block.named_parameters() if name not in self.off and self.width in p.shape}
         intact = self._look().at(tap)
-        rows = []
-        random = torch.Generator().manual_seed(0)
-        for name, parameter in self.block.named_parameters():
-            if name in self.off:
-                continue
-            for axis in range(parameter.ndim):
-                if parameter.shape[axis] != self.width:
-                    continue
-                with restored(self.block, name), torch.no_grad():
-                    part = parameter.select(axis, DIM)
-                    part.add_(torch.randn(part.shape, generator=random), alpha=0.5)
-                    changed = self._look().at(tap)
-                if only_dim_changed(intact, changed):
-                    rows.append(Row(name, axis - parameter.ndim, parameter.ndim))
-                    break
+        rows: list[Row] = []
+        for name, axis in candidates(lambda: self._look(track=True).at(tap), named, self.width):
+            with changed_at(named[name], axis):
+                changed = self._look().at(tap)
+            if only_dim_changed(intact, changed) and name not in {row.name for row in rows}:
+                rows.append(Row(name, axis - named[name].ndim, named[name].ndim))
         return rows
 
     def _in_order(self, rows: list[Row], trace: _Trace) -> list[Row]:
@@ -209,6 +197,60 @@ class BlockProbe:
                 for row in step.rows:
                     named[row.name].zero_()
                     self.off.add(row.name)
+
+
+def candidates(
+    states: Callable[[], "Tensor"], named: Mapping[str, "nn.Parameter"], width: int
+) -> list[tuple[str, int]]:
+    """(parameter, axis from the start) whose slices each may write to one dimension of `states` alone, by their derivatives.
+
+    A slice that writes to `DIM` alone is all that `DIM` depends on in its parameter, and nothing else depends on it. Where
+    states cannot be differentiated, every axis as wide as the stream.
+    """
+    import torch
+
+    every = [(name, axis) for name, one in named.items() for axis in range(one.ndim) if one.shape[axis] == width]
+    if not every:
+        return []
+    try:
+        found = states()
+        weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(0)) * found.detach().abs().clamp(
+            min=1e-3
+        )
+        here = torch.zeros_like(weights)
+        here[..., DIM] = weights[..., DIM]
+        totals = ((found * here).sum(), (found * (weights - here)).sum())
+        of_dim, of_rest = (
+            torch.autograd.grad(total, list(named.values()), retain_graph=True, allow_unused=True) for total in totals
+        )
+    except RuntimeError:
+        return every
+    mine, others = dict(zip(named, of_dim, strict=True)), dict(zip(named, of_rest, strict=True))
+
+    def alone(name: str, axis: int) -> bool:
+        gradient, rest = mine[name], others[name]
+        if gradient is None:
+            return False
+        by_slice = gradient.abs().movedim(axis, 0).reshape(width, -1).sum(1)  # [width]
+        at = float(by_slice[DIM])
+        besides = 0.0 if rest is None else float(rest.select(axis, DIM).abs().sum())
+        return at > 0 and float(by_slice.sum()) - at <= 1e-4 * at and besides <= 1e-4 * at
+
+    return [(name, axis) for name, axis in every if alone(name, axis)]
+
+
+@contextmanager
+def changed_at(parameter: "nn.Parameter", axis: int) -> Iterator[None]:
+    """The slice `DIM` of a parameter changed inside."""
+    import torch
+
+    part = parameter.detach().select(axis, DIM)
+    saved = part.clone()
+    part.add_(torch.randn(part.shape, generator=torch.Generator().manual_seed(1)), alpha=0.5)
+    try:
+        yield
+    finally:
+        part.copy_(saved)
 
 
 def norm_offset(module: "nn.Module", width: int) -> float | None:
@@ -240,14 +282,26 @@ def norm_offset(module: "nn.Module", width: int) -> float | None:
 
 
 def first_tensor(value: Any) -> "Tensor":
-    """The tensor, or the first one of a tuple (of tuples): what a block or norm was given, or returned."""
+    """The tensor, or the first one of floats in a tuple (of tuples) or a table: what a block or norm was given, or returned.
+
+    Raises:
+        TypeError: there is none.
+    """
     import torch
 
-    while not isinstance(value, torch.Tensor):
-        if not isinstance(value, tuple | list) or not value:
-            raise TypeError("no tensor")
-        value = value[0]
-    return value
+    if isinstance(value, torch.Tensor):
+        if value.is_floating_point():
+            return value
+    elif isinstance(value, Mapping | tuple | list):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            with suppress(TypeError):
+                return first_tensor(one)
+    raise TypeError("no tensor of floats")
+
+
+def given_to(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "Tensor":
+    """The states that a module was called with: the first tensor of floats; raises TypeError where there is none."""
+    return first_tensor((args, kwargs))
 
 
 def same(left: "Tensor", right: "Tensor") -> bool:
@@ -270,7 +324,7 @@ def only_dim_changed(before: "Tensor", after: "Tensor", dim: int = DIM) -> bool:
     return here > 1e-5 and float(change.max()) <= 1e-5 * here
 
 
-@temporary
+@contextmanager
 def restored(module: "nn.Module", *names: str) -> Iterator[None]:
     """Put the parameters (all, or those named) back on the way out."""
     import torch
@@ -297,150 +351,3 @@ def _copied(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _copied(item) for key, item in value.items()}
     return tuple(_copied(item) for item in value) if type(value) in (tuple, list) else value
-
-
-# --- what stands around the blocks -----------------------------------------------------------------------------------
-
-
-@dataclass
-class Stream:
-    """A list of blocks that hand on a stream, with what each was given and returned."""
-
-    path: str
-    calls: list[tuple[tuple[Any, ...], dict[str, Any], "Tensor", "Tensor"]]
-    n_links: int
-
-    @property
-    def width(self) -> int:
-        return int(self.calls[0][2].shape[-1])
-
-
-def find_streams(tiny: TinyModel) -> tuple[list[Stream], list[str]]:
-    """(streams, what kept a list of blocks from being one).
-
-    A stream is a module list whose members each get what the one before returned; of nested ones, the outermost.
-    """
-    from torch import nn
-
-    lists = {
-        name: list(module)
-        for name, module in tiny.model.named_modules()
-        if isinstance(module, nn.ModuleList) and len({type(child) for child in module}) == 1
-    }
-    seen: dict[int, list[Any]] = {}
-    ran: set[int] = set()
-    with ExitStack() as hooks:
-        for block in dict.fromkeys(block for blocks in lists.values() for block in blocks):
-
-            def keep(module: "nn.Module", args: Any, kwargs: Any, output: Any) -> None:
-                ran.add(id(module))
-                try:
-                    given, got = first_tensor(args or (kwargs.get("hidden_states"),)), first_tensor(output)
-                except TypeError:
-                    return  # not a block of a stream
-                if given.ndim == 3 and given.shape == got.shape:
-                    seen.setdefault(id(module), []).append((args, kwargs, given.clone(), got.clone()))
-
-            hang(hooks, block.register_forward_hook, keep, with_kwargs=True)
-        tiny.run()
-    streams: list[Stream] = []
-    shared: list[str] = []
-    idle: list[str] = []
-    for path, blocks in lists.items():
-        calls = [seen.get(id(block), []) for block in blocks]
-        if any(path.startswith(f"{outer}.") for outer in (*shared, *idle, *(stream.path for stream in streams))):
-            continue
-        if not any(id(block) in ran for block in blocks):
-            idle.append(path)
-        elif all(calls) and any(len(call) > 1 for call in calls):
-            shared.append(path)
-        elif len(blocks) > 1 and all(calls):
-            flat = [call[0] for call in calls]
-            if n_links := sum(same(flat[i][3], flat[i + 1][2]) for i in range(len(flat) - 1)):
-                streams.append(Stream(path, flat, n_links))
-    refused = [f"blocks of {path} run several times each; declare them with layer_blocks" for path in shared]
-    return streams, refused + [f"blocks of {path} did not run on the inputs that were given" for path in idle]
-
-
-class Surroundings:
-    """What runs before the first block and after the last one."""
-
-    def __init__(self, tiny: TinyModel, stream: Stream):
-        self.tiny, self.stream = tiny, stream
-        self.complete = False
-        self.norms = {
-            name
-            for name, module in tiny.model.named_modules()
-            if not name.startswith(f"{stream.path}.") and norm_offset(module, stream.width) is not None
-        }
-
-    def before(self) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-        """(embedding norm or "", tables, linears) that write to the first block's input."""
-        import torch
-
-        first = f"{self.stream.path}.0"
-        traces = self._run()
-        norm = next((name for name in self.norms if name in traces and same(traces[name][1], traces[first][0])), "")
-        tap = norm or first
-        intact = traces[tap][0]
-        tables: dict[str, None] = {}
-        linears: dict[str, None] = {}
-        found: list[tuple[nn.Parameter, int]] = []
-        random = torch.Generator().manual_seed(0)
-        for name, parameter in self.tiny.model.named_parameters():
-            if name.startswith(f"{self.stream.path}."):
-                continue
-            for axis in {0, parameter.ndim - 1} if parameter.ndim else set():
-                if parameter.shape[axis] != self.stream.width:
-                    continue
-                with torch.no_grad():
-                    part = parameter.select(axis, DIM)
-                    saved = part.clone()
-                    part.add_(torch.randn(part.shape, generator=random), alpha=0.5)
-                    changed = self._run()[tap][0]
-                    part.copy_(saved)
-                if only_dim_changed(intact, changed):
-                    found.append((parameter, axis))
-                    module, _, leaf = name.rpartition(".")
-                    is_table = axis == parameter.ndim - 1 and (leaf != "bias" or parameter.ndim > 1)
-                    (tables if is_table else linears)[module if leaf in ("weight", "bias") else name] = None
-                    break
-        self.complete = self._all_off(found, tap)
-        return norm, tuple(tables), tuple(linears)
-
-    def after(self) -> str:
-        """The norm that gets the last block's output, all of it or its first token."""
-        traces = self._run()
-        states = self.stream.calls[-1][3]
-        wanted = (states, states[:, 0])
-        return next(
-            (name for name in self.norms if name in traces and any(same(traces[name][0], w) for w in wanted)), ""
-        )
-
-    def _all_off(self, found: list[tuple["nn.Parameter", int]], tap: str) -> bool:
-        """Whether the dimension is zero once all that was found is off."""
-        import torch
-
-        saved = [(parameter, parameter.detach().clone()) for parameter, _ in found]
-        with torch.no_grad():
-            for parameter, axis in found:
-                parameter.select(axis, DIM).zero_()
-            states = self._run()[tap][0][..., DIM]
-            for parameter, values in saved:
-                parameter.copy_(values)
-        return bool(found) and not states.any()
-
-    def _run(self) -> dict[str, tuple["Tensor", "Tensor"]]:
-        """{norm or first block: (input, output)} of those that ran once."""
-        traces: dict[str, list[tuple[Tensor, Tensor]]] = {}
-        with ExitStack() as hooks:
-            for name in (*self.norms, f"{self.stream.path}.0"):
-
-                def keep(_: Any, args: Any, kwargs: Any, output: Any, name: str = name) -> None:
-                    given = first_tensor(args or (kwargs.get("hidden_states"),))
-                    traces.setdefault(name, []).append((given.clone(), first_tensor(output).clone()))
-
-                module = self.tiny.model.get_submodule(name)
-                hang(hooks, module.register_forward_hook, keep, with_kwargs=True)
-            self.tiny.run()
-        return {name: calls[0] for name, calls in traces.items() if len(calls) == 1}

@@ -1,0 +1,272 @@
+"""Every model type of the installed transformers: its row derived, and a small copy with a planted dimension analysed.
+
+    python scripts/every_type.py                        # all types, one child process each; continues where it stopped
+    python scripts/every_type.py --seed 1 --some 30     # thirty types drawn at random: what CI holds against the package's rows
+    python scripts/every_type.py llama bamba            # these alone
+    python scripts/every_type.py --write                # the rows of a whole run become the package's data file
+    python scripts/every_type.py --table                # docs/types.md of a whole run
+
+For each type: the config that transformers has as its default (with what `FILLED` adds where the default is no model) is
+derived; a small random copy gets one dimension planted in the last operation of every block, is saved, and is scanned from its
+files; where it reads text, `observe`, `ablate` and `range` run on it. Says for each type why something could not be done.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+ROWS = ROOT / "src" / "outlierlens" / "data_files" / "derived.json"
+PAGE = ROOT / "docs" / "types.md"
+TASKS = (
+    "CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "SPEECH_SEQ_2_SEQ", "TEXT_ENCODING", "IMAGE",
+    "IMAGE_CLASSIFICATION", "AUDIO_CLASSIFICATION", "CTC",
+)  # fmt: skip
+DIM, TIMES, SECONDS, MEMORY = 11, 30.0, 120, 6 << 30
+TEXTS = ["the cat sat on the mat .", "a dog saw a cat .", "the mat was red , the dog was not ."] * 2
+
+# Values without which the default config of a type is no model that can be built or run.
+FILLED: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 2, "topk_method": "greedy", "n_routed_experts": 4},
+    "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2},
+    "emu3": {"vocabulary_map": {"<image>": 1, "<|extra_200|>": 2}},
+    "esm": {"vocab_size": 33, "mask_token_id": 32, "pad_token_id": 1},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 4, "moe_topk": 2},
+    "ministral": {"head_dim": 128},
+    "reformer": {"is_decoder": True},
+    "xmod": {"default_language": "en_XX"},
+}
+
+
+def types() -> dict[str, str]:
+    """{model type: the first task that transformers has a class for}."""
+    from transformers.models.auto import modeling_auto
+
+    found: dict[str, str] = {}
+    for task in TASKS:
+        for model_type in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES"):
+            found.setdefault(model_type, task)
+    return found
+
+
+def config_of(model_type: str) -> dict[str, Any]:
+    """The default config of a type, with what it needs beside."""
+    from transformers import CONFIG_MAPPING
+
+    kind: Any = CONFIG_MAPPING[model_type]
+    return {**kind(**FILLED.get(model_type, {})).to_dict(), "model_type": model_type}
+
+
+# --- one type, in a process of its own -------------------------------------------------------------------------------
+
+
+def one_type(model_type: str, task: str) -> dict[str, Any]:
+    """What was seen of a type."""
+    from outlierlens.architectures.experiment.derive import derive
+    from outlierlens.errors import OutlierlensError
+
+    said: dict[str, Any] = {"type": model_type, "task": task}
+    begun = time.process_time()
+    try:
+        config = config_of(model_type)
+    except Exception as error:  # of the family's own code
+        return said | {"config": f"{type(error).__name__}: {error}"[:300]}
+    try:
+        found = derive(config)
+        said |= {"row": found.row, "seconds": round(time.process_time() - begun, 1)}
+        said["gigabytes"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20), 1)
+    except OutlierlensError as error:
+        return said | {"refused": str(error)}
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["OUTLIERLENS_CACHE"] = str(Path(folder) / "cache")
+        try:
+            small, width = planted(config, found.stacks, Path(folder) / "model")
+        except Exception as error:
+            return said | {"planted": f"{type(error).__name__}: {error}"[:300]}
+        for name, look in (("scan", scanned), ("observe", observed), ("ablate", ablated), ("range", ranged)):
+            if name != "scan" and "input_ids" not in small.inputs:
+                break
+            try:
+                said[name] = look(str(Path(folder) / "model"), width)
+            except OutlierlensError as error:
+                said[name] = f"refused: {error}"[:400]
+    return said
+
+
+def planted(config: dict[str, Any], stacks: tuple[Any, ...], folder: Path) -> tuple[Any, int]:
+    """(a small copy with the dimension planted, saved in `folder`; the width of its first stream)."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from outlierlens.architectures import bind, live_parameters
+    from outlierlens.architectures.experiment.small import quiet, small_model
+
+    with quiet():
+        small = small_model(config)
+        named = live_parameters(small.model)
+        width = 0
+        with torch.no_grad():
+            for stack in bind(stacks, named, small.config):
+                for layer in stack.scale:
+                    for param in layer:
+                        values = named[param.name]
+                        width = width or values.shape[param.axis]
+                        values.select(param.axis, DIM).mul_(TIMES).add_(0.5)
+                for layer in stack.bias:
+                    for param in layer:
+                        named[param.name].select(param.axis, DIM).add_(TIMES)
+        model: Any = small.model
+        model.save_pretrained(folder)
+        words = sorted({word for text in TEXTS for word in text.split()})
+        inner = Tokenizer(
+            models.WordLevel({word: number for number, word in enumerate(("<pad>", "<unk>", *words))}, "<unk>")
+        )
+        inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", unk_token="<unk>").save_pretrained(folder)
+    return small, width
+
+
+def scanned(folder: str, width: int) -> str:
+    """ "named", or what stands in its place; the z-scores are NumPy's."""
+
+    from outlierlens import scan
+
+    found = scan(folder)
+    dims = sorted({one.dim for one in found.outliers})
+    return "named" if DIM in dims else f"not named; found {dims[:8]}"
+
+
+def observed(folder: str, width: int) -> str:
+    """ "ran"."""
+    from outlierlens import load_model, observe
+
+    observe(load_model(folder), TEXTS)
+    return "ran"
+
+
+def ablated(folder: str, width: int) -> str:
+    """ "ran"."""
+    from outlierlens import AblateOptions, ablate, load_model
+
+    loaded = load_model(folder)
+    ablate(loaded, TEXTS, (DIM,), AblateOptions(stack=loaded.stacks[-1].name))
+    return "ran"
+
+
+def ranged(folder: str, width: int) -> str:
+    """ "ran"."""
+    from outlierlens import load_model
+    from outlierlens.analyses.range import range_of
+    from outlierlens.data.texts import Texts
+
+    range_of(load_model(folder), Texts("made up", tuple(TEXTS)))
+    return "ran"
+
+
+def in_child(model_type: str, task: str, look: Callable[[str, str], dict[str, Any]]) -> dict[str, Any]:
+    """What `look` says, from a process that may run out of time or memory."""
+    read, write = os.pipe()
+    begun = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        signal.alarm(SECONDS)
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+        try:
+            said = look(model_type, task)
+        except BaseException as error:  # what a user would see as a traceback
+            said = {"type": model_type, "task": task, "bug": f"{type(error).__name__}: {error}"[:300]}
+            said["at"] = traceback.format_exc()[-900:]
+        with os.fdopen(write, "w") as pipe:
+            pipe.write(json.dumps(said))
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    said = (
+        json.loads(text)
+        if text
+        else {"type": model_type, "task": task, "ended": f"after {SECONDS} s, or out of memory"}
+    )
+    return said | {"wall": round(time.monotonic() - begun, 1)}
+
+
+# --- all of them -----------------------------------------------------------------------------------------------------
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    if path.exists():
+        yield from map(json.loads, path.read_text("utf-8").splitlines())
+
+
+def summary(all_said: list[dict[str, Any]]) -> str:
+    """How many types are named and analysed, and why the others are not."""
+    looks = ("scan", "observe", "ablate", "range")
+    built = [said for said in all_said if "config" not in said and "cannot be built" not in said.get("refused", "")]
+    done = {look: sum(said.get(look) in ("named", "ran") for said in built) for look in looks}
+    share = done["scan"] / max(1, len(built))
+    out = [f"{len(all_said)} types, {len(built)} built small; scan names the plant of {done['scan']} ({share:.0%})"]
+    reads = sum("observe" in said for said in built)
+    out.append(f"of {reads} that read text: " + ", ".join(f"{look} {done[look]}" for look in looks[1:]))
+    for said in all_said:
+        wrong = {key: said[key] for key in ("config", "refused", "planted", "bug", "ended") if key in said}
+        wrong |= {look: said[look] for look in looks if said.get(look, "ran") not in ("named", "ran")}
+        reasons = "; ".join(f"{key}: {' '.join(str(value).split())[:200]}" for key, value in wrong.items())
+        if wrong:
+            out.append(f"{said['type']}: {reasons}")
+    return "\n".join(out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("types", nargs="*")
+    parser.add_argument("--in", dest="file", type=Path, default=Path("types.jsonl"), help="where what was seen is kept")
+    parser.add_argument("--some", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    import torch
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    wanted = types()
+    if options.types:
+        wanted = {name: wanted.get(name, "") for name in options.types}
+    if options.some:
+        drawn = random.Random(options.seed).sample(sorted(wanted), options.some)
+        wanted = {name: wanted[name] for name in drawn}
+    done = {said["type"] for said in lines(options.file)}
+    with options.file.open("a") as file, contextlib.redirect_stdout(sys.stderr):
+        for model_type, task in wanted.items():
+            if model_type not in done:
+                file.write(json.dumps(in_child(model_type, task, one_type)) + "\n")
+                file.flush()
+    said = [one for one in lines(options.file) if one["type"] in wanted]
+    print(summary(said))
+    if options.write:
+        import transformers
+
+        rows = {one["type"]: [one["row"]] for one in sorted(said, key=lambda one: one["type"]) if "row" in one}
+        each = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
+        ROWS.write_text(
+            f'{{"transformers": {json.dumps(transformers.__version__)}, "rows": {{\n{each}\n}}}}\n', "utf-8"
+        )
+
+
+if __name__ == "__main__":
+    main()

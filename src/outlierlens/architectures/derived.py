@@ -1,0 +1,83 @@
+"""Rows that nobody wrote: of every type that transformers can build, made by a script and kept with the package; and of others.
+
+    stacks_of(config)              # the package's row, or the user's cache's, or that of an experiment made now
+
+A row of the package was derived from the config that transformers has as its type's default. It serves configs that differ
+in sizes alone; where one differs in what is switched on, or in kinds of layers, the experiment is made anew and its row kept
+in the user's cache by type and structure.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from outlierlens.architectures.stack import Config, Stack
+from outlierlens.architectures.structure import fits, read_stacks
+from outlierlens.errors import BadInput, OutlierlensError
+from outlierlens.results.safe_files import cache_root, read_json, write_text
+
+FILE = "derived.json"
+FORM = 1  # of the file and of the cache
+
+
+def stacks_of(config: Config) -> tuple[Stack, ...]:
+    """The streams of a model whose type has no row written by hand; a note of each says what they rest on.
+
+    Raises:
+        UnknownArchitecture: transformers has no such type, or none of its streams could be established.
+        MissingExtra: no row is at hand, and torch or transformers is not installed.
+    """
+    model_type = str(config.get("model_type"))
+    for row in (*packaged().get(model_type, ()), *_cached(model_type)):
+        if fits(row["structure"], config):
+            return read_stacks(row, model_type)
+    from outlierlens.architectures.experiment.derive import derive
+
+    row = derive(config).row
+    _keep(model_type, row)
+    return read_stacks(row, model_type)
+
+
+# --- where rows are kept ---------------------------------------------------------------------------------------------
+
+
+@cache
+def packaged() -> dict[str, list[dict[str, Any]]]:
+    """The rows that come with the package, by type."""
+    file = resources.files("outlierlens").joinpath("data_files", FILE)
+    rows: dict[str, list[dict[str, Any]]] = json.loads(file.read_text("utf-8"))["rows"] if file.is_file() else {}
+    return rows
+
+
+def _folder() -> Path:
+    return cache_root() / "rows"
+
+
+def _cached(model_type: str) -> Iterator[dict[str, Any]]:
+    """The rows of the user's cache; what cannot be read there is derived again."""
+    for path in sorted(_folder().glob(f"{_safe(model_type)}-*.json")):
+        try:
+            row = read_json(path, "delete it")
+            if row["form"] == FORM and row["model_type"] == model_type:
+                read_stacks(row, model_type)
+                yield row
+        except (OutlierlensError, OSError, KeyError, TypeError):
+            continue
+
+
+def _keep(model_type: str, row: Mapping[str, Any]) -> None:
+    digest = hashlib.sha256(json.dumps(row["structure"], sort_keys=True).encode()).hexdigest()[:16]
+    path = _folder() / f"{_safe(model_type)}-{digest}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps({"form": FORM, "model_type": model_type, **row}) + "\n")
+    except (OSError, BadInput):
+        return  # a cache that cannot be written costs seconds, and no answer
+
+
+def _safe(model_type: str) -> str:
+    return "".join(one if one.isalnum() or one in "_" else "_" for one in model_type)[:80]

@@ -1,0 +1,1 @@
+"""What a model is made of, derived by experiment on a small random copy."""

@@ -1,0 +1,419 @@
+"""What a model of a config is made of, found by experiment on a small random model of it.
+
+    found = derive(config)                       # config: the content of config.json
+    found.stacks                                 # for bind(); what could not be established is in found.unsettled
+    print(found.toml)                            # every line with what it rests on
+
+Nothing is concluded from a name: a linear writes to the stream when changing one of its rows changes one dimension. Blocks need
+not be alike: one of each kind is taken apart, and the row is then held against all of them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from outlierlens.architectures.bind import BoundStack, bind, live_parameters
+from outlierlens.architectures.experiment.anatomy import DIM, Anatomy, BlockProbe, Row, first_tensor, given_to
+from outlierlens.architectures.experiment.names import FileNames
+from outlierlens.architectures.experiment.small import N_INPUTS, SmallModel, number_of_blocks, quiet, small_model
+from outlierlens.architectures.experiment.streams import Stream, Surroundings, find_streams
+from outlierlens.architectures.stack import BY_HAND, Config, Stack, parameter, to_toml
+from outlierlens.architectures.structure import row_of, structure
+from outlierlens.errors import OutlierlensError, UnknownArchitecture, comment, need
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """Streams that were found and what they rest on.
+
+    Attributes:
+        model_type: the family.
+        stacks: complete and verified stacks; a stream that could not be taken apart is not among them. Of one name, the first
+            has the names of the running model and the second those in files, where these differ.
+        evidence: for each stack, {field: what was seen}.
+        unsettled: what could not be established, in words; empty when all could.
+        basis: how the model was made. structure: what of its config the row rests on (`derived.structure`).
+    """
+
+    model_type: str
+    stacks: tuple[Stack, ...]
+    evidence: tuple[Mapping[str, str], ...]
+    unsettled: tuple[str, ...]
+    basis: str
+    structure: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The row as the package's file and the user's cache hold it."""
+        return row_of(self.stacks, self.structure, self.basis, self.unsettled)
+
+    @property
+    def toml(self) -> str:
+        """The row as TOML that `load_toml` reads, a comment with its evidence above every line."""
+        head = [f"Row for {self.model_type}, drafted by experiment: {self.basis}."]
+        head += [f"NOT ESTABLISHED: {remark}." for remark in self.unsettled]
+        return "".join(f"{comment(line)}\n" for line in head) + "\n" + to_toml(self.stacks, self.evidence)
+
+
+def derive(config: Config) -> Derivation:
+    """A row for `config["model_type"]`, found on a small random model built from the config, without any weights.
+
+    Raises:
+        UnknownArchitecture: no such model can be built or run, or no stream was found; the message says which.
+        MissingExtra: torch or transformers is not installed.
+    """
+    need("torch", "models", "taking a model apart")
+    need("transformers", "models", "taking a model apart")
+    with quiet():
+        small = small_model(config)
+        streams, refused = find_streams(small)
+        drafts = [
+            _Draft(small, stream, streams, name) for stream, name in zip(streams, _stream_names(streams), strict=True)
+        ]
+        for draft in drafts:
+            try:
+                draft.fill()
+            except UnknownArchitecture as error:
+                draft.unsettled.append(str(error))
+        done = [draft for draft in drafts if draft.stack is not None]
+        if done:
+            files = FileNames(small)
+            for draft in done:
+                draft.name_files(files)
+    unsettled = (
+        *small.unseen,
+        *refused,
+        *(f"{draft.name}: {remark}" for draft in drafts for remark in draft.unsettled),
+    )
+    if not done:
+        why = "; ".join(unsettled) or "no list of two or more blocks hands a stream from one block to the next"
+        raise UnknownArchitecture(
+            f"no row can be drafted for {config['model_type']!r}: {why}; {BY_HAND}"
+        )
+    given = " and ".join(key for key in small.inputs if key != "use_cache")
+    stacks = [(stack, draft.evidence) for draft in done for stack in (draft.stack, draft.stored) if stack is not None]
+    return Derivation(
+        model_type=str(config["model_type"]),
+        stacks=tuple(stack for stack, _ in stacks),
+        evidence=tuple(evidence for _, evidence in stacks),
+        unsettled=unsettled,
+        basis=f"a random model of this config ({small.changes}), given {given}",
+        structure=structure(small.whole),
+    )
+
+
+def _stream_names(streams: Sequence[Stream]) -> list[str]:
+    if len(streams) == 1:
+        return ["model"]
+    words = {
+        "language": "text",
+        "text": "text",
+        "vis": "vision",
+        "image": "vision",
+        "audio": "audio",
+        "encoder": "encoder",
+    }
+    words["decoder"] = "decoder"
+    names = [next((name for word, name in words.items() if word in stream.path), stream.path) for stream in streams]
+    return [stream.path if names.count(name) > 1 else name for name, stream in zip(names, streams, strict=True)]
+
+
+@dataclass
+class _Draft:
+    """One stream on its way to a stack."""
+
+    small: SmallModel
+    stream: Stream
+    streams: Sequence[Stream]
+    name: str
+    stack: Stack | None = None
+    stored: Stack | None = None
+    evidence: dict[str, str] = field(default_factory=dict)
+    unsettled: list[str] = field(default_factory=list)
+
+    def inner(self, name: str) -> str:
+        """The name of a module or parameter without what stands before the model inside its heads."""
+        return name.removeprefix(self.small.prefix)
+
+    def fill(self) -> None:
+        stream = self.stream
+        n_blocks = len(stream.calls)
+        values: dict[str, Any] = {"blocks": f"{self.inner(stream.path)}.{{layer}}", "name": self.name}
+        self.evidence["blocks"] = (
+            f"{stream.n_links} of {n_blocks - 1} blocks get exactly what the block before returned, "
+            f"shape {list(stream.calls[0].got.shape)}"
+        )
+        if stream.n_links < n_blocks - 1:
+            self.unsettled.append("something runs on the stream between some of the blocks; it is not in the row")
+        if stream.calls[0].got.shape[0] != N_INPUTS and stream.calls[0].got.shape[1] == N_INPUTS:
+            values["token_first"] = True
+            self.evidence["token_first"] = f"{N_INPUTS} inputs were given, and they are the second axis"
+        kinds = [self.kind(layer) for layer in range(n_blocks)]
+        layouts: list[dict[str, Any]] = []
+        for kind in dict.fromkeys(kinds):
+            # The second of a kind where there is one: a first block may differ.
+            layer = [number for number, one in enumerate(kinds) if one == kind][:2][-1]
+            call = stream.calls[layer]
+            block = self.small.model.get_submodule(f"{stream.path}.{layer}")
+            anatomy = BlockProbe(block, call.args, call.kwargs, stream.width).peel()
+            if anatomy.idle:
+                self.unsettled.append(
+                    f"{', '.join(anatomy.idle)} of the block did not run on the inputs that were given"
+                )
+            layout: dict[str, Any] = {}
+            if problem := anatomy.problem or self._place_norms(anatomy, layout):
+                self.unsettled.append(f"block {layer}: {problem}")
+                return
+            layouts.append(layout)
+        if problem := self._join(layouts, values):
+            self.unsettled.append(problem)
+            return
+        self._count_layers(values)
+        self._before_and_after(values)
+        stack = Stack(**values)
+        if problem := _verify(self.small, stream, stack):
+            self.unsettled.append(problem)
+            return
+        self.evidence["blocks"] += f"; the whole row was verified on all {n_blocks} blocks"
+        self.stack = stack
+
+    def kind(self, layer: int) -> frozenset[str]:
+        """What tells a block from others: the names of its parameters."""
+        block = self.small.model.get_submodule(f"{self.stream.path}.{layer}")
+        return frozenset(name for name, _ in block.named_parameters())
+
+    # --- from what was found to the fields of a row
+
+    def _place_norms(self, anatomy: Anatomy, values: dict[str, Any]) -> str:
+        """Turn the steps into fields; the problem in words where they do not fit."""
+        steps = anatomy.steps
+        kinds = [step.kind for step in steps]
+        norms = [step.norm for step in steps if step.norm]
+        groups = [step.rows for step in steps if step.rows]
+        if not groups:
+            return "the block adds nothing to its input"
+        if kinds[0] == "stream" and set(kinds) == {"stream", "read"}:
+            values |= {"norm_site": "stream", "last_norm": norms[0], "other_norms": tuple(reversed(norms[1:]))}
+            self.evidence["norm_site"] = "the block's output is the output of a norm"
+            self.evidence["last_norm"] = "its output is the block's output"
+        elif set(kinds) == {"write"}:
+            values |= {"norm_site": "write", "last_norm": norms[0], "other_norms": tuple(reversed(norms[1:]))}
+            self.evidence["norm_site"] = "each write is the output of a norm, added to the stream"
+            self.evidence["last_norm"] = "changing one value of its scale changes one dimension of the block's output"
+        elif set(kinds) == {"read"}:
+            values["norm_site"] = "read"
+            self.evidence["norm_site"] = "linears add to the stream directly; their norms only scale what is read"
+        else:
+            return f"its steps from the end, {', '.join(kinds)}, fit none of stream, write, read"
+        if values.get("other_norms"):
+            self.evidence["other_norms"] = "found likewise after the last write was switched off"
+        if anatomy.reading_norms:
+            values["reading_norms"] = anatomy.reading_norms
+            self.evidence["reading_norms"] = "with all writes off they get the stream itself, and are not on its path"
+        if norms or anatomy.reading_norms:
+            values["norm_offset"] = anatomy.norm_offset
+            self.evidence["norm_offset"] = f"the norms return zeros with their weight at {-anatomy.norm_offset + 0.0:g}"
+        return self._place_linears(groups, values)
+
+    def _place_linears(self, groups: list[tuple[Row, ...]], values: dict[str, Any]) -> str:
+        weights = [[row for row in group if not _is_bias(row)] for group in groups]
+        modules = {_module(row) for group in weights for row in group}
+        # A bias of no linear that writes, as of all experts together, is a write of its own.
+        alone = [row for group in groups for row in group if _is_bias(row) and _module(row) not in modules]
+        matrices = [row for row in weights[0] if row.n_axes > 1]
+        if not matrices:
+            return f"only vectors ({', '.join(row.name for row in weights[0])}) were found to write last"
+        # Attention and MLP side by side: the last is what runs last, with all that stands beside it (experts).
+        branch = matrices[-1].name.partition(".")[0]
+        last = [row for row in matrices if row.name.partition(".")[0] == branch]
+        others = [row for group in reversed(weights[1:]) for row in group] + [
+            row for row in weights[0] if row not in last
+        ]
+        values["last_linear"] = tuple(_module(row) for row in last)
+        self.evidence["last_linear"] = (
+            f"changing one slice of {last[0].name} changes one dimension of "
+            + ("the input of last_norm" if values["norm_site"] != "read" else "the block's output")
+            + (", as for its neighbours; of these it runs last" if len(matrices) > len(last) else "")
+        )
+        if others or alone:
+            values["other_writes"] = (*(_module(row) for row in others), *(f"{row.name}()" for row in alone))
+            self.evidence["other_writes"] = "found likewise; with these and last_linear off the block returns " + (
+                "its norms of its input" if values["norm_site"] == "stream" else "its input exactly"
+            )
+        rows = [*(row for group in weights for row in group), *alone]
+        if all(row.axis == -1 and row.n_axes == 2 for row in rows):
+            values["weight_is_in_by_out"] = True
+            self.evidence["weight_is_in_by_out"] = "it is columns, not rows, of the linears that write to one dimension"
+        elif axes := {row.name: row.axis for row in rows if row.axis != -2}:
+            values["axes"] = axes
+            self.evidence["axes"] = "the axis whose slices write to one dimension"
+        return ""
+
+    def _join(self, layouts: list[dict[str, Any]], values: dict[str, Any]) -> str:
+        """The fields of all kinds of blocks as those of one row; the problem in words where they do not fit together."""
+        for key in ("norm_site", "last_norm"):
+            if len(each := {layout.get(key, "") for layout in layouts}) > 1:
+                return f"kinds of blocks differ in {key}: {', '.join(sorted(map(repr, each)))}"
+        offsets = {layout["norm_offset"] for layout in layouts if "norm_offset" in layout}
+        if len(offsets) > 1:
+            return "some norms multiply by their weight and others by 1 + weight"
+        values |= layouts[0]
+        if offsets:
+            values["norm_offset"] = offsets.pop()
+        if len(layouts) == 1:
+            return ""
+        for key in ("last_linear", "other_writes", "other_norms", "reading_norms"):
+            if joined := tuple(dict.fromkeys(name for layout in layouts for name in layout.get(key, ()))):
+                values[key] = joined
+        if both := set(values["last_linear"]) & set(values.get("other_writes", ())):
+            return f"{', '.join(sorted(both))} writes last in some blocks and before others in the rest"
+        turned = [layout.pop("weight_is_in_by_out", False) for layout in layouts]
+        if any(turned) and not all(turned):
+            return "some blocks hold linears [in, out] and others [out, in]"
+        if axes := {name: axis for layout in layouts for name, axis in layout.get("axes", {}).items()}:
+            values["axes"] = axes
+        sets = [
+            tuple(sorted({*layout["last_linear"], *layout.get("other_writes", ()), *layout.get("other_norms", ())}))
+            for layout in layouts
+        ]
+        values["layouts"] = tuple(dict.fromkeys(sets))
+        self.evidence["layouts"] = (
+            f"{len(layouts)} kinds of blocks, by the names of their parameters; one of each was taken apart"
+        )
+        return ""
+
+    def _count_layers(self, values: dict[str, Any]) -> None:
+        """The config key that sets the number of blocks: changing it changes their number."""
+        key = number_of_blocks(self.small, self.stream.path)
+        values["layers"] = key
+        self.evidence["layers"] = (
+            "with one less there, the model has one less of these blocks"
+            if key
+            else "no config key was found that sets the number of blocks, so it is not checked"
+        )
+
+    def _before_and_after(self, values: dict[str, Any]) -> None:
+        outside = Surroundings(self.small, self.stream, self.streams)
+        embedding_norm, tables, linears = outside.before()
+        if embedding_norm:
+            values["embedding_norm"] = self.inner(embedding_norm)
+            self.evidence["embedding_norm"] = "its output is the first block's input"
+        if not outside.complete:
+            found = ", ".join((*tables, *linears)) or "nothing"
+            self.unsettled.append(f"not all that writes before the first block was found ({found} was); left out")
+            tables = linears = ()
+        if tables:
+            values["embeddings"] = tuple(map(self.inner, tables))
+            self.evidence["embeddings"] = "changing one column changes one dimension before the first block"
+        if linears:
+            values["embedding_linears"] = tuple(map(self.inner, linears))
+            self.evidence["embedding_linears"] = "changing one row changes one dimension before the first block"
+        if final_norm := outside.after():
+            values["final_norm"] = self.inner(final_norm)
+            self.evidence["final_norm"] = "its input is the last block's output"
+
+    # --- names in files
+
+    def name_files(self, files: FileNames) -> None:
+        """What files call the parameters of the stack, where they call them otherwise: `stored_as`, or a stack of their own."""
+        stack = self.stack
+        assert stack is not None
+        path = self.stream.path
+        inside = [
+            (layer, name)
+            for layer in range(len(self.stream.calls))
+            for name in _inside(stack)
+            if f"{path}.{layer}.{name}" in files.live
+        ]
+        blocks = files.block(path, len(self.stream.calls), inside)
+        if blocks.lacking:
+            self.unsettled.append(
+                f"saved files hold {', '.join(blocks.lacking[:2])} in another form, which this row does not name"
+            )
+        if not blocks.path:
+            return
+        here = blocks.path == stack.blocks or blocks.path.endswith(f".{stack.blocks}")
+        before = blocks.path.removesuffix(stack.blocks) if here else ""
+        other = {live: (name,) for live, name in blocks.names.items()}
+        for live in _outside(stack):
+            name = files.whole(f"{self.small.prefix}{live}") or files.whole(live)
+            if name and name != before + live and name.startswith(before):
+                other[live] = (name.removeprefix(before),)
+        if here:
+            self.stack = replace(stack, stored_as=other)
+        else:
+            self.stored = replace(stack, blocks=blocks.path, stored_as=other)
+
+
+def _inside(stack: Stack) -> Iterable[str]:
+    """Parameters of a block that a row names."""
+    for linear in dict.fromkeys((*stack.other_writes, *stack.last_linear)):
+        yield from (parameter(linear, leaf) for leaf in ("weight", "bias"))
+    for norm in dict.fromkeys((*stack.reading_norms, *stack.other_norms, stack.last_norm)):
+        yield from (f"{norm}.{leaf}" for leaf in ("weight", "bias") if norm)
+
+
+def _outside(stack: Stack) -> Iterable[str]:
+    """Parameters outside the blocks that a row names."""
+    for name in (*stack.embeddings, *stack.embedding_linears, stack.embedding_norm, stack.final_norm):
+        if name:
+            yield from (name, f"{name}.weight", f"{name}.bias")
+
+
+def _is_bias(row: Row) -> bool:
+    return (row.n_axes == 1 and row.name.endswith("bias")) or row.name.endswith("_bias")
+
+
+def _module(row: Row) -> str:
+    """A linear as `Stack` names it: its module, or "name()" for a bare parameter."""
+    module, _, leaf = row.name.rpartition(".")
+    if leaf in ("weight", "bias"):
+        return module
+    return f"{row.name.removesuffix('_bias')}()" if row.name.endswith("_bias") else f"{row.name}()"
+
+
+# --- the row against the model ---------------------------------------------------------------------------------------
+
+
+def _verify(small: SmallModel, stream: Stream, stack: Stack) -> str:
+    """The first way in which the whole model contradicts the stack, in words."""
+    import torch
+
+    try:
+        (bound,) = bind((stack,), live_parameters(small.model), small.config)
+    except OutlierlensError as error:
+        return f"the row does not fit the model: {str(error).partition(';')[0]}"
+    if stack.norm_site == "stream":
+        layers = [(*scale, *bias) for scale, bias in zip(bound.scale, bound.bias, strict=True)]
+    else:
+        layers = list(bound.writes)
+    named = live_parameters(small.model)
+    with torch.no_grad():
+        for layer, params in enumerate(layers):
+            saved = [(param, named[param.name].select(param.axis, DIM).clone()) for param in params]
+            for param in params:
+                named[param.name].select(param.axis, DIM).fill_(param.off)
+            given, got = _block_call(small, bound, layer)
+            for param, values in saved:
+                named[param.name].select(param.axis, DIM).copy_(values)
+            expected = torch.zeros_like(got) if stack.norm_site == "stream" else given
+            if not torch.equal(got[..., DIM], expected[..., DIM]):
+                return f"with dimension {DIM} off, block {layer} still writes to it: it differs from those taken apart"
+    return ""
+
+
+def _block_call(small: SmallModel, bound: BoundStack, layer: int) -> tuple["Tensor", "Tensor"]:
+    calls: list[tuple[Tensor, Tensor]] = []
+
+    def keep(_: Any, args: Any, kwargs: Any, output: Any) -> None:
+        calls.append((given_to(args, kwargs).clone(), first_tensor(output).clone()))
+
+    with ExitStack() as hooks:
+        block = small.model.get_submodule(bound.blocks[layer])
+        hooks.enter_context(block.register_forward_hook(keep, with_kwargs=True))
+        small.run()
+    return calls[0]

@@ -1,0 +1,173 @@
+"""Where a small model has residual streams, and what stands around their blocks.
+
+    streams, refused = find_streams(small)
+    before = Surroundings(small, streams[0], streams).before()     # norm, tables and linears that make block 0's input
+
+A stream is a list of blocks that each get what the one before returned; nothing is concluded from a name.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from outlierlens.architectures.experiment.anatomy import (
+    DIM,
+    candidates,
+    changed_at,
+    first_tensor,
+    given_to,
+    norm_offset,
+    only_dim_changed,
+    same,
+)
+from outlierlens.architectures.experiment.small import SmallModel
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Call:
+    """A block's call: its arguments, the states that it was given, and what it made of them."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    given: "Tensor"
+    got: "Tensor"
+
+
+@dataclass
+class Stream:
+    """A list of blocks that hand on a stream: its path, one call of each block, and between how many the states are equal."""
+
+    path: str
+    calls: list[Call]
+    n_links: int
+
+    @property
+    def width(self) -> int:
+        """Number of dimensions."""
+        return int(self.calls[0].got.shape[-1])
+
+
+def find_streams(small: SmallModel) -> tuple[list[Stream], list[str]]:
+    """(streams, what kept a list of blocks from being one); of nested lists, the outermost."""
+    from torch import nn
+
+    lists = {
+        name: list(module)
+        for name, module in small.model.named_modules()
+        if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1
+    }
+    seen: dict[int, list[Call]] = {}
+    ran: set[int] = set()
+    with ExitStack() as hooks:
+        for block in dict.fromkeys(block for blocks in lists.values() for block in blocks):
+
+            def keep(module: "nn.Module", args: Any, kwargs: Any, output: Any) -> None:
+                ran.add(id(module))
+                try:
+                    given, got = given_to(args, kwargs), first_tensor(output)
+                except TypeError:
+                    return  # not a block of a stream
+                if given.ndim == 3 and given.shape == got.shape:
+                    seen.setdefault(id(module), []).append(Call(args, kwargs, given.clone(), got.clone()))
+
+            hooks.enter_context(block.register_forward_hook(keep, with_kwargs=True))
+        small.run()
+    streams: list[Stream] = []
+    shared: list[str] = []
+    idle: list[str] = []
+    for path, blocks in lists.items():
+        calls = [seen.get(id(block), []) for block in blocks]
+        if any(path.startswith(f"{outer}.") for outer in (*shared, *idle, *(stream.path for stream in streams))):
+            continue
+        large = [len(list(block.parameters())) > 2 for block in blocks]
+        if not any(id(block) in ran for block in blocks):
+            idle += [path] * all(large)
+        elif all(calls) and any(len(call) > 1 for call in calls):
+            shared += [path] * all(large)
+        elif all(calls) and all(large):
+            flat = [call[0] for call in calls]
+            if n_links := sum(same(flat[i].got, flat[i + 1].given) for i in range(len(flat) - 1)):
+                streams.append(Stream(path, flat, n_links))
+    refused = [f"blocks of {path} run several times each; declare them with layer_blocks" for path in shared]
+    return streams, refused + [f"blocks of {path} did not run on the inputs that were given" for path in idle]
+
+
+class Surroundings:
+    """What runs before the first block and after the last one."""
+
+    def __init__(self, small: SmallModel, stream: Stream, streams: Sequence[Stream]):
+        self.small, self.stream = small, stream
+        self.complete = False
+        inside = tuple(f"{one.path}." for one in streams)
+        self.parameters = {name: p for name, p in small.model.named_parameters() if not name.startswith(inside)}
+        self.norms = {
+            name
+            for name, module in small.model.named_modules()
+            if not name.startswith(inside) and norm_offset(module, stream.width) is not None
+        }
+
+    def before(self) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+        """(embedding norm or "", tables, linears) that write to the first block's input."""
+        first = f"{self.stream.path}.0"
+        traces = self._run()
+        norm = next((name for name in self.norms if name in traces and same(traces[name][1], traces[first][0])), "")
+        tap = norm or first
+        intact = traces[tap][0]
+        tables: dict[str, None] = {}
+        linears: dict[str, None] = {}
+        found: list[tuple[nn.Parameter, int]] = []
+        named = {name: one for name, one in self.parameters.items() if self.stream.width in one.shape}
+        for name, axis in candidates(lambda: self._run(track=True)[tap][0], named, self.stream.width):
+            parameter = named[name]
+            if axis not in (0, parameter.ndim - 1) or any(parameter is one for one, _ in found):
+                continue
+            with changed_at(parameter, axis):
+                changed = self._run()[tap][0]
+            if only_dim_changed(intact, changed):
+                found.append((parameter, axis))
+                module, _, leaf = name.rpartition(".")
+                is_table = axis == parameter.ndim - 1 and (leaf != "bias" or parameter.ndim > 1)
+                (tables if is_table else linears)[module if leaf in ("weight", "bias") else name] = None
+        self.complete = self._all_off(found, tap)
+        return norm, tuple(tables), tuple(linears)
+
+    def after(self) -> str:
+        """The norm that gets the last block's output, all of it or its first token."""
+        traces = self._run()
+        states = self.stream.calls[-1].got
+        wanted = (states, states[:, 0])
+        return next(
+            (name for name in sorted(self.norms) if name in traces and any(same(traces[name][0], w) for w in wanted)),
+            "",
+        )
+
+    def _all_off(self, found: list[tuple["nn.Parameter", int]], tap: str) -> bool:
+        """Whether the dimension is zero once all that was found is off."""
+        import torch
+
+        saved = [(parameter, parameter.detach().clone()) for parameter, _ in found]
+        with torch.no_grad():
+            for parameter, axis in found:
+                parameter.select(axis, DIM).zero_()
+            states = self._run()[tap][0][..., DIM]
+            for parameter, values in saved:
+                parameter.copy_(values)
+        return bool(found) and not states.any()
+
+    def _run(self, *, track: bool = False) -> dict[str, tuple["Tensor", "Tensor"]]:
+        """{norm or first block: (input, output)} of those that ran once."""
+        traces: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        with ExitStack() as hooks:
+            for name in (*self.norms, f"{self.stream.path}.0"):
+
+                def keep(_: Any, args: Any, kwargs: Any, output: Any, name: str = name) -> None:
+                    traces.setdefault(name, []).append((given_to(args, kwargs).clone(), first_tensor(output).clone()))
+
+                module = self.small.model.get_submodule(name)
+                hooks.enter_context(module.register_forward_hook(keep, with_kwargs=True))
+            self.small.run(track=track)
+        return {name: calls[0] for name, calls in traces.items() if len(calls) == 1}

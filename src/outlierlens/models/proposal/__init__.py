@@ -1,1 +1,0 @@
-"""A row for an architecture that has none: proposed from its modules, and tried."""
