@@ -18,7 +18,8 @@ from outlierlens.errors import BadFile, UnknownArchitecture
 # The first block is dense, the others have experts beside a shared one.
 EXPERTS = {
     "model_type": "glm4_moe", **TEXT, "num_key_value_heads": 2, "head_dim": 8, "moe_intermediate_size": 12,
-    "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "n_group": 1, "topk_group": 1,
+    "first_k_dense_replace": 1,
 }  # fmt: skip
 DIM = 5
 
@@ -95,7 +96,6 @@ def test_a_row_serves_configs_that_differ_in_sizes_alone() -> None:
         {"kinds": ["sliding"]},
         {"inner": {"norm": "layer"}},
         {"inner": {"experts": 4}},
-        {"new": True},
     ):
         assert not fits(own, other)
 
