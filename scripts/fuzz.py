@@ -12,7 +12,7 @@ file is kept below --keep, one for each place in the code, and the exit code is 
 """
 
 import argparse
-import importlib.util
+import contextlib
 import json
 import mmap
 import os
@@ -32,7 +32,12 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))  # where it is not run as a script
 import fuzz_mutants
-from fuzz_readers import READERS, Reader
+
+GUIDED = "--guided" in sys.argv
+if GUIDED:
+    import atheris
+with atheris.instrument_imports(include=["outlierlens"]) if GUIDED else contextlib.nullcontext():
+    from fuzz_readers import READERS, Reader
 
 SECONDS, MEGABYTES = 10, 200  # of processor time, and of memory beyond what the process had
 ADDRESSES = 4 << 30  # bytes of address space beyond it: allocators reserve more than they use
@@ -200,10 +205,7 @@ def by_number(name: str, asked: argparse.Namespace, keep: Path, shared: Shared, 
 
 def by_coverage(name: str, asked: argparse.Namespace, keep: Path, shared: Shared, folder: Path) -> None:
     """What atheris makes of the seeds until the minutes of processor time are over; its corpus stays beside what is kept."""
-    import atheris
-
-    with atheris.instrument_imports(include=["outlierlens"]):
-        trial = Trial(name, folder, keep, shared)
+    trial = Trial(name, folder, keep, shared)
     parts = trial.reader.seeds
     corpus = keep.parent / "corpus" / name
     corpus.mkdir(parents=True, exist_ok=True)
@@ -254,16 +256,9 @@ def main() -> int:
     parser.add_argument("--mutants", type=int, default=20_000, help="of each reader (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the changes (default: %(default)s)")
     parser.add_argument("--guided", action="store_true", help="by coverage, with atheris")
-    parser.add_argument(
-        "--minutes",
-        type=float,
-        default=10,
-        help="of processor, of each reader, with --guided (default: %(default)s)",
-    )
+    parser.add_argument("--minutes", type=float, default=10, help="of processor, with --guided (default: %(default)s)")
     parser.add_argument("--keep", type=Path, default=Path("fuzz-findings"), help="folder (default: %(default)s)")
     asked = parser.parse_args()
-    if asked.guided and importlib.util.find_spec("atheris") is None:
-        parser.error("--guided needs atheris; run: pip install atheris")
     print(
         f"{'reader':<22}{'mutants':>11}{'read':>11}{'refused':>11}{'findings':>9}{'most s':>8}{'most MB':>9}{'minutes':>9}"
     )
