@@ -9,7 +9,6 @@ says that they settle nothing. A case fails where less than 93 % hold the truth 
 Carlo standard errors; the exit code is then 1.
 """
 
-import argparse
 import itertools
 import math
 import sys
@@ -18,6 +17,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from timing import asked
+
+from outlierlens.statistics.subsampling import correlation_interval
 
 LEAST = 0.93
 Random = np.random.Generator
@@ -108,7 +110,6 @@ CORRELATIONS = {"pearson": pearson, "spearman": spearman}
 def correlations() -> Iterator[Case]:
     """Pearson's r and Spearman's ρ: of a model, and how far two are apart on the same items. 1,379 pairs are STS-B's, 598 the
     fewest that are said to settle anything; of 300 nothing is said."""
-    from outlierlens.statistics.subsampling import correlation_interval
 
     def case(metric: str, kind: str, n: int, paired: bool) -> Case:
         value = CORRELATIONS[metric]
@@ -151,11 +152,7 @@ def correlations() -> Iterator[Case]:
 
 def main() -> int:
     """Run the cases whose names hold the words given; exit code 1 where one fails."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("only", nargs="?", default="", help="words that a case's name must hold")
-    arguments.add_argument("--trials", type=int, help="samples of each case")
-    arguments.add_argument("--seed", type=int, default=0)
-    given = arguments.parse_args()
+    given = asked(__doc__, {"only": ""}, trials=int, seed=0)
     good = True
     print(f"{'case':<78} {'hold':>7} {'miss':>7} {'not settled':>12} {'error':>7} {'median width':>13} {'seconds':>8}")
     for case in (case for case in correlations() if given.only in case.name):

@@ -9,7 +9,6 @@ real one. GGUF children are whole copies with other norms. A stranger is a model
 whatever it was trained for, its dimensions tell nothing of anyone's.
 """
 
-import argparse
 import json
 import shutil
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from timing import asked
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
@@ -203,23 +203,17 @@ def strangers(rows: list[AtlasRow], n: int) -> tuple[int, int, float]:
 
 def main() -> None:
     """Make children one by one, ask for each, and say how often the answer was right."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--tune", action="store_true")
-    parser.add_argument("--strangers", type=int, default=100)
-    parser.add_argument("-o", dest="output", type=Path)
-    asked = parser.parse_args()
+    given = asked(__doc__, {"folder": Path}, tune=False, strangers=100, output=Path)
     rows = list(read_rows(ATLAS))
-    places = {name: str(place_of(asked.folder, name)) for name in STRANGERS} | {
-        name: str(directory_of(name)) for name in SAMPLES
-    }
+    places = {name: str(place_of(given.folder, name)) for name in STRANGERS}
+    places |= {name: str(directory_of(name)) for name in SAMPLES}
     results: list[dict[str, Any]] = []
-    for name in TUNED if asked.tune else sorted({row.model for row in rows}):
+    for name in TUNED if given.tune else sorted({row.model for row in rows}):
         family = next(row.family for row in rows if row.model == name)
         with tempfile.TemporaryDirectory() as temporary:
             made = (
                 tuned_children(name, places[name], Path(temporary))
-                if asked.tune
+                if given.tune
                 else children(name, places[name], family, np.random.default_rng(len(name)), Path(temporary))
             )
             for kind, child in made:
@@ -253,10 +247,10 @@ def main() -> None:
     large = [one["share"] for one in results if one["bytes"] >= 80e6 and one["kind"] != "GGUF"]
     if large:
         print(f"files of 80 MB and more, GGUF aside: {len(large)}, largest share {max(large):.3%}")
-    n, false, least = strangers(rows, asked.strangers)
+    n, false, least = strangers(rows, given.strangers)
     print(f"strangers: {n:,}, with a parent at level {LEVEL:g}: {false}; smallest corrected p {least:.2g}")
-    if asked.output:
-        asked.output.write_text(json.dumps({"children": results, "strangers": [n, false, least]}, indent=1), "utf-8")
+    if given.output:
+        given.output.write_text(json.dumps({"children": results, "strangers": [n, false, least]}, indent=1), "utf-8")
 
 
 if __name__ == "__main__":

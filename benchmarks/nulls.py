@@ -8,13 +8,13 @@ standard error. Exit code 1 where a null is rejected more often than at the stat
 "not claimed" show what a null does not cover, rows marked "found" how often a change that is there is seen; neither is judged.
 """
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import sqrt
 
 import numpy as np
+from timing import asked
 
 from outlierlens.ablation.controls import random_sets
 from outlierlens.analyses.track_changes import change_point
@@ -233,12 +233,7 @@ PARTS: dict[str, Callable[[float], Iterator[Case]]] = {"sets": sets, "weights": 
 
 def main() -> int:
     """Run the parts; exit code 1 where a null is rejected too often."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("parts", nargs="*", default=list(PARTS), help=f"of {', '.join(PARTS)}; default all")
-    arguments.add_argument("--scale", type=float, default=1.0, help="share of the draws")
-    given = arguments.parse_args()
-    if unknown := [part for part in given.parts if part not in PARTS]:
-        arguments.error(f"no part {unknown[0]!r}; parts are {', '.join(PARTS)}")
+    given = asked(__doc__, {"parts": list(PARTS)}, scale=1.0)
     held = [case.run() for part in given.parts for case in PARTS[part](given.scale)]
     return 0 if all(held) else 1
 

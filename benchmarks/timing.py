@@ -127,7 +127,7 @@ def process(*command: str) -> Usage:
     start = time.perf_counter()
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     silent: Any = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
-    pid = os.posix_spawn(command[0], command, environment | {"HF_HUB_OFFLINE": "1"}, file_actions=silent)
+    pid = os.posix_spawn(command[0], command, {"HF_HUB_OFFLINE": "1"} | environment, file_actions=silent)
     _, status, usage = os.wait4(pid, 0)
     if status:
         raise SystemExit(f"{command[0]} failed with status {status}")
