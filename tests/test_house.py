@@ -142,6 +142,17 @@ def test_a_class_of_an_analysis_or_the_engine_has_a_name_of_its_own() -> None:
     assert not [name for name, times in named.items() if times > 1 and name not in ("Command",)]
 
 
+def test_names_of_classes_keep_to_the_glossary() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8").partition("## Names")[2].partition("\n## ")[0]
+    glossary = {word: instead.split(", ") for word, instead in re.findall(r"(\w+) \(not\s+([\w, ]+)\)", page)}
+    assert len(re.findall(r"\w+", re.sub(r"\bnot\b", "", page.partition(":")[2]))) <= 40
+    named = [node.name for path in MODULES.values() for node in ast.walk(ast.parse(path.read_text("utf-8")))
+             if isinstance(node, ast.ClassDef)]  # fmt: skip
+    words = {word for name in named for word in re.findall("[A-Z][a-z]+", name)}
+    assert glossary.keys() <= words, "a word of the glossary that no class has"
+    assert not words & {other for instead in glossary.values() for other in instead}
+
+
 def test_every_public_name_resolves_and_is_documented() -> None:
     for name in outlierlens.__all__:
         value = getattr(outlierlens, name)
