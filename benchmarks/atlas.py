@@ -100,12 +100,8 @@ class Run:
         said, _ = self.process.communicate()
         if self.process.returncode:
             return {"code": self.process.returncode}
-        return {
-            **json.loads(said),
-            "wall": time.perf_counter() - self.began,
-            "peak_mb": max(self.peaks) / 1e6,
-            "processor": self.processor,
-        }
+        own = {"wall": time.perf_counter() - self.began, "peak_mb": max(self.peaks) / 1e6, "processor": self.processor}
+        return json.loads(said) | own
 
 
 def check(catalogue: Catalogue, folder: Path) -> dict[str, Any]:
@@ -169,10 +165,8 @@ def main() -> None:
         if options.ray:
             pace = {}
             for turn, workers in enumerate((1, 2, 1)):
-                done = Run(
-                    Path(place) / f"ray-{turn}", endpoint, names,
-                    "--engine", "ray", "--workers", str(workers), "--parallel", "1", "--cpus-per-worker", "0.5",
-                ).end()  # fmt: skip
+                how = ("--engine", "ray", "--workers", str(workers), "--parallel", "1", "--cpus-per-worker", "0.5")
+                done = Run(Path(place) / f"ray-{turn}", endpoint, names, *how).end()
                 pace[turn] = options.models / done["seconds"]
                 print(f"{workers} Ray worker(s) of one thread: {pace[turn]:.2f} models a second", flush=True)
             print(f"two against the mean of one before and after: {pace[1] / ((pace[0] + pace[2]) / 2):.2f} times")

@@ -12,14 +12,12 @@ import argparse
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from timing import asked, spread
+from timing import Way, asked, spread
 from transformers import BertConfig, BertForMaskedLM, Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
@@ -31,25 +29,21 @@ EVENTS = ("on_train_begin", "on_pre_optimizer_step", "on_step_end", "on_log", "o
 LIMIT = 0.01
 
 
-@dataclass
 class Clock:
-    """Wall and processor seconds: on a shared machine only the second says what the work costs."""
+    """Wall and processor seconds of calls: on a shared machine only the second says what the work costs."""
 
-    wall: float = 0.0
-    processor: float = 0.0
-    calls: list[float] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.wall, self.processor = list[float](), list[float]()
 
     def timed(self, work: Callable[..., Any]) -> Callable[..., Any]:
         """`work`, its time added here."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter(), time.process_time()
-            try:
-                return work(*args, **kwargs)
-            finally:
-                self.calls.append(time.process_time() - start[1])
-                self.wall += time.perf_counter() - start[0]
-                self.processor += self.calls[-1]
+            way = Way("", lambda: work(*args, **kwargs))
+            found = way.timed()
+            self.wall += way.seconds
+            self.processor += way.busy
+            return found
 
         return run
 
@@ -122,12 +116,15 @@ def main() -> int:
             for watched in (turn % 2 == 0, turn % 2 == 1):
                 found[watched] = train(given, Path(folder), watched=watched)
             (plain, _, _), (whole, inside, start) = found[False], found[True]
-            for kind in ("wall", "processor"):
-                shares[kind].append(getattr(inside, kind) / (getattr(whole, kind) - getattr(start, kind)))
-                ratios[kind].append(getattr(whole, kind) / getattr(plain, kind) - 1)
-            starts.append(start.wall)
-            records += sorted(inside.calls)[-(given.steps // given.every) :]
-            steps.append(plain.wall / given.steps)
+            for kind, seen in shares.items():
+                whole_of, inside_of, start_of, plain_of = (
+                    sum(getattr(one, kind)) for one in (whole, inside, start, plain)
+                )
+                seen.append(inside_of / (whole_of - start_of))
+                ratios[kind].append(whole_of / plain_of - 1)
+            starts += start.wall
+            records += sorted(inside.processor)[-(given.steps // given.every) :]
+            steps.append(plain.wall[0] / given.steps)
     print(f"a step {statistics.median(steps) * 1e3:.0f} ms, a record {statistics.median(records) * 1e3:.1f} ms, "
           f"the start {statistics.median(starts) * 1e3:.0f} ms once")  # fmt: skip
     for kind in ("processor", "wall"):

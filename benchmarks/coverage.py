@@ -208,19 +208,15 @@ CASES: dict[str, tuple[Draw, float, float]] = {  # values, true mean, standard d
     "log-normal, sigma 1": (lambda random, size: random.lognormal(0, 1, size), np.e**0.5, (np.e * (np.e - 1)) ** 0.5),
     "80 % zeros, exponential": (lambda random, size: _rare(random, size, 0.2) * random.exponential(1, size), 0.2, 0.6),
     "80 % zeros, log-normal": (
-        lambda random, size: _rare(random, size, 0.2) * random.lognormal(0, 1, size),
-        0.2 * np.e**0.5,
+        lambda random, size: _rare(random, size, 0.2) * random.lognormal(0, 1, size), 0.2 * np.e**0.5,
         (0.2 * np.e**2 - 0.04 * np.e) ** 0.5,
     ),
     "1 % not zero": (lambda random, size: _rare(random, size, 0.01) * random.normal(10, 1, size), 0.1, 1.0),
     "1 % large, the rest noise": (
-        lambda random, size: np.where(
-            _rare(random, size, 0.01), random.normal(10, 1, size), random.normal(0, 0.1, size)
-        ),
-        0.1,
-        1.0,
+        lambda random, size: np.where(_rare(random, size, 0.01), random.normal(10, 1, size), random.normal(0, 0.1, size)),
+        0.1, 1.0,
     ),
-}
+}  # fmt: skip
 UNSEEN = "1 % large, the rest noise"  # of one mean alone: where no rare text is drawn nothing shows that there are any
 
 
@@ -261,16 +257,15 @@ def texts_of(given: Any) -> Texts:
 
 def real_means(given: Any) -> bool:
     """The interval of a mean over 8, 16, 32 and 64 texts, drawn again from those of a model with dimensions off."""
-    if not (given.matrix and given.matrix.exists()):
+    if given.matrix and given.matrix.exists():
+        changes = np.load(given.matrix)["changes"]
+    else:
         texts, task = texts_of(given), TaskOptions(blocks=True, max_length=given.max_length)
         options = AblateOptions(n_random=0, n_matched=0, passage=texts.texts[0], task=task)
         found = ablate(load(given.model), texts, given.off, options)
         changes = np.subtract(found.chosen.per_text, found.intact.per_text)
         if given.matrix:
             np.savez(given.matrix, changes=changes)
-    else:
-        with np.load(given.matrix) as kept:
-            changes = kept["changes"]
     truth, random = changes.mean(), np.random.default_rng(0)
     print(f"{given.off} off: {truth:+.3f} on {len(changes)} texts, standard deviation {changes.std(ddof=1):.2f}")
     good = True
