@@ -2,7 +2,6 @@
 
     python benchmarks/sweep.py                                   # three workloads, about 12 minutes on two cores
     python benchmarks/sweep.py short --texts 32 --rounds 1
-    python benchmarks/sweep.py --swept smollm2.json              # also what a finished adaptive sweep saved
 
 Each way measures sets of dimensions on the same masked texts with the same model and threads, in turn, in rounds of
 alternating order; ratios are taken round by round. Speed counts real tokens, padding never. The losses of all ways are
@@ -35,7 +34,6 @@ from outlierlens.data.texts import Texts, read_texts
 from outlierlens.models.devices import memory_kept
 from outlierlens.models.folder import model_folder
 from outlierlens.models.load import LoadOptions, load_model
-from outlierlens.results.document import load
 from outlierlens.tasks.base import TaskOptions
 
 WIKITEXT = ("wikitext/wikitext-2-raw-v1/test.parquet", "Salesforce/wikitext:wikitext-2-raw-v1:test")
@@ -202,16 +200,6 @@ def measure(workload: Workload, folder: Path, texts: Texts, given: Any, dtype: s
     return dtype != "float32" or max(worst.values()) < AGREE  # in bf16 nobody expects it
 
 
-def saved_by(file: str) -> str:
-    """What a finished sweep took, in a line."""
-    swept = load(file)
-    return (
-        f"(d) {file}: {swept.provenance.model}, {len(swept.effects)} effects on {swept.about.n_texts} texts, {swept.method}: "
-        f"{swept.cost.saving:.1f} times fewer evaluations than exact ({swept.cost.exact:,} against {swept.cost.effects:,} "
-        f"for effects, {swept.cost.intact:,} intact, 3 × {swept.cost.gradient_texts:,} for gradients)"
-    )
-
-
 def fast_bf16() -> bool:
     """Whether this processor multiplies bf16 matrices in hardware."""
     tests = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
@@ -222,7 +210,7 @@ def main() -> int:
     """Run the workloads; exit code 1 when two ways give different losses."""
     given = asked(
         __doc__, {"workloads": list(WORKLOADS)}, texts=64, sets=0, rounds=3, threads=os.cpu_count(), layers=12, width=768,
-        skip_adaptive=False, swept=str,
+        skip_adaptive=False,
     )  # fmt: skip
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     transformers.utils.logging.set_verbosity_error()
@@ -245,8 +233,6 @@ def main() -> int:
                 save_bert(folder, data_of(WIKITEXT, 0, 10**6), layers=given.layers, width=given.width)
             for dtype in dtypes:
                 agree &= measure(workload, folder, Texts(source[0], texts), given, dtype)
-    if given.swept:
-        print("\n" + saved_by(given.swept))
     if not agree:
         print("\nthe ways gave different losses: their speeds mean nothing", file=sys.stderr)
     return 0 if agree else 1

@@ -17,11 +17,8 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported
 
 import torch
-from timing import asked, spread
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
+from sweep_baselines import save_bert
+from timing import asked, made_up, spread
 
 from outlierlens.analyses.sweep.options import Machines, SweepOptions
 from outlierlens.analyses.sweep.ray_engine import RayEngine, Recipe
@@ -32,30 +29,7 @@ from outlierlens.models.load import LoadOptions, load_model
 from outlierlens.tasks.base import TaskOptions
 
 WANTED = 1.7
-N_WORDS = 500
 SPAN = 8  # texts of a piece of work
-
-
-def random_model(directory: Path) -> str:
-    """Save a random masked LM with a word-level tokenizer; returns its directory."""
-    names = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *(f"w{i}" for i in range(N_WORDS))]
-    inner = Tokenizer(WordLevel({name: i for i, name in enumerate(names)}, unk_token="[UNK]"))
-    inner.pre_tokenizer = WhitespaceSplit()
-    special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "cls", "sep", "mask", "unk")}
-    PreTrainedTokenizerFast(tokenizer_object=inner, **special).save_pretrained(directory)
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(names), hidden_size=384, num_hidden_layers=6, num_attention_heads=6, intermediate_size=1536
-    )
-    BertForMaskedLM(config).save_pretrained(directory)
-    return str(directory)
-
-
-def texts(n_texts: int, length: int) -> Texts:
-    """Texts of about `length` words, all different."""
-    return Texts(
-        "made up", tuple(" ".join(f"w{(i * 7 + j * j) % N_WORDS}" for j in range(length)) for i in range(n_texts))
-    )
 
 
 def rate(engine: Engine, works: list[Work]) -> float:
@@ -69,7 +43,7 @@ def compare(model: str, given: Any) -> float:
     """Print the rates and return how many times one worker's rate several workers reach."""
     torch.set_num_threads(1)
     load = LoadOptions(device="cpu", dtype="float32", offline=True)
-    data = texts(4 * SPAN, given.length)
+    data = Texts("made up", made_up(4 * SPAN, given.length, given.length))
     options = SweepOptions(task=TaskOptions(max_length=given.length, blocks=False))
     runner = make_runner(load_model(model, load), data, options)
     n_layers = runner.stack.n_layers
@@ -112,7 +86,9 @@ def main() -> None:
     """Command line."""
     given = asked(__doc__, model=str, workers=2, repeats=3, units=32, length=64)
     with tempfile.TemporaryDirectory() as directory:
-        ratio = compare(given.model or random_model(Path(directory) / "random"), given)
+        if not given.model:
+            save_bert(Path(directory), made_up(100), layers=6, width=384)
+        ratio = compare(given.model or directory, given)
     if given.workers == 2:
         print(f"two workers reach {WANTED} x one: {'yes' if ratio >= WANTED else 'NO'}")
 
