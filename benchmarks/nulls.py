@@ -63,7 +63,7 @@ def few(random: Random, width: int, n_strong: int) -> np.ndarray:
 
 
 class Sets(NamedTuple):
-    """Sets of `size` of `width` dimensions, of which `strong` carry the change; those that avoid the tested one claim nothing."""
+    """Sets of `size` of `width` dimensions, of which `strong` carry it; those that avoid the tested one claim nothing."""
 
     name: str
     width: int
