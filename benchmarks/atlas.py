@@ -11,7 +11,6 @@ five are cut off. The hub is a process of its own, on the same processors. What 
 dimensions pass the rule at its own level in models without one; all of them are printed.
 """
 
-import argparse
 import contextlib
 import json
 import multiprocessing
@@ -27,6 +26,9 @@ from collections import Counter
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+import psutil
+from timing import asked
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
@@ -84,8 +86,6 @@ class Run:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
-        import psutil
-
         me = psutil.Process(self.process.pid)
         while self.process.poll() is None:
             try:
@@ -100,12 +100,8 @@ class Run:
         said, _ = self.process.communicate()
         if self.process.returncode:
             return {"code": self.process.returncode}
-        return {
-            **json.loads(said),
-            "wall": time.perf_counter() - self.began,
-            "peak_mb": max(self.peaks) / 1e6,
-            "processor": self.processor,
-        }
+        own = {"wall": time.perf_counter() - self.began, "peak_mb": max(self.peaks) / 1e6, "processor": self.processor}
+        return json.loads(said) | own
 
 
 def check(catalogue: Catalogue, folder: Path) -> dict[str, Any]:
@@ -154,13 +150,7 @@ def sizes() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", type=int, default=10_000)
-    parser.add_argument("--parallel", type=int, default=24)
-    parser.add_argument("--kills", type=int, default=0)
-    parser.add_argument("--ray", action="store_true")
-    parser.add_argument("--sizes", action="store_true")
-    options = parser.parse_args()
+    options = asked(__doc__, models=10_000, parallel=24, kills=0, ray=False, sizes=False)
     if options.sizes:
         sizes()
         return
@@ -175,10 +165,8 @@ def main() -> None:
         if options.ray:
             pace = {}
             for turn, workers in enumerate((1, 2, 1)):
-                done = Run(
-                    Path(place) / f"ray-{turn}", endpoint, names,
-                    "--engine", "ray", "--workers", str(workers), "--parallel", "1", "--cpus-per-worker", "0.5",
-                ).end()  # fmt: skip
+                how = ("--engine", "ray", "--workers", str(workers), "--parallel", "1", "--cpus-per-worker", "0.5")
+                done = Run(Path(place) / f"ray-{turn}", endpoint, names, *how).end()
                 pace[turn] = options.models / done["seconds"]
                 print(f"{workers} Ray worker(s) of one thread: {pace[turn]:.2f} models a second", flush=True)
             print(f"two against the mean of one before and after: {pace[1] / ((pace[0] + pace[2]) / 2):.2f} times")

@@ -12,11 +12,16 @@ import argparse
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
+from timing import Way, asked, spread
+from transformers import BertConfig, BertForMaskedLM, Trainer, TrainingArguments
+from transformers.trainer_callback import PrinterCallback
+
+from outlierlens import OutlierCallback, WatchOptions
 
 VOCABULARY = 8000
 MASKED = 0.15
@@ -24,34 +29,27 @@ EVENTS = ("on_train_begin", "on_pre_optimizer_step", "on_step_end", "on_log", "o
 LIMIT = 0.01
 
 
-@dataclass
 class Clock:
-    """Wall and processor seconds: on a shared machine only the second says what the work costs."""
+    """Wall and processor seconds of calls: on a shared machine only the second says what the work costs."""
 
-    wall: float = 0.0
-    processor: float = 0.0
-    calls: list[float] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.wall, self.processor = list[float](), list[float]()
 
     def timed(self, work: Callable[..., Any]) -> Callable[..., Any]:
         """`work`, its time added here."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter(), time.process_time()
-            try:
-                return work(*args, **kwargs)
-            finally:
-                self.calls.append(time.process_time() - start[1])
-                self.wall += time.perf_counter() - start[0]
-                self.processor += self.calls[-1]
+            way = Way("", lambda: work(*args, **kwargs))
+            found = way.timed()
+            self.wall += way.seconds
+            self.processor += way.busy
+            return found
 
         return run
 
 
-def model_of(given: argparse.Namespace) -> Any:
+def model_of(given: Any) -> Any:
     """A BERT of the size asked for, with random weights."""
-    import torch
-    from transformers import BertConfig, BertForMaskedLM
-
     torch.manual_seed(0)
     width = given.hidden
     return BertForMaskedLM(
@@ -63,13 +61,8 @@ def model_of(given: argparse.Namespace) -> Any:
     )  # fmt: skip
 
 
-def train(given: argparse.Namespace, folder: Path, *, watched: bool) -> tuple[Clock, Clock, Clock]:
+def train(given: Any, folder: Path, *, watched: bool) -> tuple[Clock, Clock, Clock]:
     """(whole training, the callback's events, those of its start) of one run."""
-    import torch
-    from transformers import Trainer, TrainingArguments
-    from transformers.trainer_callback import PrinterCallback
-
-    from outlierlens import OutlierCallback, WatchOptions
 
     class Masked(Trainer):
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -103,17 +96,10 @@ def train(given: argparse.Namespace, folder: Path, *, watched: bool) -> tuple[Cl
 
 def main() -> int:
     """Measure, print, and say whether the share stays below 1 %."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (
-        ("every", 100), ("steps", 200), ("rounds", 3), ("layers", 4), ("hidden", 128), ("batch", 32), ("length", 64),
-        ("probe_texts", 16), ("threads", 1),
-    ):  # fmt: skip
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
-    parser.add_argument("--cpu", action="store_true", help="train on the CPU even where there is an accelerator")
-    given = parser.parse_args()
-    import torch
-
-    torch.set_num_threads(given.threads)
+    given = asked(
+        __doc__, every=100, steps=200, rounds=3, layers=4, hidden=128, batch=32, length=64, probe_texts=16, threads=1,
+        cpu=False,
+    )  # fmt: skip
     device = "CPU" if given.cpu or not torch.cuda.is_available() else torch.cuda.get_device_name()
     print(
         f"{given.layers} x {given.hidden}, batch {given.batch} x {given.length}, {given.steps} steps, N = {given.every}, "
@@ -130,20 +116,20 @@ def main() -> int:
             for watched in (turn % 2 == 0, turn % 2 == 1):
                 found[watched] = train(given, Path(folder), watched=watched)
             (plain, _, _), (whole, inside, start) = found[False], found[True]
-            for kind in ("wall", "processor"):
-                shares[kind].append(getattr(inside, kind) / (getattr(whole, kind) - getattr(start, kind)))
-                ratios[kind].append(getattr(whole, kind) / getattr(plain, kind) - 1)
-            starts.append(start.wall)
-            records += sorted(inside.calls)[-(given.steps // given.every) :]
-            steps.append(plain.wall / given.steps)
+            for kind, seen in shares.items():
+                whole_of, inside_of, start_of, plain_of = (
+                    sum(getattr(one, kind)) for one in (whole, inside, start, plain)
+                )
+                seen.append(inside_of / (whole_of - start_of))
+                ratios[kind].append(whole_of / plain_of - 1)
+            starts += start.wall
+            records += sorted(inside.processor)[-(given.steps // given.every) :]
+            steps.append(plain.wall[0] / given.steps)
     print(f"a step {statistics.median(steps) * 1e3:.0f} ms, a record {statistics.median(records) * 1e3:.1f} ms, "
           f"the start {statistics.median(starts) * 1e3:.0f} ms once")  # fmt: skip
     for kind in ("processor", "wall"):
-        print(
-            f"{kind} time: {statistics.median(shares[kind]):.2%} of the training is the callback "
-            f"({min(shares[kind]):.2%} to {max(shares[kind]):.2%}); watched against plain runs "
-            f"{statistics.median(ratios[kind]):+.1%} ({min(ratios[kind]):+.1%} to {max(ratios[kind]):+.1%})"
-        )
+        print(f"{kind} time: {spread(shares[kind], '.2%')} of the training is the callback; watched against plain runs "
+              f"{spread(ratios[kind], '+.1%')}")  # fmt: skip
     return int(statistics.median(shares["wall"]) >= LIMIT)
 
 

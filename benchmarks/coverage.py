@@ -9,28 +9,38 @@
 Simulated texts are drawn anew in every trial, and the true value is that of endlessly many. What says nothing (*not settled*,
 or measured on all texts) does not count as covered; how often that is stands beside. Every share has its Monte Carlo error.
 
+--means leaves it at the means; --each does without the bulk; --hold says when the rule's intervals hold, at "any" look or the
+"stop"; --first and --gradients compare texts of the first look and of the gradient pass; --matrix keeps what was measured.
+
 A model is measured exhaustively once, every dimension on every text. The adaptive procedure is then replayed on those
 numbers for each seed, which only reorders the texts, by the library's own schedule. Of N texts n are drawn without
 replacement, so errors are divided by √(1 − n / N) before they are compared with the interval, which is one for endlessly many.
 """
 
-import argparse
 import itertools
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from timing import asked, load
 
+from outlierlens.analyses.ablate import AblateOptions, ablate
 from outlierlens.analyses.sweep.bulk import near
 from outlierlens.analyses.sweep.estimate import MeanChange, gradient_scale
+from outlierlens.analyses.sweep.gradients import first_order
 from outlierlens.analyses.sweep.levels import FIRST_LOOK, look_sizes
 from outlierlens.analyses.sweep.options import SweepOptions
+from outlierlens.analyses.sweep.runner import make_runner
 from outlierlens.analyses.sweep.schedule import State, adaptive
-from outlierlens.analyses.sweep.units import Differences, Unit
+from outlierlens.analyses.sweep.units import INTACT, Differences, Unit, planned
+from outlierlens.data.texts import Texts, read_texts
 from outlierlens.statistics.means import mean_interval
+from outlierlens.tasks.base import TaskOptions
 
 
 @dataclass(frozen=True)
@@ -93,9 +103,7 @@ def replay(matrix: Matrix, rule: Rule, seed: int) -> Seed:
     gradients = now.gradients[:, :n_gradients].T if n_gradients else None
     state = State(units, options, looks, Differences(now.weights), gradients)
     state.find_bulk(())
-    for _, works in adaptive(state):
-        for work in works:
-            state.measured.add(work.unit.key, work.start, now.changes[work.unit.dims[0], work.start : work.stop])
+    fill(state, now.changes)
     found = [one for one in state.estimates if one is not None]
     used = [state.measured.n(unit.key) for unit in units]
     covered = np.array([_covers(one, value, n_texts) for one, value in zip(found, truth, strict=True)])
@@ -112,6 +120,14 @@ def replay(matrix: Matrix, rule: Rule, seed: int) -> Seed:
         agrees([one.change for one in found], truth, rule.k, rule.tolerance),
         float(np.mean([state.control(unit) is not None for unit in range(n_units)])),
     )
+
+
+def fill(state: State, changes: np.ndarray) -> State:
+    """Measure what the procedure asks for, until it asks for no more."""
+    for _, works in adaptive(state):
+        for work in works:
+            state.measured.add(work.unit.key, work.start, changes[work.unit.dims[0], work.start : work.stop])
+    return state
 
 
 def _covers(found: MeanChange, truth: float, n_texts: int) -> float:
@@ -192,19 +208,15 @@ CASES: dict[str, tuple[Draw, float, float]] = {  # values, true mean, standard d
     "log-normal, sigma 1": (lambda random, size: random.lognormal(0, 1, size), np.e**0.5, (np.e * (np.e - 1)) ** 0.5),
     "80 % zeros, exponential": (lambda random, size: _rare(random, size, 0.2) * random.exponential(1, size), 0.2, 0.6),
     "80 % zeros, log-normal": (
-        lambda random, size: _rare(random, size, 0.2) * random.lognormal(0, 1, size),
-        0.2 * np.e**0.5,
+        lambda random, size: _rare(random, size, 0.2) * random.lognormal(0, 1, size), 0.2 * np.e**0.5,
         (0.2 * np.e**2 - 0.04 * np.e) ** 0.5,
     ),
     "1 % not zero": (lambda random, size: _rare(random, size, 0.01) * random.normal(10, 1, size), 0.1, 1.0),
     "1 % large, the rest noise": (
-        lambda random, size: np.where(
-            _rare(random, size, 0.01), random.normal(10, 1, size), random.normal(0, 0.1, size)
-        ),
-        0.1,
-        1.0,
+        lambda random, size: np.where(_rare(random, size, 0.01), random.normal(10, 1, size), random.normal(0, 0.1, size)),
+        0.1, 1.0,
     ),
-}
+}  # fmt: skip
 UNSEEN = "1 % large, the rest noise"  # of one mean alone: where no rare text is drawn nothing shows that there are any
 
 
@@ -236,31 +248,24 @@ def means(trials: int) -> bool:
     return good
 
 
-def real_means(given: argparse.Namespace) -> bool:
-    """The interval of a mean over 8, 16, 32 and 64 texts, drawn again from those of a model with dimensions off."""
-    from outlierlens.analyses.ablate import AblateOptions, ablate
-    from outlierlens.data.texts import Texts, read_texts
-    from outlierlens.models.load import LoadOptions, load_model
-    from outlierlens.tasks.base import TaskOptions
+def texts_of(given: Any) -> Texts:
+    """The lines of more than `--min-words` words, `--limit` of them."""
+    read = read_texts(given.data)
+    lines = tuple(text for text in read.texts if len(text.split()) > given.min_words)
+    return Texts(read.source, lines[: given.limit], read.column)
 
-    if not (given.matrix and given.matrix.exists()):
-        read = read_texts(given.data)
-        lines = tuple(text for text in read.texts if len(text.split()) > given.min_words)
-        options = AblateOptions(
-            n_random=0, n_matched=0, passage=lines[0], task=TaskOptions(blocks=True, max_length=given.max_length)
-        )
-        found = ablate(
-            load_model(given.model, LoadOptions(dtype="float32", offline=True)),
-            Texts(read.source, lines[: given.limit], read.column),
-            given.off,
-            options,
-        )
+
+def real_means(given: Any) -> bool:
+    """The interval of a mean over 8, 16, 32 and 64 texts, drawn again from those of a model with dimensions off."""
+    if given.matrix and given.matrix.exists():
+        changes = np.load(given.matrix)["changes"]
+    else:
+        texts, task = texts_of(given), TaskOptions(blocks=True, max_length=given.max_length)
+        options = AblateOptions(n_random=0, n_matched=0, passage=texts.texts[0], task=task)
+        found = ablate(load(given.model), texts, given.off, options)
         changes = np.subtract(found.chosen.per_text, found.intact.per_text)
         if given.matrix:
             np.savez(given.matrix, changes=changes)
-    else:
-        with np.load(given.matrix) as kept:
-            changes = kept["changes"]
     truth, random = changes.mean(), np.random.default_rng(0)
     print(f"{given.off} off: {truth:+.3f} on {len(changes)} texts, standard deviation {changes.std(ddof=1):.2f}")
     good = True
@@ -363,34 +368,19 @@ POPULATIONS = {
 
 def _swept(values: np.ndarray, options: SweepOptions, looks: tuple[int, ...]) -> State:
     units = [Unit(str(dim), "all layers", {0: (dim,)}) for dim in range(len(values))]
-    state = State(units, options, looks, Differences(np.ones(values.shape[1])))
-    for _, works in adaptive(state):
-        for work in works:
-            state.measured.add(work.unit.key, work.start, values[work.unit.dims[0], work.start : work.stop])
-    return state
+    return fill(State(units, options, looks, Differences(np.ones(values.shape[1]))), values)
 
 
-def measure(asked: argparse.Namespace, part: Path) -> Matrix:
+def measure(given: Any, part: Path) -> Matrix:
     """Every dimension of a model on every text, with the library's runner and gradient pass.
 
     What is measured is kept in `part`, a file of NumPy's, so that a run that was cut off goes on.
     """
-    import torch
-
-    from outlierlens.analyses.sweep.gradients import first_order
-    from outlierlens.analyses.sweep.runner import make_runner
-    from outlierlens.analyses.sweep.units import INTACT, planned
-    from outlierlens.data.texts import Texts, read_texts
-    from outlierlens.models.load import LoadOptions, load_model
-    from outlierlens.tasks.base import TaskOptions
-
     torch.set_num_threads(1)
-    loaded = load_model(asked.model, LoadOptions(dtype="float32", offline=True))
-    read = read_texts(asked.data)
-    lines = tuple(text for text in read.texts if len(text.split()) > asked.min_words)[: asked.limit]
-    options = SweepOptions(task=TaskOptions(blocks=True, max_length=asked.max_length))
-    runner = make_runner(loaded, Texts(read.source, lines, read.column), options)
-    units = planned(options, runner.stack.n_layers, runner.width, ())[: asked.dims]
+    loaded = load(given.model)
+    options = SweepOptions(task=TaskOptions(blocks=True, max_length=given.max_length))
+    runner = make_runner(loaded, texts_of(given), options)
+    units = planned(options, runner.stack.n_layers, runner.width, ())[: given.dims]
     span = (0, runner.n_texts)
     intact = runner.values([INTACT.plan], span)[0]
     shape = (len(units), runner.n_texts)
@@ -413,40 +403,11 @@ def measure(asked: argparse.Namespace, part: Path) -> Matrix:
 
 def main() -> int:
     """Simulate, or measure a model and replay it; exit code 1 where a coverage is below 93 %."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument(
-        "model",
-        nargs="?",
-        help="directory or name of a model small enough to sweep exhaustively; without one: simulated",
-    )
-    arguments.add_argument(
-        "--trials", type=int, default=4000, help="simulated: samples of a mean; of sweeps a hundredth"
-    )
-    arguments.add_argument("--means", action="store_true", help="simulated: the means alone")
-    arguments.add_argument("--bulk", action="store_true", help="simulated: ordinary dimensions and few strong ones")
-    arguments.add_argument("--each", action="store_true", help="no bulk: every dimension has an interval of its own")
-    arguments.add_argument("--off", type=int, nargs="+", help="of a model: the mean change with these dimensions off")
-    arguments.add_argument("--data", default="excerpt", help="file of texts")
-    arguments.add_argument("--min-words", type=int, default=70, help="only lines of more words")
-    arguments.add_argument("--max-length", type=int, default=128)
-    arguments.add_argument("--limit", type=int, help="number of lines")
-    arguments.add_argument("--dims", type=int, help="number of dimensions, the first ones (default: all)")
-    arguments.add_argument(
-        "--matrix", type=Path, help="keep the measured changes here, and read them from here next time"
-    )
-    arguments.add_argument("--seeds", type=int, default=50)
-    arguments.add_argument("--tolerance", type=float, default=0.01)
-    arguments.add_argument("--relative", type=float, default=0.1)
-    arguments.add_argument(
-        "--first", type=int, nargs="+", default=[FIRST_LOOK], help="texts of the first look, to compare several"
-    )
-    arguments.add_argument(
-        "--gradients", type=int, nargs="+", default=[256, 0], help="texts of the gradient pass, likewise"
-    )
-    arguments.add_argument(
-        "--hold", choices=["any", "stop"], nargs="+", default=["stop"], help="look_level or stop_widening"
-    )
-    given = arguments.parse_args()
+    given = asked(
+        __doc__, {"model": ""}, trials=4000, means=False, bulk=False, each=False, off=[int], data="excerpt", min_words=70,
+        max_length=128, limit=int, dims=int, matrix=Path, seeds=50, tolerance=0.01, relative=0.1, first=[FIRST_LOOK],
+        gradients=[256, 0], hold=["stop"],
+    )  # fmt: skip
     rule = Rule(tolerance=given.tolerance, relative=given.relative, bulk=not given.each)
     if given.bulk:
         held = []
@@ -454,7 +415,7 @@ def main() -> int:
             print(f"\n{name}", end="")
             held.append(table(population.matrix(), rule, given.seeds))
         return 0 if all(held) else 1
-    if given.model is None:
+    if not given.model:
         shown = [means(given.trials)]
         if not given.means:
             shown += [simulated_sweep(max(2, given.trials // 100)), winner(max(2, given.trials // 20))]

@@ -9,7 +9,6 @@ real one. GGUF children are whole copies with other norms. A stranger is a model
 whatever it was trained for, its dimensions tell nothing of anyone's.
 """
 
-import argparse
 import json
 import shutil
 import sys
@@ -21,6 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from gguf import GGUFReader
+from timing import asked
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
@@ -33,6 +35,7 @@ from outlierlens.checkpoints import Checkpoint, open_checkpoint
 from outlierlens.checkpoints.samples import SAMPLES
 from outlierlens.checkpoints.samples import directory as directory_of
 from outlierlens.detection.weights import sites_of
+from outlierlens.models.load import load_model
 
 LEVEL = LookupOptions().level
 SAME = ({"minilm-l6", "minilm-l6-int8"},)  # two copies of one model
@@ -66,11 +69,8 @@ def pruned(values: np.ndarray, _: np.random.Generator) -> np.ndarray:
 
 def drifted(values: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """All values scaled and shifted together, and noise of a fifth: more than the real fine-tuned models here differ by."""
-    return (
-        values * random.uniform(0.8, 1.2)
-        + random.normal(0, 0.05)
-        + random.normal(0, 0.2 * values.std() + 1e-9, values.shape)
-    )
+    moved = values * random.uniform(0.8, 1.2) + random.normal(0, 0.05)
+    return moved + random.normal(0, 0.2 * values.std() + 1e-9, values.shape)
 
 
 def half(values: np.ndarray, _: np.random.Generator) -> np.ndarray:
@@ -136,8 +136,6 @@ def children(
 
 def _gguf_child(file: Path, place: Path, random: np.random.Generator) -> Path:
     """A copy of a GGUF file with noise of a fifth on every norm."""
-    from gguf import GGUFReader
-
     place.mkdir(parents=True)
     shutil.copy(file, place / file.name)
     reader = GGUFReader(place / file.name, "r+")
@@ -149,17 +147,12 @@ def _gguf_child(file: Path, place: Path, random: np.random.Generator) -> Path:
 
 def tuned_children(name: str, place: str, folder: Path) -> Iterator[tuple[str, Path]]:
     """Children by AdamW: 60 steps on random tokens towards random targets, all weights free, at two rates."""
-    import torch
-
-    from outlierlens.models.load import load_model
-
     for rate in (1e-4, 1e-3):
         torch.manual_seed(int(rate * 1e4))
         loaded = load_model(place)
         model: Any = loaded.model
         model.train()
-        width = int(model.get_input_embeddings().weight.shape[1])
-        size = int(model.get_input_embeddings().weight.shape[0])
+        size, width = model.get_input_embeddings().weight.shape
         head = torch.nn.Linear(getattr(model.config, "hidden_size", width), 8)
         steps = torch.optim.AdamW([*model.parameters(), *head.parameters()], lr=rate)
         for _ in range(60):
@@ -172,11 +165,6 @@ def tuned_children(name: str, place: str, folder: Path) -> Iterator[tuple[str, P
         to = folder / f"{name}-adamw-{rate:g}"
         model.save_pretrained(to)
         yield f"AdamW {rate:g}", to
-
-
-def is_right(parent: str | None, name: str) -> bool:
-    """Whether it is the model, or another copy of it."""
-    return parent == name or any({parent, name} <= group for group in SAME)
 
 
 def strangers(rows: list[AtlasRow], n: int) -> tuple[int, int, float]:
@@ -203,46 +191,34 @@ def strangers(rows: list[AtlasRow], n: int) -> tuple[int, int, float]:
 
 def main() -> None:
     """Make children one by one, ask for each, and say how often the answer was right."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--tune", action="store_true")
-    parser.add_argument("--strangers", type=int, default=100)
-    parser.add_argument("-o", dest="output", type=Path)
-    asked = parser.parse_args()
+    given = asked(__doc__, {"folder": Path}, tune=False, strangers=100, output=Path)
     rows = list(read_rows(ATLAS))
-    places = {name: str(place_of(asked.folder, name)) for name in STRANGERS} | {
-        name: str(directory_of(name)) for name in SAMPLES
-    }
+    places = {name: str(place_of(given.folder, name)) for name in STRANGERS}
+    places |= {name: str(directory_of(name)) for name in SAMPLES}
     results: list[dict[str, Any]] = []
-    for name in TUNED if asked.tune else sorted({row.model for row in rows}):
+    for name in TUNED if given.tune else sorted({row.model for row in rows}):
         family = next(row.family for row in rows if row.model == name)
         with tempfile.TemporaryDirectory() as temporary:
-            made = (
-                tuned_children(name, places[name], Path(temporary))
-                if asked.tune
-                else children(name, places[name], family, np.random.default_rng(len(name)), Path(temporary))
-            )
-            for kind, child in made:
+            place, random = Path(temporary), np.random.default_rng(len(name))
+            tuned = tuned_children(name, places[name], place)
+            for kind, child in tuned if given.tune else children(name, places[name], family, random, place):
                 began = time.monotonic()
                 found = lookup(str(child))
-                stream = found.streams[0]
-                share = found.bytes_read / found.bytes_total
-                near = found.relatives[0]
+                parent, near = found.streams[0].parent, found.relatives[0]
+                right = parent == name or any({parent, name} <= group for group in SAME)
                 results.append(
                     {
-                        "model": name, "kind": kind, "parent": stream.parent, "right": is_right(stream.parent, name),
-                        "p": near.p_holm, "closeness": near.closeness, "share": share, "bytes": found.bytes_total,
-                        "seconds": time.monotonic() - began,
+                        "model": name, "kind": kind, "parent": parent, "right": right, "p": near.p_holm,
+                        "closeness": near.closeness, "share": found.bytes_read / found.bytes_total,
+                        "bytes": found.bytes_total, "seconds": time.monotonic() - began,
                     }
                 )  # fmt: skip
-                if not results[-1]["right"]:
-                    print("wrong:", name, kind, "→", stream.parent, f"p {near.p_holm:.2g}, {near.closeness:.3f}")
+                if not right:
+                    print("wrong:", name, kind, "→", parent, f"p {near.p_holm:.2g}, {near.closeness:.3f}")
                 shutil.rmtree(child)
     kinds = sorted({one["kind"] for one in results})
-    print(
-        "| children by | children | right first | largest corrected p | share of bytes, median and largest |\n"
-        "|---|---|---|---|---|"
-    )
+    print("| children by | children | right first | largest corrected p | share of bytes, median and largest |")
+    print("|---|---|---|---|---|")
     for kind in [*kinds, "all"]:
         some = [one for one in results if kind in (one["kind"], "all")]
         shares = [one["share"] for one in some]
@@ -253,10 +229,10 @@ def main() -> None:
     large = [one["share"] for one in results if one["bytes"] >= 80e6 and one["kind"] != "GGUF"]
     if large:
         print(f"files of 80 MB and more, GGUF aside: {len(large)}, largest share {max(large):.3%}")
-    n, false, least = strangers(rows, asked.strangers)
+    n, false, least = strangers(rows, given.strangers)
     print(f"strangers: {n:,}, with a parent at level {LEVEL:g}: {false}; smallest corrected p {least:.2g}")
-    if asked.output:
-        asked.output.write_text(json.dumps({"children": results, "strangers": [n, false, least]}, indent=1), "utf-8")
+    if given.output:
+        given.output.write_text(json.dumps({"children": results, "strangers": [n, false, least]}, indent=1), "utf-8")
 
 
 if __name__ == "__main__":

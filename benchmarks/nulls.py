@@ -8,13 +8,16 @@ standard error. Exit code 1 where a null is rejected more often than at the stat
 "not claimed" show what a null does not cover, rows marked "found" how often a change that is there is seen; neither is judged.
 """
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from math import sqrt
+from typing import Any, NamedTuple
 
 import numpy as np
+from timing import asked
 
 from outlierlens.ablation.controls import random_sets
 from outlierlens.analyses.track_changes import change_point
@@ -59,47 +62,48 @@ def few(random: Random, width: int, n_strong: int) -> np.ndarray:
     return effects
 
 
-def ranked(
-    width: int, size: int, n: int, *, n_strong: int, alpha: float, change: str = "sum", avoid: bool = False
-) -> Callable[[Random, int], bool]:
-    """The rank of a set that is drawn at random itself."""
+class Sets(NamedTuple):
+    """Sets of `size` of `width` dimensions, of which `strong` carry it; those that avoid the tested one claim nothing."""
 
-    def rejects(random: Random, seed: int) -> bool:
-        effects = few(random, width, n_strong)
-        if change == "steps":  # most sets change nothing, as predictions of few items do
+    name: str
+    width: int
+    size: int
+    n: int
+    strong: int
+    alpha: float = 0.05
+    change: str = "sum"
+    avoid: bool = False
+
+    def reject(self, random: Random, seed: int) -> bool:
+        """Whether the rank of a set that is drawn at random itself is at most `alpha`."""
+        effects = few(random, self.width, self.strong)
+        if self.change == "steps":  # most sets change nothing, as predictions of few items do
             effects = np.floor(effects * 10)
-        tested = random.choice(width, size, replace=False)
-        sets = random_sets(width, size, n=n, seed=seed, other_than=tested, avoid=tested if avoid else ())
-        of = np.max if change == "largest" else np.sum
-        return rank_p(float(of(effects[tested])), of(effects[np.array(sets)], axis=1)) <= alpha + 1e-12
+        tested = random.choice(self.width, self.size, replace=False)
+        avoided = tested if self.avoid else ()
+        drawn = random_sets(self.width, self.size, n=self.n, seed=seed, other_than=tested, avoid=avoided)
+        of = np.max if self.change == "largest" else np.sum
+        return rank_p(float(of(effects[tested])), of(effects[np.array(drawn)], axis=1)) <= self.alpha + 1e-12
 
-    return rejects
+
+SETS = (
+    Sets("8 of 128 among 24 sets, eight dimensions carry it", 128, 8, 24, 8, 0.04),
+    Sets("… among sets that avoid the tested eight", 128, 8, 24, 8, 0.04, avoid=True),
+    Sets("8 of 128 among 19 sets, the largest of a set counts", 128, 8, 19, 8, change="largest"),
+    Sets("… among sets that avoid the tested eight", 128, 8, 19, 8, change="largest", avoid=True),
+    Sets("3 of 576 among 19 sets, three dimensions carry it", 576, 3, 19, 3),
+    Sets("2 of 768 among 99 sets, two dimensions carry it", 768, 2, 99, 2),
+    Sets("1 of 64 among all 63 others", 64, 1, 99, 4),
+    Sets("2 of 8 among all 27 other pairs", 8, 2, 99, 2),
+    Sets("8 of 128 among 19 sets, changes in steps with many ties", 128, 8, 19, 8, change="steps"),
+)
 
 
 def sets(scale: float) -> Iterator[Case]:
     """Rank p among random sets."""
-    n = round(10_000 * scale)
-
-    def case(name: str, *args: int, **more: object) -> Case:
-        alpha = float(more["alpha"])  # type: ignore[arg-type]
-        role = "not claimed" if more.get("avoid") else "null"
-        return Case("sets", name, n, ranked(*args, **more), alpha, role)  # type: ignore[arg-type]
-
-    yield case("8 of 128 among 24 sets, eight dimensions carry it", 128, 8, 24, n_strong=8, alpha=0.04)
-    yield case("… among sets that avoid the tested eight", 128, 8, 24, n_strong=8, alpha=0.04, avoid=True)
-    yield case(
-        "8 of 128 among 19 sets, the largest of a set counts", 128, 8, 19, n_strong=8, alpha=0.05, change="largest"
-    )
-    yield case(
-        "… among sets that avoid the tested eight", 128, 8, 19, n_strong=8, alpha=0.05, change="largest", avoid=True
-    )
-    yield case("3 of 576 among 19 sets, three dimensions carry it", 576, 3, 19, n_strong=3, alpha=0.05)
-    yield case("2 of 768 among 99 sets, two dimensions carry it", 768, 2, 99, n_strong=2, alpha=0.05)
-    yield case("1 of 64 among all 63 others", 64, 1, 99, n_strong=4, alpha=0.05)
-    yield case("2 of 8 among all 27 other pairs", 8, 2, 99, n_strong=2, alpha=0.05)
-    yield case(
-        "8 of 128 among 19 sets, changes in steps with many ties", 128, 8, 19, n_strong=8, alpha=0.05, change="steps"
-    )
+    for one in SETS:
+        role = "not claimed" if one.avoid else "null"
+        yield Case("sets", one.name, round(10_000 * scale), one.reject, one.alpha, role)
 
 
 # Scale and bias [layer, dim] whose positions agree across layers by chance only.
@@ -137,6 +141,19 @@ def spiking(random: Random, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndar
     return scale, bias
 
 
+def named(random: Random, seed: int, *, make: Callable, rule: Rule, shape: tuple[int, int]) -> bool:
+    """Whether a rule names any dimension at the level."""
+    return any(outlier.p_holm <= ALPHA for outlier in find(Measured(*make(random, shape)), rule)[0])
+
+
+def planted(random: Random, seed: int, *, rule: Rule, shape: tuple[int, int]) -> bool:
+    """Whether a rule names the dimension that stands out in three quarters of the layers."""
+    made = [values.copy() for values in coinciding(random, shape)]
+    for values in made:
+        values[: shape[0] * 3 // 4, 7] = 40
+    return any(outlier.dim == 7 and outlier.p_holm <= ALPHA for outlier in find(Measured(*made), rule)[0])
+
+
 def weights(scale: float) -> Iterator[Case]:
     """Family-wise error of Holm's p over all dimensions, and what is planted."""
     n = round(400 * scale)
@@ -147,7 +164,7 @@ def weights(scale: float) -> Iterator[Case]:
         "spiking together": spiking,
     }
     for shape in ((4, 128), (12, 768)):
-        least = 1 / shape[0]  # every dimension that passes anywhere has its p
+        least, size = 1 / shape[0], f"{shape[0]} × {shape[1]}"  # every dimension that passes anywhere has its p
         rules = {
             "kovaleva": Rule(min_layer_fraction=least),
             "kovaleva --same-layer": Rule(min_layer_fraction=least, same_layer=True),
@@ -155,27 +172,13 @@ def weights(scale: float) -> Iterator[Case]:
             "puccetti": Rule("puccetti", top_k=shape[1]),
             "luo": Rule("luo"),
         }
-        for dependence, make in makes.items():
-            for name, rule in rules.items():
-
-                def rejects(
-                    random: Random, seed: int, make: Callable = make, rule: Rule = rule, shape: tuple = shape
-                ) -> bool:
-                    found, _ = find(Measured(*make(random, shape)), rule)
-                    return any(outlier.p_holm <= ALPHA for outlier in found)
-
-                yield Case("weights", f"{name}, {shape[0]} × {shape[1]}, scale and bias {dependence}", n, rejects)
+        for (dependence, make), (name, rule) in product(makes.items(), rules.items()):
+            rejects = partial(named, make=make, rule=rule, shape=shape)
+            yield Case("weights", f"{name}, {size}, scale and bias {dependence}", n, rejects)
         for same in (False, True):
-
-            def planted(random: Random, seed: int, same: bool = same, shape: tuple = shape) -> bool:
-                made = [values.copy() for values in coinciding(random, shape)]
-                for values in made:
-                    values[: shape[0] * 3 // 4, 7] = 40
-                found, _ = find(Measured(*made), Rule(same_layer=same))
-                return any(outlier.dim == 7 and outlier.p_holm <= ALPHA for outlier in found)
-
-            name = f"kovaleva{' --same-layer' if same else ''}, {shape[0]} × {shape[1]}, one planted in three quarters"
-            yield Case("weights", name, max(50, n // 5), planted, role="found")
+            name = f"kovaleva{' --same-layer' if same else ''}, {size}, one planted in three quarters"
+            found = partial(planted, rule=Rule(same_layer=same), shape=shape)
+            yield Case("weights", name, max(50, n // 5), found, role="found")
 
 
 # Series over training steps.
@@ -191,41 +194,33 @@ def drifting(random: Random, n: int, rho: float, tails: bool = False) -> np.ndar
 
 
 def onset(
-    n: int, rho: float, *, tails: bool = False, height: float = 0, rise: float = 0
-) -> Callable[[Random, int], bool]:
+    random: Random, seed: int, *, length: int, rho: float, tails: bool = False, height: float = 0, rise: float = 0
+) -> bool:
     """Whether a change is called sure; `height` in standard deviations, over the share `rise` of the run (0: a jump)."""
-    steps = np.arange(n) * 100.0
-
-    def rejects(random: Random, seed: int) -> bool:
-        values, begin = drifting(random, n, rho, tails), random.uniform(0.25, 0.65) * steps[-1]
-        length = rise * steps[-1] or 1e-9
-        values = values + height * np.clip((steps - begin) / length, 0, 1)
-        found = change_point(steps, values, direction=1, seed=seed % 200)
-        return found is not None and found.sure
-
-    return rejects
+    steps = np.arange(length) * 100.0
+    values, begin = drifting(random, length, rho, tails), random.uniform(0.25, 0.65) * steps[-1]
+    values = values + height * np.clip((steps - begin) / (rise * steps[-1] or 1e-9), 0, 1)
+    found = change_point(steps, values, direction=1, seed=seed % 200)
+    return found is not None and found.sure
 
 
 def onsets(scale: float) -> Iterator[Case]:
     """p of a change point."""
     n = round(1_000 * scale)
+
+    def case(name: str, n: int, role: str = "null", **how: Any) -> Case:
+        return Case("onsets", f"{how['length']} steps, {name}", n, partial(onset, **how), role=role)
+
     for length in (12, 20, 40, 60):
         for rho in (0.0, 0.5, 0.9, 0.95, 0.98):
-            yield Case("onsets", f"{length} steps, correlation {rho:g}", n, onset(length, rho))
-        yield Case(
-            "onsets",
-            f"{length} steps, correlation 0.9, heavy tails",
-            n,
-            onset(length, 0.9, tails=True),
-            role="not claimed",
-        )
-        yield Case("onsets", f"{length} steps, a random walk", n // 2, onset(length, 1.0), role="not claimed")
+            yield case(f"correlation {rho:g}", n, length=length, rho=rho)
+        yield case("correlation 0.9, heavy tails", n, "not claimed", length=length, rho=0.9, tails=True)
+        yield case("a random walk", n // 2, "not claimed", length=length, rho=1.0)
     for rho in (0.0, 0.98):
-        yield Case("onsets", f"120 steps, correlation {rho:g}", n // 4, onset(120, rho))
-    for rho in (0.0, 0.6, 0.8):
-        for rise, shape in ((0.0, "in a jump"), (0.2, "over a fifth of the run")):
-            name = f"40 steps, correlation {rho:g}, six standard deviations {shape}"
-            yield Case("onsets", name, n // 5, onset(40, rho, height=6, rise=rise), role="found")
+        yield case(f"correlation {rho:g}", n // 4, length=120, rho=rho)
+    for rho, (rise, shape) in product((0.0, 0.6, 0.8), ((0.0, "in a jump"), (0.2, "over a fifth of the run"))):
+        name = f"correlation {rho:g}, six standard deviations {shape}"
+        yield case(name, n // 5, "found", length=40, rho=rho, height=6, rise=rise)
 
 
 PARTS: dict[str, Callable[[float], Iterator[Case]]] = {"sets": sets, "weights": weights, "onsets": onsets}
@@ -233,12 +228,7 @@ PARTS: dict[str, Callable[[float], Iterator[Case]]] = {"sets": sets, "weights": 
 
 def main() -> int:
     """Run the parts; exit code 1 where a null is rejected too often."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("parts", nargs="*", default=list(PARTS), help=f"of {', '.join(PARTS)}; default all")
-    arguments.add_argument("--scale", type=float, default=1.0, help="share of the draws")
-    given = arguments.parse_args()
-    if unknown := [part for part in given.parts if part not in PARTS]:
-        arguments.error(f"no part {unknown[0]!r}; parts are {', '.join(PARTS)}")
+    given = asked(__doc__, {"parts": list(PARTS)}, scale=1.0)
     held = [case.run() for part in given.parts for case in PARTS[part](given.scale)]
     return 0 if all(held) else 1
 

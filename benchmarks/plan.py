@@ -10,29 +10,35 @@ weights, drawn alike, in which nothing was planted. `columns` searches nothing: 
 those with the largest |x|, and measures each on the texts that judge a plan.
 """
 
-import argparse
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import torch
+from timing import asked
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from outlierlens.analyses.plan import PlanOptions, PlanStudy, plan
+from outlierlens.analyses.quantize_rounding import rounded
+from outlierlens.data.texts import Texts, read_texts
+from outlierlens.models.load import from_objects, load_model
+from outlierlens.statistics.means import ratio_interval
+from outlierlens.tasks.base import TaskOptions
 
 
-def greedy(asked: argparse.Namespace) -> None:
+def greedy(given: Any) -> None:
     """Print evaluations, seconds, what stays and what it costs, of both."""
-    from outlierlens.analyses.plan import PlanOptions, plan
-    from outlierlens.data.texts import read_texts
-    from outlierlens.models.load import load_model
-    from outlierlens.tasks.base import TaskOptions
-
-    loaded, texts = load_model(asked.model), read_texts(asked.data, limit=asked.limit)
+    loaded, texts = load_model(given.model), read_texts(given.data, limit=given.limit)
     options = PlanOptions(
-        scheme=asked.scheme, keep=asked.keep, grain=asked.grain, n_candidates=asked.candidates, n_random=0,
-        task=TaskOptions(max_length=asked.max_length),
+        scheme=given.scheme, keep=given.keep, grain=given.grain, n_candidates=given.candidates, n_random=0,
+        task=TaskOptions(max_length=given.max_length),
     )  # fmt: skip
-    Path(asked.rows).mkdir(parents=True, exist_ok=True)
+    Path(given.rows).mkdir(parents=True, exist_ok=True)
     found = []
     for name, one in (("adaptive", options), ("exhaustive", replace(options, exact=True))):
         begin = time.perf_counter()
-        made = plan(loaded, texts, one, rows=Path(asked.rows) / f"{name}.jsonl")
+        made = plan(loaded, texts, one, rows=Path(given.rows) / f"{name}.jsonl")
         found.append(made)
         searching = sum(row.n_texts or 0 for row in made.sensitivities)
         print(
@@ -53,17 +59,10 @@ def greedy(asked: argparse.Namespace) -> None:
     )
 
 
-def columns(asked: argparse.Namespace) -> None:
+def columns(given: Any) -> None:
     """Print what is left of the cost of rounding with few columns of every linear kept, on the texts that judge."""
-    from outlierlens.analyses.plan import PlanOptions, PlanStudy
-    from outlierlens.analyses.quantize_rounding import rounded
-    from outlierlens.data.texts import read_texts
-    from outlierlens.models.load import load_model
-    from outlierlens.statistics.means import ratio_interval
-    from outlierlens.tasks.base import TaskOptions
-
-    loaded, texts = load_model(asked.model), read_texts(asked.data, limit=asked.limit)
-    options = PlanOptions(scheme=asked.scheme, task=TaskOptions(max_length=asked.max_length))
+    loaded, texts = load_model(given.model), read_texts(given.data, limit=given.limit)
+    options = PlanOptions(scheme=given.scheme, task=TaskOptions(max_length=given.max_length))
     study = PlanStudy(loaded, texts, options, None, None)
     weights, intact = study.weights[study.judging], study.intact[study.judging]
     with rounded(loaded, study.recipe, stack=study.stack.name, places=study.places) as study.model:
@@ -80,22 +79,14 @@ def columns(asked: argparse.Namespace) -> None:
             )
 
 
-def nulls(asked: argparse.Namespace) -> None:
+def nulls(given: Any) -> None:
     """Print in how many draws a plan names an entry, how often that holds on the texts that judge, and "keep"."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from outlierlens.analyses.plan import PlanOptions, plan
-    from outlierlens.data.texts import Texts
-    from outlierlens.models.load import from_objects, load_model
-    from outlierlens.tasks.base import TaskOptions
-
     tokenizer = load_model("mini-planted").tokenizer
     texts = Texts(
         "made", tuple(f"film number {i} was {'very ' * (i % 5)}good and then it was bad again" for i in range(64))
     )
     named = kept = judged = 0
-    for draw in range(asked.draws):
+    for draw in range(given.draws):
         torch.manual_seed(draw)
         config = LlamaConfig(
             vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
@@ -103,7 +94,7 @@ def nulls(asked: argparse.Namespace) -> None:
         )  # fmt: skip
         loaded = from_objects(LlamaForCausalLM(config), tokenizer, name=f"null {draw}")
         options = PlanOptions(
-            keep=0.5, n_candidates=8, n_random=3, tolerance=asked.tolerance, seed=draw, task=TaskOptions(max_length=16)
+            keep=0.5, n_candidates=8, n_random=3, tolerance=given.tolerance, seed=draw, task=TaskOptions(max_length=16)
         )
         found = plan(loaded, texts, options)
         named += bool(found.steps)
@@ -117,30 +108,12 @@ def nulls(asked: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Run what is asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = parser.add_subparsers(dest="part", required=True)
-    one = parts.add_parser("greedy")
-    one.add_argument("model")
-    one.add_argument("--data", default="reviews")
-    one.add_argument("--limit", type=int, default=64)
-    one.add_argument("--max-length", type=int, default=64)
-    one.add_argument("--scheme", default="int8-tensor/int8-tensor")
-    one.add_argument("--keep", type=float, default=0.04)
-    one.add_argument("--grain", default="column")
-    one.add_argument("--candidates", type=int, default=12)
-    one.add_argument("--rows", required=True)
-    two = parts.add_parser("nulls")
-    two.add_argument("--draws", type=int, default=200)
-    two.add_argument("--tolerance", type=float, default=0.01)
-    three = parts.add_parser("columns")
-    three.add_argument("model")
-    three.add_argument("--data", default="excerpt")
-    three.add_argument("--limit", type=int, default=96)
-    three.add_argument("--max-length", type=int, default=64)
-    three.add_argument("--scheme", default="int8-tensor/int8-tensor")
-    asked = parser.parse_args()
-    {"greedy": greedy, "nulls": nulls, "columns": columns}[asked.part](asked)
+    """Run what is given."""
+    given = asked(
+        __doc__, {"part": str, "model": ""}, data="reviews", limit=64, max_length=64, scheme="int8-tensor/int8-tensor",
+        keep=0.04, grain="column", candidates=12, rows="rows", draws=200, tolerance=0.01,
+    )  # fmt: skip
+    {"greedy": greedy, "nulls": nulls, "columns": columns}[given.part](given)
 
 
 if __name__ == "__main__":

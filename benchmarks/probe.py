@@ -11,13 +11,13 @@ fails where less than 93 % of its intervals hold the truth, by more than two Mon
 where one does at the command's own number of redraws.
 """
 
-import argparse
 import math
 import sys
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from timing import asked
 
 from outlierlens.analyses.probe import ProbeOptions
 from outlierlens.analyses.probe_training import JudgedProbes, Plan, Probes, scales_of
@@ -152,10 +152,7 @@ def coverage(case: Case, trials: int, redraws: tuple[int, ...]) -> dict[tuple[st
 
 def main() -> int:
     """Run every case; exit code 1 where one fails."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--trials", type=int, default=300, help="training sets of a case")
-    arguments.add_argument("--redraws", type=int, nargs="+", default=[3, 5, 7, 9])
-    given = arguments.parse_args()
+    given = asked(__doc__, trials=300, redraws=[3, 5, 7, 9])
     usual = ProbeOptions().redraws
     redraws = tuple(sorted({0, usual, *given.redraws}))
     error = math.sqrt(LEAST * (1 - LEAST) / given.trials)

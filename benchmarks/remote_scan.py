@@ -7,14 +7,12 @@ Run with and without the redirect that the real hub answers weight files with. O
 redirects included), bytes and their share of the weights, seconds of the whole process as median and range.
 """
 
-import argparse
 import os
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
+
+from timing import PROGRAM, asked, process, spread
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
@@ -32,26 +30,20 @@ def measure(folder: Path, *, redirect: bool, runs: int) -> str:
     for _ in range(runs):
         with FakeHub(redirect=redirect) as hub, tempfile.TemporaryDirectory() as cache:
             hub.add(MODEL, files)
-            environment = os.environ | {"HF_ENDPOINT": hub.endpoint, "HF_HUB_CACHE": cache, "NO_PROXY": "*"}
-            start = time.perf_counter()
-            command = [str(Path(sys.executable).parent / "outlierlens"), "scan", MODEL, "--json"]
-            subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
-            seconds.append(time.perf_counter() - start)
+            os.environ |= {"HF_ENDPOINT": hub.endpoint, "HF_HUB_CACHE": cache, "NO_PROXY": "*", "HF_HUB_OFFLINE": "0"}
+            seconds.append(process(PROGRAM, "scan", MODEL, "--json").seconds)
     return (
         f"redirect {'yes' if redirect else 'no':3}  requests {len(hub.seen):3}  bytes {hub.sent:9,} of {weights:,} "
-        f"({hub.sent / weights:.4%})  at once {hub.most_at_once}  seconds {statistics.median(seconds):.2f} "
-        f"({min(seconds):.2f} to {max(seconds):.2f}, {runs} runs)"
+        f"({hub.sent / weights:.4%})  at once {hub.most_at_once}  seconds {spread(seconds)} "
+        f"in {runs} runs"
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("directory", nargs="?", type=Path, help="default: the sample mpnet-base")
-    parser.add_argument("--runs", type=int, default=5)
-    options = parser.parse_args()
-    folder = options.directory or samples.directory("mpnet-base")
+    given = asked(__doc__, {"directory": ""}, runs=5)
+    folder = Path(given.directory) if given.directory else samples.directory("mpnet-base")
     for redirect in (False, True):
-        print(measure(folder, redirect=redirect, runs=options.runs))
+        print(measure(folder, redirect=redirect, runs=given.runs))
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ more). All copies give the outputs of the model in float32, so that their cost i
 loss. A line is appended for each copy and scheme, and a rerun goes on.
 
 Weights read from a 4-bit file lie on its grid, which flatters what is not turned where they are rounded to 4 bits. `--off-grid`
-moves each weight of the linears by up to half a step of its group of 32: the same outliers, on no grid.
+moves each weight of the linears by up to half a step of its group of 32: the same outliers, on no grid. Factors rest on
+`--checked` texts behind the measured ones. `--only "as it is,rotate"` makes these copies alone.
 """
 
-import argparse
 import functools
 import json
 from collections.abc import Callable, Iterator
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timing import asked
 
 import outlierlens as ol
 from outlierlens.analyses.quantize_places import find_places
@@ -86,7 +87,7 @@ def fitted(loaded: Any, check: CheckData) -> Fitted:
     return Fitted(factors, {pair.seen[0][0]: top for pair, top in sizes.inputs})
 
 
-def copies(loaded: Any, texts: Any, how: argparse.Namespace) -> Iterator[tuple[str, Callable[[ExitStack], bool]]]:
+def copies(loaded: Any, texts: Any, how: Any) -> Iterator[tuple[str, Callable[[ExitStack], bool]]]:
     """(name, what makes the model that copy until a stack is closed, and says whether it can)."""
     check = check_of(loaded, texts, max_length=how.max_length, seed=0)
     intact = functools.cache(lambda: fitted(loaded, check))
@@ -117,20 +118,10 @@ def copies(loaded: Any, texts: Any, how: argparse.Namespace) -> Iterator[tuple[s
 
 def main() -> None:
     """Measure every copy that is not in the file yet."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--data", default="excerpt")
-    parser.add_argument("--limit", type=int, default=32, help="texts")
-    parser.add_argument("--max-length", type=int, default=64)
-    parser.add_argument("--checked", type=int, default=16, help="texts that factors rest on, after the measured ones")
-    parser.add_argument("--controls", type=int, default=3)
-    parser.add_argument("--schemes", default=SCHEMES)
-    parser.add_argument(
-        "--off-grid", action="store_true", help="move weights off the grid of the file that they come from"
-    )
-    parser.add_argument("--only", default="", help='these copies alone, such as "as it is,rotate"')
-    parser.add_argument("-o", "--output", type=Path, default=Path("repair-cost.jsonl"))
-    how = parser.parse_args()
+    how = asked(
+        __doc__, {"model": str}, data="excerpt", limit=32, max_length=64, checked=16, controls=3, schemes=SCHEMES,
+        off_grid=False, only="", output=Path("repair-cost.jsonl"),
+    )  # fmt: skip
     before = how.output.read_text().splitlines() if how.output.exists() else []
     done = {(row["copy"], row["scheme"]) for row in map(json.loads, before)}
     loaded = ol.load_model(how.model)

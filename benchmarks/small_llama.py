@@ -8,13 +8,16 @@ Weights and optimizer are float32; on a GPU, products are computed in bfloat16. 
 weight decay 0.1, 1e-3 after a warm-up of 200 steps, falling linearly, to nothing where --seconds end. Prints loss by step.
 """
 
-import argparse
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
+from timing import asked
+from tokenizers import ByteLevelBPETokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from outlierlens.data.texts import read_texts
 
 LENGTH, WARMUP, PEAK = 256, 200, 1e-3
 
@@ -23,10 +26,6 @@ def tokens_of(data: str, folder: Path) -> np.ndarray:
     """Ids of all texts [token], each text begun by <bos>; made once, and kept in `folder` with their tokenizer."""
     kept = folder / "tokens.npy"
     if not kept.exists():
-        from tokenizers import ByteLevelBPETokenizer
-
-        from outlierlens.data.texts import read_texts
-
         read = read_texts(data).texts
         byte_level = ByteLevelBPETokenizer()
         byte_level.train_from_iterator(read, vocab_size=8192, special_tokens=["<bos>"], show_progress=False)
@@ -42,18 +41,19 @@ def tokens_of(data: str, folder: Path) -> np.ndarray:
 
 def main() -> None:
     """Train, save, and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data")
-    parser.add_argument("--steps", type=int, default=6000)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="end after so long, if steps are not done")
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--only-tokens", action="store_true", help="make the tokens and stop")
-    parser.add_argument("-o", "--output", type=Path, required=True)
-    asked = parser.parse_args()
-    asked.output.mkdir(parents=True, exist_ok=True)
-    ids = tokens_of(asked.data, asked.output)
+    given = asked(
+        __doc__,
+        {"data": str},
+        steps=6000,
+        seconds=float("inf"),
+        batch=64,
+        only_tokens=False,
+        output=Path("small-llama"),
+    )
+    given.output.mkdir(parents=True, exist_ok=True)
+    ids = tokens_of(given.data, given.output)
     print(f"{len(ids):,} tokens", flush=True)
-    if asked.only_tokens:
+    if given.only_tokens:
         return
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
@@ -65,13 +65,13 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK, betas=(0.9, 0.95), weight_decay=0.1)
     blocks = torch.from_numpy(ids[: len(ids) // LENGTH * LENGTH].astype(np.int64).reshape(-1, LENGTH)).to(device)
     begin = time.monotonic()
-    for step in range(asked.steps):
-        passed = max(step / asked.steps, (time.monotonic() - begin) / asked.seconds)
+    for step in range(given.steps):
+        passed = max(step / given.steps, (time.monotonic() - begin) / given.seconds)
         if passed >= 1:
             break
         for group in optimizer.param_groups:
             group["lr"] = PEAK * min((step + 1) / WARMUP, 1 - passed)
-        some = blocks[torch.randint(len(blocks), (asked.batch,), device=device)]
+        some = blocks[torch.randint(len(blocks), (given.batch,), device=device)]
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             loss = model(input_ids=some, labels=some).loss
         loss.backward()
@@ -81,7 +81,7 @@ def main() -> None:
         if step % 200 == 0:
             print(f"step {step:6,}  loss {loss.item():.4f}  {time.monotonic() - begin:,.0f} s", flush=True)
     print(f"step {step:6,}  loss {loss.item():.4f}", flush=True)
-    model.save_pretrained(asked.output, max_shard_size="14MB")
+    model.save_pretrained(given.output, max_shard_size="14MB")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from tokenizers import BertWordPieceTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    BertConfig,
+    BertForMaskedLM,
+    BertTokenizer,
+    PrinterCallback,
+    Trainer,
+    TrainingArguments,
+    default_data_collator,
+)
 
 # The last operation of a block: post-norm encoders end in a norm (scale and bias), Llama-like decoders in a linear
 # whose rows write to the stream. The released scripts match names likewise.
@@ -59,8 +72,6 @@ def masked_rows(task: Any) -> list[Row]:
 
 def switch_off(model: Any, dims: Sequence[int]) -> list[tuple[Any, Any]]:
     """Zero the last operation of every block at `dims`, in place; returns (parameter, rows before) to put back."""
-    import torch
-
     index, before = torch.tensor(dims, dtype=torch.long), []
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -75,8 +86,6 @@ def switch_off(model: Any, dims: Sequence[int]) -> list[tuple[Any, Any]]:
 @contextmanager
 def off(model: Any, dims: Sequence[int]) -> Iterator[None]:
     """`switch_off` inside, everything back at the end."""
-    import torch
-
     before = switch_off(model, dims) if dims else []
     try:
         yield
@@ -94,7 +103,6 @@ class ReleasedOptions:
     batch_size: int = 64
     pad: int = 0
     causal: bool = False
-    dtype: str = "float32"
 
 
 def released(folder: Path, dims: Sequence[int], rows: Sequence[Row], options: ReleasedOptions) -> float:
@@ -103,35 +111,17 @@ def released(folder: Path, dims: Sequence[int], rows: Sequence[Row], options: Re
     Kovaleva et al. (2021) and Puccetti et al. (2022) do this once for each set of dimensions. Their collator draws the
     same masks for each set; here they are given, so that every way reads the same inputs.
     """
-    import torch
-    from transformers import (
-        AutoModelForCausalLM,
-        AutoModelForMaskedLM,
-        PrinterCallback,
-        Trainer,
-        TrainingArguments,
-        default_data_collator,
-    )
-
     loader = AutoModelForCausalLM if options.causal else AutoModelForMaskedLM
-    model = loader.from_pretrained(folder, dtype=getattr(torch, options.dtype))
+    model = loader.from_pretrained(folder, dtype=torch.float32)
     if dims:
         switch_off(model, dims)
     with tempfile.TemporaryDirectory() as scratch:
         arguments = TrainingArguments(
-            output_dir=scratch,
-            per_device_eval_batch_size=options.batch_size,
-            report_to=[],
-            use_cpu=True,
-            disable_tqdm=True,
+            output_dir=scratch, per_device_eval_batch_size=options.batch_size, report_to=[], use_cpu=True, disable_tqdm=True,
             dataloader_pin_memory=False,
-        )
-        trainer = Trainer(
-            model=model,
-            args=arguments,
-            data_collator=default_data_collator,
-            eval_dataset=[_padded(row, options) for row in rows],
-        )
+        )  # fmt: skip
+        padded = [_padded(row, options) for row in rows]
+        trainer = Trainer(model, arguments, data_collator=default_data_collator, eval_dataset=padded)
         trainer.remove_callback(PrinterCallback)
         return float(trainer.evaluate()["eval_loss"])
 
@@ -165,8 +155,6 @@ class PlainLoop:
 
     def loss(self, dims: Sequence[int], batch_size: int) -> float:
         """Mean loss in nats per predicted token with `dims` off, over all texts."""
-        import torch
-
         if batch_size not in self._batches:  # made once, like everything that is the same for every set
             parts = [self.rows[start : start + batch_size] for start in range(0, len(self.rows), batch_size)]
             self._batches[batch_size] = [(self._batch(some), sum(row.n_predicted for row in some)) for some in parts]
@@ -178,8 +166,6 @@ class PlainLoop:
         return total / count
 
     def _batch(self, rows: Sequence[Row]) -> dict[str, Any]:
-        import torch
-
         length = max(len(row.ids) for row in rows)
         options = ReleasedOptions(length, pad=self.pad)
         padded = [_padded(row, options) for row in rows]
@@ -193,10 +179,6 @@ def save_bert(folder: Path, texts: Sequence[str], *, layers: int = 12, width: in
     Weights are drawn wider than BERT's and the norms' scales differ between dimensions, so that switching one off changes
     the loss by much more than rounding does: equal losses then say that the ways agree.
     """
-    import torch
-    from tokenizers import BertWordPieceTokenizer
-    from transformers import BertConfig, BertForMaskedLM, BertTokenizer
-
     words = BertWordPieceTokenizer(lowercase=True)
     words.train_from_iterator(texts, vocab_size=30522, min_frequency=1, show_progress=False)
     folder.mkdir(parents=True, exist_ok=True)
@@ -204,12 +186,9 @@ def save_bert(folder: Path, texts: Sequence[str], *, layers: int = 12, width: in
     BertTokenizer.from_pretrained(folder, model_max_length=512).save_pretrained(folder)
     torch.manual_seed(0)
     config = BertConfig(
-        num_hidden_layers=layers,
-        hidden_size=width,
-        num_attention_heads=width // 64,
-        intermediate_size=4 * width,
+        num_hidden_layers=layers, hidden_size=width, num_attention_heads=width // 64, intermediate_size=4 * width,
         initializer_range=0.05,
-    )
+    )  # fmt: skip
     model = BertForMaskedLM(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

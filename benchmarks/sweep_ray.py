@@ -7,16 +7,18 @@ Run it with nothing else running. Each repeat times the same work in this proces
 the other; workers are started and have measured once before the clock starts. Medians and their range are printed.
 """
 
-import argparse
 import os
 import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported
 
 import torch
+from sweep_baselines import save_bert
+from timing import asked, made_up, spread
 
 from outlierlens.analyses.sweep.options import Machines, SweepOptions
 from outlierlens.analyses.sweep.ray_engine import RayEngine, Recipe
@@ -27,35 +29,7 @@ from outlierlens.models.load import LoadOptions, load_model
 from outlierlens.tasks.base import TaskOptions
 
 WANTED = 1.7
-N_WORDS = 500
 SPAN = 8  # texts of a piece of work
-
-
-def random_model(directory: Path) -> str:
-    """Save a random masked LM with a word-level tokenizer; returns its directory."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import WhitespaceSplit
-    from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
-
-    names = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *(f"w{i}" for i in range(N_WORDS))]
-    inner = Tokenizer(WordLevel({name: i for i, name in enumerate(names)}, unk_token="[UNK]"))
-    inner.pre_tokenizer = WhitespaceSplit()
-    special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "cls", "sep", "mask", "unk")}
-    PreTrainedTokenizerFast(tokenizer_object=inner, **special).save_pretrained(directory)
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(names), hidden_size=384, num_hidden_layers=6, num_attention_heads=6, intermediate_size=1536
-    )
-    BertForMaskedLM(config).save_pretrained(directory)
-    return str(directory)
-
-
-def texts(n_texts: int, length: int) -> Texts:
-    """Texts of about `length` words, all different."""
-    return Texts(
-        "made up", tuple(" ".join(f"w{(i * 7 + j * j) % N_WORDS}" for j in range(length)) for i in range(n_texts))
-    )
 
 
 def rate(engine: Engine, works: list[Work]) -> float:
@@ -65,35 +39,35 @@ def rate(engine: Engine, works: list[Work]) -> float:
     return rows / (time.perf_counter() - start)
 
 
-def compare(model: str, arguments: argparse.Namespace) -> float:
+def compare(model: str, given: Any) -> float:
     """Print the rates and return how many times one worker's rate several workers reach."""
     torch.set_num_threads(1)
     load = LoadOptions(device="cpu", dtype="float32", offline=True)
-    data = texts(4 * SPAN, arguments.length)
-    options = SweepOptions(task=TaskOptions(max_length=arguments.length, blocks=False))
+    data = Texts("made up", made_up(4 * SPAN, given.length, given.length))
+    options = SweepOptions(task=TaskOptions(max_length=given.length, blocks=False))
     runner = make_runner(load_model(model, load), data, options)
     n_layers = runner.stack.n_layers
-    units = [Unit(str(dim), "all layers", dict.fromkeys(range(n_layers), (dim,))) for dim in range(arguments.units)]
+    units = [Unit(str(dim), "all layers", dict.fromkeys(range(n_layers), (dim,))) for dim in range(given.units)]
     works = [Work(unit, start, start + SPAN) for start in range(0, runner.n_texts, SPAN) for unit in units]
     processors = os.cpu_count() or 1
     recipe = Recipe.like(runner, data, load)
     # All workers are there at once, busy or idle, in the one Ray that the first engine starts; each has one thread.
-    share = min(1.0, processors / (arguments.workers + 1))
+    share = min(1.0, processors / (given.workers + 1))
     rows = runner.rows(runner.order)
     several, one = (
         RayEngine(recipe, Machines(engine="ray", workers=n, cpus_per_worker=share), rows=rows)
-        for n in (arguments.workers, 1)
+        for n in (given.workers, 1)
     )
     engines: dict[str, Engine] = {
         "this process": Local(runner),
         "1 worker": one,
-        f"{arguments.workers} workers": several,
+        f"{given.workers} workers": several,
     }
-    print(f"{model}: {len(works) * SPAN:,} rows of {arguments.length} tokens, float32, a thread a worker, "
-          f"{processors} processors, {arguments.repeats} repeats interleaved")  # fmt: skip
+    print(f"{model}: {len(works) * SPAN:,} rows of {given.length} tokens, float32, a thread a worker, "
+          f"{processors} processors, {given.repeats} repeats interleaved")  # fmt: skip
     found: dict[str, list[float]] = {name: [] for name in engines}
     try:
-        for repeat in range(arguments.repeats + 1):
+        for repeat in range(given.repeats + 1):
             for name, engine in engines.items():
                 measured = rate(engine, works)
                 if repeat:  # the first warms up
@@ -102,26 +76,20 @@ def compare(model: str, arguments: argparse.Namespace) -> float:
         for engine in engines.values():
             engine.close()
     for name, rates in found.items():
-        print(f"{name}: {statistics.median(rates):.1f} rows/s ({min(rates):.1f} to {max(rates):.1f})")
+        print(f"{name}: {spread(rates, '.1f')} rows/s")
     here, alone, many = (statistics.median(rates) for rates in found.values())
-    print(
-        f"one worker: {alone / here:.2f} x this process; {arguments.workers} workers: {many / alone:.2f} x one worker"
-    )
+    print(f"one worker: {alone / here:.2f} x this process; {given.workers} workers: {many / alone:.2f} x one worker")
     return many / alone
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", help="sample, directory or hub id; a random masked LM by default")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--units", type=int, default=32, help="dimensions switched off, one at a time")
-    parser.add_argument("--length", type=int, default=64, help="tokens of a text")
-    arguments = parser.parse_args()
+    given = asked(__doc__, model=str, workers=2, repeats=3, units=32, length=64)
     with tempfile.TemporaryDirectory() as directory:
-        ratio = compare(arguments.model or random_model(Path(directory) / "random"), arguments)
-    if arguments.workers == 2:
+        if not given.model:
+            save_bert(Path(directory), made_up(100), layers=6, width=384)
+        ratio = compare(given.model or directory, given)
+    if given.workers == 2:
         print(f"two workers reach {WANTED} x one: {'yes' if ratio >= WANTED else 'NO'}")
 
 

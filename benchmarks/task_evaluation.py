@@ -1,7 +1,7 @@
 """Speed of a labelled task's evaluation against Hugging Face's `Trainer.evaluate`, with the same model and metric.
 
-    python benchmarks/task_evaluation.py runs/minilm-l6-rte/seed-42/model --task glue:rte --data glue/rte
-    python benchmarks/task_evaluation.py minilm-l6 --new-head --task glue:sst2 --data glue/sst2     # any model will do
+    python benchmarks/task_evaluation.py runs/minilm-l6-rte/seed-42/model glue:rte --data glue/rte
+    python benchmarks/task_evaluation.py minilm-l6 glue:sst2 --data glue/sst2 --new-head     # any model will do
 
 The Trainer reads batches of 32 in file order, padded to the longest of each: its defaults. Both get the same token ids, made
 beforehand, in the same process and precision (float32), in turn, in rounds of alternating order; the ratio is taken round by
@@ -9,55 +9,37 @@ round. The metric is the same function of both ways' predictions. Exit code 1 wh
 prediction of a class at all.
 """
 
-import argparse
 import logging
-import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
+import transformers
+from timing import Way, asked, compare, rounds, table
+from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
+
+from outlierlens.data.labelled import find_task, read_examples
+from outlierlens.models.load import LoadOptions, NewHead, load_model
+from outlierlens.tasks.base import TaskOptions
+from outlierlens.tasks.classify import LabelledScore
+from outlierlens.tasks.metrics import score
 
 SAME = 1e-6
 BATCH = 32
+Said = tuple[np.ndarray, float]  # predictions [text], metric
 
 
-@dataclass
-class Way:
-    """One way of evaluating: a call that gives (predictions [text], metric), and its seconds round by round.
-
-    `busy` are seconds of the processor, which others' load does not lengthen; a GPU's work does not count in them.
-    """
-
-    name: str
-    evaluate: Callable[[], tuple[np.ndarray, float]]
-    padded: int  # tokens with padding
-    seconds: list[float] = field(default_factory=list)
-    busy: list[float] = field(default_factory=list)
-
-
-def ours(loaded: Any, scorer: Any) -> Way:
+def ours(scorer: LabelledScore) -> Said:
     """`LabelledScore.outputs`, as `sweep`, `ablate` and `finetune` call it."""
-    metric = scorer.examples.task.metric
-
-    def evaluate() -> tuple[np.ndarray, float]:
-        found = scorer.outputs()
-        return found.predicted, found.scores[metric]
-
-    feeds = scorer.feeds(range(scorer.n_texts), scorer.tokens)
-    return Way("outlierlens", evaluate, sum(feed.inputs["input_ids"].numel() for feed in feeds))
+    found = scorer.outputs()
+    return found.predicted, found.scores[scorer.examples.task.metric]
 
 
-def trainers(loaded: Any, scorer: Any, folder: str) -> Way:
+def trainers(loaded: Any, scorer: LabelledScore, folder: str) -> Callable[[], Said]:
     """`Trainer.evaluate` over the same token ids."""
-    import transformers
-    from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
-
-    from outlierlens.tasks.metrics import score
-
     task = scorer.examples.task
     encoded, labels = scorer.encoded.inputs, scorer.examples.labels
     order = np.array(scorer.order)
@@ -75,113 +57,62 @@ def trainers(loaded: Any, scorer: Any, folder: str) -> Way:
         return {"metric": score(task.metric, truth, predicted)}
 
     transformers.utils.logging.disable_progress_bar()
-    arguments = TrainingArguments(
+    how = TrainingArguments(
         folder, per_device_eval_batch_size=BATCH, report_to="none", disable_tqdm=True,
         use_cpu=loaded.device.type == "cpu", log_level="error",
     )  # fmt: skip
-    trainer = Trainer(
-        loaded.model,
-        arguments,
-        data_collator=DataCollatorWithPadding(loaded.tokenizer),
-        eval_dataset=rows,
-        compute_metrics=metrics,
-    )
+    collator = DataCollatorWithPadding(loaded.tokenizer)
+    trainer = Trainer(loaded.model, how, data_collator=collator, eval_dataset=rows, compute_metrics=metrics)
     trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
 
-    def evaluate() -> tuple[np.ndarray, float]:
+    def evaluate() -> Said:
         value = trainer.evaluate()["eval_metric"]
         return said[0], value
 
-    lengths = scorer.lengths
-    padded = sum(
-        int(part.max()) * len(part) for part in (lengths[i : i + BATCH] for i in range(0, len(lengths), BATCH))
-    )
-    return Way("Trainer.evaluate", evaluate, padded)
+    return evaluate
 
 
-def differ(one: tuple[np.ndarray, float], other: tuple[np.ndarray, float], *, regression: bool) -> bool:
+def differ(one: Said, other: Said, *, regression: bool) -> bool:
     """Whether two ways say other things."""
     alike = np.allclose(one[0], other[0], atol=1e-4) if regression else np.array_equal(one[0], other[0])
     return not alike or abs(one[1] - other[1]) >= SAME
 
 
-def rounds(ways: list[Way], n: int, *, regression: bool) -> bool:
-    """Time `n` rounds, and say whether all said the same; a first round, in which libraries warm up, is not timed."""
-    same = True
-    for number in range(n + 1):
-        found = {}
-        for way in ways if number % 2 else ways[::-1]:
-            start, busy = time.perf_counter(), time.process_time()
-            found[way.name] = way.evaluate()
-            if number:
-                way.seconds.append(time.perf_counter() - start)
-                way.busy.append(time.process_time() - busy)
-        same = same and not differ(found[ways[0].name], found[ways[1].name], regression=regression)
-    return same
-
-
-def ratio(mine: list[float], others: list[float]) -> str:
-    """Median and range of the ratios of each round."""
-    found = [other / one for one, other in zip(mine, others, strict=True)]
-    return f"{statistics.median(found):.2f} (from {min(found):.2f} to {max(found):.2f} in {len(found)} rounds)"
-
-
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print a table, and say by the exit code whether both ways agree."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="a fine-tuned model: folder, sample or hub id")
-    parser.add_argument("--task", required=True, help="such as glue:rte")
-    parser.add_argument("--data", help="folder, file or hub id; without it the task's own on the hub")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--limit", type=int, help="first examples only")
-    parser.add_argument("--max-length", type=int, default=256)
-    parser.add_argument("--threads", type=int, help="of PyTorch")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--new-head", action="store_true", help="put a new head on the model, for the speed alone")
-    options = parser.parse_args(arguments)
-
-    import torch
-
-    from outlierlens.data.labelled import find_task, read_examples
-    from outlierlens.errors import OutlierlensError
-    from outlierlens.models.load import LoadOptions, NewHead, load_model
-    from outlierlens.tasks.base import TaskOptions
-    from outlierlens.tasks.classify import LabelledScore
-
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    given = asked(
+        __doc__, {"model": str, "task": str}, arguments, data=str, rounds=5, limit=int, max_length=256, threads=int,
+        device="auto", new_head=False,
+    )  # fmt: skip
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    try:
-        task = find_task(options.task)
-        examples = read_examples(task, options.data, limit=options.limit)
-        head = NewHead(task.labels) if options.new_head else None
-        loaded = load_model(
-            options.model, LoadOptions(dtype="float32", device=options.device, notice=lambda _: None), head
-        )
-        scorer = LabelledScore(loaded, examples, TaskOptions(max_length=options.max_length))
-    except OutlierlensError as error:
-        print(error, file=sys.stderr)
-        return 2
+    task = find_task(given.task)
+    examples = read_examples(task, given.data, limit=given.limit)
+    how = LoadOptions(dtype="float32", device=given.device, notice=lambda _: None)
+    loaded = load_model(given.model, how, NewHead(task.labels) if given.new_head else None)
+    scorer = LabelledScore(loaded, examples, TaskOptions(max_length=given.max_length))
     with tempfile.TemporaryDirectory() as folder:
-        ways = [ours(loaded, scorer), trainers(loaded, scorer, folder)]
-        same = rounds(ways, options.rounds, regression=task.regression)
-        value = ways[0].evaluate()[1]
+        ways = [
+            Way("outlierlens", lambda: ours(scorer)),
+            Way("Trainer.evaluate", trainers(loaded, scorer, folder)),
+        ]
+        one, other = rounds(ways, given.rounds).values()
     real = int(scorer.lengths.sum())
     print(
         f"{task.name}, {len(examples):,} examples, {real:,} tokens, {loaded.name}, {loaded.device}, "
-        f"{torch.get_num_threads()} threads, {task.metric} {value:.4f}"
+        f"{torch.get_num_threads()} threads, {task.metric} {one[1]:.4f}"
     )
-    for way in ways:
-        seconds = statistics.median(way.seconds)
-        print(
-            f"  {way.name:17} {seconds:8.3f} s  {real / seconds:9,.0f} tokens/s  {way.padded / real - 1:6.1%} padding"
-        )
-    print(f"  ratio of times {ratio(ways[0].seconds, ways[1].seconds)}")
-    if loaded.device.type == "cpu":
-        print(f"  ratio of processor seconds {ratio(ways[0].busy, ways[1].busy)}")
-    if not same:
+    table(ways, real, "tokens")
+    parts = np.split(scorer.lengths, range(BATCH, len(scorer.lengths), BATCH))
+    padded = (
+        sum(feed.inputs["input_ids"].numel() for feed in scorer.feeds(range(scorer.n_texts), scorer.tokens)),
+        sum(int(part.max()) * len(part) for part in parts),
+    )
+    print(f"  padding: {padded[0] / real - 1:.1%} of ours, {padded[1] / real - 1:.1%} of the Trainer's")
+    compare("Trainer.evaluate over ours:", ways[1], ways[0])
+    if differ(one, other, regression=task.regression):
         print("  the two ways say different things", file=sys.stderr)
-    return 0 if same else 1
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -8,17 +8,13 @@ An edit changes one sensitive value by a random sign and a random size, from one
 times the value, in memory, under the reader; nothing is written.
 """
 
-import argparse
-import os
-import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from timing import PROGRAM, asked, processes, spread
 
 from outlierlens.analyses.fingerprint import FingerprintOptions, fingerprint_checkpoint, load_fingerprint
 from outlierlens.analyses.fingerprint_values import list_sensitive, read_entry
@@ -98,46 +94,24 @@ def families(n: int, seed: int) -> None:
     print(f"all        {total[1]} of {total[0]} edits caught, {total[2]} named exactly")
 
 
-def run(command: list[str]) -> tuple[float, float]:
-    """(seconds of wall clock, seconds of processor) of one process."""
-    start = time.perf_counter()
-    actions: Any = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
-    process = os.posix_spawn(command[0], command, os.environ | {"HF_HUB_OFFLINE": "1"}, file_actions=actions)
-    _, status, usage = os.wait4(process, 0)
-    if status:
-        raise SystemExit(f"{command[0]} failed with status {status}")
-    return time.perf_counter() - start, usage.ru_utime + usage.ru_stime
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", nargs="?", default="mpnet-base")
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--edits", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--families", action="store_true")
-    options = parser.parse_args()
-    if options.families:
-        families(options.edits or 1000, options.seed)
+    given = asked(__doc__, {"model": "mpnet-base"}, runs=5, edits=0, seed=0, families=False)
+    if given.families:
+        families(given.edits or 1000, given.seed)
         return
-    with tempfile.TemporaryDirectory() as folder, open_checkpoint(options.model) as checkpoint:
+    with tempfile.TemporaryDirectory() as folder, open_checkpoint(given.model) as checkpoint:
         file = Path(folder) / "f.json"
         save(fingerprint_checkpoint(checkpoint, FingerprintOptions()), file)
-        if options.edits:
-            done = edits(checkpoint, options.edits, options.seed)
+        if given.edits:
+            done = edits(checkpoint, given.edits, given.seed)
             print(f"{done[1]} of {done[0]} random single-value edits caught, {done[2]} named exactly")
-        command = [str(Path(sys.executable).parent / "outlierlens"), "verify", options.model, "--baseline", str(file)]
-        if options.runs:
-            run(command)  # the file is read once before it counts
-            pairs = [run(command) for _ in range(options.runs)]
-            for figure, name in ((0, "wall clock"), (1, "processor")):
-                values = [pair[figure] for pair in pairs]
-                print(
-                    f"whole process, {name}: median {statistics.median(values):.2f} s "
-                    f"({min(values):.2f} to {max(values):.2f})"
-                )
+        if given.runs:
+            command = [PROGRAM, "verify", given.model, "--baseline", str(file)]
+            taken = processes({"verify": command}, given.runs)["verify"]
+            print(f"whole process: {spread([one.seconds for one in taken])} s by the clock")
+            print(f"whole process: {spread([one.busy for one in taken])} s of the processor")
         baseline = load_fingerprint(file)
-    with open_checkpoint(options.model) as fresh:  # counts from nothing
+    with open_checkpoint(given.model) as fresh:  # counts from nothing
         found = verify_checkpoint(fresh, baseline)
         share = found.bytes_read / found.total_bytes
         print(f"{found.verdict}; read {found.bytes_read:,} of {found.total_bytes:,} bytes ({share:.2%})")

@@ -10,12 +10,12 @@ all else; those in which nothing leaves count. An alarm comes true where its dim
 time of the test is per record.
 """
 
-import argparse
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from timing import asked
 
 from outlierlens.detection.rules import Rule, zscore
 from outlierlens.statistics.means import share_at_most
@@ -59,12 +59,7 @@ def shuffled(z: Z, rng: np.random.Generator) -> Z:
 
 def main() -> None:
     """Print a line for each run, and the sums."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", nargs="+", type=Path)
-    parser.add_argument("--rate", type=float, default=0.1)
-    parser.add_argument("--shuffles", type=int, default=20)
-    parser.add_argument("--within", type=int, default=200, help="steps in which an alarm comes true")
-    given = parser.parse_args()
+    given = asked(__doc__, {"rows": [Path]}, rate=0.1, shuffles=20, within=200)
     rng = np.random.default_rng(0)
     leads: list[tuple[int, int]] = []  # steps, records
     emerged = crossed = foretold = idle = clean = false = alarmed = raised = true = 0

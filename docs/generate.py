@@ -12,9 +12,7 @@ from pathlib import Path
 
 from _site import names, terms
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
-from structure import map_of_folders
 
 from outlierlens.options.experiment import Experiment
 
@@ -82,7 +80,7 @@ def main() -> int:
     """Write or check every generated file; the exit status."""
     stale = []
     pages = {
-        **cli(), "architectures.md": architectures(), "architecture.svg": map_of_folders(),
+        **cli(), "architectures.md": architectures(),
         **{name: make() for name, make in names.PAGES.items()},
     }  # fmt: skip
     (DOCS / "cli").mkdir(exist_ok=True)

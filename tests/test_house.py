@@ -9,21 +9,63 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
-from structure import MODULES, graph, wrong_imports
 
 import outlierlens
 
 SOURCE = Path(outlierlens.__file__).parent
 ROOT = SOURCE.parent.parent
+# Lower first: a folder, or a file of the root, imports only from itself and from those before it.
+ORDER = (
+    "errors", "options", "experiments", "statistics", "view", "results", "architectures", "checkpoints", "data", "models",
+    "tasks", "ablation", "detection", "vectors", "training", "session", "analyses", "given", "replicate", "report", "explore",
+    "cli",
+)  # fmt: skip
 
 
-def modules() -> list[Path]:
-    return sorted(path for path in SOURCE.rglob("*.py"))
+def module_of(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in sorted(SOURCE.rglob("*.py"))}
+
+
+def rank(module: str) -> int:
+    """Where the folder, or the file of the root, that a module is in stands in ORDER."""
+    return ORDER.index("cli" if module.endswith(".command") else module.split(".")[1])
+
+
+def imports(text: str) -> set[str]:
+    """Modules of outlierlens that a file imports anywhere, annotations excepted."""
+    found: set[str] = set()
+    ahead: list[ast.AST] = [ast.parse(text)]
+    while ahead:
+        node = ahead.pop()
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            continue
+        ahead += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inside = {f"{node.module}.{alias.name}" for alias in node.names} & MODULES.keys()
+            found |= inside or {node.module}
+    return {name for name in found if name.startswith("outlierlens.")}
+
+
+def wrong_imports(module: str, text: str) -> list[str]:
+    """What this text may not import as `module`: what stands higher."""
+    return [name for name in sorted(imports(text)) if rank(name) > rank(module)]
+
+
+def graph() -> dict[str, set[str]]:
+    """{module: modules of the package that it imports}, the root's own two files left out."""
+    named = {name: path for name, path in MODULES.items() if name.count(".") and not name.endswith("__main__")}
+    return {name: imports(path.read_text("utf-8")) & MODULES.keys() - {name} for name, path in named.items()}
 
 
 def changing() -> list[Path]:
     """Modules that change a model of the user's; an experiment changes small random ones that it made."""
-    return [path for path in modules() if path.parent.name != "experiment"]
+    return [path for path in MODULES.values() if path.parent.name != "experiment"]
 
 
 @pytest.mark.parametrize("module", sorted(graph()))
@@ -77,7 +119,7 @@ def test_views_and_results_import_no_torch() -> None:
 
 
 def test_files_stay_short_and_arguments_few() -> None:
-    for path in modules():
+    for path in MODULES.values():
         assert len(path.read_text("utf-8").splitlines()) <= 600, f"{path}: find the second idea"
         if "cli" in path.parts:
             continue
@@ -105,6 +147,17 @@ def test_a_class_of_an_analysis_or_the_engine_has_a_name_of_its_own() -> None:
     assert not [name for name, times in named.items() if times > 1 and name not in ("Command",)]
 
 
+def test_names_of_classes_keep_to_the_glossary() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8").partition("## Names")[2].partition("\n## ")[0]
+    glossary = {word: instead.split(", ") for word, instead in re.findall(r"(\w+) \(not\s+([\w, ]+)\)", page)}
+    assert len(re.findall(r"\w+", re.sub(r"\bnot\b", "", page.partition(":")[2]))) <= 40
+    named = [node.name for path in MODULES.values() for node in ast.walk(ast.parse(path.read_text("utf-8")))
+             if isinstance(node, ast.ClassDef)]  # fmt: skip
+    words = {word for name in named for word in re.findall("[A-Z][a-z]+", name)}
+    assert glossary.keys() <= words, "a word of the glossary that no class has"
+    assert not words & {other for instead in glossary.values() for other in instead}
+
+
 def test_every_public_name_resolves_and_is_documented() -> None:
     for name in outlierlens.__all__:
         value = getattr(outlierlens, name)
@@ -123,7 +176,7 @@ def test_a_type_checker_knows_every_public_name() -> None:
 
 
 def test_no_promise_is_left_in_the_code() -> None:
-    for path in modules():
+    for path in MODULES.values():
         text = path.read_text("utf-8")
         for word in ("raise NotImplementedError", "TODO", "FIXME", "XXX"):
             assert word not in text, f"{path}: {word}"

@@ -278,32 +278,32 @@ def test_a_report_shows_sweeps(swept: Any, run: Any, model_folder: Any, text: st
     sweep, _, _ = swept()
     saved, out = str(tmp_path / "sweep.json"), tmp_path / "report"
     few = ("--dims", "3", "--random", "1", "--matched", "1", "--no-progress")
-    code, _, err = run("report", model_folder(), "--data", text, *few, "-o", str(out), "--sweep", saved)
+    code, _, err = run("report", model_folder(), "--data", text, *few, "-o", str(out), "--result", saved)
     assert code == 0, err
     data = load(out / "results.json")
     assert data.sweeps == (sweep,)
     assert not any("in another precision" in note for note in data.notes)
     assert "switched-off-in-turn" in (out / "report.html").read_text("utf-8")
-    code, _, err = run("report", str(out / "results.json"), "--sweep", saved)
+    code, _, err = run("report", str(out / "results.json"), "--result", saved)
     assert code == 0, err
     assert load(out / "results.json").sweeps == (sweep,)  # it was there already
     stranger = replace(sweep, provenance=replace(sweep.provenance, fingerprint="00"))
     save(stranger, tmp_path / "stranger.json")
-    code, _, err = run("report", str(out / "results.json"), "--sweep", str(tmp_path / "stranger.json"))
+    code, _, err = run("report", str(out / "results.json"), "--result", str(tmp_path / "stranger.json"))
     assert (code, "(fingerprint 00), not of" in err) == (1, True)
     other = replace(sweep, provenance=replace(sweep.provenance, fingerprint="00", dtype="bfloat16"))
     save(other, tmp_path / "other.json")
-    code, _, err = run("report", str(out / "results.json"), "--sweep", str(tmp_path / "other.json"))
+    code, _, err = run("report", str(out / "results.json"), "--result", str(tmp_path / "other.json"))
     assert code == 0, err
     data = load(out / "results.json")
     assert data.sweeps == (sweep, other)
     assert any("in another precision than the rest of this report" in note for note in data.notes)
     results = str(out / "results.json")
-    code, _, err = run("report", results, "--sweep", results)
+    code, _, err = run("report", results, "--result", results)
     assert code == 1
-    assert "holds a ReportData; --sweep takes what sweep -o writes" in err
+    assert "holds ReportData, which does not join a report" in err
     save(replace(sweep, width=768), tmp_path / "wide.json")
-    code, _, err = run("report", results, "--sweep", str(tmp_path / "wide.json"))
+    code, _, err = run("report", results, "--result", str(tmp_path / "wide.json"))
     assert code == 1
     assert "3 layers × 768, which" in err
 

@@ -28,7 +28,6 @@ def pretend(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]) -> None:
 
     monkeypatch.setattr(doctor.metadata, "requires", lambda _: [*WHOLE, 'outlierlens[onnx]; extra == "all"'])
     monkeypatch.setattr(doctor.metadata, "version", version)
-    monkeypatch.setattr(doctor, "_modules", lambda _: [])
 
 
 def test_missing_libraries_name_extra_commands_and_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

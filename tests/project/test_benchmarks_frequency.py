@@ -22,7 +22,7 @@ def test_both_passes_and_the_peak_are_measured(
     data.write_text("\n".join(f"w{i % 30} w{i % 11} w{i % 4}" for i in range(60)), "utf-8")
     monkeypatch.setattr(benchmark, "MOST", 1e9)
     peaks = iter((100.0, 104.0, 100.0, 106.0))
-    monkeypatch.setattr(benchmark, "peak", lambda arguments, n: next(peaks))
+    monkeypatch.setattr(benchmark, "peak", lambda *words: next(peaks))
     call = [model, "--data", str(data), "--rounds", "2", "--max-length", "16", "--limit", "40"]
     assert benchmark.main(call) == 0
     said = capsys.readouterr().out
@@ -36,7 +36,6 @@ def test_both_passes_and_the_peak_are_measured(
     capsys.readouterr()
     assert benchmark.main([*call, "--alone"]) == 0
     assert float(capsys.readouterr().out) > 50
-    assert benchmark.main([model, "--data", str(tmp_path / "nowhere.txt")]) == 2
 
 
 def test_made_up_texts_are_as_many_as_asked_for_and_their_counts_are_their_own(

@@ -11,16 +11,6 @@ import newcomer
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = """
-import http.server, sys
-class Page(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200); self.end_headers(); self.wfile.write(b"<title>tiny</title>")
-    def log_message(self, *_): pass
-server = http.server.HTTPServer(("127.0.0.1", 0), Page)
-print(f"exploring tiny at http://127.0.0.1:{server.server_port}/ (this machine only)", flush=True)
-server.serve_forever()
-"""
 README = """# tiny
 
 ## Set up
@@ -28,7 +18,6 @@ README = """# tiny
 ```console
 $ make report      # everything
 $ make test
-$ python3 page.py  # Ctrl-C ends it
 ```
 """
 MAKEFILE = """report:
@@ -41,7 +30,6 @@ MAKEFILE = """report:
 def repository(folder: Path, report: str) -> str:
     folder.mkdir()
     (folder / "README.md").write_text(README)
-    (folder / "page.py").write_text(PAGE)
     (folder / "Makefile").write_text(MAKEFILE.replace("REPORT", report))
     for words in (
         ["init", "-q"],
@@ -64,7 +52,6 @@ def test_the_readme_s_commands_are_run_in_a_fresh_place_and_timed(
         ("`git clone`", "cloned"),
         ("`make report`", "set up"),
         ("`make report`", "`runs/report.html`"),
-        ("`python3 page.py`", "a page, “tiny”"),
     ]
     (place,) = tmp_path.glob("newcomer-*")
     given = dict(line.split("=", 1) for line in (place / "outlierlens/runs/environment.txt").read_text().splitlines())

@@ -112,7 +112,6 @@ def test_a_finished_run_becomes_the_sample_the_same_twice(
         "every 100th review is held out",
     ):
         assert said in card
-    assert "stand-in" not in card
 
 
 def test_vectors_stay_exact_and_matrices_are_halved(tmp_path: Path) -> None:
@@ -128,25 +127,15 @@ def test_vectors_stay_exact_and_matrices_are_halved(tmp_path: Path) -> None:
         package_sample.write_weights(tmp_path / "large.safetensors", tmp_path / "out.safetensors")
 
 
-def test_an_unfinished_run_names_its_checkpoints(copy: Path, tmp_path: Path) -> None:
-    (copy / "model").rename(copy / "checkpoint-500")
-    (copy / "checkpoint-500" / "trainer_state.json").write_text('{"log_history": []}')
-    with pytest.raises(BadInput, match=r"no model; wait for the run's end, or name one of its --checkpoint: 500$"):
-        package_sample.find(copy, None)
-    source = package_sample.find(copy, 500)
-    assert (source.step, source.outcome, source.log) == (500, None, [])
-    with pytest.raises(BadInput, match=r"holds no recipe\.toml"):
-        package_sample.find(tmp_path / "none", None)
-
-
-def test_a_run_that_was_not_measured_or_was_another_is_refused(copy: Path) -> None:
-    (copy / "outcome.json").unlink()
-    with pytest.raises(BadInput, match="the run has not been measured"):
-        package_sample.find(copy, None)
+def test_a_run_of_another_recipe_or_that_is_not_finished_is_refused(copy: Path) -> None:
     other = read_recipe("mini-bert").changed(["training.learning_rate=0.5"])
     (copy / "recipe.toml").write_text(other.to_toml())
     with pytest.raises(BadInput, match="was trained by another recipe than the shipped mini-bert"):
-        package_sample.find(copy, None)
+        package_sample.find(copy)
+    for name in ("outcome.json", "model/model.safetensors", "recipe.toml"):
+        (copy / name).unlink()
+        with pytest.raises(BadInput, match=f"holds no {name}"):
+            package_sample.find(copy)
 
 
 def other_norm(run: Path) -> None:
@@ -180,7 +169,7 @@ def test_what_does_not_fit_is_not_packaged(
     damage(copy)
     monkeypatch.setattr(package_sample, "compare", lambda *_: {"losses": {}, "apart": 0.0, "fills": []})
     with pytest.raises(BadFile, match=message):
-        package_sample.package(package_sample.find(copy, None), tmp_path / "made")
+        package_sample.package(package_sample.find(copy), tmp_path / "made")
     assert not (tmp_path / "made").exists()
     assert not list(tmp_path.glob(".*.part"))
 
@@ -188,7 +177,7 @@ def test_what_does_not_fit_is_not_packaged(
 def test_weights_that_compute_something_else_are_refused(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = package_sample.find(finished, None)
+    source = package_sample.find(finished)
     packaged = tmp_path / "packaged"
     shutil.copytree(finished / "model", packaged)
     stored = load_file(packaged / "model.safetensors")

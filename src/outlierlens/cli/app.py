@@ -1,14 +1,8 @@
 """The program: `run(words)` calls the command that they name, `read(words)` only reads them; the table says which there are.
 
-    app = command("quantize", "Round weights …", {"options": QuantizeOptions, "load": Loading}, run)
-    app(["mpnet-base", "--random", "3"])                  # calls run(options=QuantizeOptions(…), load=Loading(…))
-
 A command is made from dataclasses of options: cyclopts reads the words, `options.build` makes the objects. Only what the called
-command declares is imported: a check that runs before every deployment (`verify`) does not pay for the options of forty others.
-`--help` imports none of them.
-
-`--show-completion` and `--install-completion` name commands and options by their row, and values from where each is declared.
-An option of a fixed choice names its values itself; those of `OFFERED` take other words too: their values are only offered.
+command declares is imported, and nothing for `--help`. Completion names commands and options by their row, and values from
+where each is declared; those of `OFFERED` take other words too.
 """
 
 import inspect

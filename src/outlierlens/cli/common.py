@@ -4,7 +4,6 @@ import io
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 # Exit codes of commands that check: nothing could be checked; the check failed.
 UNUSABLE, FAILED = 2, 3
 WAITS_SECONDS = 1.0  # without a word, before a bar says that something goes on
-STILL_SECONDS = 3.0  # without a new module: nothing is imported any more
-MODULES = 3_100  # when PyTorch and a model's class are imported (torch 2.13, transformers 5.23)
 CHART_KINDS: "dict[str, PictureKind | None]" = {".html": None, ".svg": "svg", ".png": "png", ".json": "vl.json"}
 
 
@@ -76,9 +73,8 @@ class Progress:
             with self._lock:
                 if (done, total) == (0, 1):  # nothing is counted: the label of what is waited for
                     self._label = label
-                    if not self._ended.is_set():
-                        return
-                    self._draw(label)
+                    if self._bar is not None or self._ended.is_set():
+                        self._draw(label)
                 else:
                     self._ended.set()  # of waiting
                     self._draw(label, done, total)
@@ -117,18 +113,10 @@ class Progress:
                 self._bar = None
 
     def _wait(self) -> None:
-        """Draw the bar until something else tells how far it is: modules that are imported, if PyTorch is, or that it works."""
-        before, since = 0, time.monotonic()
-        while not self._ended.wait(WAITS_SECONDS):
-            n = len(sys.modules)
-            if n > before:
-                before, since = n, time.monotonic()
+        """Draw the bar where nothing has told how far it is for a while."""
+        if not self._ended.wait(WAITS_SECONDS):
             with self._lock:
-                if self._ended.is_set():
-                    return
-                if "torch" in sys.modules and n < MODULES and time.monotonic() - since < STILL_SECONDS:
-                    self._draw("importing PyTorch, modules", n, MODULES)
-                else:
+                if not self._ended.is_set():
                     self._draw(self._label)
 
     def __enter__(self) -> "Progress":

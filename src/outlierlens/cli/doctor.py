@@ -1,11 +1,7 @@
 """`doctor`: what is installed, what is cached, and which commands that leaves unable to run: `examine()`.
 
-    found = examine()                     # 0.1 s: versions from package metadata, nothing heavy is imported
-    found = examine(devices=True)         # imports torch as well, for GPUs; a torch that cannot be imported is broken
-    found.broken, found.missing           # () and the libraries that are absent
-
-A library that was never installed is missing; one that is installed and cannot work is broken: an older version than
-is required, a requirement of it that is absent, or (with `devices`) a torch that fails to import.
+A library that was never installed is missing; one that is installed and cannot work is broken: an older version than is
+required, a requirement of it that is absent, or (with `devices`, which imports torch) a torch that fails to import.
 """
 
 import dataclasses
@@ -80,12 +76,9 @@ class Diagnosis:
     """What `examine` found.
 
     Attributes:
-        memory: bytes of main memory; None where the system does not say.
         devices: "cpu", "cuda:0 NAME", "mps"; None where torch was not asked.
         lacking: for each extra that is not whole, what it is for, its missing libraries and the line that helps.
         free: bytes free on the disk of `cache`; None where the system does not say.
-        offline: whether HF_HUB_OFFLINE is on.
-        variables: environment variables that matter and are set; secrets are only said to be set.
         broken: what is installed and cannot work, a sentence each.
     """
 
@@ -93,7 +86,6 @@ class Diagnosis:
     python: str
     platform: str
     cores: int
-    memory: int | None
     devices: tuple[str, ...] | None
     libraries: tuple[Library, ...]
     lacking: tuple[str, ...]
@@ -116,32 +108,22 @@ def examine(*, devices: bool = False) -> Diagnosis:
     Versions come from package metadata, so that torch is not imported (seconds, and hundreds of megabytes) unless
     `devices` asks for it.
     """
-    libraries = _libraries()
-    problems = [f"{one.name} {one.installed or ''}".rstrip() + f": {one.problem}" for one in libraries if one.problem]
+    libraries, samples = _libraries(), tuple(_sample(name) for name in SAMPLES)
     found, wrong = _devices() if devices else (None, "")
-    samples = tuple(_sample(name) for name in SAMPLES)
-    damaged = [
+    cache, free, unwritable = _cache()
+    problems = [f"{one.name} {one.installed or ''}".rstrip() + f": {one.problem}" for one in libraries if one.problem]
+    problems += [wrong]
+    problems += [
         f"sample {one.name} is incomplete in {one.folder}; run: outlierlens fetch {one.name}"
         for one in samples
         if one.state == "incomplete"
     ]
-    cache, free, unwritable = _cache()
     return Diagnosis(
-        version=__version__,
-        python=platform.python_version(),
-        platform=platform.platform(),
-        cores=cores(),
-        memory=_memory(),
-        devices=found,
-        libraries=libraries,
-        lacking=_lacking(libraries),
-        cache=cache,
-        free=free,
-        samples=samples,
-        offline=network_is_off(),
+        version=__version__, python=platform.python_version(), platform=platform.platform(), cores=cores(), devices=found,
+        libraries=libraries, lacking=_lacking(libraries), cache=cache, free=free, samples=samples, offline=network_is_off(),
         variables={k: "set" if k in SECRET else os.environ[k] for k in VARIABLES if os.environ.get(k)},
-        broken=tuple(filter(None, (*problems, wrong, *damaged, unwritable))),
-    )
+        broken=tuple(filter(None, (*problems, unwritable))),
+    )  # fmt: skip
 
 
 def _libraries() -> tuple[Library, ...]:
@@ -151,11 +133,9 @@ def _libraries() -> tuple[Library, ...]:
         return (Library(PACKAGE, "", "", None, f"its metadata is missing; {install()}"),)
     found = []
     for one in wanted:
-        extra = next(
-            (name for name in ("", *FOR_USERS) if not one.marker or one.marker.evaluate({"extra": name})), None
-        )
-        if one.name != PACKAGE and extra is not None:
-            found.append(_library(one, extra))
+        asks = [name for name in ("", *FOR_USERS) if not one.marker or one.marker.evaluate({"extra": name})]
+        if one.name != PACKAGE and asks:
+            found.append(_library(one, asks[0]))
     return tuple(sorted(found, key=lambda one: (one.extra != "", one.extra, one.name.lower())))
 
 
@@ -164,29 +144,17 @@ def _library(wanted: Requirement, extra: str) -> Library:
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        lost = f"it is needed by everything; {install()}" if not extra else ""
-        return Library(name, extra, bounds, None, lost)
-    modules = [line for line in _modules(name) if line.isidentifier()]
-    problem = ""
-    if not wanted.specifier.contains(version, prereleases=True):
-        problem = f"{bounds} is needed; {install(extra)}"
-    elif modules and not any(util.find_spec(module) for module in modules):
-        problem = f"its files are gone; run: pip install --force-reinstall {name}"
-    return Library(name, extra, bounds, version, problem)
-
-
-def _modules(name: str) -> list[str]:
-    """Top-level modules that a package says it brings; nothing is imported."""
-    return (metadata.distribution(name).read_text("top_level.txt") or "").split()
+        return Library(name, extra, bounds, None, "" if extra else f"it is needed by everything; {install()}")
+    fits = wanted.specifier.contains(version, prereleases=True)
+    return Library(name, extra, bounds, version, "" if fits else f"{bounds} is needed; {install(extra)}")
 
 
 def _lacking(libraries: tuple[Library, ...]) -> tuple[str, ...]:
-    found = []
-    for extra in FOR_USERS:
-        names = [one.name for one in libraries if one.extra == extra and one.installed is None]
-        if names:
-            found.append(f"missing for {use_of(extra)}: {', '.join(names)}; {install(extra)}")
-    return tuple(found)
+    missing = {
+        extra: [one.name for one in libraries if one.extra == extra and not one.installed] for extra in FOR_USERS
+    }
+    named = {extra: ", ".join(names) for extra, names in missing.items() if names}
+    return tuple(f"missing for {use_of(extra)}: {names}; {install(extra)}" for extra, names in named.items())
 
 
 def use_of(extra: str) -> str:
@@ -229,20 +197,12 @@ def _cache() -> tuple[str, int | None, str]:
     """The cache's folder, bytes free on its disk, and why nothing could be written there."""
     root = cache_root()
     there = next((folder for folder in (root, *root.parents) if folder.exists()), Path(root.anchor))
-    wrong = ""
-    if not (there.is_dir() and os.access(there, os.W_OK)):
-        wrong = f"the cache {root} cannot be written; set OUTLIERLENS_CACHE to a folder that can"
+    usable = there.is_dir() and os.access(there, os.W_OK)
+    wrong = "" if usable else f"the cache {root} cannot be written; set OUTLIERLENS_CACHE to a folder that can"
     try:
         return str(root), shutil.disk_usage(there).free, wrong
     except OSError:
         return str(root), None, wrong
-
-
-def _memory() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
 
 
 # --- the command -------------------------------------------------------------------------------------------------
@@ -269,13 +229,11 @@ def run(session: Session, options: DoctorOptions) -> None:
 
 def print_diagnosis(found: Diagnosis) -> None:
     """One part after the other; what is broken stands last, where a terminal ends."""
-    memory = f", {found.memory / 1e9:,.1f} GB of memory" if found.memory else ""
     say(f"outlierlens {found.version}, Python {found.python}, {found.platform}")
-    if found.devices is None:
-        listed = "GPUs are listed with --devices, which imports torch"
-    else:
+    listed = "GPUs are listed with --devices, which imports torch"
+    if found.devices is not None:
         listed = ", ".join(found.devices) or "torch cannot be used"
-    say(f"devices: {found.cores} cores{memory}; {listed}")
+    say(f"devices: {found.cores} cores; {listed}")
     libraries = tuple(
         (one.extra or "base", one.name, one.wanted or "any", one.installed or "missing") for one in found.libraries
     )

@@ -1,13 +1,8 @@
-"""Start the page on this machine alone, with nothing loaded from anywhere.
-
-serve(explorer, explorer.start(), Place(port=7860))        # blocks until it is interrupted
+"""Start the page on this machine alone, with nothing loaded from anywhere: `serve(explorer, explorer.start(), Place())`.
 
 Requests are let in that name this machine and are of a size that a page sends. A page elsewhere can have its own name point at
 127.0.0.1 (DNS rebinding), send a form there or load its parts: a browser says so in `Host`, `Origin` and `Sec-Fetch-Site`, and
-`Door` refuses such requests before anything reads them. A program that is no browser, such as curl, sends none of the last two.
-Only what joins the queue has a body of more than some bytes, and the page takes no file.
-
-With `share`, gradio opens a tunnel through gradio's servers, and anyone who has its address can use the page for a week.
+`Door` refuses such requests before anything reads them. With `share`, gradio opens a tunnel, for a week and for anyone.
 """
 
 import contextlib

@@ -1,25 +1,17 @@
-"""An option is said once: a field of a frozen dataclass, with its bounds beside its type and its help in the string below it.
+'''An option is said once: a field of a frozen dataclass, with its bounds beside its type and its help in the string below it.
 
     @dataclass(frozen=True, kw_only=True)
     class RoundingOptions:
-        \"\"\"How weights are rounded.\"\"\"
-
         n_random: Annotated[int, Flag("--random"), Ge(0)] = 5
-        \"\"\"Random sets of the same size, kept.\"\"\"
-        dims: DimsOrFind = FIND
-        \"\"\"Keep these, such as 308,381; find: what the weights name.\"\"\"
+        """Random sets of the same size, kept."""
         task: Annotated[TaskOptions, Flat("max_length", "batch_size")] = TaskOptions(max_length=128)
 
         def __post_init__(self) -> None:
             check(self)                                     # n_random is -1; it must be at least 0
 
-    for option in options_of(RoundingOptions):              # what the command line, its help and its page are made from
-        option.flags, option.default, option.help
-
+The command line, its help and its page are made from `options_of(RoundingOptions)`; `parse_layers("0-3,7")` reads words.
 Modules of options import neither torch nor a library for command lines.
-
-What people write for an option is made into its value: `parse_layers("0-3,7")` is `(0, 1, 2, 3, 7)`.
-"""
+'''
 
 import ast
 import dataclasses

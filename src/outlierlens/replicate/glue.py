@@ -2,14 +2,9 @@
 
     made = replicate("distilbert-cased", GlueOptions(paper="kovaleva-glue", tasks=("rte", "cola")), Path("runs/kovaleva"))
     made.all_off("rte seed-42").lost               # Estimate: metric lost with all outliers off; 0.12 is 12 points
-    made.all_off("rte seed-42").times_random       # over the mean loss of random sets of the same size
 
-The run directory holds
-
-    tuned/TASK/                 the run of fine-tuning, where the model was not named
-    TASK-LABEL/rows/            everything measured, as it is measured; a stopped run goes on from it
-    TASK-LABEL/sweep.json       one dimension at a time, for figure 2; sweep-together.json, sweep-layers.json
-    replication.json            the result
+The run directory holds tuned/TASK/ (fine-tuning), TASK-LABEL/rows/ (what is measured, from which a stopped run goes on),
+TASK-LABEL/sweep.json, sweep-together.json and sweep-layers.json, and replication.json.
 """
 
 from collections.abc import Iterator, Sequence

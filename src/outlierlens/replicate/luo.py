@@ -1,15 +1,10 @@
 """Luo et al. (2021) whole, for any model that reads text: every part measured once, kept, and put together.
 
     found = replicate_luo(load_model("distilbert-cased"), PaperData("data/"), folder=Path("runs/luo"))
-    found.effects                       # what each fix does to every data set, chosen the paper's way and held out
     found.part("sts").choice("stsb", "clip", "best")
 
-The run directory holds
-
-    rows/               what is finished of every part: a stopped run goes on from it
-    parts/NAME.json     each part's finding as soon as it is measured
-    parts/observation.json      average vectors and shares of extremes, of the sentences that clipped dimensions come from
-    clipping.json       the dimensions that all parts clip, and where they come from
+The run directory holds rows/ (from which a stopped run goes on), parts/NAME.json (each part's finding; observation.json is of
+the sentences that clipped dimensions come from) and clipping.json (what all parts clip).
 """
 
 import itertools

@@ -1,13 +1,9 @@
 """Puccetti et al. (2022) whole, for any model that reads text: every part measured once, kept, and put together.
 
     found = replicate_puccetti(load_model("mini-bert"), texts, PuccettiOptions(counts="counts.parquet"), folder=Path("runs/p"))
-    found.part("frequency").contrast("raw").difference       # outliers against all other dimensions
     found.part("layers").link("308", "frequency, raw").rho
 
-The run directory holds
-
-    rows/                what is finished of every part: a stopped run goes on from it
-    parts/NAME.json      each part's finding as soon as it is measured; sweep.json is what "layers" is joined from
+The run directory holds rows/ and parts/NAME.json; parts/sweep.json is what "layers" is joined from.
 """
 
 from contextlib import nullcontext

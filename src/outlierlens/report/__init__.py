@@ -1,13 +1,8 @@
 """The report of a run: one self-contained HTML page from result dataclasses, without torch.
 
-    ol.report("mini-planted", n_random=19)       # measured, written to runs/mini-planted; `job.report` says more
-    data = ReportData(provenance, (scan, observation, ablation))
-    write(data, "runs/mpnet")                    # manifest.json, results.json, charts/, report.html
-    rerender("runs/mpnet/results.json")          # the page again, on any machine
-
-data.finding(), data.advice()    the result in sentences and what to do about it, by rule
-render(data)                     the page as one string
-Both((one, other))               two reports; write_both(both, directory) makes their page
+ol.report("mini-planted", n_random=19)       # measured, written to runs/mini-planted; `job.report` says more
+write(ReportData(provenance, (scan, observation, ablation)), "runs/mpnet")     # manifest, results.json, charts/, page
+rerender("runs/mpnet/results.json")          # the page again, on any machine; write_both: of two reports
 """
 
 import sys

@@ -22,12 +22,7 @@ def run(session: Session, options: ReportOptions) -> None:
     if options.card:
         refuse_others(options.card)
     if options.compare:
-        of_one = (
-            ("MODEL", options.model),
-            ("--sweep", options.sweeps),
-            ("--result", options.results),
-            ("--card", options.card),
-        )
+        of_one = (("MODEL", options.model), ("--result", options.results), ("--card", options.card))
         for name, value in of_one:
             if value:
                 raise BadInput(f"--compare takes two models; {name} belongs to a report of one")

@@ -224,10 +224,8 @@ def redraw(results: Path, directory: Path | None, options: ReportOptions) -> Pat
 
 def read_results(options: ReportOptions) -> dict[Path, Any]:
     """{file: its result} of what joins; raises BadInput for a file whose result has no place in a report."""
-    results = {path: load(path) for path in (*options.sweeps, *options.results)}
+    results = {path: load(path) for path in options.results}
     for path, found in results.items():
-        if path in options.sweeps and not isinstance(found, Sweep):
-            raise BadInput(f"{path} holds a {type(found).__name__}; --sweep takes what sweep -o writes")
         check_joins(found, str(path))
     return results
 

@@ -31,8 +31,6 @@ class ReportOptions(Extent):
     """Texts in one forward pass."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""
-    sweeps: Annotated[tuple[Path, ...], Flag("--sweep")] = ()
-    """Show this sweep, a file that its -o wrote, as well. Repeatable."""
     results: Annotated[tuple[Path, ...], Flag("--result")] = ()
     """Show this result of another command too (its -o FILE). Repeatable."""
     compare: tuple[str, str] | None = None

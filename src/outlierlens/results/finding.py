@@ -1,18 +1,11 @@
 """What an analysis finds: where it comes from, what it is about, and a few tables; all that is shown follows from these.
 
-    @dataclass(frozen=True, kw_only=True)
-    class BeyondZero(Finding):
-        title = "Beyond zero"
-        pictures = (Strips(rows="treatments", x="change", y="treatment", by="dims", draws="random"),)
+class BeyondZero(Finding):
+    title = "Beyond zero"
+    pictures = (Strips(rows="treatments", x="change", y="treatment", by="dims", draws="random"),)
+    treatments: tuple[Treatment, ...]                       # below it the table's head; in brackets: only with --verbose
 
-        treatments: tuple[Treatment, ...]
-        \"\"\"Treatments: beside random dimensions treated alike.\"\"\"
-
-        def sentences(self): yield …
-
-    found.dims; found.to_pandas(); found.chart(); found.save("f.json"); print(found)
-
-A table whose head stands in brackets, "(Conditions)", is shown with --verbose alone.
+found.dims; found.to_pandas(); found.chart(); found.save("f.json"); print(found)
 """
 
 import itertools

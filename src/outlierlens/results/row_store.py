@@ -1,9 +1,5 @@
 """The append-only store of finished units of long work: one JSON line each, flushed; interrupted work continues.
 
-    with RowStore.open(path, identity) as rows:
-        if (value := rows.get(key)) is None:
-            value = rows.append(key, measure())
-
     with kept_rows(place, identity) as kept:         # a file, a folder, or None: in memory
         value = kept(key, measure)
     with alone_in(directory): ...                    # no other process writes to it meanwhile

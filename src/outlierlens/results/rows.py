@@ -1,15 +1,12 @@
-"""A row of a table, said once: its fields are the columns, the string below a field is the column's head and what it means.
+'''A row of a table, said once: its fields are the columns, the string below a field is the column's head and what it means.
 
-    @dataclass(frozen=True, kw_only=True)
     class Treatment(Row):
-        treatment: str
         change: Annotated[Estimate, Change]
-        \"\"\"change of the {task} ({unit}): minus the intact model's value, paired by text\"\"\"
-        per_text: Annotated[tuple[float, ...], "text", Quiet]
+        """change of the {task} ({unit}): minus the intact model's value, paired by text"""
 
-From this come the table on every surface, `to_pandas`, a picture's axes, tooltips and caption, and the page of the API. Words
-in braces are fields of the finding's `About`. Axes of arrays ("text") are checked when a file is read.
-"""
+From this come tables, `to_pandas`, a picture's axes, tooltips and caption, and the page of the API. Words in braces are
+fields of the finding's `About`. Axes of arrays ("text") are checked when a file is read.
+'''
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

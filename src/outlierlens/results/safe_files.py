@@ -1,20 +1,12 @@
 """Files that are there whole or not at all, nothing written through a link; JSON and TOML of others, read or refused.
 
     check_file(path, replace=overwrite)                  # before any work: whether a file can be written there
-    write_text(folder / "result.json", text)             # a file beside it, which then takes its name
-    with replacing(path) as file: ...                    # the same, for what comes piece by piece
-    write_together({chart: drawn, path: content})        # several files: all are whole before the first takes its name
+    write_text(folder / "result.json", text)             # a file beside it, which then takes its name; write_together: several
     with new_folder(target) as making: ...               # a folder beside it, which takes its name at the end
-    with alone(target): ...                              # no other process writes this file or folder meanwhile
-    refuse_links(folder, "charts", "rows*.jsonl")        # before anything is written below a folder that somebody named
-
-A folder that somebody names may be a link itself, as `runs` that lies on another disk; what lies in it may not.
-
     value = read_json(path, "start again with --overwrite")
-    value = parse_json(line, f"{path}, line 3", "correct it")
-    table = read_toml(path)
 
-Refused is also what Python's readers end on: text nested too deeply, whole numbers of thousands of digits.
+A folder that somebody names may be a link itself, as `runs` that lies on another disk; what lies in it may not. Refused is also
+what Python's readers end on: text nested too deeply, whole numbers of thousands of digits.
 """
 
 import errno

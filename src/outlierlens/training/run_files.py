@@ -1,19 +1,11 @@
-"""The files of a training run: checkpoints with their steps, and the loss beside them; what ends the blocks, over the steps.
+"""The files of a training run: checkpoints with their steps, the loss beside them, and what ends the blocks over the steps.
 
     found = find_saved(["runs/bert"])                        # runs/bert/checkpoint-500, …: Saved, by ascending step
-    found = find_saved(["EleutherAI/pythia-160m"], revisions=("step0", "step1000"))
     curves = find_log(found)                                 # {"loss": Curve, "eval_loss": Curve}
 
-A step is read from the last part of a path, hub id or revision: one of the words step, checkpoint, ckpt, global_step,
-iter, iteration or ba, then a number, perhaps with k or M: checkpoint-500, step20k, multiberts-seed_0-step_20k,
-step1000-tokens4B, epoch=0-step=100.ckpt (Lightning), ep0-ba1000 (Composer), iter_0001000/mp_rank_00 (Megatron). Else a
-folder's trainer_state.json says it.
-
-    path = Trajectory(model="run-1", stack="model", site="output.LayerNorm", norm_site="stream", view="last",
-                      steps=steps, scale=scale, bias=bias, curves={"loss": Curve(logged_at, loss)})
-    path.measured(-1)                            # what the rules of `detect` read: scale and bias of the last step
-
-A watched training writes it row by row, `track` reads it from checkpoints; `analyses.track.Track` is the result.
+A step is read from the last part of a path, hub id or revision: one of the words step, checkpoint, ckpt, global_step, iter,
+iteration or ba, then a number, perhaps with k or M: checkpoint-500, multiberts-seed_0-step_20k, step1000-tokens4B,
+epoch=0-step=100.ckpt (Lightning), ep0-ba1000 (Composer), iter_0001000/mp_rank_00 (Megatron). Else trainer_state.json says it.
 """
 
 import itertools

@@ -1,16 +1,11 @@
 """Watch outlier dimensions emerge while a model trains, in any training loop; `callback` does it for a Trainer.
 
     with ol.watch(model, "watch.jsonl", ol.WatchOptions(every=100), tokenizer=tokenizer) as watcher:
-        for batch in data:
-            loss = model(**batch).loss
-            loss.backward()
-            optimizer.step()
-            metrics = watcher.step(loss=loss)        # every 100th step; {} otherwise
-            optimizer.zero_grad()                    # after the watcher has seen the gradients
+        ...                                          # a step's backward and optimizer.step()
+        metrics = watcher.step(loss=loss)            # before zero_grad; every 100th step, else {}
 
-Every N-th step appends one row: of what ends the blocks, as `scan` reads it, scale and bias and the gradients they just got,
-and on a fixed probe the kurtosis and inf-norm of the hidden states. The rows are read by `watch_rows` and by `track`. Training
-goes on as if nothing had happened: modes, gradients and random states stay as they are.
+A row holds scale and bias of what ends the blocks with their gradients, and kurtosis and inf-norm of hidden states on a fixed
+probe. Modes, gradients and random states of the training stay as they are.
 """
 
 import os

@@ -1,24 +1,16 @@
 """Which dimensions leave n_sigma in a watched training, and early warning of it: a test with a known rate of false alarms.
 
-crossings = Crossings(Rule())
-lines = crossings.see(1200, z_scale, z_bias)             # [layer, dim]; z_bias None without a bias
-crossings.dims                                           # every dimension that has ever left, in order
+    lines = Crossings(Rule()).see(1200, z_scale, z_bias)                                  # [layer, dim]; z_bias or None
+    alarms = EarlyWarning(Rule(), rate=0.1).see(1200, {"scale": z_scale, "bias": z_bias})
 
-warning = EarlyWarning(Rule(), rate=0.1)
-alarms = warning.see(1200, {"scale": z_scale, "bias": z_bias})      # [layer, dim] each; a tuple of `Alarm`
+A dimension is announced before it leaves n_sigma when, at one record, |z| is past `NEAR` of n_sigma in as many layers as the
+rule asks for; at the pace since the last record it is past n_sigma within `AHEAD` records; and the mean of its z over the
+layers is larger than chance puts at any dimension.
 
-A dimension is announced before it leaves n_sigma when, at one record,
-
-near        |z| is past `NEAR` of n_sigma in as many layers as the rule asks for,
-on course   at the pace since the last record it is past n_sigma within `AHEAD` records,
-aligned     the mean of its z over the layers is larger than chance puts at any dimension.
-
-What chance does is seen in the run itself. Layers know nothing of each other's positions in a model without outliers, so
-each may be turned by any number of positions, all its records together: 399 such turned runs go through the same test. Of
-them and the run itself at most the share `rate` may ever raise an alarm (Lan and DeMets 1983 spend such a share over looks
-whose number is not known): at each record so many of the largest means pass as the share spent until then has room for,
-and nothing else passes but what no turned run has reached so far. As all records of a layer are turned together, it may
-depend on its past in any way.
+What chance does is seen in the run itself: each layer is turned by any number of positions, all its records together, in 399
+runs. Of these and the run itself at most the share `rate` may ever raise an alarm (Lan and DeMets 1983 spend such a share over
+looks whose number is not known): at each record so many of the largest means pass as the share spent until then has room for,
+and nothing else but what no turned run has reached so far. A layer may depend on its past in any way.
 """
 
 import math

@@ -1,15 +1,9 @@
-"""A recipe's network, from random values.
+"""A recipe's network from random values, what keeps it free of outlier dimensions, and what plants them.
 
-model = build(recipe, tokenizer)             # BertForMaskedLM, RobertaForMaskedLM or VariantForMaskedLM
+    model = build(recipe, tokenizer)             # BertForMaskedLM, RobertaForMaskedLM or VariantForMaskedLM
+    loss = loss + weight * kurtosis(states)      # states [batch, token, dim] of each layer; norm_spread: before backward too
+    clamp_scale_(model, stacks, limit=0.3)       # after each optimizer step; stacks are bound to `model` as it is passed
 
-What a training loop adds to keep a model free of outlier dimensions, and what plants them.
-
-    loss = loss + weight * norm_spread(model, stacks)               # before backward
-    loss = loss + weight * kurtosis(states)                         # states [batch, token, dim], of each layer
-    clamp_scale_(model, stacks, limit=0.3)                          # after each optimizer step
-    planted_(model, stack, dims, scale=3.0, bias=-1.0)              # before the first step
-
-`stacks` are bound to `model` as it is passed here (`models.from_objects(model).stacks`).
 The scale of a norm is what it multiplies by: weight, or 1 + weight in families that store it so.
 """
 

@@ -2,24 +2,16 @@
 
     tokens = prepare(recipe, progress=print)
     tokens.train[17]                       # uint16 or uint32 [length], mapped from disk
-    tokens.held_out                        # texts that were never trained on
-    rows = pack(sentences, "split", Marks(cls=2, sep=3, pad=0), length=64)      # iterator of int lists, `length` each
+    tokens.held_out                        # every 1/validation-th text, which was never trained on
 
-Every 1/validation-th text is held out. The folder in the cache is named by what the rows depend on: the content of the
-files (or the hub id) and the recipe's `data` and `tokenizer` sections. It appears whole or not at all. Where [CLS] and [SEP]
-stand is what Puccetti et al. (2022) vary:
+Where [CLS] and [SEP] stand is what Puccetti et al. (2022) vary:
 
 `sentences`  every sentence keeps its [CLS] and [SEP]; all are concatenated and cut (the usual `group_texts`).
 `split`      SPLIT: [CLS] of every sentence dropped, every [SEP] kept, concatenated, cut to length − 1, one [CLS] in front.
 `one-sep`    ONE_SEP: both dropped, concatenated, cut to length − 2, one [CLS] in front and one [SEP] at the end.
-`lines`      a sentence per row: [CLS] … [SEP], cut at `length`, padded on the right.
+`lines`      a sentence per row: [CLS] … [SEP], cut at `length`, padded on the right; else the last, incomplete row is dropped.
 
-As in the released code the last, incomplete row is dropped, except for `lines`, where no row is incomplete. (The `datasets`
-library packs a shard at a time, so that a row would end at each shard's end, and keeps lists of 64-bit numbers.)
-
-They also report a corpus in which 50 % of the frequent tokens are replaced by rare ones (`Flattening`); no code for it was
-released and the paper's cut between frequent and rare is not known, so it is a parameter here. Frequent are the fewest
-types that together make up `frequent_mass` of all occurrences; every other type that occurs is rare.
+The `datasets` library packs a shard at a time, so that a row would end at each shard's end, and keeps lists of 64-bit numbers.
 """
 
 import dataclasses
@@ -88,7 +80,11 @@ def pack(sentences: Iterable[list[int]], packing: Packing, marks: Marks, length:
 
 @dataclass(frozen=True)
 class Flattening:
-    """Which types are replaced by which, and how often: bool and ids over the vocabulary."""
+    """Which types are replaced by which, and how often: bool and ids over the vocabulary.
+
+    Puccetti et al. (2022) replace 50 % of the frequent tokens by rare ones, without code and without the cut between them. Here
+    the fewest types that make up `frequent_mass` of all occurrences are frequent, every other one that occurs is rare.
+    """
 
     frequent: np.ndarray  # bool [vocabulary]
     rare: np.ndarray  # int [type]

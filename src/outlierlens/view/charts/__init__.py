@@ -1,18 +1,7 @@
-"""Charts of results: each function takes a result dataclass and returns a `Chart`, a Vega-Lite specification with words.
+"""Charts of results: a function takes a result and returns a `Chart`, a Vega-Lite specification; findings have `chart()`.
 
-Findings of `outlierlens.analyses` draw themselves: `found.chart()`.
-
-    from outlierlens import charts
-    charts.weight_maps(scan.stacks[0])[0]        # shows itself in a notebook
-    charts.picture(chart, "svg")                 # bytes of a file; needs the extra `charts`
-
-weight_maps      layers × dimensions of the weights, outliers named
-token_vectors    hidden values of one input's tokens
-average_vectors  mean of each layer
-largest_values   largest |h| by layer, with its token
-extreme_shares   share of tokens whose smallest / largest entry a dimension is
-figure2          tasks with one dimension off at a time, a panel per task (Kovaleva et al. 2021)
-vector_panels    mean of each layer over all dimensions, a panel per layer
+charts.weight_maps(scan.stacks[0])[0]        # shows itself in a notebook
+charts.picture(chart, "svg")                 # bytes of a file; needs the extra `charts`
 """
 
 import functools
