@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import every_command
+from gold import commands
 from gold.files import brief
 
 TAKEN = "taken"
@@ -21,24 +22,19 @@ class Stopped(BaseException):
     """The model would run now."""
 
 
-def probes(option: dict[str, Any]) -> list[float | int]:
+def probes(kind: type, ends: list[float]) -> list[float | int]:
     """Values for an option: around its limits; where it has none, around zero and one."""
-    step = 1 if option["type"] == "int" else 0.5
-    ends = [option[end] for end in ("least", "most") if end in option]
+    step = 1 if kind is int else 0.5
     around = sorted({end + sign * step for end in ends for sign in (-1, 0, 1)})
-    if option["type"] == "int":
-        return around or [-1, 0, 1]
-    return [*(around or [-1.0, 0.0, 0.5, 1.0, 2.0]), math.nan, math.inf]
+    return around or [-1, 0, 1] if kind is int else [*(around or [-1.0, 0.0, 0.5, 1.0, 2.0]), math.nan, math.inf]
 
 
-def refusals(commands: dict[str, Any]) -> dict[str, Any]:
-    """{command: {option: {value: "taken" or the line that refuses it}}} of the commands of a table that ran already."""
+def refusals() -> dict[str, Any]:
+    """{command: {option: {value: "taken" or the line that refuses it}}} of the commands that ran already."""
     found: dict[str, Any] = {}
-    for name, told in commands.items():
-        if name not in every_command.RUNS:
-            continue
-        numbers = {flag: one for flag, one in told["options"].items() if one["type"] in ("int", "float")}
-        given = {flag: {str(v): outcome(name, flag, v) for v in probes(one)} for flag, one in numbers.items()}
+    for name in every_command.RUNS:
+        tried = {flag: probes(*one) for flag, one in commands.numbers(name).items()}
+        given = {flag: {str(value): outcome(name, flag, value) for value in values} for flag, values in tried.items()}
         if given:
             found[name] = given
     return found
