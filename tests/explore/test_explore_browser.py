@@ -30,10 +30,7 @@ TEXT = (
 )
 WORDS = " ".join(f"w{number}" for number in range(1, 25))  # two blanks of a decoder that knows words alone
 
-pytestmark = [
-    pytest.mark.browser,
-    needs_chromium,
-]
+pytestmark = [pytest.mark.browser, needs_chromium]
 
 
 class Server:

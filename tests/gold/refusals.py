@@ -1,8 +1,8 @@
-"""What every number that a command takes is refused for: values below, at and above each limit.
+"""What every number that a command takes is refused for beyond its limits: values below, at and above each are tried.
 
 Every value is given to the command of `every_command.RUNS`, in the folder where they ran; it is taken when the command comes
 as far as running its model, or to its end. A value that a parser, a table of options or the command itself refuses is told
-with the line that says so.
+with the line that says so. What the limits of an option say themselves (see docs/cli) is left out: only what differs is kept.
 """
 
 import math
@@ -11,9 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from annotated_types import BaseMetadata
+
 import every_command
 from gold import commands
 from gold.files import brief
+from outlierlens.options import bounds_text
 
 TAKEN = "taken"
 
@@ -33,11 +36,18 @@ def refusals() -> dict[str, Any]:
     """{command: {option: {value: "taken" or the line that refuses it}}} of the commands that ran already."""
     found: dict[str, Any] = {}
     for name in every_command.RUNS:
-        tried = {flag: probes(*one) for flag, one in commands.numbers(name).items()}
-        given = {flag: {str(value): outcome(name, flag, value) for value in values} for flag, values in tried.items()}
-        if given:
-            found[name] = given
+        for flag, (kind, bounds) in commands.numbers(name).items():
+            for value in probes(kind, commands.ends(bounds)):
+                came = outcome(name, flag, value)
+                if came != declared(flag, value, bounds):
+                    found.setdefault(name, {}).setdefault(flag, {})[str(value)] = came
     return found
+
+
+def declared(flag: str, value: float, bounds: tuple[BaseMetadata, ...]) -> str:
+    """What comes of a value by the limits of its option alone."""
+    within = commands.within(value, bounds)
+    return TAKEN if within else f"2: error: {flag} is {value}; it must be {bounds_text(bounds)}"
 
 
 def outcome(name: str, flag: str, value: float) -> str:
@@ -59,7 +69,7 @@ def line(said: every_command.Said) -> str:
     return f"{said.code}: {''.join(last)}"
 
 
-WRITES = ("-o", "--output", "--chart", "--save", "--card", "--rows")
+WRITES = ("-o", "--output", "--chart", "--save", "--card", "--rows", "--to")
 
 
 def without(words: tuple[str, ...], flag: str) -> Iterator[str]:

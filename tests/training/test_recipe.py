@@ -204,10 +204,7 @@ def test_a_recipe_extends_the_one_beside_it_and_that_a_shipped_one(tmp_path: Pat
         ),
         ('name = "x"\ndata = 3', r"data: a table is needed, not 3"),
         ('name = "x"\nextends = 3', r"extends = 3; name one recipe"),
-        (
-            'name = "x"\n[data]\nvalidation = 0.5',
-            r"data\.validation is 0\.5; it must be .* and less than 0\.5",
-        ),
+        ('name = "x"\n[data]\nvalidation = 0.5', r"data\.validation is 0\.5; it must be .* and less than 0\.5"),
         ('name = "x"\n[data]\nlength = 4', r"data\.length is 4; it must be at least 8"),
         (
             'name = "x"\n[training]\nadam_betas = [0.9]',
