@@ -1,4 +1,4 @@
-"""Numbers, flags, refusals, sentences, charts and public names are what the files under `gold` keep; see gold/make.py.
+"""Numbers, refusals, sentences, charts and public functions are what the files under `gold` keep; see gold/make.py.
 
 A change that means to change one makes the files again and names the difference where it explains itself.
 """
@@ -78,12 +78,24 @@ def test_what_differs_is_seen() -> None:
 def test_a_long_list_is_told_by_its_ends_and_sums() -> None:
     rows = [{"dim": i, "value": (i * 37 % 101) / 7} for i in range(200)]
     kept = files.brief(rows)
-    assert kept["entries"] == 200
+    assert kept["[].dim"] == {"n": 200, "ends": [0, 199], "within": [0.0, 199.0], "means": [99.5, 149.583]}
     assert files.differences(kept, files.brief(rows)) == []
     for change in (
         [*rows[:90], rows[91], rows[90], *rows[92:]],  # changed places
         [*rows[:90], rows[90] | {"value": rows[90]["value"] + 1}, *rows[91:]],
         [*rows[:90], *rows[91:]],
         [*rows[:90], rows[90] | {"value": None}, *rows[91:]],
+        [*rows[:90], rows[90] | {"other": 0}, *rows[91:]],
     ):
         assert files.differences(kept, files.brief(change)) != []
+
+
+def test_lists_are_told_by_their_form() -> None:
+    assert files.brief([{"low": 0, "high": 1.0}, {"low": 2, "high": 3.0}]) == {"[].low": [0, 2], "[].high": [1.0, 3.0]}
+    assert files.brief([[0.0] * 7, [1.0] * 7])["n"] == [2, 7]
+    ragged = files.brief([[i] * (i % 2) for i in range(14)])
+    assert (ragged["n"], ragged["leaves"]["[]"]["n"], ragged["first"], ragged["last"]) == (14, 7, [], [13])
+    words = {"field": "a word that is rather long", "title": "another that is as long as it"}
+    assert files.once({"x": words, "layers": [{"x": words}, words["field"]]}) == {
+        "x": words, "layers": [{"x": "as x"}, words["field"]],
+    }  # fmt: skip

@@ -124,8 +124,7 @@ def test_what_has_no_such_axis_is_told_in_one_line() -> None:
     with pytest.raises(BadInput, match=r"must be one of encoder\.mlp, decoder\.mlp"):
         loaded("t5").axis("mlp")
     with pytest.raises(
-        BadInput,
-        match=r"neurons are read by scan, observe, ablate and sweep;.* residual stream: model",
+        BadInput, match=r"neurons are read by scan, observe, ablate and sweep;.* residual stream: model"
     ):
         loaded("llama").stack("mlp")
     with pytest.raises(BadInput, match="use mode weights"), removed_writes(loaded("llama"), {0: (1,)}, stack="mlp"):

@@ -1,7 +1,6 @@
 """Importance matrices of llama.cpp: known numbers, damaged files, and what `observe` says of them."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -108,14 +107,3 @@ def test_a_matrix_of_another_model_is_refused(tmp_path: Path) -> None:
     write_moments(tmp_path / "m", {"blk.0.other.weight": np.ones(99)})
     with pytest.raises(BadInput, match=r"no tensor of it is one of memory \(family llama\)"):
         second_moments(checkpoint, tmp_path / "m", ActivationRules())
-
-
-def test_the_command_runs_nothing(model_folder: Any, run: Any, tmp_path: Path) -> None:
-    file = str(write_moments(tmp_path / "m.gguf", planted(of_model("llama", "CausalLM"))))
-    folder = model_folder("llama", "CausalLM", "causal")
-    code, out, _ = run("observe", folder, "--imatrix", file, "--data", str(tmp_path / "absent.txt"))
-    assert code == 0
-    assert "neuron 1:5" in out
-    code, _, err = run("observe", folder, "--imatrix", file, "--without-special")
-    assert code != 0
-    assert "--imatrix runs nothing" in err

@@ -68,16 +68,6 @@ def test_the_cache_stands_where_the_platform_wants_it(
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("name", ["mpnet-base", "minilm-l6"])
-def test_fetched_samples_open_as_checkpoints(name: str, sample: Any) -> None:
-    folder = samples.directory(sample(name))
-    with open_checkpoint(name) as checkpoint:
-        assert checkpoint.kind == "safetensors"
-        assert checkpoint.config["model_type"] == {"mpnet-base": "mpnet", "minilm-l6": "bert"}[name]
-    assert model_folder(name) == folder
-
-
-@pytest.mark.real
 def test_the_tagger_s_onnx_and_its_conversion_hold_the_same_values(sample: Any) -> None:
     pytest.importorskip("onnx")
     with (

@@ -14,7 +14,6 @@ from outlierlens.cli.overview import overview
 from outlierlens.errors import BadInput
 from outlierlens.experiments import EXPERIMENTS
 from outlierlens.options import parse_bytes, parse_dims, parse_layers
-from outlierlens.results.document import load
 
 
 @pytest.fixture
@@ -39,41 +38,6 @@ def test_the_first_help_names_every_command_and_fits(width: int) -> None:
 
 
 FAMILY = [("bert", "MaskedLM", "masked"), ("gpt2", "CausalLM", "causal"), ("bert", "", "masked"), ("t5", "", "masked")]
-
-
-@pytest.mark.parametrize(("family", "head", "kind"), FAMILY)
-def test_observe(family: str, head: str, kind: str, model_folder: Any, text: str, run: Any, tmp_path: Path) -> None:
-    out = tmp_path / "o.json"
-    code, stdout, err = run("observe", model_folder(family, head, kind), "--data", text, "-o", str(out))
-    assert code == 0, err
-    assert "5 texts" in stdout
-    assert "embeddings" in stdout
-    observed = load(out)
-    assert [stack.stack for stack in observed.stacks] == (["encoder", "decoder"] if family == "t5" else ["model"])
-    code, stdout, _ = run("observe", model_folder(family, head, kind), "--data", text, "--json")
-    document = json.loads(stdout)
-    assert document["about"]["n_texts"] == 5
-    assert {*observed.columns("statistics")} >= {"stack", "layer", "dim", "mean", "kurtosis", "argmin_share"}
-
-
-@pytest.mark.parametrize(("family", "head", "kind"), FAMILY[:3])
-def test_ablate(family: str, head: str, kind: str, model_folder: Any, text: str, run: Any, tmp_path: Path) -> None:
-    model = model_folder(family, head, kind)
-    common = ("--data", text, "--random", "4", "--matched", "2")
-    code, stdout, err = run("ablate", model, "--dims", "3,5", *common)
-    assert code == 0, err
-    assert "chosen     3, 5" in stdout
-    assert "random" in stdout
-    assert "matched" in stdout
-    assert "rank p" in stdout
-    code, stdout, _ = run("ablate", model, "--dims", "0-1:3;2:3,5", "--json", *common)
-    document = json.loads(stdout)
-    assert document["conditions"]["plan"][1] == {"0": [3], "1": [3], "2": [3, 5]}
-    code, stdout, err = run("ablate", model, "--dims", "3", "--modes", "zero", "--save", str(tmp_path / "x"), *common)
-    assert code == 1
-    assert "--save writes the weights of one mode: --modes weights or norms or writes; zero is not one of them" in err
-    code, stdout, err = run("ablate", model, "--dims", "99", *common)
-    assert (code, err.strip()) == (1, "error: dimension 99 does not exist; stream 'model': dimensions 0 to 15")
 
 
 @pytest.mark.usefixtures("no_picture_files")
@@ -172,22 +136,6 @@ def test_a_token_never_enters_a_result(model_folder: Any, text: str, run: Any, t
     assert "outlierlens scan" in json.loads(stdout)["provenance"]["command"]
 
 
-def test_what_cannot_be_written_is_said_before_any_work(model_folder: Any, text: str, run: Any, tmp_path: Path) -> None:
-    model = model_folder("bert", "MaskedLM", "masked")
-    (tmp_path / "file").write_text("x")
-    code, _, err = run("scan", model, "-o", str(tmp_path / "file" / "x.json"))
-    assert code == 1
-    assert "cannot be written" in err
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "x").write_text("x")
-    code, out, err = run("ablate", model, "--dims", "3", "--data", text, "--save", str(tmp_path / "full"))
-    assert (code, out) == (1, "")
-    assert "is not empty" in err
-    code, _, err = run("ablate", model, "--dims", "3", "--data", text, "--avoid", "0-1:3")
-    assert code == 2
-    assert "names layers; write dimensions alone" in err
-
-
 @pytest.mark.usefixtures("no_picture_files")
 def test_ctrl_c_keeps_the_rows_and_prints_the_command_that_goes_on(
     model_folder: Any, text: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -238,19 +186,6 @@ def test_options_that_could_do_nothing_are_refused(
     code, out, err = run("ablate", model, "--dims", "3", "--random", "2", *data, *arguments)
     assert (code, out) == (2 if arguments[0] == "--modes" else 1, "")
     assert message in err
-
-
-def test_maps_single_texts_and_empty_comparisons_are_shown_as_they_are(model_folder: Any, text: str, run: Any) -> None:
-    model = model_folder("bert", "MaskedLM", "masked")
-    few = ("--data", text, "--random", "1", "--matched", "1")
-    _, out, _ = run("ablate", model, "--dims", "0-1:3;2:3,5", *few)
-    assert "  0,1: 3; 2: 3, 5  " in out
-    code, out, err = run("ablate", model, "--dims", "3", "--limit", "1", *few)
-    assert code == 0, err
-    assert "nan" not in out
-    assert "the interval does not cover it" in out
-    _, out, _ = run("compare", model, model)
-    assert "no outlier in either model" in out
 
 
 def test_ctrl_c_says_where_nothing_is_kept(capsys: pytest.CaptureFixture[str]) -> None:

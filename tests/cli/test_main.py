@@ -74,10 +74,7 @@ def test_an_interrupt_while_the_program_starts_is_one_line(module: str, tmp_path
     [
         (MemoryError(), "there is not enough memory; take fewer"),
         (RecursionError("maximum"), "something that was read is nested too deeply"),
-        (
-            PermissionError(13, "Permission denied", "a\nb"),
-            "a b: Permission denied; change its permissions",
-        ),
+        (PermissionError(13, "Permission denied", "a\nb"), "a b: Permission denied; change its permissions"),
         (OSError(30, "Read-only file system", "x"), "x: Read-only file system; name another place"),
         (OSError("of a library\nin two lines"), "of a library in two lines"),
     ],

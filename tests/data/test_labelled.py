@@ -352,10 +352,7 @@ def test_labels_of_words(tmp_path: Path) -> None:
             [{"words": ["a", "b"], "tags": [1, -100]}],
             "labels go from -100, which marks a piece without a label .give one to",
         ),
-        (
-            [{"words": ["a"], "tags": ["X"]}, {"words": ["a", "b"], "tags": ["X", None]}],
-            "row 2: the label is missing",
-        ),
+        ([{"words": ["a"], "tags": ["X"]}, {"words": ["a", "b"], "tags": ["X", None]}], "row 2: the label is missing"),
     ],
 )
 def test_bad_labels_of_words(rows: list[dict[str, Any]], message: str, tmp_path: Path) -> None:

@@ -86,13 +86,6 @@ def assert_merges_exactly(first: dict[int, int], second: dict[int, int]) -> None
         assert float(found) == pytest.approx(float(wanted), rel=0, abs=1e-12 * float(size)), k
 
 
-@pytest.mark.parametrize(
-    ("first", "second"), [(10**6, 10**5), (10**5, 10**6), (10**9, 32), (10**9, 10**9), (10**12, 1), (10**12, 10**12)]
-)
-def test_moments_of_many_rows_merge_like_fractions(first: int, second: int) -> None:
-    assert_merges_exactly({-3: first // 4, 5: first - first // 4}, {-2: second // 3, 22_500: second - second // 3})
-
-
 @settings(max_examples=200)
 @given(
     *(st.dictionaries(st.integers(-30_000, 30_000), st.integers(1, 10**12), min_size=1, max_size=4) for _ in range(2))

@@ -5,7 +5,6 @@ import contextlib
 import copy
 import http.client
 import itertools
-import json
 import re
 import shlex
 import socket
@@ -13,7 +12,6 @@ import subprocess
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from html import unescape
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +26,7 @@ from outlierlens.ablation.fill import Blank, Filled
 from outlierlens.errors import BadInput
 from outlierlens.explore import page as pages
 from outlierlens.explore.look import Explored, Explorer, Off, open_explorer
-from outlierlens.explore.state import VIEWS, State, parse_dims
+from outlierlens.explore.state import State
 from outlierlens.models.load import LoadOptions, fingerprint
 from outlierlens.results.document import from_json
 
@@ -72,12 +70,6 @@ def test_a_link_restores_the_state(state: State) -> None:
     assert re.fullmatch(r"[\w.~*&=%+-]*", state.query(), re.ASCII)
 
 
-def test_a_new_page_has_no_query_and_other_names_are_passed_over() -> None:
-    assert State().query() == ""
-    assert State.from_query("__theme=dark&utm=1") == State()
-    assert State(text="a b", dims=(3, 1), last=2).query() == "text=a+b&dims=3%2C1&last=2"
-
-
 @pytest.mark.parametrize(
     ("query", "message"),
     [
@@ -94,11 +86,6 @@ def test_a_new_page_has_no_query_and_other_names_are_passed_over() -> None:
 def test_a_link_that_cannot_be_read_says_what(query: str, message: str) -> None:
     with pytest.raises(BadInput, match=re.escape(message)):
         State.from_query(query)
-
-
-def test_dimensions_are_read_once_each_in_their_order() -> None:
-    assert parse_dims(" 5, 3;5,, ") == (5, 3)
-    assert parse_dims("") == ()
 
 
 def drawn(name: str, found: Explored) -> str:
@@ -299,11 +286,6 @@ def test_what_cannot_be_shown_is_said(planted: Explorer, change: dict[str, Any],
     assert fingerprint(planted.loaded.model) == planted.fingerprint
 
 
-def test_an_unknown_view_names_the_views(planted: Explorer) -> None:
-    with pytest.raises(BadInput, match=re.escape(f"unknown view 'taste'; views are {', '.join(VIEWS)}")):
-        planted.look(SHORT, ("taste",))
-
-
 @pytest.mark.parametrize(
     "text", ["A 🦜 said \U0001f468‍\U0001f469‍\U0001f467 héllo 世界 to us all.", "half \ud83d a pair of it", "{{x}} ${1}"]
 )
@@ -432,13 +414,6 @@ def test_blanks_are_buttons_with_their_number_and_sign(planted: Explorer) -> Non
     assert 'aria-label="blank 1: x, another word; the text says z"' in piece
 
 
-def test_the_charts_of_a_piece_are_beside_it(planted: Explorer) -> None:
-    piece = drawn("tables", planted.look(SHORT))
-    specs = json.loads(unescape(re.findall(r'data-specifications="([^"]*)"', piece)[0]))
-    assert list(specs) == re.findall(r'data-chart="([^"]*)"', piece) == ["one-text"]
-    assert len(specs["one-text"]["vconcat"]) == 3
-
-
 # The command.
 
 
@@ -456,21 +431,6 @@ def test_the_command_refuses(run: Any, words: list[str], message: str) -> None:
     assert (code, out) == (1 if "does not exist" in message or "belong" in message else 2, "")
     assert err.startswith("error: ")
     assert message in err
-
-
-def test_the_command_prints_views_for_people(run: Any) -> None:
-    code, out, err = run("explore", "mini-planted", "--text", SHORT.text, "--show", "all", "--dtype", "float32")
-    assert (code, err) == (0, "")
-    assert "chosen: 8, 24, 40, 56, 72, 88 and 2 more off in layers 0–3." in out
-    assert re.search(r"chosen\s+\d\.\d{3}", out)
-    for said in (
-        "Loss of this text",
-        "Guesses for one blank",
-        "Largest |x|",
-        "Attention on the first token",
-        "Anisotropy",
-    ):
-        assert said in out
 
 
 def test_a_taken_port_is_said() -> None:

@@ -30,10 +30,7 @@ TEXT = (
 )
 WORDS = " ".join(f"w{number}" for number in range(1, 25))  # two blanks of a decoder that knows words alone
 
-pytestmark = [
-    pytest.mark.browser,
-    needs_chromium,
-]
+pytestmark = [pytest.mark.browser, needs_chromium]
 
 
 class Server:
@@ -218,21 +215,6 @@ def test_all_off_breaks_the_text_and_as_many_random_ones_do_not(servers: dict[st
     assert one.number() == round(losses["intact"], 2)
 
 
-def test_the_slider_turns_the_whole_set_down(servers: dict[str, str], visit: Any) -> None:
-    one = visit(servers["planted"])
-    slider = one.page.locator("#ol-left input[type=range]")
-    off, intact = one.number(), one.losses()["intact"]
-    one.changed(lambda: slider.press("ArrowRight"))
-    assert one.query()["left"] == "0.05"
-    assert "× 0.05 in layers 0–3" in one.page.locator("#ol-said").inner_text()
-    one.changed(lambda: slider.press("End"))
-    assert (one.query()["left"], list(one.losses())) == ("1.0", ["intact"])
-    assert one.number() == round(intact, 2) < off
-    one.changed(lambda: slider.press("Home"))
-    assert "left" not in one.query()
-    assert one.number() == off
-
-
 def test_an_example_is_one_press_and_ctrl_enter_shows_what_is_typed(servers: dict[str, str], visit: Any) -> None:
     from outlierlens.explore.page import EXAMPLES
 
@@ -415,16 +397,6 @@ def test_what_cannot_be_is_said_politely(servers: dict[str, str], visit: Any) ->
     bad.page.goto(servers["planted"] + "?" + urlencode({"dims": "1,x", "text": TEXT}))
     bad.page.wait_for_selector("#ol-said [role=alert]")
     assert "Cannot read dimensions '1,x'" in bad.page.locator("#ol-said").inner_text()
-
-
-def test_a_model_without_outliers_says_so_and_holds(servers: dict[str, str], visit: Any) -> None:
-    one = visit(servers["plain"], State(text=TEXT, dims=(0, 1, 2)))
-    assert one.page.locator("h1").first.inner_text() == "mini-bert"
-    assert "has no outlier dimension in its weights" in one.page.locator("#ol-verdict").inner_text()
-    assert "Listed are the 3 strongest." in one.page.locator("#ol-verdict").inner_text()
-    assert one.page.locator("#ol-listed input").count() == 3
-    losses = one.losses()
-    assert abs(losses["chosen"] - losses["intact"]) < 0.3
 
 
 def test_a_decoder_goes_on_and_what_is_copied_is_what_is_shown(servers: dict[str, str], visit: Any) -> None:

@@ -2,13 +2,12 @@
 
 `git diff tests/gold` then says what changed: on one machine, to six digits; the test allows what processors differ by.
 
-cli        what every command takes, as a table
 refusals   what each number of a command is refused for
 runs       the result of every command on the smallest model
 views      how every kind of result is shown on a terminal, in a notebook, as a table, in a section of the report
 charts     every chart: words, numbers, specification
 pages      a report of everything, two models side by side, a model card
-names      the names that the documentation lists
+names      what the functions and classes of `outlierlens` take; docs/cli has what the commands take
 """
 
 import os
@@ -23,7 +22,7 @@ if __name__ == "__main__":
 from gold import commands, files, names, refusals, runs, views
 
 HERE = Path(__file__).parent
-PARTS = ("cli", "refusals", "runs", "views", "charts", "pages", "names")
+PARTS = ("refusals", "runs", "views", "charts", "pages", "names")
 RAN = {"runs", "refusals"}
 
 
@@ -34,8 +33,6 @@ def path_of(part: str, name: str) -> Path:
 
 def made(part: str, folder: Path) -> dict[str, Any]:
     """{name: what its gold file holds} of one part but runs and refusals, made now in an empty folder."""
-    if part == "cli":
-        return commands.table()
     if part == "names":
         return names.public()
     show = {"views": views.views, "charts": views.drawn, "pages": views.pages}[part]
@@ -47,10 +44,9 @@ def ran(folder: Path, wanted: set[str]) -> dict[str, dict[str, Any]]:
     import every_command
 
     every_command.fill(folder)
-    table = commands.table()
-    said = every_command.run_all(json_where={name for name, one in table.items() if "--json" in one["options"]})
+    said = every_command.run_all(json_where={name for name in every_command.RUNS if "--json" in commands.spelt(name)})
     found = {"runs": runs.results(said, folder)}
-    return found | ({"refusals": refusals.refusals(table)} if "refusals" in wanted else {})
+    return found | ({"refusals": refusals.refusals()} if "refusals" in wanted else {})
 
 
 def main(wanted: list[str]) -> None:

@@ -1,37 +1,52 @@
-"""Every name of `outlierlens` itself, with its signature, first line and public methods.
+"""Every function and class of `outlierlens` itself, with its signature and that of its public methods.
 
-The pages of docs/ list the others; `docs/generate.py --check` holds those to the code.
+The pages of docs/ list the names and say what each does; `docs/generate.py --check` holds those to the code.
 """
 
+import dataclasses
 import inspect
 import re
 import typing
 from typing import Any
 
+from outlierlens.given import OPTIONS
+
 
 def public() -> dict[str, Any]:
-    """{"__all__": the names, "api": {dotted name: what it is}}."""
+    """{"api": {name: what it takes, and what its methods take}}, with the classes whose fields are settings."""
     import outlierlens
 
-    own = sorted(name for name in outlierlens.__all__ if name != "__version__")
-    told = {f"outlierlens.{name}": _told(getattr(outlierlens, name)) for name in own}
-    return {"__all__": sorted(outlierlens.__all__), "api": told}
+    names = sorted(name for name in outlierlens.__all__ if callable(getattr(outlierlens, name)))
+    found = {name: inspect.unwrap(getattr(outlierlens, name)) for name in names}
+    left = list(found.values())
+    while left:
+        for kind in _settings(left.pop()):
+            if kind.__name__ not in found:
+                found[kind.__name__] = kind
+                left.append(kind)
+    return {"api": {name: _told(one) for name, one in sorted(found.items())}}
 
 
-def _told(one: Any) -> dict[str, Any]:
-    told: dict[str, Any] = {"is": "class" if inspect.isclass(one) else "function" if callable(one) else "value"}
-    if callable(one):
-        told["takes"] = _signature(one)
-    told["says"] = (inspect.getdoc(one) or "").partition("\n")[0]
-    if inspect.isclass(one) and not issubclass(one, Exception):
-        told["has"] = {
-            name: _signature(part) if callable(part) else "property" if isinstance(part, property) else "value"
-            for name in dir(one)
-            if not name.startswith("_") and name in _own(one)
-            for part in [inspect.getattr_static(one, name)]
-            if callable(part) or isinstance(part, property | classmethod | staticmethod)
-        }
-    return told
+def _settings(one: Any) -> list[type]:
+    """The dataclasses that a function takes as options, or that an options class has for fields."""
+    if inspect.isclass(one) and issubclass(one, Exception):
+        return []
+    inside = dataclasses.is_dataclass(one)
+    taken = [two for two in inspect.signature(one).parameters.values() if inside or two.name in OPTIONS]
+    kinds = [kind for two in taken for kind in (two.annotation, *typing.get_args(two.annotation))]
+    return [kind for kind in kinds if inspect.isclass(kind) and dataclasses.is_dataclass(kind)]
+
+
+def _told(one: Any) -> Any:
+    if not inspect.isclass(one):
+        return _signature(one)
+    if issubclass(one, Exception):
+        return {}
+    parts = {name: inspect.getattr_static(one, name) for name in dir(one) if name[0] != "_" and name in _own(one)}
+    methods = {f".{name}": _signature(part)[1:] for name, part in parts.items() if callable(part)}
+    other = [name for name, part in parts.items() if isinstance(part, property | classmethod | staticmethod)]
+    told = {"takes": [line for line in _signature(one) if line != "-> None"], "properties": other, **methods}
+    return {name: lines for name, lines in told.items() if lines or name in methods}
 
 
 def _own(one: type) -> set[str]:

@@ -1,8 +1,8 @@
-"""What every number that a command takes is refused for: values below, at and above each limit.
+"""What every number that a command takes is refused for beyond its limits: values below, at and above each are tried.
 
 Every value is given to the command of `every_command.RUNS`, in the folder where they ran; it is taken when the command comes
 as far as running its model, or to its end. A value that a parser, a table of options or the command itself refuses is told
-with the line that says so.
+with the line that says so. What the limits of an option say themselves (see docs/cli) is left out: only what differs is kept.
 """
 
 import math
@@ -11,8 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from annotated_types import BaseMetadata
+
 import every_command
+from gold import commands
 from gold.files import brief
+from outlierlens.options import bounds_text
 
 TAKEN = "taken"
 
@@ -21,27 +25,29 @@ class Stopped(BaseException):
     """The model would run now."""
 
 
-def probes(option: dict[str, Any]) -> list[float | int]:
+def probes(kind: type, ends: list[float]) -> list[float | int]:
     """Values for an option: around its limits; where it has none, around zero and one."""
-    step = 1 if option["type"] == "int" else 0.5
-    ends = [option[end] for end in ("least", "most") if end in option]
+    step = 1 if kind is int else 0.5
     around = sorted({end + sign * step for end in ends for sign in (-1, 0, 1)})
-    if option["type"] == "int":
-        return around or [-1, 0, 1]
-    return [*(around or [-1.0, 0.0, 0.5, 1.0, 2.0]), math.nan, math.inf]
+    return around or [-1, 0, 1] if kind is int else [*(around or [-1.0, 0.0, 0.5, 1.0, 2.0]), math.nan, math.inf]
 
 
-def refusals(commands: dict[str, Any]) -> dict[str, Any]:
-    """{command: {option: {value: "taken" or the line that refuses it}}} of the commands of a table that ran already."""
+def refusals() -> dict[str, Any]:
+    """{command: {option: {value: "taken" or the line that refuses it}}} of the commands that ran already."""
     found: dict[str, Any] = {}
-    for name, told in commands.items():
-        if name not in every_command.RUNS:
-            continue
-        numbers = {flag: one for flag, one in told["options"].items() if one["type"] in ("int", "float")}
-        given = {flag: {str(v): outcome(name, flag, v) for v in probes(one)} for flag, one in numbers.items()}
-        if given:
-            found[name] = given
+    for name in every_command.RUNS:
+        for flag, (kind, bounds) in commands.numbers(name).items():
+            for value in probes(kind, commands.ends(bounds)):
+                came = outcome(name, flag, value)
+                if came != declared(flag, value, bounds):
+                    found.setdefault(name, {}).setdefault(flag, {})[str(value)] = came
     return found
+
+
+def declared(flag: str, value: float, bounds: tuple[BaseMetadata, ...]) -> str:
+    """What comes of a value by the limits of its option alone."""
+    within = commands.within(value, bounds)
+    return TAKEN if within else f"2: error: {flag} is {value}; it must be {bounds_text(bounds)}"
 
 
 def outcome(name: str, flag: str, value: float) -> str:
@@ -63,7 +69,7 @@ def line(said: every_command.Said) -> str:
     return f"{said.code}: {''.join(last)}"
 
 
-WRITES = ("-o", "--output", "--chart", "--save", "--card", "--rows")
+WRITES = ("-o", "--output", "--chart", "--save", "--card", "--rows", "--to")
 
 
 def without(words: tuple[str, ...], flag: str) -> Iterator[str]:

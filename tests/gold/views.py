@@ -4,6 +4,7 @@ Results are those of `every_result`, made by hand: nothing here depends on a pro
 `_drawn` alone knows which function draws what of a kind.
 """
 
+import functools
 import inspect
 import io
 import itertools
@@ -22,7 +23,7 @@ import every_result
 import runs
 import synthetic_report
 import synthetic_tasks
-from gold.files import brief, text_of
+from gold.files import brief, once, text_of
 from outlierlens import __version__, charts
 from outlierlens.analyses.track import track
 from outlierlens.cli.experiment import print_sections
@@ -108,28 +109,43 @@ def page(made: dict[str, Any], folder: Path) -> Any:
 
 
 def pages(made: dict[str, Any], folder: Path) -> dict[str, list[str]]:
-    """{"report", "both": a page's text by line, "card": its Markdown}."""
+    """{"report", "both", "card"}: a page's text by line, without what it or the page before says already."""
     from outlierlens.report import Both, render
     from outlierlens.report.card import card
     from outlierlens.report.page import render_both
 
-    data = page(made, folder)
-    shown = {
-        "report": text_lines(render(data)),
-        "both": text_lines(render_both(Both(_two(made)))),
-        "card": card(data).splitlines(),
-    }
-    return {name: _short_tables(lines) for name, lines in _lasting(shown, folder).items()}
+    shown = _lasting(
+        {
+            "report": text_lines(render(page(made, folder))),
+            "both": text_lines(render_both(Both(_two(made)))),
+            "card": card(made["ReportData"]).splitlines(),
+        },
+        folder,
+    )
+    said: set[str] = set()
+    return {name: list(_said_once(_short_tables(lines), said)) for name, lines in shown.items()}
 
 
 def _short_tables(lines: list[str]) -> list[str]:
-    """Of each table its head and two rows at either end; all rows stand in the gold files of runs and views."""
+    """Of each table its head and a row at either end; all rows stand in the gold files of runs and views."""
     short: list[str] = []
     for is_row, several in itertools.groupby(lines, key=lambda line: "|" in line):
         block = list(several)
-        cut = is_row and len(block) > 6
-        short += [*block[:4], f"… {len(block) - 6} rows", *block[-2:]] if cut else block
+        short += [*block[:2], f"… {len(block) - 3} rows", block[-1]] if is_row and len(block) > 4 else block
     return short
+
+
+def _said_once(lines: list[str], said: set[str]) -> Iterator[str]:
+    """Headings, and lines that `said` does not hold; those around a section, a picture or a table are one but for titles."""
+    titles = sorted({line.lstrip("# ") for line in lines if line.startswith("#")}, key=len, reverse=True)
+    for line in lines:
+        form = line
+        if line.startswith(("[", "This picture", "The numbers")):
+            form = functools.reduce(lambda text, title: text.replace(title, "…"), titles, line)
+            form = re.sub(r"charts/\S+|[\d,]+", "…", form)
+        if line.startswith("#") or form not in said:
+            yield line
+        said.add(form)
 
 
 def _two(made: dict[str, Any]) -> tuple[Any, Any]:
@@ -160,47 +176,43 @@ def drawn(made: dict[str, Any], folder: Path) -> dict[str, Any]:
                 found[key] = one
     house = {"config": CONFIG, "light": LIGHT, "dark": DARK, "shapes": SHAPES}
     told = {key: _lasting(_told(one), folder) for key, one in found.items()}
-    return {"the house": _lasting(house, folder), **_one_of_each_form(told)}
+    kept = _one_of_each_form(found, told)
+    return {"the house": _lasting(house, folder)} | {key: told[key] for key in kept}
 
 
+FEW = 6  # values of a chart that stand one by one; its form is what is held
 WORDS = frozenset((
     "data", "datum", "values", "domain", "range", "title", "text", "axis", "legend", "tooltip", "format", "labelExpr", "name",
     "description", "width", "height", "padding", "sort", "scale", "field", "test", "condition",
 ))  # fmt: skip
 
 
-def _one_of_each_form(told: dict[str, Any]) -> dict[str, Any]:
+def _one_of_each_form(charts: dict[str, Chart], told: dict[str, Any]) -> list[str]:
     """The shortest charts that together have every form of a panel: marks, channels and layers, whatever they show."""
     seen: set[str] = set()
-    kept = {}
-    for key in sorted(told, key=lambda key: (len(text_of(told[key])), key)):
-        new = set(_panels(told[key]["spec"])) - seen
+    kept = []
+    for key in sorted(charts, key=lambda key: (len(text_of(told[key])), key)):
+        new = set(_panels(charts[key].spec)) - seen
         seen |= new
         if new:
-            kept[key] = told[key]
+            kept.append(key)
     return kept
 
 
-def _panels(spec: Any) -> Iterator[str]:
+def _panels(spec: dict[str, Any]) -> Iterator[str]:
     inside = next((spec[key] for key in ("vconcat", "hconcat", "concat", "spec") if key in spec), None)
     if inside is None:
         yield json.dumps(
             {key: _form(one) for key, one in spec.items() if key in ("layer", "mark", "encoding", "facet")}
         )
-        return
-    several = (
-        [*inside.get("first", []), *inside.get("last", [])]
-        if isinstance(inside, dict) and "first" in inside
-        else inside
-    )
-    for one in several if isinstance(several, list) else [several]:
+    for one in inside if isinstance(inside, list) else [inside] if inside else []:
         yield from _panels(one)
 
 
 def _form(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _form(one) for key, one in sorted(value.items()) if key not in WORDS}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return sorted({json.dumps(_form(one)) for one in value})
     return value if isinstance(value, str | bool) else "·"
 
@@ -213,7 +225,7 @@ def _calls(name: str, function: Any, made: dict[str, Any]) -> Iterator[tuple[Any
         "weight_maps": [(synthetic_report.stack_scan(n_layers=6, hidden_size=520, bias=True),)],
     }
     parts: dict[str, list[tuple[Any, ...]]] = {
-        "StackObservation": [(one, dims) for one in synthetic_report.observation(n_layers=8, hidden_size=520).stacks],
+        "StackObservation": [(one, dims) for one in synthetic_report.observation(n_layers=3, hidden_size=520).stacks],
         "Passage": [(made["Observation"].passages[0], dims)],
     }
     named = getattr(kind, "__name__", str(kind))
@@ -221,12 +233,14 @@ def _calls(name: str, function: Any, made: dict[str, Any]) -> Iterator[tuple[Any
 
 
 def _told(chart: Chart) -> dict[str, Any]:
-    spec = brief(chart.spec)
-    if chart.spec.get("config") == CONFIG:
+    spec = dict(chart.spec)
+    if spec.get("config") == CONFIG:
         spec["config"] = "the house's"
-    rows = [[_value(cell) for cell in row] for row in chart.rows]
+    if spec.get("description") == chart.reading:
+        spec["description"] = "the reading"
+    rows = [dict(zip(chart.columns, map(_value, row), strict=True)) for row in chart.rows]
     told = {"name": chart.name, "title": chart.title, "reading": chart.reading, "columns": list(chart.columns)}
-    return told | {"rows": brief(rows), "total": chart.total, "spec": spec}
+    return told | {"rows": brief(rows, long=FEW), "total": chart.total, "spec": once(brief(spec, long=FEW))}
 
 
 class _Text(HTMLParser):

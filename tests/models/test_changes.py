@@ -264,10 +264,7 @@ def test_weights_that_are_computed_from_others_are_refused_where_they_would_be_s
     for model in (pruned, normed):
         with zeroed_weights(model, [5]) as n_values:  # norms: plain parameters
             assert n_values == 6
-        with (
-            pytest.raises(BadInput, match="computed from others at every pass"),
-            removed_writes(model, [5]),
-        ):
+        with pytest.raises(BadInput, match="computed from others at every pass"), removed_writes(model, [5]):
             pass
     llama = build(FAMILIES["llama"])
     for block in llama.layers:

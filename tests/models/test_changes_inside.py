@@ -171,10 +171,7 @@ def test_no_linear_stays_rounded_where_one_was_replaced() -> None:
     model = build(FAMILIES["bert"], "MaskedLM")
     before = {name: value.clone() for name, value in model.state_dict().items()}
     loaded = from_objects(model)
-    with (
-        pytest.raises(BadInput, match="cannot come back"),
-        rounded(loaded, parse("int8-channel/none")),
-    ):
+    with pytest.raises(BadInput, match="cannot come back"), rounded(loaded, parse("int8-channel/none")):
         model.bert.encoder.layer[1].output.dense = nn.Identity()
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name

@@ -162,13 +162,6 @@ def test_what_is_made_is_said_made_once_and_made_again_when_the_file_changes(tmp
     assert list((cache / "models").glob("model-*")) == [made]
 
 
-def test_a_conversion_is_said_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    gguf(tmp_path / "model.gguf")
-    load_model(str(tmp_path / "model.gguf"))
-    out, err = capsys.readouterr()
-    assert (out, err.count("model.gguf: converting once to ")) == ("", 1)
-
-
 def test_the_tokenizer_alone_copies_no_weights(tmp_path: Path, cache: Path) -> None:
     gguf(tmp_path / "model.gguf")
     assert load_tokenizer(str(tmp_path / "model.gguf"), QUIET)(TEXTS[0])["input_ids"] == BPE.encode(TEXTS[0]).ids
@@ -318,35 +311,3 @@ def test_scan_and_observe_find_the_outlier_that_was_planted_in_a_file(planted: s
     seen = observe(loaded, read_texts(str(Path(planted).parent / "texts.txt"))).stacks[0]
     assert {one.rule for one in seen.outliers} >= {"luo", "llm.int8"}
     assert {one.dim for one in seen.outliers} == {PLANTED}
-
-
-FEW = ("--data", "texts.txt", "--limit", "4", "--max-length", "16")
-COMMANDS: dict[str, tuple[str, ...]] = {
-    "observe": FEW,
-    "ablate": (*FEW, "--dims", "11", "--random", "1", "--matched", "1"),
-    "sweep": (*FEW, "--dims", "11", "--random", "2", "--matched", "0", "--windows", "single", "--gradients", "0"),
-    "report": (*FEW, "--random", "1", "--matched", "1", "-o", "page"),
-    "quantize": (*FEW, "--dims", "11", "--schemes", "int8-tensor/none", "--calibrate=0", "--smooth=none", "--random=1"),
-    "attention": (*FEW, "--dims", "11", "--random", "1", "--bootstrap", "20"),
-    "probe": (*FEW[:2], "--limit", "8", "--max-length", "16", "--no-retrain", "--clip", "11"),
-    "lab attack": (*FEW, "--dims", "11", "--budget", "1", "--kinds", "zero", "--tries", "2", "--sets", "1", "--random", "1",
-               "--search-texts", "2"),
-    "geometry": (*FEW[:2], "--limit", "8", "--pairs", "8", "--words", "0", "--tokens", "40", "--bootstrap", "20", "--fixes",
-                 "raw", "--dims", "11"),
-    "embed": ("--fix", "centre", "--export", "embedder", "--max-length", "16"),
-    "origin": (),
-    "frequency": ("--counts", "texts.txt", "--write-counts", "counts.parquet", *FEW[:2], "--bootstrap", "50"),
-    "explore": ("--text", "A film worth seeing.", "--show", "loss"),
-}  # fmt: skip
-
-
-@pytest.mark.usefixtures("no_picture_files")
-@pytest.mark.parametrize("command", COMMANDS)
-def test_commands_run_a_file(
-    command: str, planted: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    quietly = () if command in ("origin", "explore") else ("--no-progress",)
-    code, out, err = run(*command.split(), planted, *COMMANDS[command], *quietly)
-    assert code == 0, err
-    assert out + err

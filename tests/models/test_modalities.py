@@ -1,6 +1,5 @@
 """`scan`, `observe`, `ablate` and `sweep` on pictures and recordings, against plain loops of transformers."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from outlierlens.analyses.sweep.measure import sweep
 from outlierlens.analyses.sweep.options import SweepOptions
 from outlierlens.data.media import LabelledItems, read_items
 from outlierlens.data.media.read import ItemOptions
-from outlierlens.data.tables import OF_ITEMS
 from outlierlens.detection.activations import ObserveOptions
 from outlierlens.detection.rules import Rule
 from outlierlens.detection.weights import ScanOptions
@@ -444,25 +442,6 @@ def test_puccetti_s_rule_finds_what_stands_out_in_the_norms_that_vit_reads_by(
     assert (before.dims, after.dims) == ((), (7,))
     (outlier,) = after.outliers
     assert outlier.layers_scale == outlier.layers_bias == tuple(range(made.LAYERS))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_commands_take_them(kind: str, folder: Path, tmp_path: Path, run: Any) -> None:
-    model, where = str(folder / kind), str(folder / f"data-{kind}")
-    task, quick = f"{kind}-classification", ("--device", "cpu", "--dtype", "float32", "--no-progress")
-    plural = "images" if kind == "image" else "recordings"
-    code, out, _ = run("observe", model, "--data", where, "--limit", "8", "--batch-size", "8", *quick)
-    assert code == 0
-    assert f": 8 {plural} of " in out
-    code, out, _ = run(
-        "ablate", model, "--dims", "11", "--task", task, "--data", where, "--random", "2", "--matched", "0", *quick
-    )
-    assert code == 0
-    assert f"{task} accuracy (1 − accuracy) on {N} {plural}" in out
-    assert re.search(r"^intact +0\.9 ", out, re.MULTILINE)
-    code, _, err = run("observe", model, "--data", "excerpt", *quick)
-    assert code == 1
-    assert f"reads {plural}, not text; {OF_ITEMS} take them" in err
 
 
 def test_a_sweep_goes_on(folder: Path, tmp_path: Path, run: Any, models: Any, monkeypatch: pytest.MonkeyPatch) -> None:

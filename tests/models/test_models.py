@@ -19,7 +19,7 @@ from conftest import Words
 from outlierlens.errors import BadFile, BadInput, MissingExtra, Offline, UnknownModel
 from outlierlens.models import load as models
 from outlierlens.models.devices import whole_float32
-from outlierlens.models.load import LoadOptions, fingerprint, from_objects, load_model, max_positions
+from outlierlens.models.load import LoadOptions, fingerprint, load_model, max_positions
 
 Change = Callable[[Path], object]
 TINY = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
@@ -191,12 +191,6 @@ def test_causal_means_that_later_tokens_change_nothing_before(name: str, config:
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
     unchanged = torch.allclose(logits[0, :-1], logits[1, :-1], atol=1e-6)
     assert unchanged == (head == "causal")
-
-
-def test_other_heads() -> None:
-    assert from_objects(build(FAMILIES["bert"], "MaskedLM")).head == "masked"
-    assert from_objects(build(FAMILIES["bert"], "SequenceClassification")).head == "other"
-    assert from_objects(build(FAMILIES["bert"])).head == "none"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

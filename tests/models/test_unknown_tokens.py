@@ -47,14 +47,6 @@ def test_many_unknown_tokens_are_said_once_and_in_every_result(family: str, head
     assert [one for one in told if " times: about " not in one] == [f"{family}: {note}"]
 
 
-def test_few_unknown_tokens_are_not_said(words: Any) -> None:
-    told: list[str] = []
-    loaded = model_of("bert", "MaskedLM", words, "masked", told)
-    found = observe(loaded, Texts("nearly", (*KNOWN, "Satz")), ObserveOptions(max_length=32))
-    assert found.notes == ()  # one of 49
-    assert (told, loaded.notes) == ([], ())
-
-
 @pytest.mark.parametrize(("family", "head", "kind"), [("bert", "MaskedLM", "masked"), ("gpt2", "CausalLM", "causal")])
 def test_no_figure_where_every_token_is_unknown(family: str, head: str, kind: str, words: Any) -> None:
     texts = Texts("strange", STRANGE)
@@ -112,21 +104,6 @@ def test_counting_takes_unknown_tokens_by_the_text(words: Any) -> None:
     assert token_ids(loaded, "w1 Satz") == [6, UNKNOWN]
     check_known(loaded, [[6, 7]])
     assert (loaded.known.n, loaded.known.unknown) == (4, 1)
-
-
-def test_the_command_line_says_it(run: Any, words: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    build(FAMILIES["bert"], "MaskedLM").save_pretrained(folder)
-    words().save_pretrained(folder)
-    (tmp_path / "strange.txt").write_text("\n".join(STRANGE))
-    (tmp_path / "mixed.txt").write_text("\n".join((*KNOWN, *STRANGE)))
-    code, out, err = run("observe", str(folder), "--data", str(tmp_path / "strange.txt"))
-    assert (code, out) == (1, "")
-    assert "the tokenizer knows none of the 12 tokens of these texts" in err
-    code, out, err = run("observe", str(folder), "--data", str(tmp_path / "mixed.txt"), "--json", "--no-progress")
-    assert code == 0
-    assert "20% of the tokens read are unknown" in err
-    assert json.loads(out)["notes"][0].startswith("20% of the tokens read are unknown")
 
 
 def test_a_vocabulary_alone_says_whether_capitals_count(run: Any, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,12 @@ def test_every_command_is_documented() -> None:
         text = (ROOT / "docs" / page).read_text("utf-8")
         assert text.startswith(f"# outlierlens {name}\n")
         assert all(f"$ outlierlens {one}\n" in text for one in row.examples)
+
+
+def test_generated_pages_are_fresh() -> None:
+    """Options, their help, defaults and spellings, and the public names stand in these pages alone."""
+    code = [sys.executable, ROOT / "docs" / "generate.py", "--check"]
+    assert subprocess.run(code, capture_output=True, text=True, check=False).stderr == ""
 
 
 def test_names_in_the_readme_s_python_exist() -> None:

@@ -1,9 +1,7 @@
 """The sample that comes with the package is a real masked language model, and every command takes it by name, offline."""
 
 import json
-import math
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from outlierlens.ablation.switches import zeroed_weights
-from outlierlens.analyses.scan import scan
-from outlierlens.analyses.sweep.measure import sweep
-from outlierlens.analyses.sweep.options import SweepOptions
-from outlierlens.analyses.track import track
 from outlierlens.checkpoints import open_checkpoint, samples
 from outlierlens.data.texts import Texts, batches, read_texts
-from outlierlens.detection.rules import Rule
 from outlierlens.models.folder import model_folder
 from outlierlens.models.load import LoadedModel, LoadOptions, load_model
-from outlierlens.results.document import load
 from outlierlens.tasks.base import TaskOptions, weighted_mean
 from outlierlens.tasks.choice import make_task
 from outlierlens.training.pretrain.recipe import read_recipe
@@ -208,86 +199,6 @@ def test_an_installation_without_it_says_so(tmp_path: Path, monkeypatch: pytest.
     assert samples.recorded_norms(NAME) is None
     with pytest.raises(Exception, match=r"sample 'mini-bert' is missing from .*; install outlierlens again"):
         samples.directory(NAME)
-
-
-def test_a_scan_agrees_with_the_last_recorded_step(loaded: LoadedModel) -> None:
-    (found,) = scan(NAME).stacks
-    followed = track([NAME])
-    last = read_watch(samples.directory(NAME) / "watch.jsonl").scale[-1].astype(np.float64)
-    z = (last - last.mean(axis=1, keepdims=True)) / last.std(axis=1, keepdims=True)
-    np.testing.assert_allclose(found.z_scale, z[:, list(found.map_dims)], rtol=1e-3)
-    assert {one.dim for one in followed.emergences if one.passes == "scale and bias"} == set(found.dims)
-    assert {one.dim for one in followed.emergences if one.passes in ("scale", "bias")} == set(found.one_sided(Rule()))
-    assert followed.provenance.model == NAME
-    assert followed.source == "watch rows"
-
-
-def test_track_prefers_a_folder_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / NAME).mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert samples.texts_for(NAME) == "excerpt"
-    with pytest.raises(Exception, match="mini-bert: holds no checkpoint"):
-        track([NAME])
-
-
-def test_every_dimension_off_is_the_ruin_of_it_and_none_is_not(loaded: LoadedModel, reviews: Texts) -> None:
-    task = make_task(loaded, reviews.texts[:6], TaskOptions(max_length=64, seed=0))
-    intact = weighted_mean(*task.per_text())
-    with zeroed_weights(loaded, list(range(128))):
-        nothing_left = weighted_mean(*task.per_text())
-    assert nothing_left > intact + 1
-    assert nothing_left == pytest.approx(math.log(8192), abs=4)
-    assert weighted_mean(*task.per_text()) == intact
-
-
-def test_a_sweep_ranks_its_dimensions(loaded: LoadedModel, reviews: Texts) -> None:
-    few = Texts("reviews", reviews.texts[:4])
-    options = SweepOptions(exact=True, with_found=False, gradients=0, task=TaskOptions(max_length=64, seed=0))
-    swept = sweep(loaded, few, options)
-    changes = np.array([one.change.value for one in swept.singles()])
-    assert len(changes) == 128
-    assert np.isfinite(changes).all()
-    assert np.abs(changes).max() < 3  # no single one of them carries the model
-
-
-@pytest.mark.usefixtures("no_picture_files")
-def test_the_report_is_made_offline_on_reviews(tmp_path: Path, run: Callable[..., tuple[int, str, str]]) -> None:
-    """Reviews are filled in, intact and with dimensions off, and the page shows how the norms came to be."""
-    few = ("--limit", "4", "--random", "3", "--matched", "0", "--no-progress", "--dtype", "float32", "--offline")
-    code, out, err = run("report", NAME, "-o", str(tmp_path / "r"), *few)
-    assert code == 0, err
-    assert out.strip().endswith("report.html")
-    data = load(tmp_path / "r" / "results.json")
-    assert (data.observation.about.data, data.observation.about.n_texts) == ("reviews", 4)
-    assert [track.provenance.model for track in data.tracks] == [NAME]
-    # Switched off is what is found, or else what stands out one-sidedly.
-    (found,), (seen,) = data.scan.stacks, data.observation.stacks
-    by_activation = tuple(dict.fromkeys(outlier.dim for outlier in seen.outliers))
-    expected = found.dims or by_activation[:2] or found.one_sided(data.scan.rule)
-    (damage,) = data.damages
-    assert set(damage.dims) == set(expected) != set()
-    assert any("in scale alone or in bias alone" in note for note in data.notes) == (
-        not found.dims and not by_activation
-    )
-    kinds = {reply.off: [blank.kind for blank in reply.fill.blanks] for reply in damage.replies if reply.fill}
-    assert set(kinds) >= {"intact", "chosen", "random"}
-    assert set(kinds["intact"]) == {"same"}
-    assert len(kinds["intact"]) >= 4
-    text = (tmp_path / "r" / "report.html").read_text("utf-8")
-    assert "mini-bert" in text
-    assert "http://" not in text.replace("http://www.w3.org", "")
-
-
-def test_the_list_of_samples_says_that_it_is_there(run: Callable[..., tuple[int, str, str]]) -> None:
-    code, out, _ = run("fetch", "--json")
-    listed = {row["name"]: row for row in json.loads(out)}
-    assert (code, listed[NAME]["packaged"], listed[NAME]["fetched"]) == (0, True, True)
-    assert not listed["minilm-l6"]["packaged"]
-    _, out, _ = run("fetch")
-    assert next(line for line in out.splitlines() if line.startswith(NAME)).split()[1] == "packaged"
-    code, out, err = run("fetch", NAME)
-    assert (code, out.split()) == (0, ["mini-bert:", str(samples.directory(NAME))])
-    assert "nothing to fetch" in err
 
 
 @pytest.mark.real

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import every_result
 import outlierlens as ol
 from explore_models import planted
 from outlierlens.errors import BadInput
-from outlierlens.experiments import BY_RESULT, EXPERIMENTS
+from outlierlens.experiments import EXPERIMENTS
 from outlierlens.given import accepting, given_model, given_texts
 from outlierlens.options import given_dims
 from outlierlens.view.charts.base import chart
@@ -129,16 +128,6 @@ def test_print_shows_what_the_command_shows(run: Any, tmp_path: Path) -> None:
     for line in filter(None, map(str.strip, shown.splitlines())):
         if str(file) not in line:
             assert line in str(ol.load(file)) or line.startswith(("note", "to ", "what "))
-
-
-def test_every_kind_of_result_prints(tmp_path: Path) -> None:
-    made = every_result.made_in(tmp_path)
-    assert set(made) >= set(BY_RESULT) - {"ReportData"} or len(made) > 30
-    for kind, found in made.items():
-        if kind in BY_RESULT:
-            text = str(found)
-            assert text.strip(), kind
-            assert not text.startswith(f"{kind}("), kind
 
 
 def test_a_chart_is_saved_as_its_ending_says(tmp_path: Path) -> None:

@@ -109,15 +109,7 @@ def test_the_command_that_an_interrupted_run_prints_is_the_one_that_ran(
 def test_a_printed_command_holds_paths_of_any_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [
-        "frequency",
-        "my model",
-        "--data",
-        "it's  a --overwrite.txt",
-        "--tokens",
-        "-o",
-        '$(x)"`.parquet',
-    ]
+    words = ["frequency", "my model", "--data", "it's  a --overwrite.txt", "--tokens", "-o", '$(x)"`.parquet']
     monkeypatch.setattr("sys.argv", ["outlierlens", *words])
     with pytest.raises(SystemExit), resumable(tmp_path):
         raise KeyboardInterrupt

@@ -1,6 +1,5 @@
 """Damage by layer beside correlations by layer: worked out by hand, against scipy, and as a picture."""
 
-import json
 import math
 from dataclasses import replace
 
@@ -12,7 +11,6 @@ from layer_story_results import LAYERS, NAMED, R, attention, frequency, singles
 from outlierlens.analyses.sweep.finding import Sweep
 from outlierlens.errors import BadInput
 from outlierlens.replicate.layers import layer_story
-from outlierlens.results.document import from_json, to_json
 from outlierlens.results.rows import Estimate
 
 
@@ -69,16 +67,3 @@ def test_what_does_not_belong_together_is_refused(sweep: Sweep) -> None:
         layer_story(sweep, frequency=elsewhere)
     with pytest.raises(BadInput, match="swept in each of at least 4 layers; here are 6 layers and 0 dimensions"):
         layer_story(replace(sweep, effects=sweep.effects[:1]), frequency=found)
-
-
-def test_rows_files_and_picture(sweep: Sweep) -> None:
-    story = layer_story(sweep, frequency=frequency(sweep), attention=attention(sweep))
-    assert to_json(from_json(to_json(story))) == to_json(story)
-    rows = list(story.records("by_layer"))
-    assert len(rows) == 2 * LAYERS
-    assert rows[0]["raw"] == pytest.approx(R[1, 2])
-    assert [row.what for row in story.links] == ["frequency, raw", "frequency, log", "attention"] * 2
-    drawn = story.chart()
-    assert len(drawn.spec["vconcat"]) == 4
-    assert "2: over 6 layers, damage and |r| with frequency, raw have a rank correlation of +1.00" in drawn.reading
-    json.dumps(drawn.spec, allow_nan=False)

@@ -1,6 +1,5 @@
 """Replicating the papers' tables on a model whose outliers are planted: what must come out damaging does, random does not."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from outlierlens.errors import BadInput, Offline
 from outlierlens.models.load import LoadOptions, load_model
 from outlierlens.replicate.glue import GlueOptions, Loss, Replication, replicate, sweeps_of
 from outlierlens.replicate.glue_models import find_tuned
-from outlierlens.results.document import from_json, load, save, to_json
+from outlierlens.results.document import save, to_json
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
 
@@ -127,17 +126,6 @@ def test_single_layers(place: Path, made: Replication) -> None:
     last = next(row for row in made.by_layer if row.layer == 3 and row.kind == "all")
     assert last.value == pytest.approx(oracle(place, {3: PLANTED}))
     assert last.n_parameters == 6
-
-
-def test_the_result_survives_json_and_gives_rows(made: Replication, run_folder: Path) -> None:
-    assert to_json(from_json(to_json(made))) == to_json(made)
-    assert to_json(load(run_folder / "replication.json")) == to_json(made)
-    rows = made.to_pandas()
-    assert len(rows) == len(made.losses) == 4
-    lost = rows[rows["off"] == "5, 11, 20"].iloc[0]
-    assert lost["lost"] == pytest.approx(made.all_off("cola model").lost.value)
-    assert (lost["task"], lost["metric"], lost["n_random"]) == ("glue:cola", "mcc", 9)
-    assert made.settings["n_random"] == 9
 
 
 def test_a_finished_run_measures_nothing_and_a_stopped_one_goes_on(
@@ -298,31 +286,3 @@ def test_a_model_of_another_base_is_said_and_of_another_task_is_refused(place: P
     for place_of_it in (tuned_run, tuned_run / "seed-42" / "model"):
         with pytest.raises(BadInput, match="was fine-tuned on glue:cola, not on glue:sst2"):
             find_tuned("glue:sst2", [str(place_of_it)])
-
-
-def test_the_command(place: Path, tmp_path: Path, run: Any) -> None:
-    arguments = (
-        "replicate", "kovaleva-glue", "tiny", "--tasks", "cola", "--data", str(place / "data"), "--dtype", "float32",
-        "--device", "cpu", "--random", "4", "--matched", "0", "--limit", "50", "--every", "-o", str(tmp_path / "run"),
-    )  # fmt: skip
-    code, out, err = run(*arguments, "--tuned", f"cola={place / 'model'}")
-    assert code == 0, err
-    assert "cola model: mcc " in out
-    assert "on 50 examples of glue:cola; off: 5, 11 and 20 (the rule of Kovaleva et al. at 3 sigma)" in out
-    assert "tiny: the outliers cost at least 5 times what random sets cost in 1 of 1 (cola model)" in out
-    assert "figure-2.html" in out
-    assert "mcc on glue:cola" in (tmp_path / "run/figure-2.html").read_text("utf-8")
-    assert (tmp_path / "run/outliers-off-in-fine-tuned-models.html").is_file()
-    assert load(tmp_path / "run/replication.json").dims == PLANTED
-    code, out, _ = run(*arguments, "--tuned", f"cola={place / 'model'}", "--json")
-    assert json.loads(out)["kind"] == "Replication"
-    assert json.loads(out)["provenance"]["command"].startswith("outlierlens replicate kovaleva-glue tiny")
-    code, _, err = run(*arguments, "--tuned", "cola")
-    assert code != 0
-    assert "--tuned is 'cola'; write it as rte=DIR" in err
-    code, _, err = run(
-        *arguments, "--tuned", f"cola={place / 'model'}", "--labels", "unacceptable,acceptable", "--overwrite"
-    )
-    assert code == 0, err
-    code, _, err = run(*arguments, "--seeds", "a")
-    assert "cannot read seeds 'a'; write 42,43" in err

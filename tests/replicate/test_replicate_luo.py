@@ -14,10 +14,9 @@ from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadOptions, load_model
 from outlierlens.replicate import luo as module
 from outlierlens.replicate.data import PAIRS, PaperData
-from outlierlens.replicate.luo import NAMES, PARTS, LuoOptions, LuoReplication, effects_of, extremes, replicate_luo
+from outlierlens.replicate.luo import PARTS, LuoOptions, LuoReplication, effects_of, extremes, replicate_luo
 from outlierlens.replicate.papers import Published, checkpoint_of, published_extremes, published_for
-from outlierlens.report import rerender
-from outlierlens.results.document import from_json, load, save, to_json
+from outlierlens.results.document import load
 from paper_runs import gone_on
 
 LOAD = LoadOptions(dtype="float32", device="cpu")
@@ -205,33 +204,6 @@ def test_neither_nothing_to_clip_nor_more_than_can_be_followed_stops_a_run(
     assert made.part("origin").dims == (3, 5)
 
 
-@pytest.mark.usefixtures("no_picture_files")
-def test_the_page_and_the_command_say_what_was_found(place: Path, whole: Any, run: Any) -> None:
-    code, out, err = run(
-        "replicate", "luo", str(place / "tiny"), "--data", str(place / "data"), "-o", str(place / "whole"), "--dtype",
-        "float32", "--device", "cpu", "--no-progress",
-    )  # fmt: skip
-    assert code == 0, err
-    assert next(whole.sentences()) in out
-    page = (place / "whole/report.html").read_text("utf-8")
-    for title in ("Positional artefacts (Luo et al. 2021)", "Where positions can be read", "How vectors lie in space"):
-        assert title in page
-    assert rerender(place / "whole") == page
-    assert (place / "whole/charts/luo-sts.vl.json").is_file()
-    assert (place / "whole/charts/vector-panels.vl.json").is_file()
-    code, _, err = run("replicate", "luo", str(place / "tiny"), "--parts", "poems", "-o", str(place / "x"))
-    assert code == 1
-    assert "unknown part 'poems'; parts are origin, probe, geometry, words, sts" in err
-    code, _, err = run("replicate", "luo", str(place / "tiny"), "--data", str(place / "none"), "-o", str(place / "x"))
-    assert "no such folder; --data takes a folder with one folder per data set" in err
-
-
-def test_a_result_file_reads_back_the_same(whole: LuoReplication, tmp_path: Path) -> None:
-    path = save(whole, tmp_path / "luo.json")
-    assert to_json(load(path)) == to_json(whole)
-    assert isinstance(from_json(path.read_text()), LuoReplication)
-
-
 def test_data_is_found_in_either_layout(place: Path, tmp_path: Path) -> None:
     data = PaperData(str(place / "data"))
     assert data.folder("sst2") == str(place / "data/glue/sst2")
@@ -301,10 +273,3 @@ def test_published_numbers_stand_beside_scores_chosen_their_way(whole: LuoReplic
     assert (0.5660, 0.6061) in [row[-2:] for row in table.rows]
     assert next(made.sections(verbose=True)).tables[2].title == "Published numbers"
     assert not any("None of the paper's numbers" in said for said in made.sentences())
-
-
-def test_the_parts_of_the_command_are_the_parts_there_are() -> None:
-    assert tuple(PARTS) == NAMES == LuoOptions().parts
-    assert module.CLIP_TEXTS == 1000
-    with pytest.raises(BadInput, match="unknown part 'poems'; parts are origin, probe"):
-        LuoOptions(parts=("poems",))

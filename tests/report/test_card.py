@@ -23,35 +23,6 @@ def plain(text: str) -> str:
     return text.replace("\\", "")
 
 
-def test_it_says_what_the_report_says(data: Any) -> None:
-    text = plain(card(data))
-    assert text.startswith("## Outlier dimensions\n\n**smollm2-135m has 3 outlier dimensions: 100, 247 and 507.**\n")
-    assert text.endswith("\n")
-    assert not text.endswith("\n\n")
-    for sentence in data.finding():
-        assert plain(sentence) in text
-    for step in data.advice():
-        assert f"- {plain(step.text)} *({plain(step.because)})*" in text
-
-
-def test_numbers_verdicts_and_provenance(data: Any) -> None:
-    text, (damage, *_) = plain(card(data)), data.damages
-    change = damage.chosen.change
-    assert f"| intact | – | {damage.intact.value.value:.4g} |" in text
-    assert f"| {change.value:+.3g} | {change.low:+.3g} to {change.high:+.3g} |" in text
-    for control in damage.families:
-        assert f"| {control.family} | {control.n} | {control.median:+.3g} |" in text
-    assert "And 19 more rows." in text  # of 31 layers
-    assert f"| {data.provenance.fingerprint} |" in text
-    assert "| numpy 2.4.6" not in text  # one row for all libraries
-    assert "python 3.11.9, numpy 2.4.6" in text
-    assert "| computed in | bfloat16 |" in text
-    assert "\n    outlierlens report smollm2-135m -o runs/smollm2\n" in text
-    for outlier in data.scan.stacks[0].outliers:
-        assert f"| {outlier.dim} | 30 | {len(outlier.layers_scale)} |" in text
-        assert f"| {outlier.p_holm:.2g} |" in text
-
-
 def test_every_row_of_a_table_has_its_cells(data: Any) -> None:
     hostile = "a|b <script>x</script> [l](http://e) `c`\n# head ```"
     made = replace(data.provenance, model=hostile, command=f"outlierlens report '{hostile}'")

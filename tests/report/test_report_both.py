@@ -32,30 +32,6 @@ def base() -> ReportData:
     return synthetic.report_data()
 
 
-def test_the_comparison_leads_and_both_lists_follow(base: ReportData) -> None:
-    both = Both((base, report((100, 507, 31), dims=(31, 100, 507))))
-    said = both.finding()
-    assert said[0] == "smollm2-135m → tuned: 100, 507 stayed; 31 came; 247 went."
-    assert said[1].startswith("smollm2-135m: With 100, 247, 507 off the causal loss changes by +6.9 nats per token")
-    assert any(one.startswith("tuned: With 31, 100, 507 off the causal loss changes by +2 nats") for one in said)
-    titles = [section.title for section in both.page_sections()]
-    own = [f"smollm2-135m: {one.title}" for one in base.page_sections()]
-    assert titles[0] == "Against other checkpoints: 31, 100, 247, 507"
-    assert titles[1 : 1 + len(own)] == own
-    assert titles[1 + len(own) :] == [
-        "tuned: Outliers in the weights: 31, 100, 507",
-        "tuned: Switched off: 31, 100, 507",
-    ]
-    names = [chart.name for section in both.page_sections() for chart in section.charts]
-    assert len(set(names)) == len(names)
-    assert {"against-other-checkpoints", "a-weights-scale", "b-weights-scale", "b-switched-off"} <= set(names)
-    steps = {step.topic: step for step in reversed(both.advice())}
-    assert steps["transfer"].because == "2 of 4 are outliers of both"
-    assert steps["prune"].text.startswith(
-        "smollm2-135m: When you prune or edit, leave dimensions 100, 247 and 507 alone"
-    )
-
-
 def test_the_same_model_twice_has_two_names(base: ReportData) -> None:
     both = Both((base, base))
     assert both.names == ("smollm2-135m (A)", "smollm2-135m (B)")

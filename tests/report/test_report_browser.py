@@ -19,10 +19,7 @@ SHIFTS = """window.moved = 0;
 new PerformanceObserver((list) => { for (const entry of list.getEntries()) window.moved += entry.value; })
   .observe({ type: "layout-shift", buffered: true });"""
 
-pytestmark = [
-    pytest.mark.browser,
-    needs_chromium,
-]
+pytestmark = [pytest.mark.browser, needs_chromium]
 
 
 @pytest.fixture(scope="module")

@@ -42,30 +42,6 @@ def test_what_may_be_chance_is_no_loss() -> None:
     )
 
 
-def test_the_page_says_how_a_metric_was_measured(mcc: Sweep) -> None:
-    text = page(mcc)
-    assert "change (mcc lost)" in text
-    assert "A text is a pair of at most 256 tokens; intact 0.49" in text
-    assert "glue:cola mcc (1 − mcc) on 277 texts" in text
-    assert "what the metric of all texts loses" in text
-    assert "Measured on 15 % of 1,000 pairs of text and ablation" in text
-    assert (
-        "Of 17 that could have been left out and were drawn at random to be measured 1 had changed: at most 25.01 % of all"
-        in text
-    )
-    assert "277 tokens" not in text  # each example counts once, whatever its tokens
-    assert "first order" not in next(mcc.shown()).columns  # gradients chose the examples, they estimate no effect
-    assert "Glue:cola" not in text
-    whole = page(replace(mcc, method="exact", screening=None))
-    assert "pairs of text and ablation" not in whole
-    assert "Every effect is measured on every text" in whole
-
-
-def test_the_axis_says_what_is_lost(mcc: Sweep) -> None:
-    assert "change (mcc lost)" in str(mcc.chart().spec)
-    assert "change (nats per token)" in str(synthetic.sweep().chart().spec)
-
-
 def test_damage_is_said_as_from_and_to() -> None:
     damage = synthetic.damage(
         chosen=0.34, intact=0.36, random=0.004, matched=0.01, task="glue:rte accuracy", fills=False

@@ -1,18 +1,14 @@
 """The report of a sweep: its section, and that scan and sweep alone make a page."""
 
-import json
 from dataclasses import replace
 
 import pytest
 
 import synthetic_report as synthetic
 from browser import CHROMIUM, HOSTILE, Page, browse
-from outlierlens import charts
 from outlierlens.analyses.sweep.rows import Precision
-from outlierlens.report import render, rerender, write
-from outlierlens.report.files import charts_of
+from outlierlens.report import render
 from outlierlens.report.page import tiles
-from outlierlens.results import document as results
 
 
 def report_of(*sweeps, **changes):
@@ -45,28 +41,6 @@ def test_scan_and_sweep_alone_make_a_whole_page(page, sweep):
     assert tiles(data)[1].alarming
 
 
-def test_the_section_has_its_picture_and_a_ranked_table(page, sweep):
-    parsed = Page(page)
-    pictures = [a["data-chart"] for a in parsed.all("div") if "data-chart" in a]
-    assert pictures[1:] == ["switched-off-in-turn"]
-    specs = json.loads(next(s for s in parsed.scripts if s.startswith("{")))
-    assert set(pictures) == set(specs)
-    identifiers = [a["id"] for _, a in parsed.elements if "id" in a]
-    assert len(set(identifiers)) == len(identifiers)
-    table = page[page.index("<h3>Largest changes of 577") :].split("</table>")[0]
-    assert table.count("<tr>") == 21
-    text = parsed.text
-    assert "causal loss (nats per token) on 2,261 texts of wikitext-2 test" in text
-    assert "A text is a block of 128 tokens; intact 3.31 (3.27 to 3.35)" in text
-    assert f"{sweep.cost.exact:,}, {sweep.cost.saving:.1f} times what was spent here" in text
-    assert "narrower than ± the larger of 0.01 and 10 % of the change" in text
-    assert "after 8, 12, 16, 24, 32, 48, … 2,261 texts." in text
-    assert (
-        "√(1 + b / (n + 16)) times as wide as one of 95 %, with b from 3 (normal differences) to 30 (log-normal" in text
-    )
-    assert "cd" * 32 in text
-
-
 def test_exact_mode_reduced_precision_and_notes_are_told(sweep):
     exact = replace(
         sweep,
@@ -93,45 +67,6 @@ def test_that_the_strongest_were_measured_again_is_told(page, sweep):
     assert said not in Page(page).text
     again = replace(sweep, effects=tuple(replace(effect, again=40) for effect in sweep.effects))
     assert said in Page(render(report_of(again))).text
-
-
-def test_two_sweeps_get_sections_and_files_of_their_own(sweep):
-    data = report_of(sweep, synthetic.layer_sweep())
-    names = [chart.name for chart in charts_of(data)]
-    assert len(set(names)) == len(names)
-    assert {"switched-off-in-turn", "switched-off-in-turn-2"} <= set(names)
-    page = render(data)
-    assert "Effects by layers" in page
-    assert 'id="switched-off-in-turn-2"' in page
-
-
-def test_a_dimension_looks_the_same_in_the_charts_of_weights_and_of_the_sweep(sweep):
-    data = report_of(sweep)
-    specs = [chart.spec for chart in charts_of(data) if chart.name in ("weights-scale", "switched-off-in-turn")]
-
-    def looks(value):
-        if isinstance(value, dict):
-            scale = value.get("scale") or {}
-            if value.get("field") == "name" and "range" in scale:
-                yield from zip(scale["domain"], scale["range"], strict=True)
-            for item in value.values():
-                yield from looks(item)
-        elif isinstance(value, list):
-            for item in value:
-                yield from looks(item)
-
-    drawn = [{pair for pair in looks(spec) if pair[0] == "dim 507"} for spec in specs]
-    assert len(drawn) == 2
-    assert drawn[0] == drawn[1] != set()
-
-
-def test_results_with_a_sweep_read_back_and_make_the_same_page(sweep, tmp_path):
-    again = results.from_json(results.to_json(sweep))
-    assert results.to_json(again) == results.to_json(sweep)
-    written = write(report_of(sweep), tmp_path / "run")
-    assert rerender(written.directory) == written.page.read_text("utf-8")
-    if charts.can_export():
-        assert (written.directory / "charts" / "switched-off-in-turn.svg").is_file()
 
 
 def test_a_large_sweep_stays_small():

@@ -259,14 +259,6 @@ def test_the_trainer_s_tokenizer_reads_the_probe(tmp_path: Path, words: Any) -> 
     assert read_activity(tmp_path / "rows.jsonl").inf_norm.shape == (2, 3)
 
 
-def test_a_dimension_that_does_not_exist_stops_before_training(tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path / "out")
-    OutlierCallback(tmp_path / "rows.jsonl", quiet(dims=(16,))).attach(trainer)
-    with pytest.raises(BadInput, match="dimension 16 does not exist"):
-        trainer.train()
-    assert trainer.state.global_step == 0
-
-
 def test_two_processes_record_what_one_does_with_twice_the_accumulation(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

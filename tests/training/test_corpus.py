@@ -12,7 +12,7 @@ import pytest
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.training.pretrain import corpus
 from outlierlens.training.pretrain.corpus import Tokens, prepare
-from outlierlens.training.pretrain.recipe import DataRecipe, Recipe, TokenizerRecipe, read_recipe
+from outlierlens.training.pretrain.recipe import DataRecipe, Recipe, TokenizerRecipe
 from outlierlens.training.pretrain.rows import HELD_OUT_EPOCH, MaskedRows, TrainingRows
 
 FIVE = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]"]
@@ -192,15 +192,6 @@ def test_other_content_settings_order_or_kind_of_file_are_other_rows(
     assert len(set(folders)) == len(folders) == len(made_folders(cache))
 
 
-def test_a_source_that_changes_is_read_again(reading: Callable[..., Tokens], tmp_path: Path) -> None:
-    source = lines(tmp_path, "a.txt", ["w1", "w2"])
-    before = reading(source, packing="lines")
-    lines(tmp_path, "a.txt", ["w1", "w3"])
-    after = reading(source, packing="lines")
-    assert read_back(before.train[:, 1:2]) == ["w2"]
-    assert read_back(after.train[:, 1:2]) == ["w3"]
-
-
 def test_two_bytes_a_token_where_they_suffice(tmp_path: Path) -> None:
     for n_vocabulary, kind in ((2**16, np.uint16), (2**16 + 1, np.uint32)):
         path = tmp_path / f"{n_vocabulary}.bin"
@@ -357,11 +348,3 @@ def test_order_and_masks_follow_the_seed_and_held_out_masks_do_not(
     batches = [rows.collate(list(range(len(held[0])))) for rows in held]
     assert all((batches[0][name] == batches[1][name]).all() for name in batches[0])
     assert (batches[0]["attention_mask"] == 1).all()  # packed rows have no padding
-
-
-def test_the_rows_say_what_made_them(reading: Callable[..., Tokens], tmp_path: Path) -> None:
-    source = lines(tmp_path, "a.txt", ["w1 w2", "w3 w4"] * 5)
-    made = reading(source)
-    assert read_recipe(made.folder / "recipe.toml").data == DataRecipe(
-        source=(str(source),), sentences="lines", min_characters=1, length=8, validation=0.49
-    )

@@ -15,10 +15,10 @@ import yaml
 from torch.nn import functional
 from transformers import BertForMaskedLM
 
-from finetune_runs import examples, rows, tiny, train, tuned, write_data
+from finetune_runs import examples, tiny, train, tuned, write_data
 from outlierlens import load
 from outlierlens.ablation import switches as ablate
-from outlierlens.analyses.finetune import FinetuneSettings, SeedFolder, card, claim, named_by_weights
+from outlierlens.analyses.finetune import SeedFolder, card, claim, named_by_weights
 from outlierlens.data.labelled import find_task, plain_task
 from outlierlens.data.labelled.examples import check_splits, read_splits
 from outlierlens.errors import BadFile, BadInput
@@ -120,13 +120,6 @@ def test_regression(base: str, data: Path, tmp_path: Path) -> None:
     dev = examples(data, "regress", label="value")[1]
     outputs = LabelledScore(loaded, dev, TaskOptions(max_length=16)).outputs()
     assert best.loss == pytest.approx(np.mean((outputs.predicted - np.array(dev.labels)) ** 2), rel=1e-5)
-
-
-def test_pairs(base: str, data: Path, tmp_path: Path) -> None:
-    both = examples(data, "classify", pair="second")
-    assert both[0].pairs[0].startswith("w")
-    found = train(base, both, tmp_path / "run", epochs=1)
-    assert 0 <= found.seeds[0].best.scores["accuracy"] <= 1
 
 
 def test_words_are_learned_and_their_interval_draws_whole_texts(base: str, data: Path, tmp_path: Path) -> None:
@@ -369,22 +362,6 @@ def test_more_seeds_in_a_second_call(run: Any, base: str, data: Path, tmp_path: 
 # What is refused before anything is computed
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"epochs": 0}, "epochs is 0; it must be at least 1"),
-        ({"learning_rate": 2.0}, "learning_rate is 2.0"),
-        ({"warmup": 1.0}, "warmup is 1.0"),
-        ({"precision": "float16"}, "precision is 'float16'; use one of float32, bfloat16"),
-        ({"hold": True}, "name at least one dimension"),
-        ({"stack": "decoder"}, "name at least one dimension"),
-    ],
-)
-def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(BadInput, match=message):
-        FinetuneSettings(**settings)
-
-
 def test_too_few_examples_and_bad_seeds(base: str, data: Path, tmp_path: Path) -> None:
     for settings, message in (
         ({"batch": 97}, "96 training examples do not fill a batch of 97; use a smaller --batch-size"),
@@ -476,15 +453,6 @@ def test_the_order_is_random_and_of_like_lengths() -> None:
 # The result and its card
 
 
-def test_the_result_says_its_scores() -> None:
-    value = tuned()
-    assert [(row["seed"], row["value"], row["value_low"]) for row in value.records()] == [
-        (42, 0.75, 0.6),
-        (43, 0.75, 0.6),
-    ]
-    assert value.spread() == (0.75, 0.75, 0.75)
-
-
 @pytest.mark.parametrize(
     "base", ["minilm-l6", "owner/name", 'runs/an: "odd"\n---\n# name', "modèle 🙂 {a: [b", "\x7f\x85\ud800"]
 )
@@ -503,12 +471,6 @@ def test_the_card_s_metadata_is_valid_whatever_the_names(base: str) -> None:
     assert "    outlierlens lab finetune m --task rte\n" in body
     parsed: Any = ModelCard(text).data
     assert parsed.eval_results[0].metric_value == 0.75
-
-
-def test_rows_of_the_tests_are_what_they_say() -> None:
-    for row in rows(20, 0):
-        assert row["label"] == ("yes" if row["words"][0] == "w1" else "no")
-        assert len(row["tags"]) == len(row["words"])
 
 
 def test_the_docs_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,18 +44,6 @@ def test_a_line_is_cut_before_its_separator() -> None:
     assert rows([[10, 11, 12, 13], [14, 15]], "lines", 4) == [[2, 10, 11, 3], [2, 14, 15, 3]]
 
 
-def test_the_papers_lengths() -> None:
-    """256 tokens: SPLIT cuts to 255 and adds one [CLS]; ONE_SEP cuts to 254 and adds one [CLS] and one [SEP]."""
-    stream = [[number] for number in range(100, 100 + 508)]
-    (one, other) = rows(stream, "one-sep", 256)
-    assert one == [CLS, *range(100, 354), SEP]
-    assert other == [CLS, *range(354, 608), SEP]
-    (first, second, third) = rows(stream, "split", 256)
-    assert all(row[0] == CLS and row.count(CLS) == 1 for row in (first, second, third))
-    kept = [token for row in (first, second, third) for token in row[1:]]
-    assert kept == [token for piece in stream for token in (*piece, SEP)][: 3 * 255]
-
-
 @given(sentences_of_any_kind, lengths)
 def test_split_keeps_every_separator_and_one_sep_none(sentences: list[list[int]], length: int) -> None:
     with_separators = [token for sentence in sentences if sentence for token in (*sentence, SEP)]

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from outlierlens.errors import BadInput
 from outlierlens.training.pretrain.build import build
 from outlierlens.training.pretrain.corpus import load_tokenizer
 from outlierlens.training.pretrain.recipe import Recipe, plain, read_recipe, shipped
@@ -138,11 +137,6 @@ def test_planted_dimensions_begin_as_outliers(base: Recipe) -> None:
         assert norm.weight[[3, 7]].tolist() == [3.0, 3.0]
         assert norm.bias[[3, 7]].tolist() == [-1.0, -1.0]
         assert norm.weight.sum().item() == 14 + 6
-
-
-def test_nothing_can_be_planted_in_blocks_that_end_in_no_norm(base: Recipe) -> None:
-    with pytest.raises(BadInput, match="pre-norm blocks have none"):
-        network(base, "model.planted=[3]", "model.planted_scale=3", "model.norm_order=pre")
 
 
 @pytest.mark.parametrize("name", shipped())

@@ -111,25 +111,3 @@ def test_training_measuring_and_comparing_by_command(run: Any, text: str, tmp_pa
         == 0
     )
     assert (Path(folders[0]) / "outcome.json").read_bytes() == before
-
-
-def test_what_the_command_line_refuses(run: Any, text: str, tmp_path: Path) -> None:
-    assert "which recipe?" in run("lab", "pretrain")[2]
-    assert "no such .toml file and no shipped recipe" in run("lab", "pretrain", "mini-bart")[2]
-    code, _, err = run("lab", "pretrain", "mini-bert", "--set", "training.stepps=3", "--print")
-    assert code == 1
-    assert "near: 'steps'" in err
-    assert (
-        "names no text" in run("lab", "pretrain", "mini-bert", "--set", "data.source=[]", "-o", str(tmp_path / "x"))[2]
-    )
-    assert (
-        "no such data file"
-        in run("lab", "pretrain", "mini-bert", "--data", "missing.txt", "-o", str(tmp_path / "y"))[2]
-    )
-    code, out, _ = run("lab", "pretrain", "--list")
-    assert code == 0
-    assert "bert-medium:" in out
-    code, out, _ = run("lab", "pretrain", "roberta-base-no-positions", "--print")
-    assert 'positions = "none"' in out
-    assert "steps = 200000" in out
-    assert run("compare")[0] == 2

@@ -18,7 +18,6 @@ from outlierlens.training.pretrain.recipe import (
     Recipe,
     TokenizerRecipe,
     TrainingRecipe,
-    plain,
     read_recipe,
     shipped,
 )
@@ -54,12 +53,6 @@ def test_shipped_recipes_are_complete(name: str) -> None:
     # What shows emergence: enough checkpoints, and an evaluation at each.
     assert recipe.training.steps / recipe.training.save_every >= 6
     assert recipe.training.evaluate_every == recipe.training.save_every
-
-
-def test_the_family_that_is_asked_for_ships() -> None:
-    bert = {"bert-medium"} | {f"bert-medium-{kind}" for kind in ("split", "one-sep", "frequency-flattened", "shuffled")}
-    mini = {f"mini-{kind}" for kind in ("split", "one-sep", "frequency-flattened", "shuffled", "no-positions")}
-    assert bert | {"roberta-base", "roberta-base-no-positions", "mini-bert"} | mini <= set(shipped())
 
 
 @pytest.mark.parametrize(
@@ -104,14 +97,6 @@ def test_the_papers_configurations() -> None:
     assert (training.learning_rate, training.schedule, training.weight_decay) == (1e-4, "polynomial", 0.01)
     assert (training.adam_betas, training.adam_epsilon, training.clip_norm) == ((0.9, 0.98), 1e-6, 0.5)
     assert luo.model.dropout == 0.1
-
-
-@pytest.mark.parametrize("name", shipped())
-def test_a_shipped_recipe_written_out_is_the_same(name: str, tmp_path: Path) -> None:
-    recipe = read_recipe(name)
-    again = read_recipe(written(tmp_path, "recipe", recipe.to_toml()))
-    assert again == recipe
-    assert again.digest == recipe.digest
 
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -193,10 +178,6 @@ def test_settings_in_toml_or_as_plain_words() -> None:
     }  # fmt: skip
 
 
-def test_no_setting_changes_nothing() -> None:
-    assert MINIMAL.changed([]) == MINIMAL
-
-
 def test_a_recipe_extends_the_one_beside_it_and_that_a_shipped_one(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     written(tmp_path, "base", 'extends = "mini-bert"\nname = "base"\n[training]\nsteps = 70\nbatch = 3\n')
@@ -215,44 +196,20 @@ def test_a_recipe_extends_the_one_beside_it_and_that_a_shipped_one(tmp_path: Pat
         ('name = "x"\ncolour = 1', r"unknown key 'colour'; known: name, about, data, tokenizer, model, training"),
         ('name = "x"\n[training]\nstep = 4', r"training: unknown key 'step'; near: 'steps'"),
         ('name = "x"\n[training]\nsteps = "many"', r"training, steps is 'many'; a value of type int is needed"),
-        ('name = "x"\n[training]\nsteps = 10.0', r"training, steps is 10\.0; a value of type int is needed"),
-        ('name = "x"\n[training]\nsteps = true', r"training, steps is True; a value of type int is needed"),
         ('name = "x"\n[model]\ndropout = true', r"model, dropout is True; a value of type float is needed"),
-        ('name = "x"\n[data]\nshuffle = 1', r"data, shuffle is 1; a value of type bool is needed"),
         ('name = "x"\n[data]\nsource = "a.txt"', r"data, source is 'a\.txt'; write a list"),
-        ('name = "x"\n[data]\nsource = [3]', r"data, source is 3; a value of type str is needed"),
         (
             'name = "x"\n[data]\npacking = "one_sep"',
             r"packing is 'one_sep'; use one of sentences, split, one-sep, lines",
         ),
         ('name = "x"\ndata = 3', r"data: a table is needed, not 3"),
         ('name = "x"\nextends = 3', r"extends = 3; name one recipe"),
-        (
-            'name = "x"\n[data]\nvalidation = 0.5',
-            r"data\.validation is 0\.5; it must be .* and less than 0\.5",
-        ),
+        ('name = "x"\n[data]\nvalidation = 0.5', r"data\.validation is 0\.5; it must be .* and less than 0\.5"),
         ('name = "x"\n[data]\nlength = 4', r"data\.length is 4; it must be at least 8"),
-        ('name = "x"\n[data]\nflatten = 1.5', r"data\.flatten is 1\.5; it must be at least 0 and at most 1"),
-        ('name = "x"\n[data]\nfrequent_mass = 1', r"data\.frequent_mass is 1\.0; it must be"),
-        (
-            'name = "x"\n[tokenizer]\nvocabulary = 99',
-            r"tokenizer\.vocabulary is 99; it must be at least 100 and at most",
-        ),
-        ('name = "x"\n[training]\nmask_share = 0', r"training\.mask_share is 0\.0; it must be"),
         (
             'name = "x"\n[training]\nadam_betas = [0.9]',
             r"training\.adam_betas is \[0\.9\]; it takes two numbers in \[0, 1\)",
         ),
-        (
-            'name = "x"\n[training]\nclamp_scale = 1',
-            r"training\.clamp_scale is 1\.0; it must be at least 0 and less than 1",
-        ),
-        ('name = "x"\n[training]\nseed = -1', r"training\.seed is -1; it must be at least 0 and less than 2147483648"),
-        ('name = "x"\n[training]\nsteps = 0', r"training\.steps is 0; it must be at least 1"),
-        ('name = "x"\n[training]\nwatch_every = 0', r"training\.watch_every is 0; it must be at least 1"),
-        ('name = "x"\n[training]\nkeep_states = 0', r"training\.keep_states is 0; it must be at least 1"),
-        ('name = "x"\n[model]\nheads = 0', r"model\.heads is 0; it must be at least 1"),
-        ('name = "x"\n[model]\ndropout = 1', r"model\.dropout is 1\.0; it must be at least 0 and less than 1"),
         ('name = "x"\n[model]\nheads = 3', r"model\.width 128 cannot be shared by 3 heads"),
         ('name = "x"\n[model]\nplanted = [128]', r"model\.planted names a dimension outside 0 to 127"),
         (
@@ -272,21 +229,7 @@ def test_a_recipe_extends_the_one_beside_it_and_that_a_shipped_one(tmp_path: Pat
             r"training\.save_every \(70\) must be a multiple of log_every \(50\)",
         ),
         ('name = "x"\n[training]\nlearning_rate = nan', r"training\.learning_rate is nan; it must be finite"),
-        ('name = "x"\n[training]\nlearning_rate = -1', r"training\.learning_rate is -1\.0; it must be"),
-        ('name = "x"\n[training]\nlearning_rate = inf', r"training\.learning_rate is inf"),
-        (
-            'name = "x"\n[training]\nadam_betas = [0.9, inf]',
-            r"training\.adam_betas is \(0\.9, inf\); it must be finite",
-        ),
-        ('name = "x"\n[model]\nposition_wavelength = 0', r"model\.position_wavelength is 0\.0; it must be"),
-        ('name = "x"\n[training]\nwarmup = -1', r"training\.warmup is -1; it must be at least 0"),
-        ('name = "x"\n[training]\nsave_every = -50', r"training\.save_every is -50; it must be at least 0"),
-        ('name = "x"\n[training]\nevaluate_rows = -1', r"training\.evaluate_rows is -1; it must be at least 0"),
-        ('name = "x"\n[training]\nclip_norm = -1', r"training\.clip_norm is -1\.0; it must be at least 0"),
-        ('name = "x"\n[training]\nadam_betas = [0.9, 1]', r"adam_betas is \[0\.9, 1\.0\]; it takes two"),
-        ('name = "x"\n[model]\nintermediate = -1', r"model\.intermediate is -1; it must be at least 0"),
         ('name = "x"\n[model]\nplanted = [3, 3]', r"model\.planted is \[3, 3\]; name each dimension once"),
-        ('name = "x"\n[model]\nplanted_scale = nan', r"model\.planted_scale is nan"),
         (
             'name = "x"\n[training]\npenalty = "kurtosis"',
             r"training\.penalty is 'kurtosis' with penalty_strength 0\.0; a penalty needs a strength above 0",
@@ -348,19 +291,3 @@ def test_recipes_that_extend_each_other(tmp_path: Path) -> None:
     written(tmp_path, "two", 'extends = "one.toml"\nname = "two"')
     with pytest.raises(BadInput, match="recipes extend each other more than 8 times; do two extend one another"):
         read_recipe(one)
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ([], True),
-        (["model.positions=none"], True),
-        (["model.positions=sinusoidal"], True),
-        (["model.positions=alibi"], False),
-        (["model.norm=rmsnorm"], False),
-        (["model.norm_order=pre"], False),
-        (["model.attention=gated"], False),
-    ],
-)
-def test_which_networks_are_plain(settings: list[str], expected: bool) -> None:
-    assert plain(MINIMAL.changed(settings).model) is expected

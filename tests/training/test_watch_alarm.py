@@ -13,7 +13,6 @@ import watch_training
 from architectures import FAMILIES, build
 from outlierlens import OutlierCallback, WatchOptions, watch
 from outlierlens.detection.rules import Rule, zscore
-from outlierlens.errors import BadInput
 from outlierlens.training.watch_alarm import MEASURED, Alarm, AlarmError, EarlyWarning
 from watch_training import IDS, Pushed, model_of, trainer_of
 
@@ -84,20 +83,6 @@ def test_the_boundary_by_brute_force() -> None:
         assert warning.boundary == pytest.approx(expected, rel=1e-5)
         if room > 0:
             passed |= {number for number, mean in enumerate(means) if mean > 0 and mean >= expected * (1 - 1e-6)}
-
-
-def test_an_alarm_in_words() -> None:
-    alarm = Alarm(1200, "encoder", 7, "bias", 2.71, 0.2, -2.5, 1.94)
-    assert str(alarm) == (
-        "step 1,200: encoder: dimension 7 nears the threshold in the bias: |z| is 2.7 in enough layers and grows by 0.2 a "
-        "record (mean z -2.5; beyond chance from 1.9)"
-    )
-
-
-@pytest.mark.parametrize("bad", [{"false_alarms": 0.0}, {"false_alarms": 1.0}, {"on_alarm": "stop"}])
-def test_options_are_checked(bad: dict[str, Any]) -> None:
-    with pytest.raises(BadInput, match=next(iter(bad))):
-        WatchOptions(**bad)
 
 
 def pushed_loop(path: Path, on_alarm: Any, steps: range, model: Any = None) -> tuple[list[str], Any]:

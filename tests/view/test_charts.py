@@ -23,7 +23,6 @@ from outlierlens.view.charts.base import (
     DARK,
     LIGHT,
     SHAPES,
-    TABLE_ROWS,
     concrete,
     decades,
     log_ticks,
@@ -119,17 +118,6 @@ def test_weight_map_draws_needles_in_every_layer_and_others_from_two_sigma():
     assert sorted(texts) == ["100", "247", "507"]
 
 
-def test_weight_map_shows_the_other_vector_on_hover_and_draws_both():
-    scale, bias = charts.weight_maps(synthetic.stack_scan(needles=(9,), n_layers=6, hidden_size=64, bias=True))
-    assert (scale.name, bias.name) == ("weights-scale", "weights-bias")
-    stack = synthetic.stack_scan(needles=(9,), n_layers=6, hidden_size=64, bias=True)
-    mark = next(m for m in values(scale, 1) if m["layer"] == 2)
-    assert mark["other"] == pytest.approx(stack.z_bias[2, 9], rel=5e-3)
-    assert [t["title"] for t in scale.spec["layer"][1]["encoding"]["tooltip"]] == [
-        "layer", "dimension", "z of the scale", "z of the bias",
-    ]  # fmt: skip
-
-
 def test_weight_map_of_nothing_says_so_and_near_names_get_lines_of_their_own():
     (chart,) = charts.weight_maps(synthetic.stack_scan(needles=()))
     assert "No dimension stands out" in chart.reading
@@ -174,23 +162,6 @@ def test_average_vectors_band_is_that_of_the_dimensions_not_named():
     assert [row["layer"] for row in band] == list(stack.layers)
     np.testing.assert_allclose([row["low"] for row in band], others.min(axis=1), rtol=1e-3)
     np.testing.assert_allclose([row["p95"] for row in band], np.percentile(others, 95, axis=1), rtol=1e-3)
-
-
-def test_largest_values_name_the_peak_with_its_token():
-    stack = synthetic.observation().stacks[0]
-    chart = charts.largest_values(stack, (100, 247, 507))
-    assert "The peak is 22,500 in dimension 507 after layer 6, at the token “<|im_start|>”, position 0" in chart.reading
-    assert chart.rows[0][:5] == ("6", 507, 22_500.0, "<|im_start|>", 0)
-    assert chart.total > len(chart.rows) == TABLE_ROWS
-
-
-def test_extreme_shares_give_the_largest_share():
-    stack = synthetic.observation().stacks[0]
-    chart = charts.extreme_shares(stack, (507,))
-    assert "507 is the largest entry of 97.0% of the token vectors after layer 28" in chart.reading
-    assert chart.rows[0] == ("28", "dim 507", "largest entry", pytest.approx(0.97))
-    quiet = replace(stack.view("all"), argmax_share=np.zeros((31, 576)), argmin_share=np.zeros((31, 576)))
-    assert "No named dimension" in charts.extreme_shares(replace(stack, views={"all": quiet}), (507,)).reading
 
 
 def test_a_dimension_has_one_colour_and_shape_in_every_chart():

@@ -1,4 +1,4 @@
-"""The few words that pictures are made of: layers, columns and panels."""
+"""The few words that pictures are made of: columns, dots and scales."""
 
 import math
 from types import SimpleNamespace
@@ -7,24 +7,9 @@ import numpy as np
 import pytest
 
 from outlierlens.view.charts import draw
-from outlierlens.view.charts.base import chart, field, symmetric
-from outlierlens.view.charts.draw import above, beside, composed, grid, interval_dots, panel
+from outlierlens.view.charts.base import field, symmetric
 
 X, Y = field("x", "across"), field("y", "up")
-ROWS = [{"x": 1, "y": 2.0, "low": 1.5, "high": 2.5}, {"x": 2, "y": 3.0, "low": None, "high": None}]
-
-
-def test_a_dict_is_an_encoding_and_any_other_value_a_look():
-    what = draw.columns(x="across")
-    made = draw.line(ROWS, x=X, color={"value": "red"}, strokeDash=[4, 3], tooltip=what)
-    assert made == {
-        "data": {"values": ROWS},
-        "mark": {"type": "line", "strokeDash": [4, 3]},
-        "encoding": {"x": X, "color": {"value": "red"}, "tooltip": [X]},
-    }
-    assert "data" not in draw.rule(None, x=X)
-    assert draw.points(ROWS, x=X)["mark"] == {"type": "point", "filled": True, "opacity": 1}
-    assert draw.points(ROWS, opacity=0.5)["mark"]["opacity"] == 0.5
 
 
 def test_columns_are_tooltip_head_and_rows_of_one_declaration():
@@ -45,14 +30,10 @@ def test_columns_are_tooltip_head_and_rows_of_one_declaration():
         draw.columns(value="v").table([SimpleNamespace(other=1)])
 
 
-def test_levels_extents_and_words():
-    assert draw.level(0, y=Y)["data"] == {"values": [{"y": 0}]}
-    assert draw.between("a", "b", y=Y) == {"y": Y | {"field": "a"}, "y2": {"field": "b"}}
-    rim, words = draw.haloed(ROWS, "says", x=X, dx=4)
-    assert rim["encoding"] == words["encoding"] == {"x": X, "text": {"field": "says", "type": "nominal"}}
-    assert (rim["mark"]["stroke"], "stroke" in words["mark"]) == (draw.SURFACE, False)
-    bars, dots = interval_dots(ROWS, X, Y, draw.columns(x="across"))
-    assert (bars["data"]["values"], dots["data"]["values"]) == (ROWS[:1], ROWS)  # no bar where there is no interval
+def test_no_bar_where_there_is_no_interval():
+    rows = [{"x": 1, "y": 2.0, "low": 1.5, "high": 2.5}, {"x": 2, "y": 3.0, "low": None, "high": None}]
+    bars, dots = draw.interval_dots(rows, X, Y, draw.columns(x="across"))
+    assert (bars["data"]["values"], dots["data"]["values"]) == (rows[:1], rows)
 
 
 def test_dots_of_a_strip_stand_apart():
@@ -70,18 +51,3 @@ def test_a_scale_says_in_the_last_line_of_a_title_that_it_bends():
     assert even.encoding("v", "change", padding=5) == field(
         "v", "change", scale={"zero": False, "nice": True, "padding": 5}, axis={}
     )
-
-
-def test_panels_keep_what_they_hold_and_the_frame_stands_once():
-    layers = [draw.points(ROWS, x=X, y=Y)]
-    what = draw.columns(x="across", y="up")
-    one = chart(name="one", title="One", reading="One.", layers=layers, height=50, **what.table(ROWS))
-    part = panel(layers, 200, 50, "One")
-    assert part == {"width": 200, "height": 50, "layer": layers, "title": part["title"]}
-    assert part["title"]["text"] == "One"
-    body = above([beside([part, part], 10, apart=("color",)), panel(layers, 5, 6)], 20)
-    both = composed(name="both", title="Both", reading="Two.", body=body, **one.numbers)
-    assert both.spec["vconcat"][0]["resolve"] == {"scale": {"color": "independent"}}
-    assert both.spec["description"] == "Two."
-    assert (both.columns, both.rows, both.total) == (one.columns, one.rows, 2)
-    assert [len(row["hconcat"]) for row in grid([part] * 5, 2, across=1, down=2)["vconcat"]] == [2, 2, 1]
