@@ -26,7 +26,6 @@ from outlierlens.architectures import live_parameters
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel
-from outlierlens.results.document import from_json, to_json
 from outlierlens.results.rows import UNKNOWN
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
@@ -281,29 +280,6 @@ def test_options_are_checked(options: dict[str, Any], message: str) -> None:
 def test_too_few_texts_are_refused(llama: LoadedModel) -> None:
     with pytest.raises(BadInput, match="4 choose the edits and at least one more must judge"):
         attack(llama, TEXTS.first(4))
-
-
-def test_edits_survive_json(found: Attack) -> None:
-    assert from_json(to_json(found)).edits == found.edits
-
-
-def test_views_of_a_result() -> None:
-    result = attack_results.attack()
-    (section,) = result.sections()
-    assert section.sentences[:3] == (
-        "2 sign-flip edits of 1,000 values multiply the causal loss by 2.5; 2 edits are enough for × 2; verify finds 2 of 2 "
-        "edits.",
-        "Change +3 (95 % interval +2.5 to +3.5), intact 2; 4 other texts chose the edits, among the 60 values that a "
-        "fingerprint holds.",
-        "Sign-flip: +3; as many random edits: median +0.01.",
-    )
-    (whole,) = section.tables
-    assert [row[:3] for row in whole.rows] == [("sign-flip", 2, 2)]
-    (section,) = result.sections(verbose=True)
-    points, edits = section.tables
-    assert [row[1] for row in points.rows] == [1, 2]
-    assert len(edits.rows) == 3
-    assert "sign-flip +3 (+2.5 to +3.5); 3 random sets of edits: median +0.01, largest +0.02" in result.chart().reading
 
 
 def test_an_attack_says_how_many_texts_settle_it() -> None:

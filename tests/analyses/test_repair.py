@@ -56,7 +56,7 @@ def texts() -> Texts:
 
 
 @pytest.fixture
-def write(tmp_path: Path, words: Callable[..., Any]) -> Callable[..., Path]:
+def write(tmp_path: Path, words: Any) -> Callable[..., Path]:
     """Writes a tiny causal model whose first block writes far beyond float16."""
 
     def make(family: str = "qwen3", dtype: torch.dtype = torch.float32, *, times: float = 2.0**17) -> Path:
@@ -232,7 +232,7 @@ def test_neurons_lose_their_spikes(write: Callable[..., Path], texts: Texts, tmp
 
 
 @pytest.mark.parametrize("family", ["llama-biases", "gemma", "opt", "t5-gated", "mixtral"])
-def test_neurons_are_balanced(family: str, words: Callable[..., Any]) -> None:
+def test_neurons_are_balanced(family: str, words: Any) -> None:
     loaded = wrap(FAMILIES[family], words(), double=False)
     check = check_of(loaded, some_texts(3), max_length=8, seed=0)
     factors = sizes_of(loaded, check).balanced_exponents(1.0, 1.0)
@@ -289,7 +289,7 @@ def test_what_is_fused_or_shared_lies_where_it_is_said() -> None:
 
 @pytest.mark.parametrize(("family", "part"), [("bert", "value"), ("llama", "norm"), ("phi3", "key")])
 def test_a_pair_that_lacks_room_is_scaled_and_nothing_else(
-    family: str, part: str, write: Callable[..., Path], texts: Texts, tmp_path: Path, words: Callable[..., Any]
+    family: str, part: str, write: Callable[..., Path], texts: Texts, tmp_path: Path, words: Any
 ) -> None:
     source = tmp_path / "source"
     loaded = load(FAMILIES[family])
@@ -411,7 +411,7 @@ def test_a_kill_leaves_no_folder(name: str, write: Callable[..., Path], texts: T
 
 
 @pytest.fixture
-def planted(tmp_path: Path, words: Callable[..., Any]) -> Callable[..., Path]:
+def planted(tmp_path: Path, words: Any) -> Callable[..., Path]:
     """Writes a tiny model with an outlier dimension in every block."""
 
     def make(family: str = "llama", dtype: torch.dtype = torch.float32, **changes: Any) -> Path:

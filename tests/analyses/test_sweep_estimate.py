@@ -39,30 +39,6 @@ def test_an_interval_of_few_texts_is_that_of_an_estimate(pairs: list[tuple[float
 
 class TestLooks:
     def test_sizes_grow_by_halves_and_end_in_all_texts(self) -> None:
-        assert look_sizes(50, 8) == (
-            8,
-            9,
-            10,
-            11,
-            12,
-            13,
-            14,
-            15,
-            16,
-            18,
-            20,
-            22,
-            24,
-            26,
-            28,
-            30,
-            32,
-            36,
-            40,
-            44,
-            48,
-            50,
-        )
         assert look_sizes(24, 8) == (8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 22, 24)
         assert look_sizes(40, first=12) == (12, 13, 15, 16, 18, 19, 21, 22, 24, 27, 30, 33, 36, 39, 40)
         assert look_sizes(9, first=2) == (2, 3, 4, 5, 6, 7, 8, 9)
@@ -96,9 +72,6 @@ class TestLooks:
             seen = draws[:, :n]
             missed |= np.abs(seen.mean(1)) > stats.t.ppf((1 + level) / 2, n - 1) * seen.std(1, ddof=1) / math.sqrt(n)
         assert missed.mean() == pytest.approx(0.05, abs=4 * math.sqrt(0.05 * 0.95 / 20_000))
-
-    def test_one_level_for_all_looks_would_not_do(self) -> None:
-        assert 0.97 < look_level(look_sizes(96)) < 0.999
 
     @pytest.mark.parametrize("rule", ["wrong", "low", "precise"])
     def test_intervals_hold_at_whatever_look_the_measuring_stops(self, rule: str) -> None:
