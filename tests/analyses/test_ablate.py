@@ -1,8 +1,6 @@
 """The whole `ablate`: controls of its result, resume, saving."""
 
-import json
 import math
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -147,38 +145,6 @@ def test_a_set_that_leaves_no_number_is_reported_without_a_p() -> None:
     assert math.isnan(found.chosen.change.value)
     assert found.families[0].p is None
     assert "with these dimensions off the masked loss is no number (NaN) on 18 of 18 texts" in found.notes[-1]
-
-
-def test_rows_resume_and_refuse_other_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = tiny("bert", "MaskedLM")
-    rows = tmp_path / "rows.jsonl"
-    options = AblateOptions(n_random=5, n_matched=0)
-    whole = ablate(loaded, TEXTS, [2, 3, 4], options, rows=rows)
-    lines = rows.read_text().splitlines()
-    assert len(lines) == 1 + 1 + len({one.dims for one in whole.controls})
-    rows.write_text("\n".join(lines[:4]) + "\n" + lines[4][:20])  # killed while writing the fourth unit
-    from outlierlens.ablation import modes as module
-
-    calls = []
-    original = module.ON["weights"]
-
-    @wraps(original)
-    def counted(*a: Any, **k: Any) -> Any:
-        calls.append(1)
-        return original(*a, **k)
-
-    monkeypatch.setitem(module.ON, "weights", counted)
-    resumed = ablate(loaded, TEXTS, [2, 3, 4], options, rows=rows)
-    measured_again = len(calls) - 2  # two fills of the passage are not kept
-    assert measured_again == len(lines) - 4
-    assert [one.change for one in resumed.controls] == [one.change for one in whole.controls]
-    assert [json.loads(line)["key"] for line in rows.read_text().splitlines()[1:]] == [
-        json.loads(line)["key"] for line in lines[1:]
-    ]
-    with pytest.raises(
-        BadInput, match=r"holds rows of other work \(mode was 'zeroed_weights', is 'edited_hidden zero'\)"
-    ):
-        ablate(loaded, TEXTS, [2], AblateOptions(modes=("zero",), n_random=1), rows=rows)
 
 
 def test_saved_model_has_the_dimensions_off(tmp_path: Path) -> None:

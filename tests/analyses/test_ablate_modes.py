@@ -241,14 +241,6 @@ def test_requests_that_cannot_be_met() -> None:
             replace(OPTIONS, **more)
 
 
-def test_some_modes_have_no_verdict_and_say_what_gives_one() -> None:
-    found = found_in("information", modes=("zero", "mean"))
-    assert [one.mode for one in found.modes] == ["zero", "mean"]
-    assert "for a verdict measure --modes all" in next(found.sentences())
-    with pytest.raises(BadInput, match="position-mean of 5 was not measured; there are 5 / zero, 5 / mean"):
-        found.verdict("5")
-
-
 def test_embeddings_belong_to_writes_among_several_modes_too() -> None:
     model, data, both = (
         tiny("gpt2", "CausalLM", "causal"),

@@ -53,6 +53,14 @@ def catalogue(hub: FakeHub) -> Catalogue:
     return made
 
 
+def unbroken(hub: FakeHub, size: int, family: str = "bert") -> Catalogue:
+    """Models of one family on the hub, each as it should be."""
+    made = Catalogue(size, families=(family,))
+    made.way = lambda name: ""  # type: ignore[method-assign]
+    hub.models = made
+    return made
+
+
 def built(folder: Path, names: Any, **options: Any) -> BuildSummary:
     parallel = options.pop("parallel", 8)
     with Store.open(folder) as store:
@@ -104,9 +112,7 @@ def test_every_model_gets_its_rows_or_its_reason(catalogue: Catalogue, tmp_path:
 
 
 def test_vectors_are_those_of_the_file(hub: FakeHub, tmp_path: Path) -> None:
-    made = Catalogue(2, families=("bert",))
-    made.way = lambda name: ""  # type: ignore[method-assign]
-    hub.models = made
+    made = unbroken(hub, 2)
     built(tmp_path, map(ListEntry, made))
     from safetensors.numpy import load
 
@@ -134,9 +140,7 @@ def test_the_same_command_asks_for_nothing_that_is_there(catalogue: Catalogue, h
 
 
 def test_a_new_revision_gets_rows_of_its_own(hub: FakeHub, tmp_path: Path) -> None:
-    made = Catalogue(4, families=("bert",))
-    made.way = lambda name: ""  # type: ignore[method-assign]
-    hub.models = made
+    made = unbroken(hub, 4)
     names = [ListEntry(name, COMMIT, listed=True) for name in made]
     assert built(tmp_path, names).read == 4
     assert built(tmp_path, names).before == 4
@@ -273,9 +277,7 @@ def test_a_hub_that_gives_nothing_is_left_alone(hub: FakeHub, tmp_path: Path, mo
 
 
 def test_bounds_of_one_model_and_of_all(hub: FakeHub, tmp_path: Path) -> None:
-    made = Catalogue(30, families=("bert",))
-    made.way = lambda name: ""  # type: ignore[method-assign]
-    hub.models = made
+    made = unbroken(hub, 30)
     (row,) = look(ListEntry(made.name(0)), HubAccess(max_bytes=10_000), Rate())
     assert (row.reason, row.model, row.revision) == ("too large", made.name(0), COMMIT)
     assert "more than 10,000 bytes would be read of this model" in (row.failure or "")
@@ -287,9 +289,7 @@ def test_bounds_of_one_model_and_of_all(hub: FakeHub, tmp_path: Path) -> None:
 
 
 def test_a_busy_hub_is_waited_for_and_none_asks_it_too_often(hub: FakeHub, waits: list[float]) -> None:
-    made = Catalogue(2, families=("bert",))
-    made.way = lambda name: ""  # type: ignore[method-assign]
-    hub.models = made
+    made = unbroken(hub, 2)
     left = [2]
 
     def busy(handler: Handler, seen: Seen) -> bool:
@@ -310,9 +310,7 @@ def test_a_busy_hub_is_waited_for_and_none_asks_it_too_often(hub: FakeHub, waits
 
 
 def test_a_hub_is_asked_by_task_family_and_downloads(hub: FakeHub, tmp_path: Path, capsys: Any) -> None:
-    made = Catalogue(30, families=("bert",))
-    made.way = lambda name: ""  # type: ignore[method-assign]
-    hub.models, hub.page = made, 7
+    made, hub.page = unbroken(hub, 30), 7
     for number, name in enumerate(made):
         hub.cards[name] = {
             "sha": COMMIT, "downloads": 10 * number, "createdAt": "2021-03-04T05:06:07.000Z",
@@ -321,20 +319,8 @@ def test_a_hub_is_asked_by_task_family_and_downloads(hub: FakeHub, tmp_path: Pat
     found = list(listed(query("task=fill-mask downloads=100"), None))
     assert [named.model for named in found] == [made.name(n) for n in range(29, 9, -1) if n % 3]
     assert found[0] == ListEntry(made.name(29), COMMIT, "mit", "2021-03-04", 290, listed=True)
-    run(
-        [
-            "atlas",
-            "build",
-            "--query",
-            "family=bert,downloads=100",
-            "--limit",
-            "12",
-            "--rate",
-            "none",
-            "-o",
-            str(tmp_path),
-        ]
-    )
+    words = "atlas build --query family=bert,downloads=100 --limit 12 --rate none -o"
+    run([*words.split(), str(tmp_path)])
     told = capsys.readouterr().out
     assert told.startswith("12 models read, 0 not, 0 were there before; ")
     rows = list(read_rows(tmp_path))
@@ -427,9 +413,7 @@ def test_linears_beyond_the_limit_are_refused_before_they_are_read(hub: FakeHub,
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5", "gemma2", "mixtral", "modernbert"])
 def test_an_atlas_measures_what_scan_measures(hub: FakeHub, tmp_path: Path, family: str) -> None:
     """The same dimensions, z and site in every stream, of a model on a hub and of its files."""
-    made = Catalogue(2, families=(family,))
-    made.way = lambda name: ""  # type: ignore[method-assign]
-    hub.models = made
+    made = unbroken(hub, 2, family)
     for number, name in enumerate(made):
         for file, content in made[name].items():
             (tmp_path / file).write_bytes(content)

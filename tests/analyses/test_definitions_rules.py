@@ -14,7 +14,6 @@ from scipy import stats
 import definition_results
 from outlierlens.analyses.definitions import LIMITS, MODEL, DefinitionOptions, parse_thresholds
 from outlierlens.analyses.definitions_sums import (
-    LayerSums,
     SequenceKurtosis,
     carriers,
     flags,
@@ -25,7 +24,6 @@ from outlierlens.detection.rules import ActivationMeasures, ActivationRules
 from outlierlens.detection.running_statistics import QUANTILE_ERROR, SMALLEST, LargeCounts, LogHistogram
 from outlierlens.errors import BadInput
 from outlierlens.training.pretrain.build import kurtosis
-from outlierlens.vectors.cosines import contributions, mean_cosine, unit
 
 
 def gathered(**known: Any) -> Any:
@@ -128,21 +126,6 @@ def test_bondarenko_rule_at_the_threshold_and_without_a_tap() -> None:
         assert flag(name, {"carrier_share": 0.6}, **{array: fourth})[0] == [[0], []]
         assert flag(name, {"carrier_share": 0.61}, **{array: fourth})[0][0] == [0, 1]
         assert flag(name, {"bondarenko_kurtosis": 10.001}, **{array: fourth})[0] == [[], []]
-
-
-def test_layer_sums_against_brute_force() -> None:
-    random = np.random.default_rng(1)
-    texts = [random.normal(size=(n, 5)) + 1 for n in (3, 1, 6)]
-    texts[0][1] = 0  # a vector without direction
-    sums = LayerSums(5)
-    for text in texts:
-        sums.add(torch.from_numpy(text), torch.from_numpy(text[-1]))
-    every = np.concatenate(texts)
-    np.testing.assert_allclose(sums.contributions(), contributions(unit(every)), atol=1e-12)
-    assert sums.contributions().sum() == pytest.approx(mean_cosine(unit(every))[0])
-    assert sums.mean_abs == pytest.approx(np.abs(every).mean())
-    np.testing.assert_allclose(sums.energy.numpy(), (every**2).sum(0))
-    np.testing.assert_allclose(sums.variances(), np.stack([text[-1] for text in texts]).var(0))
 
 
 @settings(max_examples=30)

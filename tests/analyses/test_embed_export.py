@@ -14,8 +14,7 @@ from architectures import FAMILIES
 from outlierlens.analyses import embed_export
 from outlierlens.analyses.embed_export import EmbedderExport, ExportOptions, export_embedder
 from outlierlens.analyses.embed_pairs import read_pairs
-from outlierlens.data.texts import Texts
-from outlierlens.errors import BadFile, BadInput, MissingExtra
+from outlierlens.errors import BadFile, BadInput
 from outlierlens.models.load import LoadedModel, LoadOptions, load_model
 from outlierlens.results.document import load
 from outlierlens.results.safe_files import new_folder
@@ -258,16 +257,6 @@ def test_wrong_weights_and_wrong_tokens_leave_nothing(small: Any, tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
-def test_without_the_library_the_remedy_is_said(small: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    with pytest.raises(
-        MissingExtra, match=r"exporting an embedder needs sentence_transformers, .* pip install '\.\[embed\]'"
-    ):
-        exported(small("bert"), tmp_path / "made", "raw", False)
-
-
 def test_a_model_that_rounds_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     loaded = load_model("mini-planted", LoadOptions(dtype="bfloat16", device="cpu"))
     with pytest.raises(BadInput, match=r"mini-planted is loaded in bfloat16, .* LoadOptions\(dtype='float32'\)"):
@@ -346,12 +335,6 @@ def test_pairs_are_checked(tmp_path: Path) -> None:
     short.write_text("sentence1\tsentence2\tscore\na\tb\t1.0\n")
     with pytest.raises(BadInput, match="1 pair has no rank correlation; give at least 2"):
         read_pairs(short)
-
-
-def test_the_evaluated_text_alone_is_no_text_to_fit_on(small: Any, tmp_path: Path) -> None:
-    pairs = read_pairs(pairs_file(tmp_path))
-    with pytest.raises(BadInput, match="are evaluated ones"):
-        export_embedder(small("bert"), tmp_path / "made", ONE, fit=Texts("test", pairs.sentences), check=pairs)
 
 
 def test_options_that_would_do_nothing_are_refused(small: Any, tmp_path: Path) -> None:

@@ -229,16 +229,6 @@ def test_words_behind_the_longest_text_are_left_out_and_counted(words: Any) -> N
         embed(loaded, [pairs.some(np.array([False, True]))], options)
 
 
-def test_a_text_to_fit_on_is_needed_and_is_not_the_evaluated_one(words: Any) -> None:
-    loaded = wrap(FAMILIES["bert"], words())
-    train = made_pairs(10, 1)
-    with pytest.raises(BadInput, match="need a text to fit on"):
-        embed(loaded, [train])
-    evaluated = Texts("train.jsonl", (*train.first, *train.second))
-    with pytest.raises(BadInput, match=r"train\.jsonl: .* are evaluated ones, so 0 is left to fit on"):
-        embed(loaded, [train], EmbedOptions(fixes=parse_fixes("whiten")), fit=evaluated)
-
-
 def of_words(words: list[str], truth: np.ndarray, first: list[str] | None = None) -> TextPairs:
     """Pairs of these words; every sentence is another, but for those that are given."""
     n = len(words)

@@ -309,12 +309,6 @@ def test_without_an_interval_there_is_no_verdict() -> None:
     assert (by["log"], by["spearman"]) == ("too few texts", "more")  # ranks never have an interval
 
 
-def test_without_a_name_the_strongest_is_shown() -> None:
-    found = made_up(dims=(), contrasts=())
-    assert [(row.dim, row.layer) for row in found.strongest] == [(1, "0")]
-    assert [row.layer for row in found.by_layer] == ["embeddings", "0"]
-
-
 class Stopped(Exception):
     """The pass ends here."""
 

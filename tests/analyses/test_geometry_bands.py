@@ -1,7 +1,6 @@
 """Vectors of frequent and rare tokens: bands by hand, values by plain loops, a planted dimension, the command, charts."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from scipy import stats
 
 from architectures import FAMILIES
 from outlierlens.ablation.switches import zeroed_weights
-from outlierlens.analyses import geometry_passes as passes
 from outlierlens.analyses.frequency_sums import Vocabulary
 from outlierlens.analyses.geometry import ALL, FrequencyBands, GeometryOptions, frequency_bands
 from outlierlens.analyses.geometry_figures import OVERALL, BandMeasure, across, bands_of, of_other_types
@@ -21,7 +19,6 @@ from outlierlens.data.token_counts import TokenCounts
 from outlierlens.data.token_texts import vocabulary_of
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel
-from outlierlens.results.document import to_json
 from outlierlens.vectors.cosines import mean_cosine, unit
 from outlierlens.vectors.read import ReadOptions, gather, tokenise
 from outlierlens.vectors.spans import Drawing
@@ -264,19 +261,6 @@ def test_a_dimension_that_frequent_tokens_carry_makes_them_alike(words: Any) -> 
         assert found.figure("types_gap", layer, "off").change.high < -0.2
 
 
-def test_switching_off_begins_in_the_first_block(found: FrequencyBands) -> None:
-    for measure in OVERALL:
-        assert found.figure(measure, "embeddings", "off").value == found.figure(measure, "embeddings").value
-    # what the first block writes is what clipping leaves of it; the next blocks did without the dimension
-    for measure in ("cosine", "norm"):
-        assert values(found, measure, "0", "off") == pytest.approx(
-            values(found, measure, "0", "clip"), rel=1e-5, abs=1e-5
-        )
-    off, clip = (found.figure("anisotropy", "2", state).value.value for state in ("off", "clip"))
-    assert abs(off - clip) > 1e-4
-    assert found.mode == "zeroed_weights"
-
-
 def test_means_over_blocks_are_drawn_together(planted: LoadedModel, counts: TokenCounts, found: FrequencyBands) -> None:
     for state in ("raw", "clip", "off"):
         for measure in OVERALL:
@@ -291,51 +275,6 @@ def test_means_over_blocks_are_drawn_together(planted: LoadedModel, counts: Toke
     low, high = np.percentile(draws[1:], [2.5, 97.5])
     gap = found.figure("types_gap").value
     assert (gap.low, gap.high) == pytest.approx((low, high))
-
-
-def test_a_run_measures_what_its_rows_do_not_hold(
-    planted: LoadedModel, counts: TokenCounts, found: FrequencyBands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows, gather_drawn, read = tmp_path / "rows.jsonl", passes.gather_drawn, list[Any]()
-
-    def watched(*given: Any, **more: Any) -> Any:
-        read.append(given[3].layers)
-        return gather_drawn(*given, **more)
-
-    def whole() -> FrequencyBands:
-        made = frequency_bands(planted, some_texts(70, 1), counts, FEW, rows=rows)
-        return replace(made, provenance=found.provenance)
-
-    monkeypatch.setattr(passes, "gather_drawn", watched)
-    assert to_json(whole()) == to_json(found)
-    lines = rows.read_bytes().splitlines(keepends=True)
-    assert len(lines) == 2 + 4 * (2 + 6) + 4  # whose they are; what is drawn; read with sets clipped; read with it off
-    rows.write_bytes(b"".join(lines[:-1]) + lines[-1][:30])
-    assert to_json(whole()) == to_json(found)
-    assert read == [(-1, 0, 1, 2)] * 2 + [(2,)]
-    for name in ("gather_drawn", "tokenise"):
-        monkeypatch.setattr(passes, name, None)  # nothing is missing, so nothing is read
-    assert to_json(whole()) == to_json(found)
-
-
-def test_outliers_are_named_by_the_weights_or_are_the_strongest(words: Any) -> None:
-    loaded = wrap(FAMILIES["bert"], words())
-    counts, texts = counted(loaded.tokenizer), some_texts(40, 5)
-    options = replace(FEW, dims="find", mode="none", n_random=0, n_bootstrap=20, read=ReadOptions(layers=(-1,)))
-    found = frequency_bands(loaded, texts, counts, options)
-    assert len(found.dims) == 2
-    assert found.about.named_by == "largest |z| in the weights, as the scan names none"
-    assert any(note.startswith("the scan names no outlier") for note in found.notes)
-    assert ({row.state for row in found.figures}, found.mode, found.random_sets) == ({"raw", "clip"}, "", ())
-    with pytest.raises(BadInput, match="no types_gap / blocks / raw / all in this result"):
-        found.figure("types_gap")
-    with torch.no_grad():
-        for layer in loaded.model.encoder.layer:
-            layer.output.LayerNorm.weight[7] = 30
-            layer.output.LayerNorm.bias[7] = 30
-    named = frequency_bands(loaded, texts, counts, options)
-    assert named.dims == (7,)
-    assert named.about.named_by == "the scan of the weights, at 3 sigma"
 
 
 def test_what_cannot_be_measured_is_said(planted: LoadedModel, counts: TokenCounts) -> None:

@@ -16,7 +16,6 @@ from torch.overrides import TorchFunctionMode
 
 from architectures import FAMILIES, Family, build
 from outlierlens.analyses.observe import observe
-from outlierlens.data import texts as data
 from outlierlens.data.texts import Texts, read_texts
 from outlierlens.detection.activations import ObserveOptions, Observer
 from outlierlens.detection.observed import VIEWS, Statistics
@@ -242,21 +241,6 @@ def test_mpnet_numbers_positions_from_its_own_padding_index(words: Any) -> None:
     assert found.about.max_length == 30
 
 
-def test_one_function_feeds_decoders_and_one_limits_positions(words: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outlierlens.models.inputs.max_positions", lambda config: 6)
-    fed: list[list[int]] = []
-
-    def side(batch: Any, config: Any) -> Any:
-        tokens, special = data.decoder_side(batch, config)
-        fed.extend(tokens.tolist())
-        return tokens, special
-
-    monkeypatch.setattr("outlierlens.models.forward.decoder_side", side)
-    found = observe(wrap(FAMILIES["bart"], words()), Texts("made", ("w1 w2 w3 w4 w5 w6",)))
-    assert found.about.max_length == 6
-    assert {len(tokens) for tokens in fed} == {6}
-
-
 @pytest.mark.parametrize("name", ["vit", "wav2vec2", "whisper", "clip_vision_model"])
 def test_models_that_read_no_text_are_refused(name: str, words: Any) -> None:
     with pytest.raises(BadInput, match=r"does not read text.*observe a text model, or the text tower"):
@@ -350,15 +334,6 @@ def test_distilbert_cased_shows_557(sample: Callable[[str], str], evaluation_dat
     assert np.all(share[3:5] >= 0.90)
     assert np.all(stack.view("without_special").argmin_share[1:6, stack.dims.index(557)] >= 0.999)
     assert "557" in {str(o.dim) for o in stack.outliers if o.rule == "luo"}
-
-
-@pytest.mark.real
-def test_smollm2_has_a_massive_activation_at_507(sample: Callable[[str], str]) -> None:
-    loaded = load_model(sample("smollm2-135m"))
-    texts = Texts("made", ("The quick brown fox jumps over the lazy dog.", "Water boils at a hundred degrees."))
-    (stack,) = observe(loaded, texts).stacks
-    assert [o.dim for o in stack.outliers if o.rule == "massive"] == [507]
-    assert stack.view().abs_max[:, stack.dims.index(507)].max() > 20_000
 
 
 def test_the_public_name_stays_a_function() -> None:

@@ -44,12 +44,6 @@ def test_the_table_holds_every_statistic_of_both_views() -> None:
     assert all(frame[name].dtype == np.int64 for name in ("dim", "tokens", "abs_max_position", "abs_max_text"))
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_one_view_alone(view: str) -> None:
-    check(TWO.to_pandas(view), TWO, (view,))
-    assert {row["view"] for row in TWO.records(view)} == {view}
-
-
 def test_a_large_table_is_made_by_columns() -> None:
     found = observation(("model", 30, tuple(range(576))))
     start = time.process_time()

@@ -254,16 +254,8 @@ def test_what_a_tool_cannot_be_told_is_refused_before_the_work(
         raise AssertionError("measured")
 
     monkeypatch.setattr("outlierlens.analyses.plan.plan", measured)
-    words = [
-        "plan",
-        folder,
-        "--data",
-        str(tmp_path / "texts.txt"),
-        "--for",
-        "gguf",
-        "--to",
-        str(tmp_path / "types.txt"),
-    ]
+    data, to = tmp_path / "texts.txt", tmp_path / "types.txt"
+    words = ("plan", folder, "--data", str(data), "--for", "gguf", "--to", str(to))
     code, _, err = run(*words, "--scheme", "int8-tensor/int8-tensor")
     assert code == 1
     assert "llama-quantize has no scheme int8-tensor/int8-tensor" in err

@@ -410,12 +410,3 @@ def test_what_cannot_be_measured_says_why(words: Any) -> None:
 def test_options_that_cannot_be_used(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(BadInput, match=says):
         PredictionOptions(**wrong)
-
-
-@pytest.mark.parametrize("mode", ["zero", "mean", "writes", "resample"])
-def test_every_mode_switches_off_in_all_layers(mode: Any, words: Any) -> None:
-    loaded = model_of("bert", "MaskedLM", words)
-    options = replace(FEW, mode=mode, inputs=("unmasked",), interventions=("layers",), n_random=0)
-    found = predictions(loaded, TEXTS, random_counts(), [2], options)
-    assert found.change("unmasked", "layers", "entropy").change.value != 0
-    assert mode in found.mode

@@ -22,13 +22,14 @@ from outlierlens.analyses.probe_classifiers import (
 )
 from outlierlens.analyses.probe_frozen import FrozenOptions, frozen
 from outlierlens.data.labelled import Examples, find_task, plain_task, read_examples
+from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
-from outlierlens.models.hooks import tapped
 from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.results.rows import Estimate
 from outlierlens.vectors.clip import Clipping
 from outlierlens.vectors.fixes import Fix, make_fix, moments_of, parse_fixes
 from outlierlens.vectors.read import ReadOptions
+from planted import Oracle
 
 TASK = plain_task("classify", "text", "label", labels=("no", "yes"))
 ALL = parse_fixes("raw,clip,centre,standardize,abtt:1,whiten,whiten:3")
@@ -248,20 +249,11 @@ def word_splits(n: int = 60, seed: int = 0) -> Splits:
 
 def states_by_text(loaded: LoadedModel, texts: tuple[str, ...], special: bool) -> np.ndarray:
     """Mean states [layer, text, dim], each text on its own, so without padding."""
-    found: list[list[np.ndarray]] = []
-    tokenizer: Any = loaded.tokenizer
-    for text in texts:
-        ids = tokenizer(text)["input_ids"]
-        kept = [special or token not in (1, 2) for token in ids]
-        layers: list[np.ndarray] = []
-
-        def look(_: Any, __: int, states: torch.Tensor, kept: list[bool] = kept, into: Any = layers) -> None:
-            into.append(states[0][torch.tensor(kept)].mean(0).numpy())
-
-        with torch.inference_mode(), tapped(loaded.model, loaded.stacks, look):
-            loaded.model(input_ids=torch.tensor([ids]))
-        found.append(layers)
-    return np.array(found).transpose(1, 0, 2)
+    oracle = Oracle(loaded, Texts("made", texts), 128)
+    (found,) = oracle.by_text.values()
+    kept = [[special or token not in (1, 2) for token in ids] for ids in oracle.ids]
+    means = [[layer[mask].mean(0) for layer in layers] for layers, mask in zip(found, kept, strict=True)]
+    return np.array(means).swapaxes(0, 1)
 
 
 @pytest.mark.parametrize(("family", "special"), [("bert", False), ("roberta", True), ("gpt2", False), ("llama", False)])

@@ -23,7 +23,6 @@ from outlierlens.models.load import from_objects, load_model
 from outlierlens.results.document import from_json, to_json
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
-from outlierlens.tasks.metrics import confusion, metric_of
 from outlierlens.vectors.read import ReadOptions
 
 
@@ -130,23 +129,6 @@ def test_the_paper_s_shifted_mean() -> None:
         for above in (0, 1)
     )
     assert shifted_mean(values, labels).right == pytest.approx(best)
-
-
-@pytest.mark.parametrize("n_classes", [2, 3, 5])
-def test_metrics_of_counts_are_scikit_learn_s(n_classes: int) -> None:
-    random = np.random.default_rng(n_classes)
-    truth, said = random.integers(0, n_classes, 40), random.integers(0, n_classes, (40, 6))
-    said[:, 0], said[:, 1] = 0, truth
-    counts = confusion(truth, said, n_classes)
-    for dim in range(6):
-        assert metric_of("accuracy", counts)[dim] == pytest.approx(metrics.accuracy_score(truth, said[:, dim]))
-        assert metric_of("mcc", counts)[dim] == pytest.approx(metrics.matthews_corrcoef(truth, said[:, dim]))
-        macro = metrics.f1_score(truth, said[:, dim], average="macro", zero_division=0)
-        assert metric_of("macro f1", counts)[dim] == pytest.approx(macro)
-        if n_classes == 2:
-            assert metric_of("f1", counts)[dim] == pytest.approx(metrics.f1_score(truth, said[:, dim], zero_division=0))
-    with pytest.raises(BadInput, match="'pearson' is no metric of classes"):
-        metric_of("pearson", counts)
 
 
 TEXTS = ("w1 w2 w3", "w4 w5", "w6 w7 w8 w9 w10", "w2", "w11 w3 w5 w7", "w9 w9 w1", "w12 w4", "w8 w6 w4 w2 w1 w3")

@@ -14,7 +14,6 @@ from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel
 from outlierlens.results.rows import Estimate
 from planted import tiny, turning_texts
-from row_files import rows_in, write_rows
 
 TEXTS = turning_texts(8 + i % 6 for i in range(18))
 FEW = {"n_random": 2, "n_scattered": 2, "n_matched": 2}
@@ -115,20 +114,11 @@ def test_sparsity_is_a_share_of_the_candidates() -> None:
     assert [one.family for one in found.controls] == ["magnitude"]
 
 
-def test_finished_conditions_are_not_measured_again(tmp_path: Path) -> None:
-    loaded, rows = needle("bert", "MaskedLM", "masked"), tmp_path / "rows.jsonl"
-    options = PruneTestOptions(dims=(6,), n_random=2, n_scattered=1, n_matched=0)
-    first = prune_test(loaded, TEXTS, options, rows=rows)
-    changed = rows_in(rows)
-    assert len(changed) == 1 + 5  # identity; chosen, magnitude, three controls
-    changed[1]["value"]["per_text"] = [9.0] * 18
-    write_rows(rows, changed)
-    again = prune_test(loaded, TEXTS, options, rows=rows)
-    assert again.chosen.per_text == (9.0,) * 18
-    assert again.magnitude == first.magnitude
-    assert again.controls[1].sets == first.controls[1].sets
+def test_rows_of_another_budget_are_refused(tmp_path: Path) -> None:
+    loaded, none = needle("bert", "MaskedLM", "masked"), {"n_random": 0, "n_scattered": 0, "n_matched": 0}
+    prune_test(loaded, TEXTS, PruneTestOptions(dims=(6,), **none), rows=tmp_path / "rows.jsonl")
     with pytest.raises(BadInput, match="budget was 6, is 12"):
-        prune_test(loaded, TEXTS, PruneTestOptions(dims=(6, 7), n_random=0), rows=rows)
+        prune_test(loaded, TEXTS, PruneTestOptions(dims=(6, 7), **none), rows=tmp_path / "rows.jsonl")
 
 
 def test_what_an_experiment_refuses() -> None:

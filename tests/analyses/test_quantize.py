@@ -19,7 +19,6 @@ from outlierlens.analyses.quantize_schemes import fake_quantize, fake_quantize_i
 from outlierlens.analyses.quantize_settings import KEPT, MIXED, ROUNDED, SMOOTHED
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel
-from outlierlens.results.document import to_json
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
 from planted import tiny, turning_texts
@@ -357,26 +356,10 @@ def test_a_half_precision_model_is_told_about() -> None:
     assert result.gains[0].says == "unclear"
 
 
-def test_rows_resume_and_refuse_other_work(
-    planted: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows, recipes = tmp_path / "rows.jsonl", parse_all("none/int8-tensor,int8-channel/int8-token")
-    options = QuantizeOptions(recipes=recipes, dims=(PLANTED,), n_random=2, task=TaskOptions(max_length=16))
-    whole = quantize(planted, TEXTS, options, calibration=TEXTS.first(3), rows=rows)
-    lines = rows.read_text().splitlines(keepends=True)
-    rows.write_text("".join(lines[:-4]))  # the run was killed before its last settings
-    entered: list[Any] = []
-    inside = rounded
-
-    def counted(*arguments: Any, **named: Any) -> Any:
-        entered.append(arguments)
-        return inside(*arguments, **named)
-
-    for module in ("quantize", "quantize_settings"):
-        monkeypatch.setattr(f"outlierlens.analyses.{module}.rounded", counted)
-    again = quantize(planted, TEXTS, options, calibration=TEXTS.first(3), rows=rows)
-    assert to_json(replace(again, provenance=whole.provenance)) == to_json(whole)
-    assert len(entered) == 4 + 1  # and one that says how long it takes
-    assert sorted(rows.read_text().splitlines(keepends=True)) == sorted(lines)
+def test_rows_of_other_settings_are_refused(planted: LoadedModel, tmp_path: Path) -> None:
+    recipes, task = parse_all("none/int8-tensor"), TaskOptions(max_length=16)
+    options = QuantizeOptions(recipes=recipes, dims=(PLANTED,), n_random=0, task=task)
+    given = {"calibration": TEXTS.first(3), "rows": tmp_path / "rows.jsonl"}
+    quantize(planted, TEXTS.first(4), options, **given)
     with pytest.raises(BadInput, match="smooth"):
-        quantize(planted, TEXTS, replace(options, alpha=None), calibration=TEXTS.first(3), rows=rows)
+        quantize(planted, TEXTS.first(4), replace(options, alpha=None), **given)

@@ -140,18 +140,6 @@ def test_a_group_as_long_as_the_row_is_the_channel(values: np.ndarray, name: str
     assert same_bits(group, fake_quantize(tensor, scheme(name.format("channel"))))
 
 
-@settings(max_examples=40)
-@given(values=MATRICES, name=st.sampled_from(INTEGERS))
-def test_rounded_values_stay_within_half_a_step_and_zeros_stay(values: np.ndarray, name: str) -> None:
-    tensor, chosen = torch.from_numpy(values), scheme(name.format("channel"))
-    step, _ = steps(tensor, chosen)
-    found = fake_quantize(tensor, chosen)
-    # A zero point is itself rounded: at the ends of an asymmetric range up to half a step more is lost.
-    reach = (0.5 if chosen.symmetric else 1.0) * step
-    assert bool(((found - tensor).abs() <= reach * (1 + 1e-5) + 1e-5 * tensor.abs()).all())
-    assert bool((found[tensor == 0] == 0).all())
-
-
 def test_tiny_and_empty_ranges() -> None:
     for text in ("int8-channel", "int4-tensor-asym", "e4m3-channel", "e5m2-tensor"):
         assert fake_quantize(torch.zeros(2, 3), scheme(text)).tolist() == [[0.0] * 3] * 2

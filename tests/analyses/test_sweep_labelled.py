@@ -401,17 +401,12 @@ def saved(made: Any, tmp_path: Path) -> tuple[Path, Path, Examples]:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--task", "glue:rte"), "no column 'sentence1'; its columns are text, label"),
-        (("--task", "classify", "--label-column", "stars"), "no column 'stars'; its columns are text, label"),
-        (("--task", "classify", "--metric", "pearson"), "task classify has no metric 'pearson'"),
         (("--task", "classify", "--measure", "everything"), "--measure is 'everything'; use metric, accuracy, loss"),
         (("--measure", "loss"), "belongs to a labelled task, not to --task auto"),
         (("--task", "classify", "--measure", "loss", "--metric", "mcc"), "--metric mcc belongs to --measure metric"),
         (("--task", "glue:rte", "--label-column", "stars"), "belongs to classify, regress, tokens, not to glue:rte"),
         (("--task", "tokens", "--pair-column", "text"), "--pair-column belongs to classify and regress"),
         (("--task", "classify", "--stride", "4"), "--stride belongs to causal-loss, not to --task classify"),
-        (("--task", "regress"), "is not a number, and this task is a regression"),
-        (("--task", "glue:sst"), "unknown task 'glue:sst'"),
     ],
 )
 def test_refusals_come_before_any_model_is_loaded(
@@ -432,17 +427,8 @@ def test_rows_may_lack_labels_that_are_named(saved: Any, run: Any, tmp_path: Pat
     model, rows, examples = saved
     some = [line for line, label in zip(rows.read_text("utf-8").splitlines(), examples.labels, strict=True) if label]
     (tmp_path / "some.jsonl").write_text("\n".join(some), "utf-8")
-    arguments = (
-        "--task",
-        "classify",
-        "--data",
-        str(tmp_path / "some.jsonl"),
-        "--random",
-        "0",
-        "--matched",
-        "0",
-        "--json",
-    )
+    words = "--task classify --random 0 --matched 0 --json --data"
+    arguments = (*words.split(), str(tmp_path / "some.jsonl"))
     found = []
     for more in ((), ("--labels", ",".join(TWO))):  # among the names in the model's config, or these
         code, out, err = run("ablate", str(model), "--dims", "3", *arguments, *more)

@@ -2,7 +2,6 @@
 
 import runpy
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from outlierlens import trace
 from outlierlens.analyses import trace_passes
 from outlierlens.analyses.trace import GROUPS, Trace, TraceOptions
 from outlierlens.data.media.items import Items, Part
-from outlierlens.data.texts import Texts, read_texts
+from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.models.hooks import tapped
 from outlierlens.models.load import LoadedModel, LoadOptions, from_objects, load_model
@@ -274,24 +273,3 @@ def test_attention_is_eager_meanwhile(words: Any) -> None:
     assert loaded.model.config._attn_implementation == "sdpa"
     assert (found.n_heads, found.readers) == (eager.n_heads, eager.readers)
     assert found.n_heads > 0
-
-
-@pytest.mark.real
-def test_two_weights_write_the_super_activation_of_smollm2(sample: Callable[[str], str]) -> None:
-    loaded = load_model(sample("smollm2-135m"), LoadOptions(attention="eager"))
-    options = TraceOptions(dim=507, n_random=1, task=TaskOptions(max_length=16, batch_size=16))
-    found = trace(loaded, read_texts("excerpt", limit=32), options)
-    assert len(found.blocks) == 31
-    assert found.error < 1e-5
-    _sums(found)
-    assert (found.lifts, found.peak, found.falls) == ("11", "11", "28")
-    assert {(one.layer, one.index) for one in found.writers} == {("11", 1229), ("11", 1487)}
-    assert [one.place for one in found.weights] == [(507, 1229), (507, 1487)]
-    assert sum(one.share for one in found.weights) > 0.95
-    zeroed, restored, random = found.trials
-    assert zeroed.change.value > 1 > 10 * abs(restored.change.value)
-    assert abs(random.change.value) < 0.01
-    own, other = found.sinks
-    # A random dimension that is moved by 25,000 costs these heads something, too.
-    assert own.read.low > 0.6
-    assert other.read.value < 0.5

@@ -229,13 +229,6 @@ def test_checkpoints_of_another_shape_are_refused(tmp_path: Path) -> None:
         track([tmp_path / "a", tmp_path / "b"])
 
 
-def test_an_unknown_stream_or_norm_is_named(run: Path) -> None:
-    with pytest.raises(BadInput, match="no stream 'decoder'; there are model"):
-        track([run], TrackOptions(stack="decoder"))
-    with pytest.raises(BadInput, match=r"no norm 'x'; there are output\.LayerNorm"):
-        track([run], TrackOptions(norm="x"))
-
-
 def test_logs_of_several_kinds(tmp_path: Path, run: Path) -> None:
     history = find_log(find_saved([str(run)]))
     assert set(history) == {"loss", "eval_loss"}
