@@ -15,6 +15,7 @@ from outlierlens.analyses.geometry import Geometry, GeometryOptions, geometry
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel
+from outlierlens.results.document import to_json
 from outlierlens.results.rows import UNKNOWN, Estimate
 from outlierlens.vectors.fixes import parse_fixes
 from outlierlens.vectors.read import ReadOptions, Tokens, tokenise
@@ -253,6 +254,31 @@ def test_a_decoder_behind_an_encoder_has_no_state_of_a_last_special_token(words:
     assert found.about.stack == "decoder"
     with pytest.raises(BadInput, match="leave special tokens out"):
         geometry(loaded, some_texts(30, 4), replace(options, drawing=replace(SMALL, special=True)))
+
+
+def test_a_run_measures_what_its_rows_do_not_hold(
+    planted: LoadedModel, found: Geometry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = GeometryOptions(fixes=EVERY, drawing=SMALL, max_length=8, n_bootstrap=60, dims=tuple(range(16)))
+    texts, fit, rows = some_texts(90, 1), some_texts(300, 2), tmp_path / "rows.jsonl"
+    gather, read = passes.gather_drawn, list[tuple[int, ...] | None]()
+
+    def watched(*given: Any, **more: Any) -> Any:
+        read.append(given[3].layers)
+        return gather(*given, **more)
+
+    def whole() -> str:
+        return to_json(replace(geometry(planted, texts, options, fit=fit, rows=rows), provenance=found.provenance))
+
+    monkeypatch.setattr(passes, "gather_drawn", watched)
+    assert whole() == to_json(found)
+    lines = rows.read_bytes().splitlines(keepends=True)
+    rows.write_bytes(b"".join(lines[:-8]) + lines[-8][:30])  # stopped within the layer before the last
+    assert whole() == to_json(found)
+    assert read == [(-1, 0, 1, 2), (1, 2)]
+    for name in ("gather_drawn", "tokenise", "token_moments"):
+        monkeypatch.setattr(passes, name, None)  # nothing is missing, so nothing is read
+    assert whole() == to_json(found)
 
 
 @pytest.mark.real

@@ -1,6 +1,7 @@
 """Vectors of frequent and rare tokens: bands by hand, values by plain loops, a planted dimension, the command, charts."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from scipy import stats
 
 from architectures import FAMILIES
 from outlierlens.ablation.switches import zeroed_weights
+from outlierlens.analyses import geometry_passes as passes
 from outlierlens.analyses.frequency_sums import Vocabulary
 from outlierlens.analyses.geometry import ALL, FrequencyBands, GeometryOptions, frequency_bands
 from outlierlens.analyses.geometry_figures import OVERALL, BandMeasure, across, bands_of, of_other_types
@@ -19,6 +21,7 @@ from outlierlens.data.token_counts import TokenCounts
 from outlierlens.data.token_texts import vocabulary_of
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel
+from outlierlens.results.document import to_json
 from outlierlens.vectors.cosines import mean_cosine, unit
 from outlierlens.vectors.read import ReadOptions, gather, tokenise
 from outlierlens.vectors.spans import Drawing
@@ -275,6 +278,30 @@ def test_means_over_blocks_are_drawn_together(planted: LoadedModel, counts: Toke
     low, high = np.percentile(draws[1:], [2.5, 97.5])
     gap = found.figure("types_gap").value
     assert (gap.low, gap.high) == pytest.approx((low, high))
+
+
+def test_a_run_measures_what_its_rows_do_not_hold(
+    planted: LoadedModel, counts: TokenCounts, found: FrequencyBands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, gather_drawn, read = tmp_path / "rows.jsonl", passes.gather_drawn, list[Any]()
+
+    def watched(*given: Any, **more: Any) -> Any:
+        read.append(given[3].layers)
+        return gather_drawn(*given, **more)
+
+    def whole() -> str:
+        made = frequency_bands(planted, some_texts(70, 1), counts, FEW, rows=rows)
+        return to_json(replace(made, provenance=found.provenance))
+
+    monkeypatch.setattr(passes, "gather_drawn", watched)
+    assert whole() == to_json(found)
+    lines = rows.read_bytes().splitlines(keepends=True)
+    rows.write_bytes(b"".join(lines[:-1]) + lines[-1][:30])
+    assert whole() == to_json(found)
+    assert read == [(-1, 0, 1, 2)] * 2 + [(2,)]
+    for name in ("gather_drawn", "tokenise"):
+        monkeypatch.setattr(passes, name, None)  # nothing is missing, so nothing is read
+    assert whole() == to_json(found)
 
 
 def test_what_cannot_be_measured_is_said(planted: LoadedModel, counts: TokenCounts) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from architectures import FAMILIES, REPRESENTATIVE, Family
+from outlierlens.analyses import probe
 from outlierlens.analyses.probe import (
     AGAIN,
     RAW,
@@ -133,6 +134,30 @@ def test_the_seed_decides(words: Any) -> None:
     assert [row.loss for row in one.accuracies] == [row.loss for row in again.accuracies]
     for a, b in zip(one.layers, other.layers, strict=True):
         assert not np.allclose(a.contribution, b.contribution)
+
+
+def test_a_stopped_run_trains_the_missing_layers_alone(
+    words: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, split, rows = wrap(FAMILIES["bert"], words(), double=False), split_of(), tmp_path / "rows.jsonl"
+    clipping, options = Clipping("made", {"0": (3,)}, "made up"), ProbeOptions(redraws=2, train_batch=16)
+    whole = probe_positions(loaded, split, clipping, options, rows=rows)
+    rows.write_bytes(b"".join(rows.read_bytes().splitlines(keepends=True)[:-2]))
+    trained: list[tuple[int, ...]] = []
+    train = probe._Positions._trained
+
+    def counting(self: Any, read: ReadOptions, clipped: Any) -> Any:
+        trained.append(read.layers or ())
+        return train(self, read, clipped)
+
+    monkeypatch.setattr(probe._Positions, "_trained", counting)
+    again = probe_positions(loaded, split, clipping, options, rows=rows)
+    for a, b in zip(whole.layers, again.layers, strict=True):
+        assert a.contribution == pytest.approx(b.contribution, rel=1e-4, abs=1e-6)
+    assert [one.accuracy.value for one in whole.accuracies] == [one.accuracy.value for one in again.accuracies]
+    kept = probe_positions(loaded, split, clipping, options, rows=rows)
+    assert str(kept.accuracies) == str(again.accuracies)  # NaN among them
+    assert trained == [(1, 2)]
 
 
 def test_epochs_learn_and_the_row_is_a_choice(words: Any) -> None:

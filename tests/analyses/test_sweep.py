@@ -189,9 +189,11 @@ def test_another_sweep_uses_the_rows_that_fit_and_refuses_others(bert: LoadedMod
     sweep(bert, MANY, options, rows=rows)
     keys = [json.loads(line)["key"] for line in rows.read_text().splitlines()[1:]]
     assert len(set(keys)) == len(keys)
-    before = rows.read_text()
-    sweep(bert, MANY, dataclasses.replace(options, tolerance=0.5, top=0), rows=rows)
+    before, measured = rows.read_text(), list[str]()
+    wider = dataclasses.replace(options, tolerance=0.5, top=0)
+    sweep(bert, MANY, wider, rows=rows, progress=lambda phase, *_: measured.append(phase))
     assert rows.read_text() == before, "a wider tolerance needs nothing new"
+    assert set(measured) <= {"gradients"}  # which are told of before the rows are asked
     for change, what in (
         ({"seed": 1}, "seed was 0, is 1"),
         ({"mode": "zero"}, "mode was 'zeroed_weights', is 'edited_hidden zero'"),
