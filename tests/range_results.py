@@ -1,8 +1,8 @@
-"""Made-up results of `range`: a decoder whose last MLP overflows fp16, and weights of which one does."""
+"""Made-up results of `range`: a decoder whose last MLP overflows fp16."""
 
 from typing import Any
 
-from outlierlens.analyses.range import NARROW, Ranges, TensorRange, WeightRange, headroom
+from outlierlens.analyses.range import NARROW, Ranges, TensorRange, headroom
 from outlierlens.results.document import Provenance
 from outlierlens.results.finding import About
 
@@ -25,19 +25,3 @@ def found(*rows: TensorRange, n_texts: int = 9) -> Ranges:
     about = About(data="d.txt", data_digest="0", n_texts=n_texts, n_tokens=800, max_length=128)
     origin = Provenance("m", "f", command="outlierlens range m --data d.txt", dtype="float32")
     return Ranges(provenance=origin, about=about, tensors=rows or made, every=16, notes=("a note",))
-
-
-def stored(name: str, largest: float, n_over: int) -> WeightRange:
-    """A stored tensor with so many values beyond fp16, and twice as many beyond e4m3."""
-    room: Any = {form: headroom(largest, form) for form in NARROW}
-    counts = {"over_fp16": n_over, "over_e4m3": 2 * n_over, "below_fp16": 0, "below_e4m3": 12}
-    return WeightRange(name=name, stored="BF16", largest=largest, n_values=64, nan=0, **room, **counts)
-
-
-def of_weights() -> Ranges:
-    """Two tensors, one value of the first beyond fp16."""
-    weights = (stored("layers.1.mlp.down.weight", 100000.0, 1), stored("layers.0.mlp.up.weight", 0.5, 0))
-    about = About(inputs="stored tensors", n_texts=2)
-    return Ranges(
-        provenance=Provenance("m", "f", command="outlierlens range m --weights"), about=about, weights=weights
-    )

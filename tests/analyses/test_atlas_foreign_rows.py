@@ -142,7 +142,6 @@ def test_what_is_null_by_right_is_read(tmp_path: Path) -> None:
     wide = replace(ROW, scale=np.full_like(VECTORS, np.inf), bias=None)
     found = list(read_rows(write_part(tmp_path / "x.parquet", [few, wide])))
     assert found == [few, wide]
-    assert found[1].scale is not None
     assert np.isinf(found[1].scale).all()
 
 
@@ -172,7 +171,6 @@ def test_a_journal_that_holds_such_a_row_is_gone_on_with(tmp_path: Path, bad: di
         assert [row.reason for row in found] == [None, "malformed", None]
         assert found[0] == replace(ROW, model="first")
         assert found[1].key == ("bad", ROW.revision)
-        assert found[1].failure is not None
         assert found[1].failure.startswith(f"no atlas holds this: {next(iter(bad))}: ")
     assert [row.model for row in read_rows(tmp_path)][3:] == ["later"]
 
@@ -183,7 +181,6 @@ def test_a_unit_of_a_journal_that_is_no_rows(tmp_path: Path, value: Any) -> None
         store.journal.append("org/m@abc", value)
     (row,) = read_rows(tmp_path)
     assert (row.key, row.reason) == (("org/m", "abc"), "malformed")
-    assert row.failure is not None
     assert row.failure.startswith("no atlas holds this: its row in the journal (")
 
 

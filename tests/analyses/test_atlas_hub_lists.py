@@ -204,7 +204,6 @@ def test_a_bad_entry_is_a_row_and_the_others_are_looked_at(hub: FakeHub, tmp_pat
     assert rows["org/first"].reason == rows["org/last"].reason == "missing"  # this hub has neither
     (odd,) = (row for name, row in rows.items() if name not in ("org/first", "org/last"))
     assert odd.reason == "malformed"
-    assert odd.failure is not None
     assert odd.failure.startswith(f"{hub.endpoint}, page 1 of the list, entry 2: ")
     assert odd.failure.endswith(", which no atlas holds")
     assert len(odd.failure) < 300

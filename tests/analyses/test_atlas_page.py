@@ -13,8 +13,7 @@ from browser import CHROMIUM, HOSTILE, Page
 from conftest import needs_chromium
 from outlierlens.analyses import atlas_page as page
 from outlierlens.analyses.atlas_page import Bar, Group, models_of, summary, write_site
-from outlierlens.analyses.atlas_rows import AtlasOutlier, AtlasRow, Store
-from outlierlens.cli.app import run
+from outlierlens.analyses.atlas_rows import AtlasOutlier, AtlasRow
 from outlierlens.errors import BadInput
 
 ARTEFACTS = Path(os.environ.get("OUTLIERLENS_ARTEFACTS") or Path(__file__).parents[2] / "runs" / "atlas")
@@ -101,18 +100,6 @@ def test_ten_thousand_models_are_one_page_below_5_mb_and_more_are_several(tmp_pa
     assert pages[0].stat().st_size < 100_000
     write_site(many(3), tmp_path / "more")
     assert [path.name for path in (tmp_path / "more").iterdir()] == ["index.html"]
-
-
-def test_the_command_writes_it_beside_the_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with Store.open(tmp_path / "atlas") as store:
-        store.append(ROWS[:1])
-    run(["atlas", "page", str(tmp_path / "atlas")])
-    assert capsys.readouterr().out == f"site: {tmp_path / 'atlas' / 'site' / 'index.html'}\n"
-    with pytest.raises(BadInput, match="exists; name another folder with -o, or use --overwrite"):
-        run(["atlas", "page", str(tmp_path / "atlas")])
-    run(["atlas", "page", str(tmp_path / "atlas"), "--overwrite", "-q"])
-    with pytest.raises(BadInput, match="the atlas has no rows yet"):
-        write_site([], tmp_path / "new")
 
 
 def tree(folder: Path) -> dict[str, bytes]:

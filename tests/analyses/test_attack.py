@@ -1,7 +1,5 @@
 """Attacks on tiny models: planted values found first, bits by hand, restored bit for bit, budgets kept, every edit caught."""
 
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import attack_results
 from outlierlens.analyses.attack import Attack, AttackOptions, Watch, attack, cut_texts
 from outlierlens.analyses.attack_edits import (
     KINDS,
@@ -26,8 +23,6 @@ from outlierlens.architectures import live_parameters
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel
-from outlierlens.results.document import from_json, to_json
-from outlierlens.results.rows import UNKNOWN
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
 from planted import tiny
@@ -151,19 +146,6 @@ def test_the_fewest_edits_are_of_the_first_budget_that_is_enough(llama: LoadedMo
     assert again.kind("exponent-flip").enough == enough[0]
 
 
-def test_a_run_goes_on_where_it_was_stopped(llama: LoadedModel, tmp_path: Path, monkeypatch: Any) -> None:
-    options = AttackOptions(budget=2, kinds=("zero", "swap"), n_search=3, n_random=1, dims=(1, PLANTED), **QUICK)
-    rows = tmp_path / "rows.jsonl"
-    first = attack(llama, TEXTS, replace(options, kinds=("zero",)), rows=rows)
-    done = rows.read_bytes()
-    both = attack(llama, TEXTS, options, rows=rows)
-    assert rows.read_bytes().startswith(done)  # what was measured of the first kind was not measured again
-    monkeypatch.setattr(EditSearch, "find", None)
-    again = attack(llama, TEXTS, options, rows=rows)
-    assert first.points == both.points[:2]
-    assert (again.points, again.edits) == (both.points, both.edits)
-
-
 def test_exponent_flips_by_hand() -> None:
     # 1.5 is 0 01111111 100…0: flipping bit 23 gives exponent 126, 0.75; bit 30 gives 255, no number.
     flipped = moves_of("exponent-flip", values_of([1.5]), bound=10)
@@ -266,48 +248,11 @@ def test_texts_are_cut_at_the_end_of_a_token(llama: LoadedModel) -> None:
     assert cut_texts(llama, TEXTS, 3).texts == tuple(" ".join(text.split()[:3]) for text in TEXTS.texts)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"kinds": ("melt",)}, "no kind of edit is called 'melt'; kinds are zero, swap"),
-        ({"kinds": ("swap",), "budget": 1}, "a swap changes two values"),
-    ],
-)
-def test_options_are_checked(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(BadInput, match=message):
-        AttackOptions(**options)
+def test_a_swap_needs_two_values() -> None:
+    with pytest.raises(BadInput, match="a swap changes two values"):
+        AttackOptions(kinds=("swap",), budget=1)
 
 
 def test_too_few_texts_are_refused(llama: LoadedModel) -> None:
     with pytest.raises(BadInput, match="4 choose the edits and at least one more must judge"):
         attack(llama, TEXTS.first(4))
-
-
-def test_edits_survive_json(found: Attack) -> None:
-    assert from_json(to_json(found)).edits == found.edits
-
-
-def test_views_of_a_result() -> None:
-    result = attack_results.attack()
-    (section,) = result.sections()
-    assert section.sentences[:3] == (
-        "2 sign-flip edits of 1,000 values multiply the causal loss by 2.5; 2 edits are enough for × 2; verify finds 2 of 2 "
-        "edits.",
-        "Change +3 (95 % interval +2.5 to +3.5), intact 2; 4 other texts chose the edits, among the 60 values that a "
-        "fingerprint holds.",
-        "Sign-flip: +3; as many random edits: median +0.01.",
-    )
-    (whole,) = section.tables
-    assert [row[:3] for row in whole.rows] == [("sign-flip", 2, 2)]
-    (section,) = result.sections(verbose=True)
-    points, edits = section.tables
-    assert [row[1] for row in points.rows] == [1, 2]
-    assert len(edits.rows) == 3
-    assert "sign-flip +3 (+2.5 to +3.5); 3 random sets of edits: median +0.01, largest +0.02" in result.chart().reading
-
-
-def test_an_attack_says_how_many_texts_settle_it() -> None:
-    found = attack_results.attack()
-    few = replace(found, points=tuple(replace(one, change=replace(UNKNOWN, value=3.0)) for one in found.points))
-    # 8 texts judge and 4 search: 1.5 texts are read for each that judges.
-    assert "8 texts that judge are too few for an interval; read 32 or more" in list(few.sentences())[1]

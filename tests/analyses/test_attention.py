@@ -3,7 +3,6 @@
 import itertools
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,10 @@ from hypothesis import strategies as st
 
 import attention_results
 from architectures import FAMILIES, batch, build
-from outlierlens.analyses.attention import Attention, AttentionOptions, attention, ranks
+from outlierlens.analyses.attention import AttentionOptions, attention, ranks
 from outlierlens.analyses.attention_maps import (
     KEYS,
     METRICS,
-    KeyPass,
     Keys,
     PairSums,
     ReplicateSums,
@@ -30,7 +28,6 @@ from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.models.attention_maps import check_eager, tapped_attention
 from outlierlens.models.load import from_objects
-from outlierlens.results.document import from_json
 from outlierlens.results.rows import Estimate
 
 TEXTS = Texts(
@@ -301,31 +298,13 @@ def test_everything_equals_brute_force_over_single_texts(words: Any, name: str, 
     np.testing.assert_allclose(found.heads[0, METRICS.index("mass")], 1.0, atol=1e-5)
 
 
-def same(one: Attention, other: Attention) -> None:
-    for name in ("every_r", "heads_r", "control", "heads"):
-        np.testing.assert_allclose(getattr(one, name), getattr(other, name), atol=3e-4)
-    assert one.random_sets == other.random_sets
-    for table in ("correlations", "overall", "figures"):
-        for mine, theirs in zip(one.records(table), other.records(table), strict=True):
-            assert mine.keys() == theirs.keys()
-            for name, value in mine.items():
-                if isinstance(value, float) and name not in (
-                    "p",
-                    "r",
-                    "r_low",
-                    "r_high",
-                ):  # the strongest layer may differ
-                    assert value == pytest.approx(theirs[name], abs=3e-4, nan_ok=True), (mine, name)
-
-
 @pytest.mark.parametrize(("name", "kind"), [("bert", "masked"), ("xlnet", "masked"), ("gpt2", "causal")])
 def test_padding_changes_nothing(words: Any, name: str, kind: str) -> None:
     loaded = from_objects(build(FAMILIES[name]), words(kind=kind))
-    made = [
-        attention(loaded, TEXTS, AttentionOptions(dims=(3, 5), n_random=1, n_bootstrap=20, batch_size=size))
-        for size in (1, 8)
-    ]
-    same(*made)
+    one, eight = (attention(loaded, TEXTS, replace(QUICK, batch_size=size)) for size in (1, 8))
+    assert one.random_sets == eight.random_sets
+    for array in ("every_r", "heads_r", "control", "heads"):
+        np.testing.assert_allclose(getattr(one, array), getattr(eight, array), atol=3e-4)
 
 
 def test_as_released_padding_asks_too(words: Any) -> None:
@@ -416,50 +395,6 @@ def test_switching_off_is_undone_and_what_is_off_does_not_vary(words: Any) -> No
     assert found.figure("sink_heads", state="off").random == pytest.approx(sinks[2:])
 
 
-def test_finished_passes_are_kept(words: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded, rows = from_objects(build(FAMILIES["bert"]), words()), tmp_path / "rows.jsonl"
-    first = attention(loaded, TEXTS, QUICK, rows=rows)
-    measure, measured = KeyPass.measure, list[str]()
-
-    def counted(self: KeyPass, switch: Any, dims: Any = (), label: str = "intact") -> Any:
-        measured.append(label)
-        return measure(self, switch, dims, label)
-
-    monkeypatch.setattr(KeyPass, "measure", counted)
-    same(attention(loaded, TEXTS, QUICK, rows=rows), first)
-    assert not measured
-    more = attention(loaded, TEXTS, replace(QUICK, n_random=2, threshold=0.2), rows=rows)
-    assert len(measured) == 1
-    assert more.random_sets[:1] == first.random_sets
-    lines = rows.read_bytes().splitlines(keepends=True)
-    rows.write_bytes(b"".join(lines[:3]) + lines[3][:40])  # stopped in the third pass
-    measured.clear()
-    same(attention(loaded, TEXTS, QUICK, rows=rows), first)
-    assert len(measured) == 1
-    with pytest.raises(BadInput, match="seed was 0, is 1"):
-        attention(loaded, TEXTS, replace(QUICK, seed=1), rows=rows)
-
-
-@pytest.mark.parametrize("mode", ["zero", "mean", "scale", "writes"])
-def test_every_mode_moves_attention(words: Any, mode: Any) -> None:
-    loaded = from_objects(build(FAMILIES["bert"]), words())
-    found = attention(loaded, TEXTS, AttentionOptions(dims=(3,), mode=mode, n_random=0, n_bootstrap=20))
-    changes = [found.figure("entropy", str(layer), "off").change.value for layer in range(3)]
-    assert np.abs(changes).max() > 1e-6
-    assert found.figure("entropy", state="off").p is None
-
-
-def test_both_streams_of_an_encoder_decoder(words: Any) -> None:
-    loaded = from_objects(build(FAMILIES["bart"]), words())
-    encoder, decoder = (
-        attention(loaded, TEXTS, AttentionOptions(**{**vars(QUICK), "stack": s})) for s in ("encoder", "decoder")
-    )
-    assert (len(encoder.about.layers), len(decoder.about.layers)) == (2, 3)
-    assert not encoder.hides
-    assert decoder.hides
-    assert any("its attention to the encoder is not read" in note for note in decoder.notes)
-
-
 def test_clipped_attention_says_that_weights_do_not_sum_to_one(words: Any) -> None:
     found = attention(from_objects(build(FAMILIES["outlierlens-bert-rmsnorm"]), words()), TEXTS, QUICK)
     assert any("not to 1" in note for note in found.notes)
@@ -468,49 +403,14 @@ def test_clipped_attention_says_that_weights_do_not_sum_to_one(words: Any) -> No
     assert any("before the gate" in note for note in gated.notes)
 
 
-def test_without_an_outlier_the_strongest_are_taken_and_said_to_be_none(words: Any) -> None:
-    found = attention(
-        from_objects(build(FAMILIES["bert"]), words()), TEXTS, AttentionOptions(n_random=0, n_bootstrap=20)
-    )
-    assert len(found.dims) == 2
-    assert found.about.named_by == "largest |z| in the weights, as the scan names none"
-    assert "which is no finding" in found.notes[0]
+def test_a_mode_that_permutes_values_among_tokens_is_refused(words: Any) -> None:
+    with pytest.raises(BadInput, match="attention would depend on the batch size"):
+        attention(from_objects(build(FAMILIES["bert"]), words()), TEXTS, replace(QUICK, mode="resample"))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"dims": (16,)}, "dimension 16 does not exist; stream model has dimensions 0 to 15"),
-        ({"mode": "resample"}, "attention would depend on the batch size"),
-        ({"mode": "off"}, "unknown mode 'off'"),
-        ({"threshold": 1.0}, "threshold is 1.0; it must be more than 0 and less than 1"),
-        ({"n_bootstrap": 5}, "n_bootstrap is 5; it must be at least 20"),
-        ({"stack": "decoder"}, "which stream"),
-    ],
-)
-def test_what_cannot_be_is_said(words: Any, change: dict[str, Any], message: str) -> None:
-    loaded = from_objects(build(FAMILIES["bert"]), words())
-    with pytest.raises(BadInput, match=message):
-        attention(loaded, TEXTS, AttentionOptions(**{**vars(QUICK), **change}))
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (".", True),
-        (" ,", True),
-        ("##.", True),
-        ("##", True),
-        ("##a", False),
-        ("\n", True),
-        (" ", False),
-        ("a.", False),
-        ("$", False),
-        ("“", True),
-    ],
-)
-def test_delimiters(text: str, expected: bool) -> None:
-    assert is_delimiter(text) is expected
+def test_delimiters() -> None:
+    assert all(map(is_delimiter, (".", " ,", "##.", "##", "\n", "“")))
+    assert not any(map(is_delimiter, ("##a", " ", "a.", "$")))
 
 
 def test_ranks_by_hand() -> None:
@@ -520,79 +420,10 @@ def test_ranks_by_hand() -> None:
     assert p.tolist() == [[0.75, 1.0]]
 
 
-def test_a_result_says_what_it_holds() -> None:
-    found = attention_results.attention()
-    assert found.figure("sink_heads", state="off").value.value == 0.25
-    frame = found.to_pandas("correlations")
-    assert len(frame) == 3 * 2
-    said = frame.loc[0, ["layer", "dim", "keys", "r", "r_low", "p", "rank"]].tolist()
-    assert said == ["0", 1, "all", 0.7, pytest.approx(0.6), 0.25, 1]
-    assert np.isnan(frame.loc[0, "off"])
-    assert len(found.to_pandas()) == 8 * 3 * 2
-    short, overall = found.shown()
-    assert len(short.rows) == 7 * 2
-    assert [row[0] for row in overall.rows] == ["all", "without_special"]  # the others are the same keys
-    assert "Without special and first tokens r is largest in head 0 of layer 0, with dimension 1: 0.80." in list(
-        found.sentences()
-    )
-    with pytest.raises(BadInput, match=r"no correlation over keys 'all' of mean 'seen'.* means all"):
-        found.r("all", "seen")
-    with pytest.raises(BadInput, match="no last / all / intact in this result"):
-        found.figure("last")
-
-
-def test_the_picture_has_the_others_in_grey_and_the_strongest_first() -> None:
+def test_the_strongest_dimension_is_drawn_first() -> None:
     found = attention_results.attention()
     weak = tuple(replace(one, dim=2) for one in found.correlations)
     both = tuple(replace(one, dim=2, size=Estimate(0.1)) for one in found.overall)
-    found = replace(
-        found, about=replace(found.about, dims=("2", "1")), correlations=(*weak, *found.correlations),
-        overall=(*both, *found.overall),
-    )  # fmt: skip
+    about = replace(found.about, dims=("2", "1"))
+    found = replace(found, about=about, correlations=(*weak, *found.correlations), overall=(*both, *found.overall))
     assert [one.dim for one in found.drawn_r] == [1] * 6 + [2] * 6
-    titles = [panel["title"]["text"] for panel in found.chart().spec["vconcat"]]
-    assert titles[1:3] == [
-        "r with attention received, without special and first tokens",
-        "Attention on the first token",
-    ]
-    without = replace(
-        found, figures=tuple(one for one in found.figures if one.measure != "special" or one.layer == "all")
-    )
-    assert len(without.chart().spec["vconcat"]) == len(titles) - 1
-
-
-def test_command_asks_for_eager_attention_and_prints_both_tables(words: Any, run: Any, tmp_path: Path) -> None:
-    from transformers import BertForMaskedLM
-
-    model = BertForMaskedLM(build(FAMILIES["bert"]).config)
-    model.save_pretrained(tmp_path / "model")
-    words().save_pretrained(tmp_path / "model")
-    data, out = tmp_path / "texts.txt", tmp_path / "found.json"
-    data.write_text("\n".join(TEXTS.texts), "utf-8")
-    call = [
-        "attention",
-        str(tmp_path / "model"),
-        "--data",
-        str(data),
-        "--dims",
-        "3",
-        "--random",
-        "2",
-        "--bootstrap",
-        "20",
-    ]
-    code, said, err = run(
-        *call, "-o", str(out), "--chart", str(tmp_path / "c.html"), "--no-progress", "-v", "--offline"
-    )
-    assert code == 0, err
-    assert "14 of the tokens are special; 2 heads in each layer; dimensions off by zeroed_weights." in said
-    assert "38 tokens in all; stream model, 3 layers; dimensions: given." in " ".join(said.split())
-    assert "among random dimensions)" in said
-    found = from_json(out.read_text("utf-8"))
-    assert found.dims == (3,)
-    assert f"rank {found.overall_r(3, 'without_special').rank} of 16 dimensions" in said
-    assert "where attention goes" in (tmp_path / "c.html").read_text("utf-8")
-    assert run(*call, "--mode", "resample")[2].strip().startswith("error: mode resample permutes")
-    code, _, err = run(*call[:4], "--dims", "0-2:3")
-    assert code
-    assert "names layers" in err

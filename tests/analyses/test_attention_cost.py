@@ -22,25 +22,11 @@ def test_benchmark(words: Any, tmp_path: Path, capsys: Any, monkeypatch: pytest.
     monkeypatch.setattr(module, "peak", lambda *words: asked.append(int(words[-2])) or 100.0 + asked[-1])
     texts = tmp_path / "texts.txt"
     texts.write_text(("w0 w1 w2 w3 " * 20 + "\n") * 6)
-    call = [
-        str(tmp_path),
-        "--data",
-        str(texts),
-        "--texts",
-        "6",
-        "--rounds",
-        "2",
-        "--max-length",
-        "16",
-        "--threads",
-        "1",
-    ]
+    sizes = "--texts 6 --rounds 2 --max-length 16 --threads 1"
+    call = [str(tmp_path), "--data", str(texts), *sizes.split()]
     assert module.main(call) == 0
     said = capsys.readouterr().out
     assert asked == [128, 512]
-    assert "6 texts, 96 tokens, cpu, 1 threads, float32" in said
-    assert "eager over sdpa:" in said
-    assert "ours over eager with weights:" in said
     assert "largest memory: 228 MB with 128 texts, 612 MB with 512" in said
     monkeypatch.setattr(module, "MORE", 10.0)
     assert module.main(call) == 1

@@ -19,7 +19,6 @@ from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadInput
 from outlierlens.models.load import from_objects
 
-PARTS = ("scale", "bias")
 NORM = "encoder.layer.{}.output.LayerNorm.{}"
 
 
@@ -194,29 +193,6 @@ def test_models_that_cannot_be_its_descendants(pair: Any, tmp_path: Path) -> Non
             BadInput, match=r"has other streams \(model 3 × 16\) than .* \(model (2 × 16|3 × 32); layers"
         ):
             compare(base, [str(tmp_path / "other")])
-    with pytest.raises(BadInput, match="name at least one model to compare with"):
-        compare(base, [])
-    with pytest.raises(BadInput, match="dimension 16 does not exist; stream 'model' has dimensions 0 to 15"):
-        compare(base, [base], CompareOptions(dims=(16,)))
-
-
-def test_several_models_and_their_picture(pair: Any) -> None:
-    found = compare(
-        str(pair[0]), [str(pair[1]), str(pair[0])], CompareOptions(scan=ScanOptions(rule=Rule(n_sigma=2.0)))
-    )
-    assert [row["dim"] for row in found.records() if row["model"] == str(pair[1]) and row["part"] == "bias"] == [
-        3,
-        6,
-        9,
-    ]
-    assert {one.r for one in found.agreement if one.model == str(pair[0])} == {1.0}
-    drawn = found.chart()
-    tuned, own, weights = drawn.spec["vconcat"]
-    marks = [layer["data"]["values"] for layer in tuned["layer"] if layer.get("mark", {}).get("type") == "point"]
-    assert [(row["dim"], row["group"]) for row in marks[0]] == [(dim, part) for dim in (3, 6, 9) for part in PARTS]
-    assert {row["moved"] for layer in own["layer"] for row in layer["data"]["values"] if "group" in row} == {0}
-    assert "matrices" in str(weights)
-    assert "33 % of the outliers in common" in drawn.reading
 
 
 @pytest.fixture
@@ -259,28 +235,6 @@ def test_sites_of_one_stack_are_compared_each_on_its_own(saved: Any) -> None:
         ("post_attention_layernorm", 9, "came"),
     ]
     assert [one.jaccard for one in found.streams] == [0.0, 0.0]
-
-
-def test_the_command(pair: Any, tmp_path: Path, run: Any) -> None:
-    base, tuned = (str(path) for path in pair)
-    code, out, err = run("compare", base, tuned, "--n-sigma", "2", "--chart", str(tmp_path / "x.svg"))
-    assert code == 0, err
-    assert "33 % of the outliers in common (Jaccard)" in out
-    assert "2 in this one alone" in out
-    (row,) = (line.split() for line in out.splitlines() if " 6  stayed  scale" in line)
-    assert row[5:8] == ["3", "3", "3"]
-    assert (tmp_path / "x.svg").read_bytes().startswith(b"<svg")
-    for words, message in (
-        (["--chart", str(tmp_path / "x.svg")], "exists; name another file for --chart"),
-        (["--chart", "x.gif"], "the ending says what is drawn"),
-        (["--dims", "0-1:3"], "names layers; write dimensions alone"),
-        ([base, "--values"], "--values holds one model against another"),
-        (["--draws", "9"], "belongs to --updates"),
-        (["--deep"], "add --values or --updates"),
-    ):
-        code, _, err = run("compare", base, tuned, *words)
-        assert code in {1, 2}
-        assert message in err
 
 
 def test_no_heavy_library_is_imported(pair: Any) -> None:

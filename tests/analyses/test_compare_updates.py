@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import attack_results
 from architectures import FAMILIES, build
 from outlierlens.analyses.compare_updates import UpdateOptions, robust_z, update_check
 from outlierlens.errors import BadInput
@@ -107,7 +106,6 @@ def test_one_of_several_clients_stands_out(base: Path, tmp_path: Path) -> None:
     found = update_check(str(base), clients, UpdateOptions(dims=(OUTLIER,)))
     assert found.flagged == (clients[-1],)
     assert found.clients[0].model == clients[-1]
-    assert found.clients[0].z is not None
     assert found.clients[0].z > 3.5
     assert all(abs(one.z or 0.0) < 3.5 for one in found.clients[1:])
 
@@ -160,14 +158,3 @@ def test_robust_z_by_hand() -> None:
     # Median 2, deviations 1, 0, 0, 1, 8: their median is 1.
     assert robust_z(np.array([1.0, 2.0, 2.0, 3.0, 10.0]))[-1] == pytest.approx(8 / 1.4826)
     assert robust_z(np.array([0.0, 0.0, 0.0, 0.05]))[-1] == pytest.approx(0.5)  # the least spread
-
-
-def test_the_table_says_what_is_wrong_first() -> None:
-    (section,) = attack_results.update_check().sections()
-    assert section.sentences[:2] == (
-        "1 of 3 updates flagged: a puts 60.0% of its squared norm on them (60 times their share), 40 of its 48 largest "
-        "entries; 1.00% of the entries are outlier entries.",
-        "a: too much.",
-    )
-    (table,) = section.tables
-    assert [row[:2] for row in table.rows] == [("a", True), ("b", False), ("c", False)]

@@ -4,7 +4,6 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,10 @@ from outlierlens.analyses.definitions import (
     DefinitionOptions,
     Definitions,
     definitions,
+    weights_definitions,
 )
 from outlierlens.analyses.definitions_sums import (
-    Basis,
     gathered,
-    judged,
     randomly_initialised,
     rotation,
     shuffled,
@@ -45,12 +43,13 @@ from outlierlens.analyses.super_weights import (
     super_weights,
     trials,
 )
+from outlierlens.checkpoints import open_checkpoint
 from outlierlens.data.texts import Texts
 from outlierlens.detection.activations import ObserveOptions
 from outlierlens.detection.running_statistics import QUANTILE_ERROR
+from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadInput
-from outlierlens.models.load import LoadedModel, from_objects, load_model, stream_width
-from outlierlens.results import document
+from outlierlens.models.load import LoadedModel, from_objects, stream_width
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
 from outlierlens.vectors.cosines import contributions, unit
@@ -105,7 +104,7 @@ def varying(tokenizer: Any) -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def found(words: Callable[..., Any]) -> Definitions:
+def found(words: Any) -> Definitions:
     return definitions(
         planted(words()),
         some_texts(24),
@@ -131,7 +130,7 @@ def numbers(found: Definitions, name: str, condition: str = MODEL) -> np.ndarray
     return np.array([getattr(one, name) for one in found.numbers if one.condition == condition])
 
 
-def test_gamma_is_that_of_observe(words: Callable[..., Any], found: Definitions) -> None:
+def test_gamma_is_that_of_observe(words: Any, found: Definitions) -> None:
     (stack,) = observe(planted(words()), some_texts(24), ObserveOptions(max_length=16)).stacks
     # Later blocks hold the same state at every token, so that their spread is rounding.
     np.testing.assert_allclose(numbers(found, "gamma")[:3], stack.gamma()[:3], rtol=1e-6)
@@ -148,7 +147,7 @@ def test_the_planted_weight_is_found_and_what_it_writes(found: Definitions) -> N
     assert found.about.task == "masked loss"
 
 
-def test_neurons_are_judged_in_their_blocks(words: Callable[..., Any]) -> None:
+def test_neurons_are_judged_in_their_blocks(words: Any) -> None:
     options = DefinitionOptions(stack="mlp", thresholds=SMALL, max_length=16, nulls=("random",))
     made = definitions(planted(words()), some_texts(8), options)
     name = f"{AT}:{COLUMN}"
@@ -187,7 +186,7 @@ def test_rotation_takes_outliers_away_and_leaves_anisotropy(found: Definitions) 
         assert numbers(found, name)[-1] > 2 * numbers(found, name, "rotated")[-1]
 
 
-def test_nothing_is_found_where_nothing_is_planted(words: Callable[..., Any]) -> None:
+def test_nothing_is_found_where_nothing_is_planted(words: Any) -> None:
     loaded = plain(WIDE, words())
     given = SMALL | {"macocco_quantile": 0.99}
     none = definitions(loaded, some_texts(24), DefinitionOptions(thresholds=given, max_length=16, nulls=()))
@@ -202,7 +201,7 @@ def test_nothing_is_found_where_nothing_is_planted(words: Callable[..., Any]) ->
     assert none.stopped == "no layer reads and writes above 50"
 
 
-def test_a_rare_large_activation_is_massive_and_systematic(words: Callable[..., Any]) -> None:
+def test_a_rare_large_activation_is_massive_and_systematic(words: Any) -> None:
     loaded = from_objects(build(FAMILIES["gpt2"]), words(kind="causal"), name="rare")
     with torch.no_grad():
         loaded.model.wte.weight[loaded.tokenizer.convert_tokens_to_ids("w7"), DIM] = 22_500.0  # type: ignore[union-attr]
@@ -215,48 +214,8 @@ def test_a_rare_large_activation_is_massive_and_systematic(words: Callable[..., 
     assert "final norm" not in rare.of("massive").layers
 
 
-@pytest.fixture(scope="module")
-def seen_of(words: Callable[..., Any]) -> dict[str, Basis]:
-    made = {"rudman": varying(words()), "": planted(words())}
-    options = DefinitionOptions(thresholds=SMALL, max_length=16)
-    return {name: gathered(one, some_texts(24), one.stacks[0], options)[0] for name, one in made.items()}
-
-
-@pytest.mark.parametrize(
-    ("name", "threshold", "strict"),
-    [
-        ("massive", "massive_size", True),
-        ("systematic", "systematic_ratio", True),
-        ("rudman", "rudman_factor", False),
-        ("timkey", "timkey_share", False),
-        ("he-kurtosis", "he_kurtosis", False),
-        ("bondarenko-out", "bondarenko_kurtosis", False),
-    ],
-)
-def test_thresholds_hold_at_their_edge(name: str, threshold: str, strict: bool, seen_of: dict[str, Basis]) -> None:
-    seen = seen_of["rudman" if name == "rudman" else ""]
-
-    def dims(value: float) -> tuple[int, ...]:
-        options = DefinitionOptions(thresholds={threshold: value})
-        return next(dims for one, _, dims in judged(seen, options) if one == name)
-
-    edge = {
-        "massive": seen.measured.abs_max[:, DIM].max(),
-        "systematic": (seen.measured.abs_max[:, DIM] / seen.mean_abs).max(),
-        "rudman": seen.variances[-1, DIM] / seen.variances[-1].mean(),
-        "timkey": (seen.contributions[1:, DIM] / seen.contributions[1:].sum(1)).max(),
-        "he-kurtosis": 1 + ((seen.energy / seen.energy.mean(1, keepdims=True) - 1) ** 2).mean(1)[1:].max(),
-        "bondarenko-out": seen.fourth.sum(1)[1:].max(),
-    }[name]
-    assert DIM in dims(float(edge) * (1 - 1e-9))
-    assert DIM not in dims(float(edge) * (1 + 1e-9))
-    if name == "massive":
-        assert strict
-        assert DIM not in dims(float(edge))
-
-
 @pytest.mark.parametrize(("name", "special"), [("bert", True), ("bert", False), ("gpt2", False), ("xlnet", True)])
-def test_everything_gathered_against_numpy(name: str, special: bool, words: Callable[..., Any]) -> None:
+def test_everything_gathered_against_numpy(name: str, special: bool, words: Any) -> None:
     loaded = wrap(FAMILIES[name], words())
     texts = some_texts(11, seed=3)
     (stack,) = loaded.stacks
@@ -288,7 +247,7 @@ def test_everything_gathered_against_numpy(name: str, special: bool, words: Call
 
 
 @pytest.mark.parametrize("name", ["t5", "albert", "mixtral"])
-def test_other_families_say_what_does_not_apply(name: str, words: Callable[..., Any]) -> None:
+def test_other_families_say_what_does_not_apply(name: str, words: Any) -> None:
     loaded = from_objects(build(FAMILIES[name]), words(), name=name)
     there = definitions(loaded, some_texts(6), DefinitionOptions(max_length=8, nulls=("rotated",)))
     assert there.about.stack == loaded.stacks[0].name
@@ -302,7 +261,7 @@ def test_other_families_say_what_does_not_apply(name: str, words: Callable[..., 
         assert np.isnan(numbers(there, "bondarenko_ffn")).all()
 
 
-def test_memory_that_does_not_reach_is_told(words: Callable[..., Any]) -> None:
+def test_memory_that_does_not_reach_is_told(words: Any) -> None:
     loaded = plain(WIDE, words())
     options = DefinitionOptions(thresholds=SMALL, max_length=16, histogram_bytes=6 * 2 * 2048 * 4 * 9, nulls=())
     some = definitions(loaded, some_texts(12), options)
@@ -314,7 +273,7 @@ def test_memory_that_does_not_reach_is_told(words: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize(("name", "head"), [("bert", "MaskedLM"), ("gpt2", "LMHeadModel"), ("llama", "CausalLM")])
 def test_a_planted_super_weight_in_every_kind_of_mlp(
-    name: str, head: str, words: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    name: str, head: str, words: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import transformers
 
@@ -350,7 +309,7 @@ def test_a_planted_super_weight_in_every_kind_of_mlp(
     assert all(torch.equal(value, before[key]) for key, value in loaded.model.state_dict().items())
 
 
-def test_a_column_that_writes_everywhere_is_no_single_weight(words: Callable[..., Any]) -> None:
+def test_a_column_that_writes_everywhere_is_no_single_weight(words: Any) -> None:
     loaded = plain(WIDE, words())
     with torch.no_grad():
         loaded.model.encoder.layer[AT].intermediate.dense.bias[COLUMN] = 100.0
@@ -364,7 +323,7 @@ def test_a_column_that_writes_everywhere_is_no_single_weight(words: Callable[...
     assert stopped == "2 weights are removed, the limit; layers 1 still spike above 50"
 
 
-def test_the_same_weights_again_are_told(words: Callable[..., Any]) -> None:
+def test_the_same_weights_again_are_told(words: Any) -> None:
     loaded = plain(WIDE, words())
     plant_weight_at(loaded, 0)
     weight = entries(loaded, loaded.stacks[0], 0)
@@ -382,7 +341,7 @@ def plant_weight_at(loaded: LoadedModel, layer: int) -> None:
         entries(loaded, loaded.stacks[0], layer)[ROW, COLUMN] = 8.0
 
 
-def test_weights_are_scaled_inside_and_restored_after_an_error(words: Callable[..., Any]) -> None:
+def test_weights_are_scaled_inside_and_restored_after_an_error(words: Any) -> None:
     loaded = plain(FAMILIES["gpt2"], words())
     (stack,) = loaded.stacks
     before = {key: value.clone() for key, value in loaded.model.state_dict().items()}
@@ -401,7 +360,7 @@ def test_weights_are_scaled_inside_and_restored_after_an_error(words: Callable[.
     assert all(torch.equal(value, before[key]) for key, value in loaded.model.state_dict().items())
 
 
-def test_weights_to_compare_with(words: Callable[..., Any]) -> None:
+def test_weights_to_compare_with(words: Any) -> None:
     loaded = plain(FAMILIES["bert"], words())
     (stack,) = loaded.stacks
     sizes = entries(loaded, stack, 1).abs().reshape(-1)
@@ -418,7 +377,7 @@ def test_weights_to_compare_with(words: Callable[..., Any]) -> None:
     assert drawn != random_places(loaded, stack, top, seed=4)
 
 
-def test_what_the_last_linear_shows_may_be_replaced(words: Callable[..., Any]) -> None:
+def test_what_the_last_linear_shows_may_be_replaced(words: Any) -> None:
     loaded = plain(FAMILIES["xlnet"], words())
     (stack,) = loaded.stacks
     ids = torch.tensor([[5, 6, 7]])
@@ -440,7 +399,7 @@ def test_what_the_last_linear_shows_may_be_replaced(words: Callable[..., Any]) -
 # -- nulls
 
 
-def test_nulls_change_a_copy_and_come_from_the_seed(words: Callable[..., Any]) -> None:
+def test_nulls_change_a_copy_and_come_from_the_seed(words: Any) -> None:
     loaded = from_objects(build(FAMILIES["llama"], "CausalLM"), words(kind="causal"), name="llama")
     before = {key: value.clone() for key, value in loaded.model.state_dict().items()}
     state = torch.get_rng_state()
@@ -466,9 +425,7 @@ def test_a_rotation_is_orthogonal() -> None:
     assert not torch.equal(rotation(4, seed=5), rotation(4, seed=6))
 
 
-def test_a_null_that_breaks_is_told_and_the_rest_goes_on(
-    words: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_null_that_breaks_is_told_and_the_rest_goes_on(words: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(loaded: LoadedModel, *, seed: int) -> LoadedModel:
         other = shuffled(loaded, seed=seed)
         with torch.no_grad():
@@ -485,11 +442,7 @@ def test_a_null_that_breaks_is_told_and_the_rest_goes_on(
 # -- what cannot be
 
 
-def test_refusals(words: Callable[..., Any]) -> None:
-    with pytest.raises(BadInput, match="unknown null 'chance'; nulls are random, shuffled, rotated"):
-        DefinitionOptions(nulls=("chance",))  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match="trial_texts is -1"):
-        DefinitionOptions(trial_texts=-1)
+def test_refusals(words: Any) -> None:
     loaded = plain(FAMILIES["gpt2"], words(kind="causal"))
     with pytest.raises(BadInput, match="the tokenizer makes no token of the prompt ''; give another"):
         super_weights(loaded, loaded.stacks[0], "", LIMITS)
@@ -497,82 +450,15 @@ def test_refusals(words: Callable[..., Any]) -> None:
         definitions(plain(WIDE, words()), Texts("made", ("w1",)), DefinitionOptions(special=False, nulls=()))
 
 
-@pytest.fixture
-def files(words: Callable[..., Any], tmp_path: Path) -> Path:
+def test_definitions_on_weights_are_those_of_the_running_model(words: Any, tmp_path: Path) -> None:
     loaded = planted(words())
-    loaded.model.save_pretrained(tmp_path / "model")
-    loaded.tokenizer.save_pretrained(tmp_path / "model")  # type: ignore[union-attr]
-    (tmp_path / "texts.txt").write_text("\n".join(some_texts(6).texts), "utf-8")
-    return tmp_path
-
-
-def test_observe_by_every_definition(files: Path, run: Callable[..., Any]) -> None:
-    given = ("observe", str(files / "model"), "--data", str(files / "texts.txt"), "--dtype", "float32")
-    every = (
-        "--rule",
-        "all",
-        "--nulls",
-        "rotated",
-        "--threshold",
-        "macocco_quantile=0.9",
-        "--threshold",
-        "timkey-share=0.5",
-    )
-    code, out, err = run(*given, *every, "--json")
-    assert code == 0, err
-    found = document.from_json(out)
-    for name in ("kovaleva", "luo-share", "macocco"):
-        assert found.of(name).dims == (DIM,)
-    assert found.conditions == (MODEL, "rotated")
-    assert found.about.n_texts == 6
-    code, out, err = run(*given, *every, "--without-special")
-    assert code == 0, err
-    assert f"kovaleva 1 {DIM} 0–4 –" in " ".join(out.split())
-    assert "special tokens are left out; llm.int8 counts them all the same" in err + out
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (("--nulls", "none"), "--nulls belongs to --rule all; give that too"),
-        (("--prompt", "w1", "--trial-texts", "2"), "--prompt and --trial-texts belong to --rule all"),
-        (
-            ("--rule", "all", "--imatrix", "a.gguf"),
-            "--imatrix belongs to the other rules; leave --rule all out",
-        ),
-        (("--rule", "all", "--n-sigma", "4"), "--n-sigma belongs to the other rules"),
-        (("--rule", "all", "--nulls", "chance"), "unknown null 'chance'; nulls are random, shuffled, rotated, or none"),
-    ],
-)
-def test_what_observe_does_not_take_together(more: tuple[str, ...], message: str, run: Callable[..., Any]) -> None:
-    code, out, err = run("observe", "mini-planted", "--data", "reviews", *more)
-    assert (code, out) == (1, "")
-    assert message in err
-
-
-def test_scan_by_every_definition_on_weights(files: Path, run: Callable[..., Any]) -> None:
-    code, out, err = run("scan", str(files / "model"), "--rule", "all", "--json")
-    assert code == 0, err
-    found = document.from_json(out)
-    assert [one.name for one in found.definitions] == ["kovaleva", "puccetti", "luo-rank"]
-    loaded = load_model(str(files / "model"))
+    loaded.model.save_pretrained(tmp_path)
     live = definitions(loaded, some_texts(4), DefinitionOptions(nulls=(), max_length=8))
-    for one in found.found:
-        assert one.dims == live.of(one.definition).dims
-        assert one.strength == live.of(one.definition).strength
-    assert found.of("kovaleva").dims == (DIM,)
-    code, out, err = run("scan", str(files / "model"), "--rule", "all", "--n-sigma", "4", "--top-k", "1")
-    assert code == 0, err
-    assert "n_sigma=4, puccetti_top=1" in " ".join(out.split())
-    for more, message in (
-        (("mini-bert",), "--rule all compares the definitions on one model; name one"),
-        (("--relax-to", "2"), "--relax-to belongs to the other rules"),
-        (("--view", "reading", "--propose"), "--view and --propose belong to the other rules"),
-        (("--stack", "mlp"), "no definition on weights says anything of neurons"),
-    ):
-        code, _, err = run("scan", str(files / "model"), *more, "--rule", "all")
-        assert code == 1
-        assert message in err
+    stored = weights_definitions(open_checkpoint(str(tmp_path)), ScanOptions())
+    assert [one.definition for one in stored.found] == ["kovaleva", "puccetti", "luo-rank"]
+    for one in stored.found:
+        assert (one.dims, one.strength) == (live.of(one.definition).dims, live.of(one.definition).strength)
+    assert stored.of("kovaleva").dims == (DIM,)
 
 
 def test_definitions_on_weights_need_no_torch() -> None:

@@ -1,7 +1,6 @@
 """The rules of `definitions`: numbers worked out by hand at each threshold, and NumPy, SciPy or brute force as oracles."""
 
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,21 +14,16 @@ from scipy import stats
 import definition_results
 from outlierlens.analyses.definitions import LIMITS, MODEL, DefinitionOptions, parse_thresholds
 from outlierlens.analyses.definitions_sums import (
-    LayerSums,
     SequenceKurtosis,
     carriers,
     flags,
     he_parts,
     judged,
 )
-from outlierlens.cli.experiment import print_sections
 from outlierlens.detection.rules import ActivationMeasures, ActivationRules
 from outlierlens.detection.running_statistics import QUANTILE_ERROR, SMALLEST, LargeCounts, LogHistogram
 from outlierlens.errors import BadInput
-from outlierlens.report.result import sections_of
-from outlierlens.results import document
 from outlierlens.training.pretrain.build import kurtosis
-from outlierlens.vectors.cosines import contributions, mean_cosine, unit
 
 
 def gathered(**known: Any) -> Any:
@@ -134,21 +128,6 @@ def test_bondarenko_rule_at_the_threshold_and_without_a_tap() -> None:
         assert flag(name, {"bondarenko_kurtosis": 10.001}, **{array: fourth})[0] == [[], []]
 
 
-def test_layer_sums_against_brute_force() -> None:
-    random = np.random.default_rng(1)
-    texts = [random.normal(size=(n, 5)) + 1 for n in (3, 1, 6)]
-    texts[0][1] = 0  # a vector without direction
-    sums = LayerSums(5)
-    for text in texts:
-        sums.add(torch.from_numpy(text), torch.from_numpy(text[-1]))
-    every = np.concatenate(texts)
-    np.testing.assert_allclose(sums.contributions(), contributions(unit(every)), atol=1e-12)
-    assert sums.contributions().sum() == pytest.approx(mean_cosine(unit(every))[0])
-    assert sums.mean_abs == pytest.approx(np.abs(every).mean())
-    np.testing.assert_allclose(sums.energy.numpy(), (every**2).sum(0))
-    np.testing.assert_allclose(sums.variances(), np.stack([text[-1] for text in texts]).var(0))
-
-
 @settings(max_examples=30)
 @given(st.integers(0, 10_000), st.sampled_from([0.01, 0.5, 0.9, 0.99, 1.0]))
 def test_quantiles_of_magnitudes(seed: int, share: float) -> None:
@@ -222,49 +201,3 @@ def test_agreement_by_hand() -> None:
     ):
         with pytest.raises(BadInput, match=message):
             wrong()
-
-
-def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    print_sections(definition_results.definitions(), verbose=True)
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert lines[0].startswith("Dimension 2: outlier by at least half of the definitions that find any;")
-    assert "kovaleva 1 2 0–1 0 –" in lines
-    assert "timkey 2 1, 2 0–1 1 0" in lines
-    assert "timkey 0.5 0.3333 1" in lines
-    assert "2 3 kovaleva, massive, timkey" in lines
-    assert "Under the null random, timkey still finds any." in lines
-    assert "Under the null rotated, none still finds any." in lines
-    assert any(
-        line.startswith("Without them the causal loss changes by +3 (95 % interval +2.5 to +3.4);") for line in lines
-    )
-    assert any(line.startswith("1 2 7 9.5 1 90 800 the 1 98 % 4") for line in lines)
-
-
-def test_a_finding_comes_back_and_draws_what_it_shows() -> None:
-    found = definition_results.definitions()
-    assert document.to_json(document.from_json(document.to_json(found))) == document.to_json(found)
-    counts, gamma, weights = (panel for panel in found.chart().spec["vconcat"])
-    assert "m, dimension 2: every definition side by side" in found.chart().title
-    drawn = {(row["group"], row["definition"]): row["n"] for row in _values(counts) if "definition" in row}
-    assert drawn[MODEL, "massive"] == 2
-    assert drawn["random", "timkey"] == 1
-    assert {(row["group"], row["layer"]): row["gamma"] for row in _values(gamma) if "layer" in row}[MODEL, "1"] == 3.0
-    assert {row["label"]: row["change"] for row in _values(weights) if "label" in row}["zeroed"] == 3
-
-
-def _values(panel: dict[str, Any]) -> list[dict[str, Any]]:
-    return [row for layer in panel["layer"] for row in layer.get("data", {}).get("values", [])]
-
-
-def test_a_section_of_the_report_begins_with_the_verdict() -> None:
-    found = definition_results.definitions()
-    other = replace(found, about=replace(found.about, n_texts=21, dims=()))
-    first, second = sections_of((found, other))
-    assert (first.name, second.name) == ("every-definition-side-by-side", "every-definition-side-by-side-2")
-    assert first.sentences[0].startswith("Dimension 2: outlier by at least half of the definitions")
-    assert (
-        second.sentences[0]
-        == "3 of 3 definitions find an outlier dimension, and no dimension is found by half of those."
-    )
-    nothing = replace(other, found=tuple(replace(one, n=0) for one in found.found), overlaps=())
-    assert next(nothing.sentences()) == "0 of 3 definitions find an outlier dimension."

@@ -1,6 +1,5 @@
 """Sentence similarity: scores against scipy, whole results against plain loops, planted answers, and where data may not go."""
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,22 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-import embed_results
 from architectures import FAMILIES
 from outlierlens.analyses import embed_scores
 from outlierlens.analyses.embed import EmbedOptions, _choices, _ScoredPairs, elsewhere, embed
 from outlierlens.analyses.embed_pairs import TASKS, TextPairs, fit_text, read_sts, sts_tasks
-from outlierlens.analyses.embed_pass import own_pooling, sentence_vectors
+from outlierlens.analyses.embed_pass import own_pooling
 from outlierlens.analyses.embed_scores import PairIndex, Scores, score, spearman
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
-from outlierlens.results.document import load
 from outlierlens.results.rows import Estimate
 from outlierlens.statistics.means import verdict
 from outlierlens.vectors.clip import Clipping
 from outlierlens.vectors.fixes import FixSpec, make_fix, parse_fixes, raw_first
 from outlierlens.vectors.read import ReadOptions
-from outlierlens.view.section import cell_text
 from planted import Oracle, some_texts, wrap
 
 
@@ -115,7 +111,6 @@ def test_reading_says_which_parts_there_are(tmp_path: Path) -> None:
     assert sts_tasks(folder=tmp_path) == (TASKS["stsb"], TASKS["sts12"])
     # sts12 has no train split, so the text to fit on is that of the folder's other tasks.
     fit = fit_text((TASKS["sts12"],), tmp_path)
-    assert fit is not None
     assert fit.texts == read_sts(TASKS["stsb"], tmp_path, split="train").sentences
     assert fit_text((TASKS["sts12"],), tmp_path / "sts12") is None
 
@@ -151,7 +146,7 @@ def cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
 
 
-def test_every_number_is_that_of_a_plain_loop(words: Callable[..., Any]) -> None:
+def test_every_number_is_that_of_a_plain_loop(words: Any) -> None:
     loaded = wrap(FAMILIES["bert"], words())
     task = made_pairs(30, 1)
     fit = Texts("fit", (*some_texts(150, seed=9).texts, *task.first[:4]))
@@ -185,7 +180,7 @@ def test_every_number_is_that_of_a_plain_loop(words: Callable[..., Any]) -> None
         assert rhos(found)[layer, 0] == pytest.approx(stats.spearmanr(task.truth, wanted[0]).statistic)
 
 
-def test_a_sentence_goes_through_the_model_once(words: Callable[..., Any]) -> None:
+def test_a_sentence_goes_through_the_model_once(words: Any) -> None:
     loaded = wrap(FAMILIES["bert"], words())
     first = made_pairs(20, 1)
     second = pairs_of(first.second, first.first, first.truth, "sts13")
@@ -201,7 +196,7 @@ def test_a_sentence_goes_through_the_model_once(words: Callable[..., Any]) -> No
     assert rhos(found).tolist() == rhos(found, "sts13").tolist()  # a pair has no order
 
 
-def test_the_same_numbers_in_any_batch_and_for_a_decoder_with_its_final_norm(words: Callable[..., Any]) -> None:
+def test_the_same_numbers_in_any_batch_and_for_a_decoder_with_its_final_norm(words: Any) -> None:
     loaded = wrap(FAMILIES["llama"], words(kind="causal"))
     task = made_pairs(25, 4)
     read = ReadOptions(final_norm=True, batch_size=3)
@@ -299,13 +294,10 @@ def test_where_a_layer_is_chosen() -> None:
     mine = of("sts12", [[0.9], [0.1]])
     others = [mine, of("sts13", [[0.2], [0.4]]), of("sts14", [[0.5], [0.4]])]
     own = elsewhere(mine, [of("stsb", [[0], [1]]), of("sts12", [[0.3], [0.2]])], others)
-    assert own is not None
     assert own[0] == "validation split (3 pairs)"
     borrowed = elsewhere(mine, [of("sickr", [[5], [5]]), of("stsb", [[0], [1]])], others)
-    assert borrowed is not None
     assert (borrowed[0], borrowed[1].tolist()) == ("stsb's validation split (3 pairs)", [[0], [1]])
     rest = elsewhere(mine, [], others)
-    assert rest is not None
     assert rest[0] == "mean of sts13, sts14"
     np.testing.assert_allclose(rest[1], [[0.35], [0.4]])
     assert elsewhere(mine, [], [mine]) is None
@@ -314,7 +306,7 @@ def test_where_a_layer_is_chosen() -> None:
     assert (held.layer, held.score) == ("1", 0.1)  # best there, however bad it is here
 
 
-def test_evaluated_sentences_reach_neither_fit_nor_choice(words: Callable[..., Any]) -> None:
+def test_evaluated_sentences_reach_neither_fit_nor_choice(words: Any) -> None:
     loaded = wrap(FAMILIES["bert"], words())
     task, dev = made_pairs(20, 1), made_pairs(160, 30)
     mixed = replace(
@@ -341,7 +333,7 @@ def test_evaluated_sentences_reach_neither_fit_nor_choice(words: Callable[..., A
         embed(loaded, [task, task], options, fit=fit)
 
 
-def test_few_dev_pairs_choose_nothing_and_one_layer_needs_none(words: Callable[..., Any]) -> None:
+def test_few_dev_pairs_choose_nothing_and_one_layer_needs_none(words: Any) -> None:
     loaded = wrap(FAMILIES["bert"], words())
     task = made_pairs(20, 1)
     few = replace(made_pairs(60, 30), split="validation")
@@ -361,69 +353,6 @@ def test_a_verdict_is_what_the_interval_says() -> None:
     ends = ((0.01, 0.1), (-0.1, -0.01), (-0.1, 0.1), (0, 0), (np.nan, np.nan))
     wanted = ["helps", "hurts", "no difference", "no difference", "not settled"]
     assert [verdict(*one) for one in ends] == wanted
-
-
-def test_what_is_said_and_drawn() -> None:
-    found = embed_results.similarity()
-    (section,) = found.sections()
-    assert section.sentences[0] == "sts13: Spearman's ρ is highest, 0.7000, with raw at layer 0 (best)."
-    choices, data = section.tables
-    assert [list(map(cell_text, row)) for row in choices.rows] == [
-        ["sts13", "raw", "best", "0", "0.7", "–", "–", "0", "0.7", "–"],
-        ["sts13", "clip", "best", "0", "0.65", "-0.05", "-0.08 to -0.02", "0", "0.7", "hurts"],
-    ]
-    assert data.rows[0][-1] == ("headlines",)
-    (panel,) = found.drawn()
-    assert [row.score for row in panel.chosen(found)] == [0.5, 0.6, 0.7, 0.65]
-    same = tuple(replace(one, change=Estimate(0, 0, 0), says="no difference") for one in found.choices)
-    (section,) = replace(found, choices=same).sections(verbose=True)
-    unchanged, _, by_layer = section.tables
-    assert cell_text(unchanged.rows[1][6]) == "no change"
-    assert "nothing changed: no change on 30 pairs (at most 10 % of all, 95 %)." in unchanged.note
-    assert [row[:6] for row in by_layer.rows][3] == ("sts13", "0", "clip", 0.65, 0.55, pytest.approx(0.6))
-    with pytest.raises(BadInput, match="no stsb / raw / best in this result"):
-        found.choice("stsb", "raw")
-
-
-def test_the_command_writes_what_it_prints(tmp_path: Path, words: Callable[..., Any], run: Any, capsys: Any) -> None:
-    loaded = wrap(FAMILIES["bert"], words(), double=False)
-    loaded.model.save_pretrained(tmp_path / "model")
-    words().save_pretrained(tmp_path / "model")
-    data = tmp_path / "sts"
-    write(data, "sts13", "test", replace(made_pairs(20, 1, "sts13"), subset=("OnWN",) * 8 + ("FNWN",) * 12))
-    write(data, "stsb", "train", made_pairs(80, 3))
-    write(data, "stsb", "validation", made_pairs(140, 5))
-    arguments = [
-        "embed",
-        str(tmp_path / "model"),
-        "--data",
-        str(data),
-        "--sets",
-        "sts13",
-        "--fixes",
-        "clip,standardize",
-    ]
-    arguments += ["--clip", "3", "-o", str(tmp_path / "out.json")]
-    arguments += ["--chart", str(tmp_path / "out.json.html"), "--no-progress", "--dtype", "float32", "--verbose"]
-    capsys.readouterr()  # the model's writing
-    code, out, err = run(*arguments)
-    assert (code, err) == (0, "")
-    found = load(tmp_path / "out.json")
-    assert found.pooling == "mean of all tokens, special ones left out"
-    assert found.data[0].subsets == {"FNWN": 12, "OnWN": 8}
-    assert cell_text(found.choice("sts13", "raw", "last").score) in out
-    assert "stsb's validation split" in out
-    assert '"text":"sts13"' in (tmp_path / "out.json.html").read_text().replace(": ", ":")
-    for more, said in (
-        (("--pooling", "own", "--special"), "--special belongs to --pooling mean"),
-        (("--task", "wic", "--pooling", "first"), "--pooling belongs to --task sts"),
-        (("--fix", "whiten"), "--fix belongs to --export FOLDER; give that too"),
-        (("--export", "x", "--limit", "2"), "--limit belongs to scores; leave that out, or --export"),
-        (("--export", "x", "--layers", "2"), "--layers belongs to scores; leave that out, or --export"),
-        (("--export", "x", "--fixes", "raw"), "--fixes belongs to scores; say the one fix with --fix"),
-    ):
-        code, _, err = run("embed", "mini-bert", *more)
-        assert (code, said in err) == (1, True), err
 
 
 @pytest.mark.real
@@ -446,27 +375,3 @@ def test_the_models_own_way_agrees_with_mteb(
     assert options.pooling.says == "mean of all tokens, special ones counted"
     found = embed(loaded, [pairs], options)
     assert 100 * rhos(found)[0, 0] == pytest.approx(mteb, abs=0.01)
-
-
-@pytest.mark.real
-def test_the_models_own_way_agrees_with_sentence_transformers(
-    sample: Callable[[str], str], evaluation_data: Path
-) -> None:
-    library = pytest.importorskip("sentence_transformers")
-    from outlierlens.models.folder import model_folder
-    from outlierlens.models.load import LoadOptions, load_model
-
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    name = sample("minilm-l6")
-    pairs = read_sts(TASKS["sickr"], evaluation_data / "sts", limit=200)
-    theirs = library.SentenceTransformer(str(model_folder(name)), device="cpu").encode(list(pairs.sentences))
-    loaded = load_model(name, LoadOptions(dtype="float32", device="cpu"))
-    mine = sentence_vectors(
-        loaded, pairs.sentences, own_pooling(name), ReadOptions(layers=(5,), final_norm=True)
-    ).values[0]
-    mine = mine / np.linalg.norm(mine, axis=1, keepdims=True)
-    np.testing.assert_allclose(mine, theirs, atol=1e-5)
-    place = {text: i for i, text in enumerate(pairs.sentences)}
-    both = [np.array([place[text] for text in side]) for side in (pairs.first, pairs.second)]
-    wanted = stats.spearmanr(pairs.truth, (theirs[both[0]] * theirs[both[1]]).sum(1)).statistic
-    assert spearman(pairs, mine) == pytest.approx(wanted, abs=1e-4)

@@ -14,10 +14,9 @@ from architectures import FAMILIES
 from outlierlens.analyses import embed_export
 from outlierlens.analyses.embed_export import EmbedderExport, ExportOptions, export_embedder
 from outlierlens.analyses.embed_pairs import read_pairs
-from outlierlens.data.texts import Texts
-from outlierlens.errors import BadFile, BadInput, MissingExtra
+from outlierlens.errors import BadFile, BadInput
 from outlierlens.models.load import LoadedModel, LoadOptions, load_model
-from outlierlens.results.document import from_json, load, to_json
+from outlierlens.results.document import load
 from outlierlens.results.safe_files import new_folder
 from outlierlens.vectors.fixes import KINDS, FixSpec
 from planted import some_texts, wrap
@@ -39,7 +38,7 @@ def shipped_texts_have_words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def small(words: Callable[..., Any]) -> Callable[[str], LoadedModel]:
+def small(words: Any) -> Callable[[str], LoadedModel]:
     """A tiny float32 model of a family, with the tokenizer that suits it."""
 
     def make(family: str) -> LoadedModel:
@@ -258,16 +257,6 @@ def test_wrong_weights_and_wrong_tokens_leave_nothing(small: Any, tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
-def test_without_the_library_the_remedy_is_said(small: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    with pytest.raises(
-        MissingExtra, match=r"exporting an embedder needs sentence_transformers, .* pip install '\.\[embed\]'"
-    ):
-        exported(small("bert"), tmp_path / "made", "raw", False)
-
-
 def test_a_model_that_rounds_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     loaded = load_model("mini-planted", LoadOptions(dtype="bfloat16", device="cpu"))
     with pytest.raises(BadInput, match=r"mini-planted is loaded in bfloat16, .* LoadOptions\(dtype='float32'\)"):
@@ -275,7 +264,7 @@ def test_a_model_that_rounds_is_refused_before_anything_is_made(tmp_path: Path) 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_task_head_is_dropped(words: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_task_head_is_dropped(words: Any, tmp_path: Path) -> None:
     from architectures import build
     from outlierlens.models.load import from_objects
 
@@ -348,12 +337,6 @@ def test_pairs_are_checked(tmp_path: Path) -> None:
         read_pairs(short)
 
 
-def test_the_evaluated_text_alone_is_no_text_to_fit_on(small: Any, tmp_path: Path) -> None:
-    pairs = read_pairs(pairs_file(tmp_path))
-    with pytest.raises(BadInput, match="are evaluated ones"):
-        export_embedder(small("bert"), tmp_path / "made", ONE, fit=Texts("test", pairs.sentences), check=pairs)
-
-
 def test_options_that_would_do_nothing_are_refused(small: Any, tmp_path: Path) -> None:
     loaded = small("bert")
     with pytest.raises(BadInput, match=r"fix raw is not fitted on a text; leave made out \(--fit-data\)"):
@@ -397,72 +380,3 @@ def test_a_folder_is_replaced_only_if_it_is_one_of_ours(small: Any, tmp_path: Pa
         stopped()
     assert load(folder / "outlierlens.json").fix == "centre"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "thesis"]
-
-
-def test_the_card_and_the_result_say_what_it_is(small: Any, tmp_path: Path) -> None:
-    import yaml
-
-    loaded = small("llama")
-    found = exported(loaded, tmp_path / "made", "whiten", True)
-    text = (tmp_path / "made" / "README.md").read_text()
-    head = yaml.safe_load(text.split("---")[1])
-    assert head["library_name"] == "sentence-transformers"
-    for part in (
-        'SentenceTransformer("made")',
-        "the first 2 of 3 blocks. A vector is the mean of the output of block 1 (from 0), behind the model's final norm",
-        "over all tokens, special ones included; texts end at 12 tokens",
-        f"{found.n_fitted} sentence vectors of made",
-        "Every vector has length 1",
-        "The licence of the base model applies",
-    ):
-        assert part in text.replace("\\", "")  # as Markdown is read
-    assert from_json(to_json(found)) == found
-    assert load(tmp_path / "made" / "outlierlens.json") == found
-
-
-def test_the_command_writes_checks_and_reports(run: Any, tmp_path: Path) -> None:
-    pairs = tmp_path / "pairs.csv"
-    pairs.write_text(
-        "sentence1,sentence2,score\na good film,a fine film,5.0\na good film,the sea is cold,0.5\n"
-        "he sleeps,a man is asleep,4.5\nhe sleeps,a car drives,0.2\n"
-    )
-    folder = tmp_path / "made"
-    arguments = ["embed", "mini-bert", "--fix", "abtt:2", "--export", str(folder), "--layer", "0"]
-    code, out, err = run(*arguments, "--normalize", "--data", str(pairs))
-    assert code == 0, err
-    assert "fitting on the" in err
-    assert "Fix abtt:2: a dense layer" in out
-    assert "Spearman's ρ of cosines with people's scores" in out
-    assert load(folder / "outlierlens.json").layer == "0"
-    code, _, err = run(*arguments)
-    assert (code, "exists; name another folder" in err) == (2, True) or (code, "exists" in err) == (1, True)
-    for more, message in (
-        (["--clip", "5"], "--clip 5 belongs to --fix clip, not to abtt:2"),
-        (["--dtype", "bfloat16"], "an embedder is written in float32; leave --dtype out"),
-    ):
-        code, _, err = run(*arguments, *more)
-        assert code
-        assert message in err
-    code, _, err = run(*("raw,clip" if word == "abtt:2" else word for word in arguments))
-    assert (code, "names 2 fixes; an embedder has one" in err) == (2, True)
-    code, out, _ = run(*arguments, "--overwrite", "--json", "--no-progress")
-    assert code == 0
-    assert from_json(out).fix == "abtt:2"
-
-
-@pytest.mark.real
-def test_a_real_model_scores_the_same_from_its_folder(sample: Any, evaluation_data: Path, tmp_path: Path) -> None:
-    loaded = load_model(sample("minilm-l6"), LoadOptions(dtype="float32", device="cpu"))
-    table = "sentence1\tsentence2\tscore\n"
-    import pyarrow.parquet
-
-    rows = pyarrow.parquet.read_table(evaluation_data / "sts" / "stsb" / "test.parquet").to_pylist()[::14]
-    for row in rows:
-        table += f"{row['sentence1']}\t{row['sentence2']}\t{row['score']}\n"
-    (tmp_path / "pairs.tsv").write_text(table)
-    pairs = read_pairs(tmp_path / "pairs.tsv")
-    found = export_embedder(loaded, tmp_path / "made", ExportOptions(fix=FixSpec("raw"), normalize=True), check=pairs)
-    (sts,) = found.scores
-    assert sts.exported == pytest.approx(sts.raw, abs=1e-4)
-    assert sts.raw > 0.75
-    assert found.read_back[0].relative < 1e-5

@@ -28,7 +28,7 @@ POOLING = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
         (Pooling("last"), lambda states: states[-1]),
     ],
 )
-def test_each_way_is_what_it_says(pooling: Pooling, of: Callable[[Any], Any], words: Callable[..., Any]) -> None:
+def test_each_way_is_what_it_says(pooling: Pooling, of: Callable[[Any], Any], words: Any) -> None:
     loaded = wrap(FAMILIES["bert"], words())
     texts = some_texts(7, seed=3)
     got = sentence_vectors(loaded, texts.texts, pooling, ReadOptions(batch_size=3)).values

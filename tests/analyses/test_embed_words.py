@@ -1,8 +1,6 @@
 """Words in context: the search against brute force, reading, whole results against plain loops, planted answers."""
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import embed_results
 from architectures import FAMILIES, build
 from outlierlens.analyses.embed import EmbedOptions, embed
 from outlierlens.analyses.embed_pairs import TextPairs, read_wic
@@ -20,10 +17,7 @@ from outlierlens.analyses.embed_scores import GRID, accuracy_interval, best_cut,
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.models.load import from_objects
-from outlierlens.results.document import from_json
-from outlierlens.results.rows import Estimate
 from outlierlens.vectors.fixes import parse_fixes
-from outlierlens.view.section import cell_text
 from planted import Oracle, some_texts, wrap
 
 pairs_of = st.integers(1, 12).flatmap(
@@ -130,7 +124,7 @@ def made_pairs(n: int, seed: int, split: str = "train") -> TextPairs:
     return TextPairs("wic", "made", split, first, second, truth, words=named, places=tuple(places))
 
 
-def test_accuracies_are_those_of_a_plain_loop(words: Callable[..., Any]) -> None:
+def test_accuracies_are_those_of_a_plain_loop(words: Any) -> None:
     loaded = wrap(FAMILIES["bert"], words())
     train, validation = made_pairs(40, 1), made_pairs(15, 2, "validation")
     fit = some_texts(60, seed=9)
@@ -176,7 +170,7 @@ def test_accuracies_are_those_of_a_plain_loop(words: Callable[..., Any]) -> None
     assert found.data[0].all_true == train.truth.mean()
 
 
-def test_a_planted_dimension_hides_the_sense_and_clipping_helps(words: Callable[..., Any]) -> None:
+def test_a_planted_dimension_hides_the_sense_and_clipping_helps(words: Any) -> None:
     """Token ids say the sense; one dimension is large and the same everywhere, so that all cosines are above 0.9."""
     loaded = from_objects(_planted(words), words(), name="planted")
     random = np.random.default_rng(0)
@@ -205,7 +199,7 @@ def test_a_planted_dimension_hides_the_sense_and_clipping_helps(words: Callable[
     assert clip.change.value == clip.score - raw.score
 
 
-def _planted(words: Callable[..., Any]) -> Any:
+def _planted(words: Any) -> Any:
     """A tiny BERT whose embeddings are the ids' own vectors plus one dimension that is large everywhere."""
     import torch
 
@@ -222,7 +216,7 @@ def _planted(words: Callable[..., Any]) -> Any:
     return model
 
 
-def test_words_behind_the_longest_text_are_left_out_and_counted(words: Callable[..., Any]) -> None:
+def test_words_behind_the_longest_text_are_left_out_and_counted(words: Any) -> None:
     loaded = wrap(FAMILIES["bert"], words())
     long = "w1 w2 w3 w4 w5 w6 w7 w8"
     places = (((0, 2), (3, 5)), ((0, 2), (21, 23)))
@@ -233,69 +227,6 @@ def test_words_behind_the_longest_text_are_left_out_and_counted(words: Callable[
     assert (found.data[0].n_pairs, found.data[0].left_out) == (1, 1)
     with pytest.raises(BadInput, match="no pair has both its words within 5 tokens; raise --max-length"):
         embed(loaded, [pairs.some(np.array([False, True]))], options)
-
-
-def test_a_text_to_fit_on_is_needed_and_is_not_the_evaluated_one(words: Callable[..., Any]) -> None:
-    loaded = wrap(FAMILIES["bert"], words())
-    train = made_pairs(10, 1)
-    with pytest.raises(BadInput, match="need a text to fit on"):
-        embed(loaded, [train])
-    evaluated = Texts("train.jsonl", (*train.first, *train.second))
-    with pytest.raises(BadInput, match=r"train\.jsonl: .* are evaluated ones, so 0 is left to fit on"):
-        embed(loaded, [train], EmbedOptions(fixes=parse_fixes("whiten")), fit=evaluated)
-
-
-def test_the_verdict_in_short_is_cross_validated() -> None:
-    found = embed_results.words()
-    (section,) = found.sections()
-    raw, clip = (dict(zip(section.tables[0].columns, row, strict=True)) for row in section.tables[0].rows)
-    assert (raw["layer chosen"], raw["accuracy"], raw["says"]) == ("held out", 0.7, None)
-    assert clip["says"] == "no difference"  # though chosen on train it helps
-    assert found.choice("wic train", "clip").says == "helps"
-    assert section.sentences[0] == (
-        "wic train: accuracy is highest, 0.7300, with clip at layer 0 (held out); raw vectors reach 0.7000; always saying “the "
-        "same” gets 0.5000."
-    )
-    with pytest.raises(BadInput, match="no wic train / whiten / best / grid"):
-        found.choice("wic train", "whiten")
-
-
-def test_the_command_prints_what_was_found(tmp_path: Path, words: Callable[..., Any], run: Any, capsys: Any) -> None:
-    loaded = wrap(FAMILIES["bert"], words(), double=False)
-    loaded.model.save_pretrained(tmp_path / "model")
-    words().save_pretrained(tmp_path / "model")
-    for split, n in (("train", 30), ("validation", 10)):
-        pairs = made_pairs(n, n, split)
-        rows = [
-            {"word": pairs.words[i], "sentence1": pairs.first[i], "sentence2": pairs.second[i],
-             "start1": pairs.places[i][0][0], "end1": pairs.places[i][0][1], "start2": pairs.places[i][1][0],
-             "end2": pairs.places[i][1][1], "label": bool(pairs.truth[i])}
-            for i in range(n)
-        ]  # fmt: skip
-        write(tmp_path / "wic", split, rows)
-    capsys.readouterr()  # the model's writing
-    common = [
-        "embed",
-        "--task",
-        "wic",
-        str(tmp_path / "model"),
-        "--data",
-        str(tmp_path / "wic"),
-        "--fixes",
-        "clip",
-        "--clip",
-        "3",
-    ]
-    code, out, err = run(*common, "-o", str(tmp_path / "out.json"), "--no-progress", "--dtype", "float32")
-    assert (code, err) == (0, "")
-    found = from_json((tmp_path / "out.json").read_bytes())
-    assert [one.n_pairs for one in found.data] == [30, 10]
-    assert "always “the same”" in out
-    assert "Clipped dimensions: 3 in 0, 1, 2 (3: named by hand)." in out
-    assert "Fixes are fitted on" not in out
-    assert cell_text(found.choice("wic train", "clip", "held out").score) in out
-    code, _, err = run(*common, "--special")
-    assert (code, err.startswith("error: --special belongs to --pooling mean")) == (1, True)
 
 
 def of_words(words: list[str], truth: np.ndarray, first: list[str] | None = None) -> TextPairs:
@@ -329,11 +260,3 @@ def test_the_same_answers_are_no_change() -> None:
     said = np.random.default_rng(0).random(60) < 0.5
     pairs = of_words([f"w{i % 40}" for i in range(60)], ~said)
     assert accuracy_interval(pairs, said, said, seed=0, n_draws=500) == (0, 0)
-    # 40 words: up to 1 − 0.05^(1/40) = 7.2 % of all may change
-    found = embed_results.words()
-    data = replace(found.data[0], n_pairs=60, n_families=int(pairs.family.max()) + 1)
-    one = found.choices[1]
-    found = replace(found, data=(data,))
-    unchanged = replace(one, change=Estimate(0, 0, 0))
-    assert found.interval(unchanged) == "no change on 60 pairs (at most 7.2 % of all, 95 %)"
-    assert found.interval(replace(one, change=Estimate(0, -0.01, 0.02))) == "-1.00 to +2.00"

@@ -273,29 +273,3 @@ def test_an_option_names_counts_or_a_corpus(pieces: Any, tmp_path: Path) -> None
             counts_of(wrong, pieces)
     with pytest.raises(BadInput, match="the released code reads a file of counts; make one with --write-counts first"):
         counts_of(str(path), pieces, paper_compat=True)
-
-
-def test_the_command_counts_a_corpus_and_writes_it(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OUTLIERLENS_RUNS", "runs")
-    Path("texts.txt").write_text("\n".join(f"A film number {n} that was good." for n in range(20)) + "\n")
-    words = (
-        "frequency",
-        "mini-planted",
-        "--data",
-        "texts.txt",
-        "--bootstrap",
-        "50",
-        "--sample",
-        "200",
-        "--types",
-        "200",
-    )
-    code, out, err = run(*words, "--counts", "texts.txt", "--write-counts", "counts.parquet", "--no-progress", "-v")
-    assert code == 0, err
-    assert "Frequencies of texts.txt; 0.0% of the tokens without one." in out
-    code, again, err = run(*words, "--counts", "counts.parquet", "--no-progress", "-v")
-    assert code == 0, err
-    assert again == out
-    code, _, err = run(*words, "--counts", "texts.txt", "--write-counts", "counts.parquet")
-    assert (code, "exists; give another name or --overwrite" in err) == (1, True)

@@ -288,12 +288,3 @@ def test_a_result_says_its_numbers_and_what_it_has_not() -> None:
     # raw r of dimensions 0 and 2: (0.025 − 0.05) / 2 and (−0.05 + 0.05) / 2
     assert found.random_mean() == pytest.approx((-0.0125, 0.0))
     assert np.argwhere(found.passes()).tolist() == [[0, 1], [1, 1]]
-    for call, message in (
-        (lambda: found.values("log", "some"), "no view 'some'; views are without_special, all"),
-        (lambda: found.values("rank"), "measures are raw, log, partial, signed, spearman, types"),
-        (lambda: found.row("7", 1), "no layer '7' in this result; layers are embeddings, 0"),
-        (lambda: found.row("0", 4), "no dimension 4 in this result; there are 0 to 3"),
-        (lambda: found.contrast("types", view="all"), "no contrast of 'types', layer 'blocks', view 'all'"),
-    ):
-        with pytest.raises(BadInput, match=message):
-            call()

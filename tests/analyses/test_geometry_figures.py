@@ -89,14 +89,6 @@ def test_an_interval_covers_the_true_cosine_about_as_often_as_it_says() -> None:
     assert 87 <= covered <= 100
 
 
-def test_self_similarity_of_identical_vectors_is_one() -> None:
-    units = unit(np.repeat(normal(4, 8), 3, axis=0))
-    word = np.repeat(np.arange(4), 3)
-    assert self_similarity(units, word)[0] == pytest.approx(1.0, abs=1e-12)
-    # eq. 1 of Luo et al. as printed would give ½
-    assert self_similarity(unit(normal(2, 5)[[0, 0]]), np.zeros(2))[0] == pytest.approx(1.0, abs=1e-12)
-
-
 def test_self_similarity_by_hand_and_by_brute_force() -> None:
     units = unit(np.array([[1.0, 0], [0, 1], [3, 4], [1, 0], [1, 0]]))
     # word 0: cosines 0, 0.6, 0.8; word 1: 1

@@ -15,8 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from architectures import FAMILIES, Family, build
-from outlierlens.analyses.observe import Observation, observe
-from outlierlens.data import texts as data
+from outlierlens.analyses.observe import observe
 from outlierlens.data.texts import Texts, read_texts
 from outlierlens.detection.activations import ObserveOptions, Observer
 from outlierlens.detection.observed import VIEWS, Statistics
@@ -46,7 +45,7 @@ def compare(statistics: Statistics, row: int, expected: dict[str, Any], tokenize
 
 
 @pytest.mark.parametrize("family", TEXT_FAMILIES, ids=lambda family: family.name)
-def test_every_statistic_of_every_family(family: Family, words: Callable[..., Any]) -> None:
+def test_every_statistic_of_every_family(family: Family, words: Any) -> None:
     tokenizer = words()
     loaded = wrap(family, tokenizer)
     texts = some_texts(11)
@@ -65,9 +64,7 @@ def test_every_statistic_of_every_family(family: Family, words: Callable[..., An
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in loaded.model.modules())
 
 
-def test_the_pass_watches_no_function_of_the_statistics(
-    words: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pass_watches_no_function_of_the_statistics(words: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = set()
 
     class Watching(TorchFunctionMode):
@@ -82,7 +79,7 @@ def test_the_pass_watches_no_function_of_the_statistics(
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "gpt2", "llama", "xlnet", "bart", "t5"])
-def test_padding_on_either_side_gives_the_same_numbers(name: str, words: Callable[..., Any]) -> None:
+def test_padding_on_either_side_gives_the_same_numbers(name: str, words: Any) -> None:
     texts = some_texts(9)
     both = []
     for side in ("left", "right"):
@@ -95,24 +92,7 @@ def test_padding_on_either_side_gives_the_same_numbers(name: str, words: Callabl
     np.testing.assert_equal(*[[{view: vars(s) for view, s in views.items()} for views in side] for side in both])
 
 
-def test_batch_size_and_order_change_nothing(words: Callable[..., Any]) -> None:
-    loaded = wrap(FAMILIES["bert"], words())
-    texts = some_texts(20)
-    turned = Texts("made", texts.texts[::-1])
-    found = [
-        observe(loaded, data, ObserveOptions(batch_size=size)).stacks[0]
-        for data, size in ((texts, 3), (texts, 20), (turned, 7))
-    ]
-    for view in VIEWS:
-        for other in found[1:]:
-            a, b = found[0].view(view), other.view(view)
-            for name in ("argmin_share", "argmax_share", "sigma_token_share", "sigma_input_share", "tokens"):
-                assert np.array_equal(getattr(a, name), getattr(b, name)), name
-            for name in ("mean", "std", "skewness", "kurtosis", "min", "max", "abs_max"):
-                np.testing.assert_allclose(getattr(a, name), getattr(b, name), rtol=1e-6, atol=1e-9, err_msg=name)
-
-
-def test_many_windows_of_texts_are_one_pass(words: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_windows_of_texts_are_one_pass(words: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = wrap(FAMILIES["bert"], words())
     texts = some_texts(25)
     whole = observe(loaded, texts, ObserveOptions(batch_size=4)).stacks[0].view()
@@ -125,7 +105,7 @@ def test_many_windows_of_texts_are_one_pass(words: Callable[..., Any], monkeypat
     assert steps == [("observing", min(done, 25), 25) for done in range(4, 29, 4)]
 
 
-def planted(words: Callable[..., Any], *, kind: str = "causal") -> tuple[LoadedModel, int]:
+def planted(words: Any, *, kind: str = "causal") -> tuple[LoadedModel, int]:
     """A GPT-2 whose token w7 writes 22,500 into dimension 5 of the embeddings, so into every layer."""
     model = build(FAMILIES["gpt2"])
     tokenizer = words(kind=kind)
@@ -135,7 +115,7 @@ def planted(words: Callable[..., Any], *, kind: str = "causal") -> tuple[LoadedM
     return from_objects(model, tokenizer, name="planted"), token
 
 
-def test_a_planted_massive_activation_is_found_with_token_and_position(words: Callable[..., Any]) -> None:
+def test_a_planted_massive_activation_is_found_with_token_and_position(words: Any) -> None:
     loaded, _ = planted(words)
     texts = Texts("made", ("w1 w2 w3", "w4 w5 w6 w7 w8", *(["w9 w10 w11 w12"] * 30)))
     (stack,) = observe(loaded, texts).stacks
@@ -150,7 +130,7 @@ def test_a_planted_massive_activation_is_found_with_token_and_position(words: Ca
 
 
 @pytest.mark.parametrize("limit", [200_000, 150_000])
-def test_a_memory_limit_keeps_the_extreme_dimensions_and_says_so(limit: int, words: Callable[..., Any]) -> None:
+def test_a_memory_limit_keeps_the_extreme_dimensions_and_says_so(limit: int, words: Any) -> None:
     loaded, _ = planted(words)
     texts = Texts("made", ("w7 w1 w2", *some_texts(8).texts))
     full = observe(loaded, texts).stacks[0]
@@ -169,7 +149,7 @@ def test_a_memory_limit_keeps_the_extreme_dimensions_and_says_so(limit: int, wor
     np.testing.assert_array_equal(a.kurtosis, b.kurtosis)
 
 
-def test_special_tokens_that_come_late_narrow_the_histograms(words: Callable[..., Any]) -> None:
+def test_special_tokens_that_come_late_narrow_the_histograms(words: Any) -> None:
     loaded, _ = planted(words)
     texts = Texts("made", ("w1 w2 w3 w4", "w7 w5 w6", "[MASK] w2"))
     limit = 4 * 2048 * 4 * 16  # all 16 dimensions of 4 layers for ordinary tokens alone
@@ -183,13 +163,13 @@ def test_special_tokens_that_come_late_narrow_the_histograms(words: Callable[...
     np.testing.assert_array_equal(stack.view().median_abs, full.view().median_abs)
 
 
-def test_a_limit_below_one_dimension_is_refused(words: Callable[..., Any]) -> None:
+def test_a_limit_below_one_dimension_is_refused(words: Any) -> None:
     loaded, _ = planted(words)
     with pytest.raises(BadInput, match=r"histogram_bytes is 1,000; one dimension of each of 4 layers needs 32,768"):
         observe(loaded, some_texts(2), ObserveOptions(histogram_bytes=1000))
 
 
-def test_a_small_table_lists_the_outliers_first(words: Callable[..., Any]) -> None:
+def test_a_small_table_lists_the_outliers_first(words: Any) -> None:
     loaded, _ = planted(words)
     texts = Texts("made", ("w7 w1 w2", *(["w9 w10 w11 w12"] * 30)))
     (stack,) = observe(loaded, texts, ObserveOptions(table_cells=4 * 3)).stacks
@@ -203,7 +183,7 @@ def test_a_small_table_lists_the_outliers_first(words: Callable[..., Any]) -> No
     assert stack.view().abs_max_token[0] == tuple(full.view().abs_max_token[0][dim] for dim in stack.dims)
 
 
-def test_texts_of_special_tokens_only_have_no_ordinary_numbers(words: Callable[..., Any]) -> None:
+def test_texts_of_special_tokens_only_have_no_ordinary_numbers(words: Any) -> None:
     found = observe(wrap(FAMILIES["bert"], words()), Texts("made", ("[MASK]", "[SEP]")))
     assert (found.about.n_tokens, found.n_special) == (6, 6)
     view = found.stacks[0].view("without_special")
@@ -214,7 +194,7 @@ def test_texts_of_special_tokens_only_have_no_ordinary_numbers(words: Callable[.
     assert not np.isnan(found.stacks[0].view("all").mean).any()
 
 
-def test_passage_shows_the_states_of_one_text(words: Callable[..., Any]) -> None:
+def test_passage_shows_the_states_of_one_text(words: Any) -> None:
     loaded = wrap(FAMILIES["bart"], words())
     texts = some_texts(3)
     found = observe(loaded, texts, ObserveOptions(passage="w1 w2 w3 w4 w5 w6", passage_tokens=5))
@@ -232,7 +212,7 @@ def test_passage_shows_the_states_of_one_text(words: Callable[..., Any]) -> None
 
 
 def test_without_special_tokens_there_is_one_view_and_a_file_keeps_the_digits_that_say_something(
-    words: Callable[..., Any],
+    words: Any,
 ) -> None:
     loaded = wrap(FAMILIES["gpt2"], words(kind="causal"))
     found = observe(loaded, some_texts(6))
@@ -248,56 +228,26 @@ def test_without_special_tokens_there_is_one_view_and_a_file_keeps_the_digits_th
     assert max(len(f"{abs(x):.9e}".split("e")[0].rstrip("0")) for row in written for cell in row for x in cell) <= 5
 
 
-def test_a_result_survives_json(words: Callable[..., Any]) -> None:
-    loaded, _ = planted(words, kind="masked")
-    found = observe(loaded, some_texts(6), ObserveOptions(table_cells=20), command="outlierlens observe planted")
-    text = to_json(found)
-    again = from_json(text)
-    assert isinstance(again, Observation)
-    assert to_json(again) == text
-    document = json.loads(text)
-    assert document["about"]["data_digest"] == some_texts(6).digest
-    assert document["provenance"]["command"] == "outlierlens observe planted"
-    assert len(found.to_pandas("statistics")) == 2 * 4 * len(found.stacks[0].dims)
-
-
-def test_long_texts_are_cut_where_the_model_ends(words: Callable[..., Any]) -> None:
+def test_long_texts_are_cut_where_the_model_ends(words: Any) -> None:
     found = observe(wrap(FAMILIES["roberta"], words()), some_texts(2, longest=60), ObserveOptions(max_length=500))
     # 32 rows of positions, of which RoBERTa uses those after padding_idx 0.
     assert found.about.max_length == 31
     assert "texts are cut at 31 tokens: the model has no more positions" in found.notes
 
 
-def test_mpnet_numbers_positions_from_its_own_padding_index(words: Callable[..., Any]) -> None:
+def test_mpnet_numbers_positions_from_its_own_padding_index(words: Any) -> None:
     """Its code fixes the padding index at 1, whatever the config says; one position more would be out of range."""
     found = observe(wrap(FAMILIES["mpnet"], words()), some_texts(2, longest=60), ObserveOptions(max_length=500))
     assert found.about.max_length == 30
 
 
-def test_one_function_feeds_decoders_and_one_limits_positions(
-    words: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("outlierlens.models.inputs.max_positions", lambda config: 6)
-    fed: list[list[int]] = []
-
-    def side(batch: Any, config: Any) -> Any:
-        tokens, special = data.decoder_side(batch, config)
-        fed.extend(tokens.tolist())
-        return tokens, special
-
-    monkeypatch.setattr("outlierlens.models.forward.decoder_side", side)
-    found = observe(wrap(FAMILIES["bart"], words()), Texts("made", ("w1 w2 w3 w4 w5 w6",)))
-    assert found.about.max_length == 6
-    assert {len(tokens) for tokens in fed} == {6}
-
-
 @pytest.mark.parametrize("name", ["vit", "wav2vec2", "whisper", "clip_vision_model"])
-def test_models_that_read_no_text_are_refused(name: str, words: Callable[..., Any]) -> None:
+def test_models_that_read_no_text_are_refused(name: str, words: Any) -> None:
     with pytest.raises(BadInput, match=r"does not read text.*observe a text model, or the text tower"):
         Observer(wrap(FAMILIES[name], words()), ObserveOptions())
 
 
-def test_of_clip_the_text_tower_is_observed(words: Callable[..., Any]) -> None:
+def test_of_clip_the_text_tower_is_observed(words: Any) -> None:
     found = observe(wrap(FAMILIES["clip"], words()), some_texts(3))
     assert [stack.stack for stack in found.stacks] == ["text"]
     assert found.about.max_length == 8
@@ -307,17 +257,11 @@ def test_of_clip_the_text_tower_is_observed(words: Callable[..., Any]) -> None:
 def test_a_missing_tokenizer_and_bad_options_are_named() -> None:
     with pytest.raises(BadInput, match="bert: this model has no tokenizer beside it"):
         observe(wrap(FAMILIES["bert"], None), some_texts(2))
-    with pytest.raises(BadInput, match="n_sigma is 0"):
-        ObserveOptions(n_sigma=0)
     with pytest.raises(BadInput, match="passage_tokens is 1; it must be 0, or at least 2"):
         ObserveOptions(passage_tokens=1)
-    with pytest.raises(BadInput, match=r"luo_share is 1\.5; it must be in \(0, 1\]"):
-        ActivationRules(luo_share=1.5)
-    with pytest.raises(BadInput, match="massive_ratio is 0; it must be positive"):
-        ActivationRules(massive_ratio=0)
 
 
-def test_states_that_are_no_numbers_name_their_layer(words: Callable[..., Any]) -> None:
+def test_states_that_are_no_numbers_name_their_layer(words: Any) -> None:
     loaded = wrap(FAMILIES["llama"], words())
     with torch.no_grad():
         loaded.model.layers[1].mlp.down_proj.weight[3, 0] = math.inf
@@ -365,7 +309,7 @@ def test_rules_by_hand() -> None:
     assert (found.rule, found.dim, found.layers, found.strength) == ("llm.int8", 5, ("0", "1"), (0.06, 0.5))
 
 
-def test_pre_norm_models_are_judged_by_what_their_blocks_read(words: Callable[..., Any]) -> None:
+def test_pre_norm_models_are_judged_by_what_their_blocks_read(words: Any) -> None:
     """Every dimension of the stream is far beyond 6, but the norms bring all but one back."""
     model = build(FAMILIES["llama"])
     with torch.no_grad():
@@ -392,15 +336,6 @@ def test_distilbert_cased_shows_557(sample: Callable[[str], str], evaluation_dat
     assert "557" in {str(o.dim) for o in stack.outliers if o.rule == "luo"}
 
 
-@pytest.mark.real
-def test_smollm2_has_a_massive_activation_at_507(sample: Callable[[str], str]) -> None:
-    loaded = load_model(sample("smollm2-135m"))
-    texts = Texts("made", ("The quick brown fox jumps over the lazy dog.", "Water boils at a hundred degrees."))
-    (stack,) = observe(loaded, texts).stacks
-    assert [o.dim for o in stack.outliers if o.rule == "massive"] == [507]
-    assert stack.view().abs_max[:, stack.dims.index(507)].max() > 20_000
-
-
 def test_the_public_name_stays_a_function() -> None:
     """A module called like the function would replace it in the package once it is imported."""
     import outlierlens
@@ -409,7 +344,7 @@ def test_the_public_name_stays_a_function() -> None:
 
 
 def test_a_pass_that_was_stopped_goes_on_where_it_was(
-    words: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded, texts = wrap(FAMILIES["bert"], words()), some_texts(20)
     options, rows = ObserveOptions(batch_size=4, max_length=10), tmp_path / "rows.jsonl"
@@ -438,7 +373,7 @@ def test_a_pass_that_was_stopped_goes_on_where_it_was(
         assert to_json(replace(other, provenance=whole.provenance)) == to_json(whole)
 
 
-def test_what_was_counted_of_other_texts_is_not_taken(words: Callable[..., Any], tmp_path: Path) -> None:
+def test_what_was_counted_of_other_texts_is_not_taken(words: Any, tmp_path: Path) -> None:
     loaded, options = wrap(FAMILIES["bert"], words()), ObserveOptions(batch_size=4)
     place = tmp_path / "x.part.pt"
     first = Observer(loaded, options)

@@ -10,8 +10,6 @@ import pytest
 from observation_results import TWO, VIEWS, observation
 from outlierlens.analyses.observe import Observation
 from outlierlens.detection.observed import FLAT, QUANTILES, StackObservation, Statistics
-from outlierlens.errors import BadInput
-from outlierlens.results.document import from_json, to_json
 
 
 def check(frame: pandas.DataFrame, found: Observation, views: tuple[str, ...] = VIEWS) -> None:
@@ -44,33 +42,6 @@ def test_the_table_holds_every_statistic_of_both_views() -> None:
     check(frame, TWO)
     assert frame.view.tolist() == ["all"] * 9 + ["without_special"] * 9 + ["all"] * 4 + ["without_special"] * 4
     assert all(frame[name].dtype == np.int64 for name in ("dim", "tokens", "abs_max_position", "abs_max_text"))
-
-
-@pytest.mark.parametrize("view", VIEWS)
-def test_one_view_alone(view: str) -> None:
-    check(TWO.to_pandas(view), TWO, (view,))
-    assert {row["view"] for row in TWO.records(view)} == {view}
-
-
-def test_rows_are_plain_values_in_the_order_of_the_table() -> None:
-    rows = list(TWO.records("statistics"))
-    assert {type(value) for row in rows for value in row.values()} == {str, int, float}
-    pandas.testing.assert_frame_equal(pandas.DataFrame(rows), TWO.to_pandas("statistics"))
-
-
-def test_an_unknown_table_is_named() -> None:
-    with pytest.raises(BadInput, match="no table 'special'; there are by_layer"):
-        TWO.to_pandas("special")
-    with pytest.raises(BadInput, match="no table 'special'"):
-        next(TWO.records("special"))
-
-
-def test_an_observation_read_from_json_has_the_same_table() -> None:
-    again = from_json(to_json(TWO))
-    pandas.testing.assert_frame_equal(
-        again.to_pandas("statistics"), TWO.to_pandas("statistics"), rtol=1e-3
-    )  # quantiles: four digits
-    pandas.testing.assert_frame_equal(observation().to_pandas("statistics"), pandas.DataFrame())
 
 
 def test_a_large_table_is_made_by_columns() -> None:

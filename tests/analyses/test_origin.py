@@ -26,7 +26,7 @@ from outlierlens.detection.rules import ActivationOutlier, Rule, zscore
 from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead
 from outlierlens.models.load import from_objects
-from outlierlens.results.document import from_json, load, save, to_json
+from outlierlens.results.document import from_json, save, to_json
 
 pytest_plugins = ["hub_fixtures"]
 
@@ -262,12 +262,6 @@ def test_default_dimensions_are_those_of_the_scan_and_the_fingerprint_is_of_the_
 
 def test_what_cannot_be_followed_is_said(tmp_path: Path) -> None:
     path = str(origin_models.saved(tmp_path / "model", origin_models.planted()))
-    with pytest.raises(BadInput, match=r"dimension 20 does not exist in .*; widths: model 20"):
-        origin(path, OriginOptions(dims=(5, 20)))
-    with pytest.raises(BadInput, match="has no stack 'decoder'; its stacks: model"):
-        origin(path, OriginOptions(dims={"decoder": (5,)}))
-    with pytest.raises(BadInput, match="there is no class table; there are token, position, segment"):
-        origin(path, OriginOptions(dims=(5,))).table("class")
     told: list[str] = []
     limited = origin(path, OriginOptions(dims=(5,), scan=ScanOptions(max_read=1000, notice=told.append)))
     whole = origin(path, OriginOptions(dims=(5,)))
@@ -419,64 +413,17 @@ def test_token_texts_of_every_kind_of_vocabulary(tmp_path: Path) -> None:
 # -- the command --------------------------------------------------------------------------------------------------
 
 
-def test_the_command_prints_verdicts_and_tables_and_writes_json(run: Any, tmp_path: Path) -> None:
-    path = str(origin_models.saved(tmp_path / "model", origin_models.planted()))
-    code, out, err = run("origin", path, "-o", str(tmp_path / "o.json"), "-v", "--chart", str(tmp_path / "o.json.json"))
-    assert (code, err) == (0, "")
-    assert "dimensions: the rule kovaleva on the weights" in out
-    assert "5: first stands out in token [CLS]" in out
-    assert "5 is the minimum of position row 0 and of no other of the 8 rows" in out
-    assert "Most of any dimension that is not named" in out
-    assert "output.LayerNorm" in out
-    found = load(tmp_path / "o.json")
-    assert found.dims == (5,)
-    assert "vconcat" in json.loads((tmp_path / "o.json.json").read_text())
-    code, out, _ = run("origin", path, "--dims", "2,5", "--json")
-    assert code == 0
-    assert json.loads(out)["kind"] == "Origin"
-    assert json.loads(out)["about"]["named_by"] == "--dims"
-
-
-def test_dimensions_from_an_observation_file(run: Any, tmp_path: Path) -> None:
-    path = str(origin_models.saved(tmp_path / "model", origin_models.planted()))
-    seen = synthetic_report.observation(n_layers=6, hidden_size=520)
-    outliers = (ActivationOutlier("luo", 9, ("0",), (1.0,)),)
-    save(replace(seen, stacks=(replace(seen.stacks[0], outliers=outliers),)), tmp_path / "seen.json")
-    code, out, _ = run("origin", path, "--from", str(tmp_path / "seen.json"))
-    assert code == 0
-    assert "dimensions: seen.json (observe)" in out
-    save(scan(path), tmp_path / "scan.json")
-    for arguments, message in [
-        (("--from", str(tmp_path / "scan.json")), "holds a Scan, not an Observation; make it with outlierlens observe"),
-        (("--from", str(tmp_path / "seen.json"), "--dims", "3"), "--dims and --from both name dimensions"),
-        (("--dims", "0-1:3"), "names layers; write dimensions alone"),
-        (("--dims", "99"), "dimension 99 does not exist"),
-    ]:
-        code, _, err = run("origin", path, *arguments)
-        assert code == (2 if "names layers" in message else 1)
-        assert message in err
-    code, _, err = run("origin", path, "--view", "first")
-    assert (code, 'Invalid value "first" for --view.' in err) == (2, True), err
-
-
-def test_a_model_whose_blocks_end_in_no_norm(run: Any, tmp_path: Path) -> None:
-    build(FAMILIES["gpt2"]).save_pretrained(tmp_path / "gpt2")
-    code, _, err = run("origin", str(tmp_path / "gpt2"), "--dims", "3", "--max-read", "1000")
-    assert code == 0, err
-    assert "reads what the blocks write last, 0 MB, in parts" in err
-    code, _, err = run("origin", str(tmp_path / "gpt2"), "--max-read", "1000")
-    assert code == 1
-    assert "or name dimensions with --dims" in err
-    with pytest.raises(TooMuchToRead):
-        origin(str(tmp_path / "gpt2"), OriginOptions(scan=ScanOptions(max_read=10)))
-    reading = origin(str(tmp_path / "gpt2"), OriginOptions(scan=ScanOptions(view="reading", rule=Rule(n_sigma=1.0))))
+def test_a_model_whose_blocks_end_in_no_norm(tmp_path: Path) -> None:
+    path = str(tmp_path / "gpt2")
+    build(FAMILIES["gpt2"]).save_pretrained(path)
+    with pytest.raises(TooMuchToRead, match="or name dimensions with --dims"):
+        origin(path, OriginOptions(scan=ScanOptions(max_read=10)))
+    reading = origin(path, OriginOptions(scan=ScanOptions(view="reading", rule=Rule(n_sigma=1.0))))
     assert {norm.role for norm in reading.norms} == {"reads", "final norm"}
-    whole = origin(str(tmp_path / "gpt2"), OriginOptions(dims=(3,)))
+    whole = origin(path, OriginOptions(dims=(3,)))
     written = {norm.layer: norm for norm in whole.norms if (norm.role, norm.part) == ("last", "weight")}
     weight = build(FAMILIES["gpt2"]).get_parameter("h.1.mlp.c_proj.weight").detach().numpy()  # [in, out]
     assert written["1"].value == pytest.approx(np.linalg.norm(weight[:, 3]), rel=1e-5)
-    code, _, err = run("origin", str(tmp_path / "gpt2"), "--dims", "3", "--chart", str(tmp_path / "c.html"))
-    assert (code, err) == (0, "")
 
 
 # -- real models --------------------------------------------------------------------------------------------------
@@ -522,24 +469,6 @@ def data_of(layer: dict[str, Any]) -> list[dict[str, Any]]:
     return layer["data"]["values"]
 
 
-def test_rows_are_banded_by_their_extremes_and_marked_where_a_named_dimension_is_one(tmp_path: Path) -> None:
-    chart = origin_models.found(tmp_path / "model").chart()
-    panels = chart.spec["vconcat"]
-    titles = [panel["title"]["text"] for panel in panels]
-    assert titles[1:] == [f"{norm}, {part}" for norm in origin_models.NORMS for part in ("scale", "bias")]
-    band, lines, marks = (data_of(layer) for layer in panels[0]["layer"])
-    table = origin_models.planted()["embeddings.position_embeddings.weight"]
-    assert [row["low"] for row in band] == pytest.approx(table.min(axis=1), rel=1e-3)
-    assert [row["high"] for row in band] == pytest.approx(table.max(axis=1), rel=1e-3)
-    assert len(lines) == 2 * POSITIONS
-    assert {(mark["row"], mark["end"]) for mark in marks if mark["name"] == "dim 5"} == {(0, -1)}
-    expected = {(row, -1) for row in np.flatnonzero(table.argmin(axis=1) == 2).tolist()}
-    expected |= {(row, 1) for row in np.flatnonzero(table.argmax(axis=1) == 2).tolist()}
-    assert {(mark["row"], mark["end"]) for mark in marks if mark["name"] == "dim 2"} == expected
-    ranks = next(data_of(layer) for layer in panels[3]["layer"] if len(data_of(layer)) == 6)
-    assert [row["layer"] for row in ranks if row["group"] == "5"] == ["embeddings", "0", "1"]
-
-
 def test_long_tables_are_thinned_but_keep_their_ends_and_marks(tmp_path: Path) -> None:
     made = origin_models.tensors()
     rows = np.random.default_rng(5).uniform(-1, 1, (3000, WIDTH)).astype(np.float32)
@@ -551,12 +480,3 @@ def test_long_tables_are_thinned_but_keep_their_ends_and_marks(tmp_path: Path) -
     assert MAX_ROWS_DRAWN <= len(drawn) <= 2 * MAX_ROWS_DRAWN
     assert {0, 2999} <= set(drawn)
     assert set(range(1500, 1600)) <= {mark["row"] for mark in marks}
-
-
-def test_a_decoder_has_no_rows_but_its_final_norm_in_the_picture(tmp_path: Path) -> None:
-    build(FAMILIES["llama"]).save_pretrained(tmp_path / "llama")
-    found = origin(str(tmp_path / "llama"), OriginOptions(dims=(3,)))
-    panels = found.chart().spec["vconcat"]
-    assert panels[-1]["title"]["text"] == "mlp.down_proj, weight"
-    points = next(data_of(layer) for layer in panels[0]["layer"] if len(data_of(layer)) == 4)
-    assert [point["layer"] for point in points] == ["0", "1", "2", "final"]

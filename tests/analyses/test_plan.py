@@ -1,7 +1,5 @@
 """Plans: the search on values made by hand, its error rate, a planted neuron, and the model left as it was."""
 
-import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -19,7 +17,7 @@ from outlierlens.analyses.quantize_rounding import Keeping, KeptLinear, rounded
 from outlierlens.analyses.quantize_schemes import parse
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel
-from outlierlens.results.document import from_json, load, to_json
+from outlierlens.results.document import load
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
 from planted import tiny, turning_texts
@@ -143,16 +141,6 @@ def test_a_planted_neuron_is_named_with_its_reason(found: PrecisionPlan) -> None
     assert found.says == "keep"
 
 
-def test_a_plan_is_shown_and_read_back(found: PrecisionPlan) -> None:
-    text = to_json(found)
-    assert to_json(from_json(text)) == text
-    (section,) = found.sections()
-    assert section.sentences[0].startswith("Keep 1 entry (")
-    assert section.tables[1].rows[0][0] == f"1:{NEURON}"
-    assert [len(found.of(family)) for family in ("rounded", "plan", "random", "rule")] == [1, 1, 5, 3]
-    assert found.plan.random == tuple(one.change.value for one in found.of("random"))
-
-
 def test_a_pass_starts_behind_the_first_block_that_an_entry_touches(
     planted: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,7 +239,7 @@ SHORT = ("--max-length", "16", "--random", "0", "--candidates", "1", "--keep", "
 
 
 @pytest.fixture
-def folder(planted: LoadedModel, tmp_path: Path, words: Callable[..., Any]) -> str:
+def folder(planted: LoadedModel, tmp_path: Path, words: Any) -> str:
     place = tmp_path / "model"
     planted.model.save_pretrained(place)  # type: ignore[operator]
     words(kind="masked").save_pretrained(place)
@@ -266,32 +254,11 @@ def test_what_a_tool_cannot_be_told_is_refused_before_the_work(
         raise AssertionError("measured")
 
     monkeypatch.setattr("outlierlens.analyses.plan.plan", measured)
-    words = [
-        "plan",
-        folder,
-        "--data",
-        str(tmp_path / "texts.txt"),
-        "--for",
-        "gguf",
-        "--to",
-        str(tmp_path / "types.txt"),
-    ]
+    data, to = tmp_path / "texts.txt", tmp_path / "types.txt"
+    words = ("plan", folder, "--data", str(data), "--for", "gguf", "--to", str(to))
     code, _, err = run(*words, "--scheme", "int8-tensor/int8-tensor")
     assert code == 1
     assert "llama-quantize has no scheme int8-tensor/int8-tensor" in err
-
-
-def test_nothing_to_keep_is_a_result_with_an_empty_list(folder: str, run: Any, tmp_path: Path) -> None:
-    out, to = tmp_path / "plan.json", tmp_path / "skip.json"
-    words = ["plan", folder, "--data", str(tmp_path / "texts.txt"), *SHORT]
-    code, stdout, err = run(*words, "--for", "bitsandbytes", "--to", str(to), "-o", str(out), "--tolerance", "1000")
-    assert code == 0, err
-    found = load(out)
-    assert found.kept == ()
-    assert found.scheme == "int8-channel/int8-token"  # bitsandbytes' own
-    assert "Loss on texts that judge" in stdout
-    assert json.loads(to.read_text())["llm_int8_skip_modules"] == ["pooler.dense"]  # outside of the blocks
-    assert f"{to}: 0 linears that bitsandbytes keeps" in err
 
 
 def test_an_export_that_fails_leaves_what_was_measured(folder: str, run: Any, tmp_path: Path, monkeypatch: Any) -> None:

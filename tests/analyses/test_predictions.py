@@ -28,7 +28,6 @@ from outlierlens.data.texts import Texts
 from outlierlens.data.token_counts import TokenCounts
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel, from_objects
-from outlierlens.results.document import load
 from outlierlens.results.row_store import Keep
 from outlierlens.results.rows import Estimate
 from outlierlens.tasks.base import TaskOptions
@@ -379,16 +378,6 @@ def test_everything_is_as_before_afterwards(words: Any) -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in loaded.model.modules())
 
 
-def test_one_text_has_no_interval_and_much_smoothing_is_said(words: Any) -> None:
-    options = replace(FEW, n_random=0, smoothing=100.0)
-    found = predictions(planted.causal(words), TEXTS.first(1), planted.counts(), [3], options)
-    share = 3500 / (3500 + planted.counts().n_tokens)
-    assert f"smoothing makes up {share:.0%} of the corpus' distribution" in found.notes[-2]
-    assert "one text" in found.notes[-1]
-    assert found.change("next", "last_hidden").direction == "unknown"
-    assert not any(moved.change.settled for moved in found.changes)
-
-
 def test_what_cannot_be_measured_says_why(words: Any) -> None:
     counts = random_counts()
     bare = model_of("bert", "", words)
@@ -414,87 +403,10 @@ def test_what_cannot_be_measured_says_why(words: Any) -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"inputs": ("said",)}, "unknown input 'said'; inputs are masked, unmasked, next"),
-        ({"interventions": ()}, "interventions are layers, last_hidden, logits"),
         ({"mode": "scale"}, "compared in one mode, not 'scale'; use one of weights, norms"),
-        ({"smoothing": 0.0}, "smoothing is 0.0; it must be more than 0"),
-        ({"n_bootstrap": 3}, "n_bootstrap is 3; it must be at least 20"),
         ({"task": TaskOptions(blocks=True)}, "blocks join texts"),
     ],
 )
 def test_options_that_cannot_be_used(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(BadInput, match=says):
         PredictionOptions(**wrong)
-
-
-@pytest.mark.parametrize("mode", ["zero", "mean", "writes", "resample"])
-def test_every_mode_switches_off_in_all_layers(mode: Any, words: Any) -> None:
-    loaded = model_of("bert", "MaskedLM", words)
-    options = replace(FEW, mode=mode, inputs=("unmasked",), interventions=("layers",), n_random=0)
-    found = predictions(loaded, TEXTS, random_counts(), [2], options)
-    assert found.change("unmasked", "layers", "entropy").change.value != 0
-    assert mode in found.mode
-
-
-# The command.
-
-
-@pytest.fixture
-def folder(tmp_path: Path, words: Any) -> Path:
-    """A planted model with its tokenizer, counts and texts."""
-    from outlierlens.data.token_counts import write_counts
-
-    loaded = planted.causal(words)
-    loaded.model.save_pretrained(tmp_path / "model")  # type: ignore[operator]
-    loaded.tokenizer.save_pretrained(tmp_path / "model")  # type: ignore[union-attr]
-    write_counts(planted.counts(), tmp_path / "counts.parquet")
-    (tmp_path / "texts.txt").write_text("w1 w2 w3\nw4 w0 w0 w9\nw7 w8\n")
-    return tmp_path
-
-
-def test_the_command_tells_the_direction_and_writes_what_it_found(folder: Path, run: Any) -> None:
-    words = ["ablate", folder / "model", "--predictions", folder / "counts.parquet", "--data", folder / "texts.txt"]
-    words += ["--dims", planted.FREQUENCY, "--random", 2, "--bootstrap", 20, "-o", folder / "out.json", "--verbose"]
-    words += ["--chart", folder / "chart.json", "--dtype", "float32", "--no-progress"]
-    code, out, _ = run(*map(str, words))
-    assert code == 0
-    assert "next, off in the last hidden state alone: predicted tokens are rarer: 0.031 times as frequent" in out
-    (row,) = [line.split() for line in out.splitlines() if " last_hidden  log_frequency" in line]
-    assert row[:3] == ["next", "last_hidden", "log_frequency"]
-    assert "next 6 tokens of 3 texts; frequencies of" in out
-    assert "last_hidden and logits are one" in out
-    assert "w0 100%" in out
-    found = load(folder / "out.json")
-    assert found.change("next", "last_hidden").direction == "rarer"
-    assert found.provenance.command.startswith("outlierlens ablate ")
-    assert len(list(found.records())) == 2 * len(MEASURES)
-    panels = json.loads((folder / "chart.json").read_text())["vconcat"]
-    assert len(panels) == 2
-    (axis,) = {json.dumps(layer["encoding"]["x"]["scale"]) for layer in panels[1]["layer"]}
-    assert axis == '{"type": "log"}'
-    assert {(one.off, one.rank) for one in found.curves} >= {("nothing", 1), ("last_hidden", 1), ("corpus", 1)}
-
-
-def test_the_command_s_errors(folder: Path, run: Any) -> None:
-    words = ["ablate", str(folder / "model"), "--data", str(folder / "texts.txt"), "--dims", "3", "--no-progress"]
-    counted = ["--predictions", str(folder / "counts.parquet")]
-    for more, says in (
-        (["--predictions", str(folder / "none.parquet")], "no such file of token counts"),
-        ([*counted, "--input", "masked"], "input 'masked' is not for a causal model"),
-        ([*counted, "--intervention", "all"], "unknown intervention 'all'"),
-        ([*counted, "--modes", "zero,mean"], "predictions are compared in one mode, not 'zero,mean'"),
-        ([*counted, "--each"], "--each is not for --predictions; leave it out"),
-        ([*counted, "--save", str(folder / "off")], "--save is not for --predictions"),
-        ([*counted, "--task", "classify"], "leave --task out"),
-        (["--input", "next"], "--input belongs to --predictions"),
-    ):
-        code, _, err = run(*words, *more)
-        assert code == 1, (more, err)
-        assert says in err
-
-
-def test_a_missing_input_is_told_with_what_there_is(causal: Any) -> None:
-    with pytest.raises(BadInput, match=r"no intervention 'x'.*next / layers"):
-        causal.change("next", "x")
-    with pytest.raises(BadInput, match="no 'nothing' off on input 'masked' in this result"):
-        causal.prediction("masked")

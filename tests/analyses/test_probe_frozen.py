@@ -1,8 +1,6 @@
 """Classifiers on frozen vectors: against a plain loop of torch, planted dimensions, and states read text by text."""
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +20,16 @@ from outlierlens.analyses.probe_classifiers import (
     read_frozen,
     train,
 )
-from outlierlens.analyses.probe_frozen import FrozenOptions, FrozenScores, frozen
+from outlierlens.analyses.probe_frozen import FrozenOptions, frozen
 from outlierlens.data.labelled import Examples, find_task, plain_task, read_examples
+from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
-from outlierlens.models.hooks import tapped
-from outlierlens.models.load import LoadedModel, LoadOptions, from_objects, load_model
-from outlierlens.results.document import from_json, to_json
+from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.results.rows import Estimate
 from outlierlens.vectors.clip import Clipping
 from outlierlens.vectors.fixes import Fix, make_fix, moments_of, parse_fixes
 from outlierlens.vectors.read import ReadOptions
+from planted import Oracle
 
 TASK = plain_task("classify", "text", "label", labels=("no", "yes"))
 ALL = parse_fixes("raw,clip,centre,standardize,abtt:1,whiten,whiten:3")
@@ -251,26 +249,15 @@ def word_splits(n: int = 60, seed: int = 0) -> Splits:
 
 def states_by_text(loaded: LoadedModel, texts: tuple[str, ...], special: bool) -> np.ndarray:
     """Mean states [layer, text, dim], each text on its own, so without padding."""
-    found: list[list[np.ndarray]] = []
-    tokenizer: Any = loaded.tokenizer
-    for text in texts:
-        ids = tokenizer(text)["input_ids"]
-        kept = [special or token not in (1, 2) for token in ids]
-        layers: list[np.ndarray] = []
-
-        def look(_: Any, __: int, states: torch.Tensor, kept: list[bool] = kept, into: Any = layers) -> None:
-            into.append(states[0][torch.tensor(kept)].mean(0).numpy())
-
-        with torch.inference_mode(), tapped(loaded.model, loaded.stacks, look):
-            loaded.model(input_ids=torch.tensor([ids]))
-        found.append(layers)
-    return np.array(found).transpose(1, 0, 2)
+    oracle = Oracle(loaded, Texts("made", texts), 128)
+    (found,) = oracle.by_text.values()
+    kept = [[special or token not in (1, 2) for token in ids] for ids in oracle.ids]
+    means = [[layer[mask].mean(0) for layer in layers] for layers, mask in zip(found, kept, strict=True)]
+    return np.array(means).swapaxes(0, 1)
 
 
 @pytest.mark.parametrize(("family", "special"), [("bert", False), ("roberta", True), ("gpt2", False), ("llama", False)])
-def test_the_whole_is_states_a_plain_loop_and_scikit_learn(
-    family: str, special: bool, words: Callable[..., Any]
-) -> None:
+def test_the_whole_is_states_a_plain_loop_and_scikit_learn(family: str, special: bool, words: Any) -> None:
     loaded = from_objects(
         build(FAMILIES[family]), words(kind="causal" if family in ("gpt2", "llama") else "masked"), name=family
     )
@@ -329,7 +316,7 @@ def test_the_whole_is_states_a_plain_loop_and_scikit_learn(
 
 
 def test_a_stopped_run_trains_the_missing_layers_alone(
-    words: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded, splits, rows = (
         from_objects(build(FAMILIES["bert"]), words(), name="bert"),
@@ -350,20 +337,7 @@ def test_a_stopped_run_trains_the_missing_layers_alone(
     assert len(trained) == 2
 
 
-@pytest.mark.parametrize("family", ["t5", "xlnet", "albert", "bart"])
-def test_other_families_too(family: str, words: Callable[..., Any]) -> None:
-    loaded = from_objects(build(FAMILIES[family]), words(), name=family)
-    found = frozen(loaded, word_splits(40), FrozenOptions(fixes=parse_fixes("clip,standardize"), epochs=2, bias=True))
-    assert found.about.stack == loaded.stacks[0].name
-    assert len(found.by_layer) == 3 * (loaded.stacks[0].n_layers + 1)
-    assert all(0 <= value <= 1 for one in found.by_layer for value in (one.train, one.dev, one.test.value))
-    if not found.clip_dims:
-        assert any(note.startswith("clip is raw here: no dimension") for note in found.notes)
-        assert all(one.test == found.row("raw", one.layer).test for one in found.by_layer if one.fix == "clip")
-    assert not any("without bias" in note for note in found.notes)
-
-
-def test_a_text_at_the_limit_counts_as_cut_and_one_without_tokens_is_said(words: Callable[..., Any]) -> None:
+def test_a_text_at_the_limit_counts_as_cut_and_one_without_tokens_is_said(words: Any) -> None:
     loaded = from_objects(build(FAMILIES["gpt2"]), words(kind="causal"), name="gpt2")
     texts = ["w1 w2 w3 w4 w5 w6", "w1", "w3 w4", "w5 w6 w7", "w8", "w9 w3", "w10 w3", "w11", "w12", "w13", ""]
     made = examples(texts, [int("w3" in text) for text in texts])
@@ -377,7 +351,7 @@ def test_a_text_at_the_limit_counts_as_cut_and_one_without_tokens_is_said(words:
     assert whole.n_cut == 0
 
 
-def test_layers_can_be_named_and_too_many_vectors_are_refused(words: Callable[..., Any]) -> None:
+def test_layers_can_be_named_and_too_many_vectors_are_refused(words: Any) -> None:
 
     loaded = from_objects(build(FAMILIES["bert"]), words(), name="bert")
     found = frozen(loaded, word_splits(20), FrozenOptions(read=ReadOptions(layers=(-1, 2)), fixes=(), epochs=1))
@@ -386,118 +360,3 @@ def test_layers_can_be_named_and_too_many_vectors_are_refused(words: Callable[..
         frozen(loaded, word_splits(20), FrozenOptions(read=ReadOptions(cache_gb=1e-7)))
     with pytest.raises(BadInput, match="fit_limit is 1"):
         FrozenOptions(fit_limit=1)
-
-
-@pytest.fixture(scope="module")
-def scored(words: Callable[..., Any]) -> FrozenScores:
-    loaded = from_objects(build(FAMILIES["bert"]), words(), name="tiny")
-    clip = Clipping("4", {"1": (4,)}, "named by hand")
-    return frozen(loaded, word_splits(), FrozenOptions(epochs=3, lr=0.05, train_batch=16), clip=lambda _: clip)
-
-
-def test_the_result_comes_back_from_json(scored: FrozenScores) -> None:
-    back = from_json(to_json(scored))
-    assert to_json(back) == to_json(scored)
-    assert isinstance(back, FrozenScores)
-    assert back.clip_dims == {"1": (4,)}
-    assert back.choice("whiten") == scored.choice("whiten")
-    assert back.fixes == ("raw", "clip", "standardize", "abtt:3", "whiten")
-    with pytest.raises(BadInput, match="no fix 'clip:2' by 'dev' in this result"):
-        back.choice("clip:2")
-
-
-def test_tables_and_the_picture(scored: FrozenScores) -> None:
-    assert len(list(scored.records())) == 5 * 4
-    by_layer, chosen = scored.shown()
-    assert by_layer.columns == ("layer", *scored.fixes)
-    assert len(chosen.rows) == 2 * 5
-    assert "--bias tells the two apart" in " ".join(scored.notes)
-    drawn = scored.chart().spec["layer"][-1]["data"]["values"]
-    values = [row["test"] for row in drawn if row["group"] == "clip"]
-    assert values == pytest.approx([one.test.value for one in scored.by_layer if one.fix == "clip"], rel=1e-3)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, words: Callable[..., Any]) -> tuple[Path, Path]:
-    """(model, data): a small BERT with its tokenizer, and own data with two splits."""
-    model, data = tmp_path / "model", tmp_path / "data"
-    build(FAMILIES["bert"]).save_pretrained(model)
-    words().save_pretrained(model)
-    data.mkdir()
-    splits = word_splits()
-    for split, part in (("train", splits.train), ("validation", splits.test)):
-        rows = [
-            json.dumps({"said": text, "label": part.task.labels[label]})
-            for text, label in zip(part.texts, part.labels, strict=True)
-        ]
-        (data / f"{split}.jsonl").write_text("\n".join(rows))
-    return model, data
-
-
-def test_the_command_measures_draws_and_writes(folder: tuple[Path, Path], tmp_path: Path, run: Any) -> None:
-    model, data = folder
-    arguments = [
-        "probe",
-        str(model),
-        "--frozen",
-        "--task",
-        "classify",
-        "--text-column",
-        "said",
-        "--data",
-        str(data),
-    ]
-    arguments += ["--limit", "40", "--epochs", "2", "--dtype", "float32", "--no-progress"]
-    code, out, err = run(
-        *arguments, "--clip", "0:3", "--chart", str(tmp_path / "a.html"), "-o", str(tmp_path / "a.json")
-    )
-    assert (code, err) == (0, "")
-    assert "40 training" in out
-    assert "(held out of train)" in out
-    assert "clipped: 3 in 0 (named by hand)" in out
-    assert "no difference" in out
-    found = from_json((tmp_path / "a.json").read_text())
-    assert found.n_train == 40
-    assert found.lr == TrainOptions.lr == 0.01  # the option's default is the library's
-    assert found.epochs == 2
-    assert "<svg" in (tmp_path / "a.html").read_text() or "vega" in (tmp_path / "a.html").read_text()
-    code, out, _ = run(*arguments, "--fixes", "standardize", "--full")
-    assert code == 1
-    code, out, err = run(*arguments, "--json", "--fixes", "raw", "--clip", "none")
-    document = json.loads(out)
-    assert set(document["by_layer"]["fix"]) == {"raw"}
-    assert document["clip_dims"] == {}
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--task", "classify", "--full", "--limit", "5"], "--full takes all texts and --limit some"),
-        (["--task", "rte"], "read one text and say one class"),
-        (["--task", "masked-loss"], "label_column belong to a labelled task|belong to a labelled task|has no labels"),
-        (["--task", "sst2", "--text-column", "a"], "belongs to classify, regress, tokens, not to sst2"),
-        (["--task", "classify", "--fixes", "clap"], "unknown fix 'clap'"),
-        (["--task", "classify", "--data", "FILE"], "is one file; give a folder with a file per split"),
-    ],
-)
-def test_what_the_command_refuses(more: list[str], message: str, folder: tuple[Path, Path], run: Any) -> None:
-    import re
-
-    model, data = folder
-    more = [str(data / "train.jsonl") if word == "FILE" else word for word in more]
-    more += [] if "--data" in more else ["--data", str(data)]
-    columns = ["--text-column", "said"] if "classify" in more else []
-    code, _, err = run("probe", str(model), "--frozen", *columns, *more)
-    assert code == 1
-    assert re.search(message, err), err
-
-
-@pytest.mark.real
-def test_minilm_on_sst2(sample: Callable[[str], str], evaluation_data: Path) -> None:
-    loaded = load_model(sample("minilm-l6"), LoadOptions(dtype="float32", device="cpu"))
-    splits = read_frozen(find_task("sst2"), str(evaluation_data / "glue/sst2"), limit=300, test_limit=200)
-    splits = replace(splits, dev=splits.dev.first(100))
-    found = frozen(loaded, splits, FrozenOptions(fixes=parse_fixes("clip"), train_batch=64))
-    assert {dim for dims in found.clip_dims.values() for dim in dims} == {223}
-    assert found.choice("raw").value.value > 0.65 > found.majority
-    assert found.choice("clip").verdict == "no difference"

@@ -15,15 +15,14 @@ from sklearn import metrics
 
 import finetune_runs
 from architectures import FAMILIES, build
-from outlierlens.analyses.probe_one_dimension import OneDimension, OneDimOptions, one_dimension
+from outlierlens.analyses.probe_one_dimension import OneDimOptions, one_dimension
 from outlierlens.analyses.probe_stumps import SHIFTS, fit_intervals, fit_line, shifted_mean
 from outlierlens.data.labelled import Examples, find_task, plain_task
 from outlierlens.errors import BadInput
-from outlierlens.models.load import LoadOptions, from_objects, load_model
-from outlierlens.results.document import from_json, load, to_json
+from outlierlens.models.load import from_objects, load_model
+from outlierlens.results.document import from_json, to_json
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
-from outlierlens.tasks.metrics import confusion, metric_of
 from outlierlens.vectors.read import ReadOptions
 
 
@@ -130,23 +129,6 @@ def test_the_paper_s_shifted_mean() -> None:
         for above in (0, 1)
     )
     assert shifted_mean(values, labels).right == pytest.approx(best)
-
-
-@pytest.mark.parametrize("n_classes", [2, 3, 5])
-def test_metrics_of_counts_are_scikit_learn_s(n_classes: int) -> None:
-    random = np.random.default_rng(n_classes)
-    truth, said = random.integers(0, n_classes, 40), random.integers(0, n_classes, (40, 6))
-    said[:, 0], said[:, 1] = 0, truth
-    counts = confusion(truth, said, n_classes)
-    for dim in range(6):
-        assert metric_of("accuracy", counts)[dim] == pytest.approx(metrics.accuracy_score(truth, said[:, dim]))
-        assert metric_of("mcc", counts)[dim] == pytest.approx(metrics.matthews_corrcoef(truth, said[:, dim]))
-        macro = metrics.f1_score(truth, said[:, dim], average="macro", zero_division=0)
-        assert metric_of("macro f1", counts)[dim] == pytest.approx(macro)
-        if n_classes == 2:
-            assert metric_of("f1", counts)[dim] == pytest.approx(metrics.f1_score(truth, said[:, dim], zero_division=0))
-    with pytest.raises(BadInput, match="'pearson' is no metric of classes"):
-        metric_of("pearson", counts)
 
 
 TEXTS = ("w1 w2 w3", "w4 w5", "w6 w7 w8 w9 w10", "w2", "w11 w3 w5 w7", "w9 w9 w1", "w12 w4", "w8 w6 w4 w2 w1 w3")
@@ -305,18 +287,6 @@ def test_hans_is_learned_from_mnli(words: Any) -> None:
 def test_what_cannot_be_measured(words: Any) -> None:
     loaded = classifier("bert", words, "masked")
     examples = labelled()
-    for options, message in (
-        (OneDimOptions(dims=(16,)), "dimension 16 does not exist; stream model has dimensions 0 to 15"),
-        (OneDimOptions(read=ReadOptions(layers=(3,))), "stream model has no layer 3; its blocks are 0 to 2"),
-        (OneDimOptions(read=ReadOptions(stack="decoder")), "which stream"),
-        (OneDimOptions(read=ReadOptions(cache_gb=1e-7)), "raise --cache-gb"),
-    ):
-        with pytest.raises(BadInput, match=message):
-            one_dimension(loaded, examples, examples, options)
-    with pytest.raises(BadInput, match="pooling is 'max'"):
-        OneDimOptions(pooling="max")  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match="limit is 1; it must be at least 2"):
-        OneDimOptions(limit=1)
     tokens = Examples(
         "x", ("w1",), "t", task=plain_task("tokens", "t", "l", labels=("a", "b")), labels=((0,),), words=(("w1",),)
     )
@@ -331,65 +301,3 @@ def test_what_cannot_be_measured(words: Any) -> None:
         loaded.model.bert.encoder.layer[2].output.dense.bias[1] = float("inf")
     with pytest.raises(BadInput, match="layer 2: a sentence vector holds a value that is not finite"):
         one_dimension(loaded, examples, examples)
-
-
-def test_the_command_on_a_fine_tuned_model(tmp_path: Path, run: Any) -> None:
-    data = finetune_runs.write_data(tmp_path / "data")
-    tuned = finetune_runs.train(finetune_runs.tiny(tmp_path / "base"), data, tmp_path / "run", epochs=4)
-    model = tuned.seeds[0].folder
-    words = ["--task", "classify", "--data", str(data), "--dtype", "float32"]
-    out = tmp_path / "one.json"
-    code, printed, err = run("probe", model, "--one-dimension", *words, "--dims", "5", "-o", str(out), "--chart",
-                             str(tmp_path / "c.svg"))  # fmt: skip
-    assert code == 0, err
-    found = load(out)
-    assert isinstance(found, OneDimension)
-    assert found.full.value == pytest.approx(tuned.seeds[0].best.scores["accuracy"])
-    assert found.full.value > 0.9  # the first word says it
-    assert found.layers[-1].value.value > 0.85  # and so does one dimension of the last layer
-    assert found.layers[-1].value.value > found.majority + 0.2
-    assert max(found.layers[0].values) <= found.majority + 0.15  # [CLS] has not read anything before block 0
-    assert "accuracy" in printed
-    assert "best on train" in printed
-    assert "shifted mean of the dimension of largest variance" in printed.lower()
-    assert (tmp_path / "c.svg").read_bytes().startswith(b"<svg")
-    every, named = found.chart().spec["vconcat"]
-    assert (
-        len(every["layer"][1]["data"]["values"]) == len(found.layers) * 32
-    )  # a grey dot for each dimension of each layer
-    assert "32 single dimensions" in str(every["title"])
-    assert {str(row["dim"]) for row in named["layer"][-1]["data"]["values"]} == {str(one.dim) for one in found.last}
-    for more, message in (
-        (["--pooling", "max"], "max"),
-        (["--layers", "7"], "has no layer 7"),
-        (["--dims", "0:1"], "names layers"),
-        (["--limit", "1"], "limit is 1; it must be at least 2"),
-        (["-o", str(out)], "exists; give another name or --overwrite"),
-    ):
-        code, _, err = run("probe", model, "--one-dimension", *words, *more)
-        assert (code > 0, message in err) == (True, True), err
-    code, _, err = run("probe", model, "--one-dimension", "--task", "rte", "--text-column", "x")
-    assert "--text-column belongs to classify" in err
-
-
-@pytest.mark.real
-def test_a_real_model_s_states_are_where_the_library_has_them(sample: Any) -> None:
-    import transformers
-
-    name = sample("minilm-l6")
-    from outlierlens.models.load import NewHead
-
-    loaded = load_model(name, LoadOptions(dtype="float32", device="cpu"), NewHead(("no", "yes")))
-    texts = (
-        "A man is playing a guitar.",
-        "Nobody was there, and it rained.",
-        "Yes.",
-        "The film is a dull, slow affair.",
-    )
-    task = plain_task("classify", "text", "label", labels=("no", "yes"))
-    examples = Examples("made up", texts, "text", task=task, labels=(0, 1, 1, 0))
-    found = one_dimension(loaded, examples, examples)
-    assert isinstance(loaded.model, transformers.BertForSequenceClassification)
-    vectors = np.stack([states_alone(loaded, text, 5)[0] for text in texts])
-    assert found.layers[-1].variance == pytest.approx(vectors.astype(float).var(axis=0), rel=1e-2, abs=1e-6)
-    assert max(found.layers[-1].train) == 1.0

@@ -14,7 +14,6 @@ import torch
 from safetensors.numpy import save_file
 from torch.nn.utils import prune
 
-import pruning_results
 from architectures import FAMILIES, build
 from outlierlens.ablation.switches import zero_weights_
 from outlierlens.analyses.prune import PositionCheck, PruneCheck, PruneCheckOptions, prune_check
@@ -22,8 +21,6 @@ from outlierlens.analyses.prune_cells import Removal
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadFile, BadInput, Offline, UnknownModel
-from outlierlens.report.result import remarks_of, sections_of
-from outlierlens.results.document import load
 
 OUTLIERS = PruneCheckOptions(dims=(3,))
 
@@ -376,58 +373,9 @@ def test_the_check_needs_no_torch(folder: Any, tmp_path: Path) -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_the_command_says_it_in_its_exit_code(folder: Any, run: Any, tmp_path: Path) -> None:
-    broken, fine = tmp_path / "broken.safetensors", tmp_path / "fine.safetensors"
-    save_file(masks_of({0: (3,), 1: (3,)}), broken)
-    save_file(masks_of({0: (3,)}), fine)
-    out, chart = tmp_path / "check.json", tmp_path / "check.html"
-    arguments = ["--dims", "3", "-o", str(out), "--chart", str(chart)]
-    code, stdout, _ = run("prune", "check", folder("bert"), str(broken), *arguments)
-    assert code == 3
-    assert stdout.startswith("Broken: safe to prune except 3 (outlier), removed in 2 of 3 layers")
-    assert load(out).streams[0].broken == (3,)
-    assert "safe to prune except 3" in chart.read_text()
-    code, stdout, _ = run("prune", "check", folder("bert"), str(fine), "--dims", "3")
-    assert code == 0
-    assert stdout.startswith("Holds: ")
-    code, stdout, err = run("prune", "check", folder("bert"), str(tmp_path / "none.safetensors"))
-    assert (code, stdout) == (2, "")
-    assert "no such file" in err
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"row_fraction": 0.0}, "row_fraction is 0.0"),
-        ({"min_layer_fraction": 1.5}, "min_layer_fraction is 1.5"),
-    ],
-)
-def test_rules_that_cannot_be(settings: Any, message: str) -> None:
-    with pytest.raises(BadInput, match=message):
-        Removal(**settings)
-
-
 def test_how_many_values_a_row_must_lose() -> None:
     assert [Removal(row_fraction=f).off_needed(10, is_norm=False) for f in (1.0, 0.9, 0.91, 0.01)] == [10, 9, 10, 1]
     assert Removal(row_fraction=0.1).off_needed(2, is_norm=True) == 2
-
-
-def test_picture_and_tables_say_what_the_check_found() -> None:
-    found = pruning_results.check()
-    assert "layers without it: model 1 4; model 5 0." in found.chart().reading  # the outliers
-    (section,) = found.sections()
-    assert section.name == "prune-check"
-    assert section.sentences[0].startswith(
-        "Broken: safe to prune except 1 (outlier), 3, removed in up to 4 of 4 layers"
-    )
-    streams, positions, weights = section.tables
-    assert streams.rows[0][4:9] == (14, 4, 2, 8, 2)
-    assert positions.rows[2] == (3, "model", False, 2, 4, 0.5, True)
-    assert weights.rows[0] == ("1:7", 5, "model", 25.0, 1234.5, False)
-    assert not pruning_results.check(outliers=(5,), only_outliers=True).failed
-    together = (found, found, pruning_results.costs())
-    assert remarks_of(together) == ("a note", "a note on the test")
-    assert [section.name for section in sections_of(together)] == ["prune-check", "prune-check-2", "prune-test"]
 
 
 def test_each_stream_has_its_verdict_and_its_picture(folder: Any) -> None:
@@ -442,7 +390,6 @@ def test_each_stream_has_its_verdict_and_its_picture(folder: Any) -> None:
     first, second = found.verdict.split("; decoder ")
     assert first.startswith("encoder holds: no position is removed in ")
     assert second.startswith("broken: safe to prune except 3 (outlier), removed in 3 of 3 layers")
-    assert found.chart().reading.endswith("layers without it: encoder 3 0; decoder 3 3.")
 
 
 def test_the_python_of_the_page_makes_masks_that_hold(tmp_path: Path) -> None:

@@ -174,12 +174,6 @@ def test_what_a_guard_refuses(scores: Any, budget: Any, message: str) -> None:
         guarded_masks(scores, budget, [cells_of(2, 2, Removal(), norm=True)])
 
 
-def test_positions_that_do_not_exist_are_no_protection() -> None:
-    cells = cells_of(2, 2, Removal(), norm=True)
-    with pytest.raises(BadInput, match="dimension 2 does not exist; stream model has dimensions 0 to 1"):
-        guarded_masks(draw_scores(cells, 0, False), 1, [cells], protect=[2])
-
-
 def last_weights(model: Any, guard: Any) -> list[tuple[Any, str]]:
     names = [param.name.rpartition(".") for layer in guard.cells[0].params for param in layer]
     return [(model.get_submodule(path), leaf) for path, _, leaf in names]

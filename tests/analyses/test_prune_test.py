@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +12,8 @@ from outlierlens.analyses.prune_cells import Cells, Pruner, Removal
 from outlierlens.architectures import live_parameters
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel
-from outlierlens.results.document import load
 from outlierlens.results.rows import Estimate
-from outlierlens.view.charts.base import picture
 from planted import tiny, turning_texts
-from row_files import rows_in, write_rows
 
 TEXTS = turning_texts(8 + i % 6 for i in range(18))
 FEW = {"n_random": 2, "n_scattered": 2, "n_matched": 2}
@@ -118,28 +114,17 @@ def test_sparsity_is_a_share_of_the_candidates() -> None:
     assert [one.family for one in found.controls] == ["magnitude"]
 
 
-def test_finished_conditions_are_not_measured_again(tmp_path: Path) -> None:
-    loaded, rows = needle("bert", "MaskedLM", "masked"), tmp_path / "rows.jsonl"
-    options = PruneTestOptions(dims=(6,), n_random=2, n_scattered=1, n_matched=0)
-    first = prune_test(loaded, TEXTS, options, rows=rows)
-    changed = rows_in(rows)
-    assert len(changed) == 1 + 5  # identity; chosen, magnitude, three controls
-    changed[1]["value"]["per_text"] = [9.0] * 18
-    write_rows(rows, changed)
-    again = prune_test(loaded, TEXTS, options, rows=rows)
-    assert again.chosen.per_text == (9.0,) * 18
-    assert again.magnitude == first.magnitude
-    assert again.controls[1].sets == first.controls[1].sets
+def test_rows_of_another_budget_are_refused(tmp_path: Path) -> None:
+    loaded, none = needle("bert", "MaskedLM", "masked"), {"n_random": 0, "n_scattered": 0, "n_matched": 0}
+    prune_test(loaded, TEXTS, PruneTestOptions(dims=(6,), **none), rows=tmp_path / "rows.jsonl")
     with pytest.raises(BadInput, match="budget was 6, is 12"):
-        prune_test(loaded, TEXTS, PruneTestOptions(dims=(6, 7), n_random=0), rows=rows)
+        prune_test(loaded, TEXTS, PruneTestOptions(dims=(6, 7), **none), rows=tmp_path / "rows.jsonl")
 
 
 def test_what_an_experiment_refuses() -> None:
     plain = tiny("bert", "MaskedLM")
     with pytest.raises(BadInput, match="the scan finds no outlier; name positions"):
         prune_test(plain, TEXTS)
-    with pytest.raises(BadInput, match="dimension 16 does not exist"):
-        prune_test(plain, TEXTS, PruneTestOptions(dims=(16,)))
 
 
 def test_the_scan_names_what_the_budget_is_forced_onto() -> None:
@@ -148,23 +133,6 @@ def test_the_scan_names_what_the_budget_is_forced_onto() -> None:
     )
     assert found.dims == (6,)
     assert found.about.named_by == "the scan of the weights, at 3 sigma"
-
-
-def test_the_command(run: Any, tmp_path: Path) -> None:
-    path, text, out, chart = (tmp_path / name for name in ("model", "text.txt", "effect.json", "effect.html"))
-    loaded = needle("llama", "CausalLM", "causal")
-    loaded.model.save_pretrained(path)  # type: ignore[operator]
-    loaded.tokenizer.save_pretrained(path)  # type: ignore[union-attr]
-    text.write_text("\n".join(TEXTS.texts))
-    few = ("--random", "2", "--scattered", "1", "--matched", "1")
-    code, stdout, err = run(
-        "prune", "test", str(path), "--data", str(text), "--dims", "6", *few, "-o", str(out), "--chart", str(chart)
-    )
-    assert code == 0, err
-    found = load(out)
-    assert stdout.startswith(f"{found.verdict[0].upper()}{found.verdict[1:]}.")
-    assert "72 of 1,152 weights of mlp.down_proj pruned (6.25%), 72 of them forced onto 6." in stdout
-    assert "random position" in chart.read_text()
 
 
 def test_a_position_is_condemned_only_where_it_costs_more_than_all_else(costs: PruneTest) -> None:
@@ -188,11 +156,3 @@ def test_a_position_is_condemned_only_where_it_costs_more_than_all_else(costs: P
         "no verdict on position 6, for 8 texts are too few for an interval; read 16 or more: +1.500 nats per token"
     )
     assert not few.worse
-
-
-def test_what_the_budget_costs_is_one_table_and_one_picture(costs: PruneTest) -> None:
-    (table,) = costs.shown()
-    assert [row[0] for row in table.rows] == ["magnitude", "random position", "scattered", "matched"]
-    assert table.columns[:4] == ("control", "n", "median", "95th percentile")
-    assert len(list(costs.shown(verbose=True))) == 2
-    assert picture(costs.chart(), "svg").startswith(b"<svg")

@@ -73,11 +73,9 @@ def test_a_value_at_the_edge_of_a_step_moves_by_half_of_it(bert: LoadedModel) ->
     assert set(np.round(runs.ravel(), 3)) == {10.0, 11.0}
     assert np.abs(runs - runs[:, :1]).max() < 1e-9, "what all texts read moves alike in all"
     found = mean_noise(runs, np.ones(4), 1000)
-    assert found is not None
     assert found.floor == pytest.approx(0.5, abs=0.02), "two values per step apart, each half of the time"
     assert found.shared == pytest.approx(found.floor**2)
     kept = mean_noise(spared, np.ones(4), 1000)
-    assert kept is not None
     assert kept.floor < 1e-4
 
 

@@ -31,9 +31,7 @@ MATRICES = hnp.arrays(np.float32, hnp.array_shapes(min_dims=2, max_dims=2, min_s
 
 
 def scheme(text: str) -> Scheme:
-    found = parse(f"{text}/none").weights
-    assert found is not None
-    return found
+    return parse(f"{text}/none").weights
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -70,8 +68,6 @@ def test_grains_share_steps_where_they_say() -> None:
 def test_inputs_have_a_step_a_token_or_a_text_and_padding_has_no_part() -> None:
     token = parse("none/int8-token").inputs
     text = parse("none/int8-tensor").inputs
-    assert token is not None
-    assert text is not None
     reads = torch.tensor([[[1.27, 0.3], [127.0, 0.6]], [[2.54, 0.3], [9999.0, 9999.0]]])
     valid = torch.tensor([[True, True], [True, False]])
     by_token = fake_quantize_inputs(reads, token, valid)
@@ -109,7 +105,6 @@ def test_per_channel_and_per_token_equal_torch_to_the_last_bit(values: np.ndarra
     wanted = torch.fake_quantize_per_channel_affine(tensor, step, zero.int(), 0, *chosen.ends)
     assert same_bits(fake_quantize(tensor, chosen), wanted)
     token = Recipe(None, Scheme(chosen.number, "token", None, chosen.symmetric)).inputs
-    assert token is not None
     assert same_bits(fake_quantize_inputs(tensor[None], token)[0], wanted)
 
 
@@ -143,18 +138,6 @@ def test_a_group_as_long_as_the_row_is_the_channel(values: np.ndarray, name: str
     tensor = torch.from_numpy(values)
     group = fake_quantize(tensor, scheme(name.format(f"group{tensor.shape[1]}")))
     assert same_bits(group, fake_quantize(tensor, scheme(name.format("channel"))))
-
-
-@settings(max_examples=40)
-@given(values=MATRICES, name=st.sampled_from(INTEGERS))
-def test_rounded_values_stay_within_half_a_step_and_zeros_stay(values: np.ndarray, name: str) -> None:
-    tensor, chosen = torch.from_numpy(values), scheme(name.format("channel"))
-    step, _ = steps(tensor, chosen)
-    found = fake_quantize(tensor, chosen)
-    # A zero point is itself rounded: at the ends of an asymmetric range up to half a step more is lost.
-    reach = (0.5 if chosen.symmetric else 1.0) * step
-    assert bool(((found - tensor).abs() <= reach * (1 + 1e-5) + 1e-5 * tensor.abs()).all())
-    assert bool((found[tensor == 0] == 0).all())
 
 
 def test_tiny_and_empty_ranges() -> None:
@@ -191,7 +174,6 @@ def test_integers_equal_torchao_s_to_the_last_bit(text: str) -> None:
         values[0, 3] *= 50
         token = text.endswith("token")
         chosen = parse(f"none/{text}").inputs if token else scheme(text)
-        assert chosen is not None
         block = {"tensor": (6, 16), "channel": (1, 16), "token": (1, 16)}.get(chosen.grain, (1, chosen.group or 0))
         kind = primitives.MappingType.SYMMETRIC if chosen.symmetric else primitives.MappingType.ASYMMETRIC
         first, last = chosen.ends

@@ -1,6 +1,5 @@
 """Ranges of every family: each kind against plain hooks of the test's own, text by text without padding."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ TEXTS = some_texts(7)
 
 
 @pytest.mark.parametrize("family", TEXT_FAMILIES, ids=lambda one: one.name)
-def test_every_family_is_measured(family: Family, words: Callable[..., Any]) -> None:
+def test_every_family_is_measured(family: Family, words: Any) -> None:
     loaded = wrap(family, words())
     found = range_of(loaded, TEXTS, RangeOptions(batch_size=3, every=1))
     oracle = Oracle(loaded, TEXTS, found.about.max_length)
@@ -39,14 +38,14 @@ ATTENTION = ("q", "k", "v", "q·k", "attention logits")
 
 
 @pytest.mark.parametrize("name", ["bloom", "deberta-v2", "gpt2", "phi3"])
-def test_products_of_queries_and_keys_are_seen_however_they_are_written(name: str, words: Callable[..., Any]) -> None:
+def test_products_of_queries_and_keys_are_seen_however_they_are_written(name: str, words: Any) -> None:
     found = range_of(wrap(FAMILIES[name], words()), TEXTS, RangeOptions(batch_size=3, every=1))
     for kind in ATTENTION:
         assert [row.layer for row in found.of(kind)] == ["0", "1", "2"], kind
 
 
 @torch.no_grad()
-def test_blooms_products_are_those_of_its_linear(words: Callable[..., Any]) -> None:
+def test_blooms_products_are_those_of_its_linear(words: Any) -> None:
     loaded = wrap(FAMILIES["bloom"], words())
     found = range_of(loaded, TEXTS, RangeOptions(batch_size=1, every=1))
     seen: list[torch.Tensor] = []
@@ -69,7 +68,7 @@ def test_blooms_products_are_those_of_its_linear(words: Callable[..., Any]) -> N
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "gpt_oss"])
 @torch.no_grad()
-def test_packed_experts_are_seen(name: str, words: Callable[..., Any]) -> None:
+def test_packed_experts_are_seen(name: str, words: Any) -> None:
     """What their last matrix reads, against the same experts one token after another."""
     loaded = wrap(FAMILIES[name], words())
     found = range_of(loaded, TEXTS, RangeOptions(batch_size=1, every=1))

@@ -32,7 +32,7 @@ def texts() -> Texts:
 
 
 @pytest.fixture
-def source(tmp_path: Path, words: Callable[..., Any]) -> Path:
+def source(tmp_path: Path, words: Any) -> Path:
     """A tiny Llama whose first block writes far beyond float16."""
     model = build(FAMILIES["llama"], "CausalLM")
     with torch.no_grad():

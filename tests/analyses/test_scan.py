@@ -17,7 +17,7 @@ from outlierlens.detection.rules import Rule
 from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead, UnknownArchitecture, UnknownModel
 from outlierlens.models.load import from_objects
-from outlierlens.results.document import from_json, load, save, to_json
+from outlierlens.results.document import from_json, load, to_json
 
 
 @pytest.fixture
@@ -173,16 +173,6 @@ def test_what_a_linear_rule_reads_is_said_first(saved: Any, monkeypatch: pytest.
     assert len(said) == 1
 
 
-def test_results_survive_json(saved: Any, tmp_path: Path) -> None:
-    found = scan(str(saved(dim=6)))
-    path = save(found, tmp_path / "deep" / "scan.json")
-    again = load(path)
-    assert to_json(again) == to_json(found)
-    assert again.stacks[0].dims == (6,)
-    assert [row["dim"] for row in found.records()] == [6]
-    assert not list(path.parent.glob(".*"))
-
-
 # Each file is read by a child that has loaded nothing but the package: forked, for starting Python anew takes a second.
 READ = """
 import os, sys
@@ -261,51 +251,10 @@ def test_scan_and_help_import_no_heavy_library(saved: Any) -> None:
     ]  # nor any other command's options
 
 
-def test_the_real_process_prints_a_table_and_returns_the_exit_code(saved: Any) -> None:
-    command = [sys.executable, "-m", "outlierlens", "scan"]
-    human = subprocess.run([*command, str(saved(dim=6))], capture_output=True, text=True, check=False)
-    assert human.returncode == 0, human.stderr
-    assert "output.LayerNorm (scale of the norm, 3 × 16): 6" in human.stdout
-    assert "6       3              3             3" in human.stdout  # of 3 layers in scale and in bias
-    wrong = subprocess.run([*command, "/no/such/file"], capture_output=True, text=True, check=False)
-    assert (wrong.returncode, wrong.stdout, len(wrong.stderr.splitlines())) == (1, "", 1)
-    assert wrong.stderr.startswith("error: ")
-
-
-def test_command_line_prints_a_table_and_json(saved: Any, tmp_path: Path, run: Any) -> None:
-    path = saved(dim=6)
-    document = json.loads(run("scan", str(path), "--json")[1])
-    assert document["format_version"] == 1
-    assert document["outliers"]["dim"] == [6]
-    assert document["provenance"]["command"].startswith("outlierlens scan ")
-    two = json.loads(run("scan", str(path), str(path), "--json")[1])
-    assert (two["kind"], two["stacks"]["model"], two["about"]["dims"]) == ("Scan", [str(path)] * 2, [])
-    assert (two["outliers"]["model"], two["outliers"]["dim"]) == ([str(path)] * 2, [6, 6])
-    out = tmp_path / "x.json"
-    assert run("scan", str(path), "-q", "-o", str(out))[:2] == (0, "")
-    assert load(out).stacks[0].dims == (6,)
-    code, printed, err = run("scan", str(path), "-o", str(out))
-    assert (code, printed) == (1, "")
-    assert "exists; give another name or --overwrite" in err
-    assert run("scan", str(path), "-o", str(out), "--overwrite")[0] == 0
-    code, _, err = run("scan", str(path), "--n_sigma", "2.5", "--min_layer_fraction", "0.4")
-    assert code == 0, err
-    assert "100 % of the outliers in common" in run("compare", str(out), str(path))[1]
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (["scan", "/no/such/file"], 1, "no such file or directory"),
-        (
-            ["scan", "--rule", "magic", "x"],
-            2,
-            'Invalid value "magic" for --rule. Choose from: "kovaleva", "puccetti", "luo", "all".',
-        ),
-        (["scan", "--max-read", "lots", "x"], 2, "cannot read the size 'lots'"),
-        (["scan", "--bogus"], 2, "Unknown option: --bogus"),
-        (["scan"], 2, "MODELS requires an argument"),
-        (["ablate"], 2, "MODEL requires an argument"),
         (["fetch", "nothing"], 1, "nothing"),
         (["scan", "no-such-model-here", "--offline"], 1, "offline"),
     ],

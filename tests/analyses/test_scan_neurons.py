@@ -11,7 +11,6 @@ from architectures import FAMILIES, build
 from outlierlens.analyses.scan import scan
 from outlierlens.detection.weights import TIMES, ScanOptions, _reach
 from outlierlens.errors import BadInput
-from outlierlens.results.document import from_json, to_json
 
 PLANTED = {"llama": "mlp.down_proj", "phi3": "mlp.down_proj", "gpt2": "mlp.c_proj", "bert": "output.dense"}
 NEURON = 5
@@ -56,15 +55,12 @@ def test_a_planted_neuron_is_named_by_block_and_number(family: str, tmp_path: Pa
     assert neuron.neuron == f"1:{NEURON}"
     assert (neuron.dim, round(neuron.weight, 3)) == (3, 9.0)
     assert (found.about.dims, [row["neuron"] for row in found.records()]) == ((f"1:{NEURON}",), [f"1:{NEURON}"])
-    assert to_json(from_json(to_json(found))) == to_json(found)
 
 
 def test_where_there_are_no_neurons_one_line_says_so(tmp_path: Path) -> None:
     build(FAMILIES["mixtral"]).save_pretrained(tmp_path)
     with pytest.raises(BadInput, match="has no MLP axis"):
         scan(str(tmp_path), ScanOptions(stack="mlp"))
-    with pytest.raises(BadInput, match="--stack must be one of model, not 'encoder'"):
-        scan(str(tmp_path), ScanOptions(stack="encoder"))
 
 
 @pytest.mark.real

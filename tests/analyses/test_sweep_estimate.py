@@ -39,30 +39,6 @@ def test_an_interval_of_few_texts_is_that_of_an_estimate(pairs: list[tuple[float
 
 class TestLooks:
     def test_sizes_grow_by_halves_and_end_in_all_texts(self) -> None:
-        assert look_sizes(50, 8) == (
-            8,
-            9,
-            10,
-            11,
-            12,
-            13,
-            14,
-            15,
-            16,
-            18,
-            20,
-            22,
-            24,
-            26,
-            28,
-            30,
-            32,
-            36,
-            40,
-            44,
-            48,
-            50,
-        )
         assert look_sizes(24, 8) == (8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 22, 24)
         assert look_sizes(40, first=12) == (12, 13, 15, 16, 18, 19, 21, 22, 24, 27, 30, 33, 36, 39, 40)
         assert look_sizes(9, first=2) == (2, 3, 4, 5, 6, 7, 8, 9)
@@ -96,9 +72,6 @@ class TestLooks:
             seen = draws[:, :n]
             missed |= np.abs(seen.mean(1)) > stats.t.ppf((1 + level) / 2, n - 1) * seen.std(1, ddof=1) / math.sqrt(n)
         assert missed.mean() == pytest.approx(0.05, abs=4 * math.sqrt(0.05 * 0.95 / 20_000))
-
-    def test_one_level_for_all_looks_would_not_do(self) -> None:
-        assert 0.97 < look_level(look_sizes(96)) < 0.999
 
     @pytest.mark.parametrize("rule", ["wrong", "low", "precise"])
     def test_intervals_hold_at_whatever_look_the_measuring_stops(self, rule: str) -> None:
@@ -414,34 +387,16 @@ NOISE = [0.3, -0.3, 0.2, -0.2, 0.1, -0.1]
 
 
 class TestUnsettled:
-    def test_disjoint_intervals_are_in_order(self) -> None:
-        assert settle([[x + 9 for x in NOISE], [x + 5 for x in NOISE], NOISE], 2, 0.01) == set()
-
     def test_what_texts_have_in_common_cancels(self) -> None:
         # The two intervals overlap widely; text by text the first is 0.1 above the second.
         first = [x + 0.1 + y for x, y in zip(NOISE, [0.01, -0.01] * 3, strict=True)]
         assert settle([first, NOISE], 1, 0.001) == set()
-
-    def test_both_of_an_open_pair_need_texts(self) -> None:
-        assert settle([[x + 0.1 for x in NOISE], NOISE[::-1]], 1, 0.01) == {0, 1}
-
-    def test_the_shorter_of_an_open_pair_needs_texts(self) -> None:
-        assert settle([[x + 0.05 for x in NOISE * 2], NOISE[::-1]], 1, 0.01) == {1}
-        assert settle([[x + 0.05 for x in NOISE], NOISE[::-1] * 2], 1, 0.01) == {0}
-
-    def test_within_the_tolerance_order_is_settled(self) -> None:
-        assert settle([[x + 0.1 for x in NOISE], NOISE[::-1]], 1, 5.0) == set()
 
     def test_only_the_top_matters(self) -> None:
         top, close = [x + 9 for x in NOISE], [[x + i / 50 for x in NOISE[i:] + NOISE[:i]] for i in range(3)]
         assert settle([close[0], top, *close[1:]], 1, 0.01) == set()
         assert settle([close[0], top, *close[1:]], 2, 0.01) > {3}
         assert settle([close[0], top, *close[1:]], 0, 0.01) == set()
-
-    def test_a_wide_interval_far_below_is_asked_too(self) -> None:
-        wide = [x * 100 for x in NOISE]
-        narrow = [[x + 3 for x in NOISE], [x + 2 for x in NOISE], [x + 1 for x in NOISE]]
-        assert settle([*narrow, wide], 1, 0.01) == {0, 3}
 
     def test_infinite_changes_are_settled(self) -> None:
         exploded = [math.inf, *NOISE[1:]]

@@ -13,7 +13,6 @@ from outlierlens.analyses.track import CURVES, Track, TrackOptions, summarize, t
 from outlierlens.detection.rules import Rule
 from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead, UnknownModel
-from outlierlens.results.document import from_json, load, save, to_json
 from outlierlens.training.run_files import Curve, Saved, Trajectory, find_log, find_saved, read_log, step_in
 
 STEPS = tuple(range(0, 10_001, 500))
@@ -55,15 +54,12 @@ def test_planted_dimensions_are_found_at_their_steps(found: Track) -> None:
     assert (seven.after, seven.scale_step, seven.bias_step) == (2500, 3000, 3000)
     assert (seven.layers_scale, seven.layers_bias) == (4, 4)
     assert seven.onset.low <= 2500 <= seven.onset.high
-    assert seven.onset_p is not None
     assert seven.onset_p <= 0.05
 
 
 def test_the_loss_is_set_beside(found: Track) -> None:
-    assert found.fall is not None
     assert found.fall.step.low <= 2500 <= found.fall.step.high
     # 6.1 − 2.1 (1 − exp(−t / 700)) is within 5 % of the fall of 5 nats (0.25) of 4.0 after t = 700 ln(2.1 / 0.25) = 1,490.
-    assert found.plateau is not None
     assert found.plateau.settled
     assert found.plateau.step.low - 250 <= 2500 + 1490 <= found.plateau.step.high + 250
     seven = next(one for one in found.emergences if one.dim == 7)
@@ -90,14 +86,6 @@ def test_of_a_bert_base_less_than_two_percent_is_read(tmp_path: Path) -> None:
     assert 20 * 12 * 2 * 768 * 4 < read.bytes_read < 0.02 * read.total_bytes
     assert len(read.kept) * 20 <= 60_000
     assert sum(f.stat().st_blocks * 512 for f in tmp_path.rglob("*.safetensors")) < 40e6  # the test itself stays small
-
-
-def test_a_result_survives_its_file(found: Track, tmp_path: Path) -> None:
-    again = load(save(found, tmp_path / "track.json"))
-    assert to_json(again) == to_json(found)
-    assert again.emergences == found.emergences
-    assert from_json(to_json(found)).plateau == found.plateau
-    assert [row["step"] for row in found.records()] == [one.step for one in found.emergences]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +134,6 @@ def test_a_run_that_still_falls_has_no_lead() -> None:
     steps = np.arange(20) * 100
     curves = {"loss": Curve(steps, 9 - 0.004 * steps)}
     read = summary(trajectory(planted("." * 10 + "x" * 10), steps, curves=curves))
-    assert read.plateau is not None
     assert not read.plateau.settled
     assert not read.emergences[0].lead.settled
 
@@ -240,13 +227,6 @@ def test_checkpoints_of_another_shape_are_refused(tmp_path: Path) -> None:
         BadInput, match=r"checkpoint-300 is not of the same run as .*: its layers × dimensions is 4 × 32"
     ):
         track([tmp_path / "a", tmp_path / "b"])
-
-
-def test_an_unknown_stream_or_norm_is_named(run: Path) -> None:
-    with pytest.raises(BadInput, match="no stream 'decoder'; there are model"):
-        track([run], TrackOptions(stack="decoder"))
-    with pytest.raises(BadInput, match=r"no norm 'x'; there are output\.LayerNorm"):
-        track([run], TrackOptions(norm="x"))
 
 
 def test_logs_of_several_kinds(tmp_path: Path, run: Path) -> None:
@@ -394,7 +374,6 @@ def test_the_loss_that_is_judged_by_saw_the_whole_fall() -> None:
     for start, used in ((0, "eval_loss"), (5, "loss")):
         late = Curve(loss.steps[start:], loss.values[start:])
         read = summary(replace(path, curves={"loss": loss, "eval_loss": late}))
-        assert read.plateau is not None
         assert read.plateau.curve == CURVES[used]
         assert read.plateau.step.value == 1500  # 500 ln 20 = 1,498
 

@@ -20,7 +20,6 @@ def correlated(random: np.random.Generator, n: int, rho: float) -> np.ndarray:
 
 def test_a_clean_jump_is_placed_between_its_two_points() -> None:
     found = change_point(STEPS, np.where(STEPS > 1500, 5.0, 1.0))
-    assert found is not None
     assert (found.step, found.until, found.low, found.high) == (1500, 1600, 1500, 1600)
     assert (found.before, found.after, found.rho) == (pytest.approx(1), pytest.approx(5), 0)
     assert found.p == 1 / 200
@@ -28,7 +27,6 @@ def test_a_clean_jump_is_placed_between_its_two_points() -> None:
 
 def test_a_clean_ramp_gives_both_its_ends() -> None:
     found = change_point(STEPS, 2 + 3 * np.clip((STEPS - 1000) / 800, 0, 1))
-    assert found is not None
     assert (found.step, found.until) == (1000, 1800)
     assert (found.before, found.after) == (pytest.approx(2), pytest.approx(5))
 
@@ -55,7 +53,6 @@ def test_intervals_cover_the_onset(rho: float, least: float) -> None:
         onset = random.uniform(0.25, 0.65) * STEPS[-1]
         values = 6 * np.clip((STEPS - onset) / (0.2 * STEPS[-1]), 0, 1) + correlated(random, 40, rho)
         found = change_point(STEPS, values, direction=1, seed=seed)
-        assert found is not None
         covered += found.low <= onset <= found.high
     assert covered / 60 >= least
 
@@ -85,8 +82,6 @@ def test_a_p_value_does_not_depend_on_the_unit() -> None:
     found = [
         change_point(scale_x * STEPS + at, scale_y * values + at) for scale_x, scale_y, at in ((1, 1, 0), (7, 1e3, 5))
     ]
-    assert found[0] is not None
-    assert found[1] is not None
     assert found[0].p == found[1].p
     assert 1 / 200 < found[0].p < 1
 
@@ -127,25 +122,21 @@ def test_the_plateau_by_hand() -> None:
     # A straight fall of 8 until step 2,000, then level: within 5 % (0.4) of the end from step 1,900 on.
     loss = np.maximum(10 - 8 * STEPS / 2000, 2.0)
     found = plateau(STEPS, loss)
-    assert found is not None
     assert (found.step, found.low, found.high, found.final, found.fall) == (1900, 1900, 1900, 2.0, 8.0)
     assert found.settled
     wide = plateau(STEPS, loss, share=0.5)
-    assert wide is not None
     assert wide.step == 1000
 
 
 def test_a_plateau_is_for_good_and_noise_widens_it() -> None:
     loss = np.maximum(10 - 8 * STEPS / 2000, 2.0) + 0.1 * np.random.default_rng(2).standard_normal(40)
     found = plateau(STEPS, loss)
-    assert found is not None
     assert 1600 <= found.low <= found.step <= found.high <= 2400
     assert found.high > found.low
 
 
 def test_a_loss_that_falls_to_the_end_is_not_settled() -> None:
     falls = plateau(STEPS, 10 - STEPS / 1000)
-    assert falls is not None
     assert not falls.settled
     assert plateau(STEPS, STEPS) is None
     assert plateau(STEPS[:5], -STEPS[:5]) is None
@@ -158,7 +149,6 @@ def test_the_last_fall_starts_where_the_unigram_plateau_ends() -> None:
     for fall in (2400, 4000):
         loss = np.array([runs.loss_at(step, fall=fall) for step in steps])
         found = last_fall(steps, loss + 0.03 * np.random.default_rng(fall).standard_normal(len(steps)))
-        assert found is not None
         assert found.low - 200 <= fall <= found.high + 200
 
 

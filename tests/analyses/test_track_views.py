@@ -1,6 +1,5 @@
 """What is shown of a tracked run: its picture, sentences, the report's section and the command."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,8 @@ import numpy as np
 import pytest
 
 import runs
-import synthetic_report as synthetic
 from outlierlens.analyses import track as analysis
 from outlierlens.analyses.track import Track, track
-from outlierlens.report.files import charts_of
-from outlierlens.report.page import render
-from outlierlens.results.document import from_json, load, to_json
 from outlierlens.results.rows import UNKNOWN, Estimate
 
 
@@ -63,31 +58,6 @@ def test_hidden_states_are_lines_where_they_were_recorded(found: Track) -> None:
     assert [row["high"] for row in data(band)] == pytest.approx(states.max(axis=1).tolist(), rel=1e-3)
 
 
-def test_events_are_marked_where_they_are(found: Track) -> None:
-    layers = panels(found)["Distance from the other dimensions: scale"]
-    said = {row["what"]: row["step"] for layer in layers for row in data(layer) if "what" in row}
-    assert said == {
-        "dimension 7 stands out for good": 3000,
-        "the loss starts its last steep fall": round(found.fall.step.value),
-        "the loss reaches its plateau": round(found.plateau.step.value),
-    }
-    assert any(row == {"z": 3.0} for layer in layers for row in data(layer))
-
-
-def test_sentences_give_step_interval_and_sign(found: Track) -> None:
-    first, when, onset, sign, read = tuple(found.sentences())
-    assert first == (
-        "Over 21 recorded steps from 0 to 10,000 these come to stand 3 sigma out in 50 % of the layers or more: "
-        "7 (scale and bias, from step 3,000)."
-    )
-    assert when.startswith("Dimension 7 starts to leave at step ")
-    assert "the loss starts its last steep fall (step 2,500" in onset
-    assert "early sign, not one that training is done" in sign
-    assert read == f"Of the checkpoints' {found.total_bytes:,} bytes {found.bytes_read:,} were read (" + (
-        f"{100 * found.bytes_read / found.total_bytes:.2f} %)."
-    )
-
-
 def changed(found: Track, **more: Any) -> Track:
     return replace(found, emergences=(replace(found.emergences[0], **more),), total_bytes=0)
 
@@ -124,38 +94,3 @@ def test_an_onset_that_noise_would_show_is_not_settled(found: Track) -> None:
     noisy = said(changed(found, onset_p=0.2, onset_lead=UNKNOWN))
     assert noisy[1] == "When dimension 7 starts to leave is not settled (p = 0.2)."
     assert not any("starts to leave at step" in one or "last steep fall" in one for one in noisy)
-
-
-def test_the_report_shows_the_run(found: Track) -> None:
-    whole = from_json(to_json(synthetic.report_data(tracks=(found,))))
-    page = render(whole)
-    assert '<h2 id="over-training">Over training: 7</h2>' in page
-    assert "over-training" in {chart.name for chart in charts_of(whole)}
-    assert next(found.sentences()) in page
-    assert 7 in whole.named("model")
-    assert render(from_json(to_json(whole))) == page
-    two = synthetic.report_data(tracks=(found, found))
-    assert len({chart.name for chart in charts_of(two)}) == len(charts_of(two))
-
-
-def test_the_command_prints_writes_and_draws(run: Any, run_of: Path, tmp_path: Path) -> None:
-    words = ("track", str(run_of), "-o", str(tmp_path / "t.json"), "--chart", str(tmp_path / "c.json"), "--no-progress")
-    code, out, err = run(*words)
-    assert (code, err) == (0, "")
-    assert "these come to stand 3 sigma out in 50 % of the layers or more: 7 (" in out
-    assert isinstance(load(tmp_path / "t.json"), Track)
-    assert "vconcat" in json.loads((tmp_path / "c.json").read_text())
-    code, _, err = run(*words)
-    assert code == 1
-    assert "exists" in err
-
-
-def test_the_command_refuses_before_it_reads(run: Any, tmp_path: Path) -> None:
-    for words, says in (
-        (("--chart", "x.gif"), "the ending says what is drawn"),
-        (("--steps", "1,a"), "cannot read steps '1,a'; write them as 0,500,1000"),
-        (("--dims", "0-3:7"), "names layers; write dimensions alone"),
-    ):
-        code, _, err = run("track", str(tmp_path / "none"), *words)
-        assert code in (1, 2)
-        assert says in err

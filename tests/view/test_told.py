@@ -13,6 +13,7 @@ from outlierlens.data.labelled.table import plain_task
 from outlierlens.data.texts import read_texts
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.models.load import LoadOptions, load_model
+from outlierlens.view.section import these
 
 CLASSIFY = plain_task("classify", "text", "label")
 
@@ -83,3 +84,9 @@ def test_a_model_of_ctranslate2_is_named(tmp_path: Path, run: Any) -> None:
             code, _, err = run(*command)
             assert code == 1
             assert "a model of CTranslate2, which is not read; name the model that it was converted from" in err
+
+
+def test_dimensions_are_named_as_in_a_sentence() -> None:
+    assert these((507,)) == "dimension 507"
+    assert these((1, 2, 3)) == "dimensions 1, 2 and 3"
+    assert these(tuple(range(15))) == "dimensions 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 3 more"
