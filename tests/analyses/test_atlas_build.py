@@ -19,7 +19,6 @@ from safetensors.numpy import load_file, save_file
 
 from atlas_hub import SIZES, WAYS, Catalogue, Faults, real_size
 from hub_server import COMMIT, FakeHub, Handler, Seen
-from memory_checkpoint import Memory
 from outlierlens.analyses import atlas as loop
 from outlierlens.analyses import atlas_rows as kept
 from outlierlens.analyses.atlas import BuildSummary, HubAccess, build, failed, in_threads, look, on_ray
@@ -28,7 +27,6 @@ from outlierlens.analyses.atlas_rows import (
     AtlasOutlier,
     AtlasRow,
     Store,
-    key_bias_norms,
     read_rows,
     write_part,
 )
@@ -121,8 +119,6 @@ def test_vectors_are_those_of_the_file(hub: FakeHub, tmp_path: Path) -> None:
         for part, values in (("weight", row.scale), ("bias", row.bias)):
             stored = [tensors[f"encoder.layer.{layer}.output.LayerNorm.{part}"] for layer in range(row.layers)]
             np.testing.assert_array_equal(values, np.stack(stored))
-        keys = [tensors[f"encoder.layer.{layer}.attention.self.key.bias"] for layer in range(row.layers)]
-        np.testing.assert_allclose(row.k_bias_norms, [np.linalg.norm(key.astype(float)) for key in keys], rtol=1e-5)
 
 
 def test_the_same_command_asks_for_nothing_that_is_there(catalogue: Catalogue, hub: FakeHub, tmp_path: Path) -> None:
@@ -180,30 +176,25 @@ def test_a_killed_build_loses_nothing_and_does_nothing_twice(
         assert code == (0 if len(at) == 1 else -signal.SIGKILL)
         asked = {"/".join(seen.path.split("/")[1:3]) for seen in hub.seen[before:]}
         assert not asked & finished  # what had a row was not asked for again
-        finished = set(by_model(tmp_path / "atlas"))
+        finished = {row.model for file in (tmp_path / "atlas").glob("part-*") for row in read_rows(file)}
         at.pop(0)
     holds(catalogue, tmp_path / "atlas")
 
 
-def test_a_build_killed_between_part_and_journal_has_no_row_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kept, "PART_MODELS", 3)
+def test_rows_wait_for_a_part_and_none_is_there_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [AtlasRow(f"m{number}", "r", reason="malformed", failure="x") for number in range(8)]
     with Store.open(tmp_path) as store:
         for row in rows[:2]:
             store.append([row])
-        journal = (tmp_path / "journal.jsonl").read_bytes()
+        assert not list(tmp_path.glob("part-*"))
+        monkeypatch.setattr(kept, "PART_SECONDS", -1.0)
         store.append([rows[2]])
-    assert [row.model for row in read_rows(tmp_path)] == ["m0", "m1", "m2"]
+        assert [row.model for row in read_rows(tmp_path)] == ["m0", "m1", "m2"]
     assert sorted(path.name for path in tmp_path.glob("part-*")) == ["part-000001.parquet"]
-    (tmp_path / "journal.jsonl").write_bytes(journal)  # as if it had not been emptied yet
-    assert [row.model for row in read_rows(tmp_path)] == ["m0", "m1", "m2"]
     with Store.open(tmp_path) as store:
         assert store.done == {"m0": ("r",), "m1": ("r",), "m2": ("r",)}
-        for row in rows[3:]:
+        for row in (*rows[3:], rows[5]):
             store.append([row])
-        store.append([rows[5]])  # once more
     assert [row.model for row in read_rows(tmp_path)] == [f"m{number}" for number in range(8)]
     with (
         pytest.raises(BadInput, match="another atlas build is writing to it"),
@@ -217,14 +208,13 @@ def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
     scale = np.arange(6, dtype=np.float16).reshape(2, 3)
     row = AtlasRow(
         "a/b", "c" * 40, "encoder", "norm", "bert", 3, 2, "F32", "safetensors", "layernorm", "stream", "mit", "https://hub",
-        "2020-01-31", 5, 10, 1000, 7, 0.5, (AtlasOutlier(2, -3.5, None, -1, (0, 1), 0.25),), scale, None, (1.5, 2.5),
+        "2020-01-31", 5, 10, 1000, 7, 0.5, (AtlasOutlier(2, -3.5, None, -1, (0, 1), 0.25),), scale, None,
     )  # fmt: skip
     failure = AtlasRow("a/c", reason="gated", failure="no")
     with Store.open(tmp_path) as store:
         store.append([row, replace(row, stack="decoder", bias=scale + 1)])
-        waiting = list(read_rows(tmp_path))
         store.append([failure])
-    for found in (waiting, list(read_rows(tmp_path))[:2], list(read_rows(tmp_path / "part-000001.parquet"))[:2]):
+    for found in (list(read_rows(tmp_path))[:2], list(read_rows(tmp_path / "part-000001.parquet"))[:2]):
         assert found == [row, replace(row, stack="decoder")]
         assert found[0].scale.dtype == np.float16
         np.testing.assert_array_equal(found[0].scale, scale)
@@ -273,7 +263,7 @@ def test_a_hub_that_gives_nothing_is_left_alone(hub: FakeHub, tmp_path: Path, mo
     hub.tamper[""] = lambda handler, seen: handler.reply(503, b"") is None
     with pytest.raises(RemoteError, match="the hub gave none of 5 models in a row"):
         built(tmp_path, (ListEntry(f"org/model-{number}") for number in range(1000)))
-    assert len(by_model(tmp_path)) == 5
+    assert not list(tmp_path.glob("part-*"))
 
 
 def test_bounds_of_one_model_and_of_all(hub: FakeHub, tmp_path: Path) -> None:
@@ -344,19 +334,10 @@ def test_a_query_that_cannot_be_read(text: str, message: str) -> None:
         query(text)
 
 
-def test_names_come_from_text_and_parquet(tmp_path: Path) -> None:
-    import pyarrow
-    from pyarrow import parquet
-
+def test_names_come_from_lines(tmp_path: Path) -> None:
     text = tmp_path / "names.txt"
     text.write_text("a/b\n\n# a remark\nc@v1  # tagged\na/b\n")
     assert list(names_in(text)) == [ListEntry("a/b"), ListEntry("c", "v1")]
-    table = tmp_path / "names.parquet"
-    parquet.write_table(pyarrow.table({"model": ["a/b", None], "downloads": [3, 4], "license": ["mit", None]}), table)
-    assert list(names_in(table)) == [ListEntry("a/b", "", "mit", None, 3)]
-    parquet.write_table(pyarrow.table({"name": ["a/b"]}), table)
-    with pytest.raises(BadFile, match="has no column 'model'; it has name"):
-        list(names_in(table))
     text.write_text("# nothing\n")
     with pytest.raises(BadFile, match="holds no names"):
         list(names_in(text))
@@ -492,21 +473,3 @@ def test_a_model_that_ends_workers_gets_a_row_and_the_others_are_looked_at(
     assert row.reason == "error"
     assert row.failure.startswith("3 Ray workers ended while they read it (")
     assert not [row for found in rows.values() for row in found if row.reason == "error" and row.model != "org/deadly"]
-
-
-def test_norms_of_key_biases_by_hand() -> None:
-    names = [f"model.layers.{layer}.self_attn.k_proj.bias" for layer in range(3)]
-    tensors = {
-        names[1]: np.array([3.0, 0, 0, 4, 0, 0, 0, 0]),
-        names[0]: np.full(8, 0.5),
-        names[2]: np.array([0, 0, 0, 0, 0, -50.0, 0, 0]),
-        "model.layers.0.self_attn.k_proj.weight": np.ones((8, 16)),
-        "model.layers.0.self_attn.q_proj.bias": np.full(16, 99.0),
-        "model.layers.0.encoder_attn.k_proj.bias": np.full(8, 99.0),
-    }
-    checkpoint = Memory(tensors, {})
-    assert key_bias_norms(checkpoint) == pytest.approx((2**0.5, 5.0, 50.0))
-    assert checkpoint.bytes_read == 3 * 8 * 4  # nothing but the biases
-    joined = np.concatenate([np.full(4, 9.0), np.array([1.0, 2, 2, 0]), np.full(4, 7.0)])  # queries, keys, values
-    assert key_bias_norms(Memory({"transformer.h.0.attn.c_attn.bias": joined}, {})) == (3.0,)
-    assert key_bias_norms(Memory({"layers.0.self_attn.k_proj.weight": np.ones((4, 4))}, {})) == ()

@@ -1,4 +1,4 @@
-"""Atlases that others wrote, and journals with a value that no Parquet column holds: one line, or a row that says why."""
+"""Atlases that others wrote, and models with a value that no Parquet column holds: one line, or a row that says why."""
 
 import itertools
 import json
@@ -22,14 +22,14 @@ from outlierlens.analyses.atlas import HubAccess, look
 from outlierlens.analyses.atlas_lookup import LookupOptions, lookup
 from outlierlens.analyses.atlas_names import ListEntry
 from outlierlens.analyses.atlas_page import COLUMNS, write_site
-from outlierlens.analyses.atlas_rows import AtlasOutlier, AtlasRow, Store, read_rows, schema, write_part
+from outlierlens.analyses.atlas_rows import AtlasOutlier, AtlasRow, read_rows, schema, write_part
 from outlierlens.checkpoints.ranges import Rate
 from outlierlens.errors import BadFile
 
 VECTORS = np.random.default_rng(0).normal(1, 0.1, (2, 40)).astype(np.float16)
 ROW = AtlasRow(
     "a/b", "c" * 40, "model", "norm", "bert", 40, 2, "F32", "safetensors", "layernorm", "stream", "mit", "https://hub",
-    "2020-01-31", 5, 10, 1000, 7, 0.5, (AtlasOutlier(2, -3.5, 3.5, -1, (0, 1), 0.25),), VECTORS, VECTORS, (1.5, 2.5),
+    "2020-01-31", 5, 10, 1000, 7, 0.5, (AtlasOutlier(2, -3.5, 3.5, -1, (0, 1), 0.25),), VECTORS, VECTORS,
 )  # fmt: skip
 NESTED = arrow.list_(arrow.list_(arrow.struct({"a": arrow.int64()}.items())))
 
@@ -47,7 +47,7 @@ def refused(table: Any, folder: Path) -> str:
     readers: tuple[Callable[[], Any], ...] = (
         lambda: list(read_rows(path)),
         lambda: write_site(
-            read_rows(path, (*COLUMNS, "origin", "seconds", "dtype", "format", "k_bias_norms", *kept.ARRAYS)),
+            read_rows(path, (*COLUMNS, "origin", "seconds", "dtype", "format", *kept.ARRAYS)),
             folder / "site",
         ),
         lambda: lookup("a/b", LookupOptions(atlas=path)),
@@ -103,8 +103,6 @@ OUTLIER = {"dim": 2, "z_scale": 3.5, "z_bias": None, "sign": 1, "layers": [0], "
         ("seconds", float("nan"), "column seconds holds NaN or infinity"),
         ("scale", [float("nan")] * 80, "column scale items holds NaN or infinity"),
         ("bias", [None] * 80, "column bias items holds a null"),
-        ("k_bias_norms", [float("nan")], "column k_bias_norms items holds NaN or infinity"),
-        ("k_bias_norms", [1.0] * 10_001, "column k_bias_norms holds a list of more than 10,000"),
         ("outliers", [None], "column outliers items holds a null"),
         ("outliers", [OUTLIER] * 300_000, "column outliers holds a list of more than 10,000"),
         *(("outliers", [OUTLIER | {one: None}], f"column {one} holds a null") for one in OUTLIER if one != "z_bias"),
@@ -150,7 +148,6 @@ POISON: list[dict[str, Any]] = [
     *({"bytes_total": n} for n in (10**40, float("nan"), -1)),
     *({name: "\ud800"} for name in ("family", "license", "created", "dtype", "origin")),
     {"seconds": float("nan")},
-    {"k_bias_norms": (float("nan"),)},
     {"outliers": (AtlasOutlier(2, float("nan"), None, 1, (0,), 0.5),)},
     {"outliers": (AtlasOutlier(2, 3.5, None, 1, (40_000,), 0.5),)},  # layers are 16 bits wide
     {"outliers": (AtlasOutlier(2**31, 3.5, None, 1, (0,), 0.5),)},
@@ -158,34 +155,7 @@ POISON: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("bad", POISON, ids=repr)
-def test_a_journal_that_holds_such_a_row_is_gone_on_with(tmp_path: Path, bad: dict[str, Any]) -> None:
-    """As a build of before left it: the row is one that says why, and the others stay."""
-    with Store.open(tmp_path) as store:
-        for row in (replace(ROW, model="first"), replace(ROW, model="bad", **bad), replace(ROW, model="last")):
-            store.journal.append("@".join(row.key), kept._journal_line([row]))
-        read = list(read_rows(tmp_path))
-    with Store.open(tmp_path) as store:
-        assert store.done.keys() == {"first", "bad", "last"}
-        store.append([replace(ROW, model="later")])
-    for found in (read, list(read_rows(tmp_path))[:3]):
-        assert [row.reason for row in found] == [None, "malformed", None]
-        assert found[0] == replace(ROW, model="first")
-        assert found[1].key == ("bad", ROW.revision)
-        assert found[1].failure.startswith(f"no atlas holds this: {next(iter(bad))}: ")
-    assert [row.model for row in read_rows(tmp_path)][3:] == ["later"]
-
-
-@pytest.mark.parametrize("value", [3, None, [3], [{}], {"model": "m"}, [{"scale": "?", "bias": None}]], ids=repr)
-def test_a_unit_of_a_journal_that_is_no_rows(tmp_path: Path, value: Any) -> None:
-    with Store.open(tmp_path) as store:
-        store.journal.append("org/m@abc", value)
-    (row,) = read_rows(tmp_path)
-    assert (row.key, row.reason) == (("org/m", "abc"), "malformed")
-    assert row.failure.startswith("no atlas holds this: its row in the journal (")
-
-
-@pytest.mark.parametrize("bad", POISON, ids=repr)
-def test_such_a_value_does_not_enter_a_journal(monkeypatch: pytest.MonkeyPatch, bad: dict[str, Any]) -> None:
+def test_such_a_value_does_not_enter_an_atlas(monkeypatch: pytest.MonkeyPatch, bad: dict[str, Any]) -> None:
     monkeypatch.setattr("outlierlens.analyses.atlas.rows_of", lambda *_: (replace(ROW, **bad),))
     told = {name: value for name, value in bad.items() if name in ("downloads", "license", "created")}
     (row,) = look(ListEntry("mini-bert", **told), HubAccess(), Rate())
@@ -214,7 +184,7 @@ def any_table(chance: Random) -> Any:
         given = {
             "model": chance.choice(("a/b", "a/c", "a/B", *words.values())) if place else "a/b",
             "layers": layers, "width": width, "outliers": tuple(outlying), "scale": chance.choice((None, scale, scale)),
-            "bias": chance.choice((None, scale)), "k_bias_norms": chance.choice(((), (1.5, float("inf")))),
+            "bias": chance.choice((None, scale)),
             "downloads": chance.choice((None, 0, 2**63 - 1)), "seconds": chance.choice((0.5, 1e38, -1.0)),
             "bytes_read": chance.choice((0, 2**63 - 1)), "bytes_total": chance.choice((0, 1, 2**63 - 1)),
         }  # fmt: skip

@@ -51,8 +51,6 @@ def test_the_figures_count_models() -> None:
     assert bars["By kind of norm"] == [
         Bar("layernorm, post-norm", 4, 4, 1.5), Bar("layernorm, pre-norm", 1, 0, 0), Bar("rmsnorm, pre-norm", 1, 1, 3),
     ]  # fmt: skip
-    assert bars["By width"] == [Bar("257 to 512", 1, 1, 3), Bar("513 to 768", 1, 0, 0), Bar("769 to 1024", 4, 4, 1.5)]
-    assert bars["By depth"] == [Bar("4 to 6", 1, 1, 3), Bar("7 to 12", 1, 0, 0), Bar("13 to 24", 4, 4, 1.5)]
     assert bars["By year"] == [Bar("2019", 5, 5, 2), Bar("not told", 1, 0, 0)]
     assert told["groups"][0] == Group("bert", 1024, 24, "model", 3, ((929, 2),))
     assert Group("t5", 512, 6, "decoder", 1, ()) in told["groups"]

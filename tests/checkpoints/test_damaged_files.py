@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outlierlens.analyses import atlas_names
 from outlierlens.analyses.atlas_rows import _plain_rows
 from outlierlens.analyses.embed_pass import own_pooling
 from outlierlens.analyses.finetune import MODEL, SeedFolder
@@ -247,8 +246,6 @@ def test_times_in_parquet_that_python_cannot_hold(tmp_path: Path) -> None:
             list(open_table(path).rows(("text",)))
         with pytest.raises(BadFile, match="cannot be read as a parquet file of token counts: "):
             read_counts(path, word_pieces())
-        with pytest.raises(BadFile, match="cannot be read as a parquet file: "):
-            list(atlas_names.names_in(path))
         marked = arrow.table({"model": times}).replace_schema_metadata({"outlierlens_atlas": "1"})
         parquet.write_table(marked, tmp_path / "rows.parquet")
         with pytest.raises(BadFile, match="cannot be read as a parquet file: "):

@@ -4,7 +4,8 @@
         built = build(store, names_in(Path("models.txt")), partial(in_threads, access=HubAccess(rate=10)))
 
 An engine looks at models as their names come and yields rows in the order in which they are known. What is in the store
-already is not looked at again, and nothing that a model brings stops the others. One process alone writes rows.
+already is not looked at again, and nothing that a model brings stops the others. One process alone writes rows. A model that
+the hub did not give has none: the next run tries again.
 """
 
 import json
@@ -24,7 +25,7 @@ from annotated_types import Ge, Gt
 
 from outlierlens.analyses.atlas_names import ListEntry, Query, listed, names_in
 from outlierlens.analyses.atlas_page import COLUMNS, INDEX, write_site
-from outlierlens.analyses.atlas_rows import JOURNAL, AtlasRow, Store, read_rows, rows_of, storable
+from outlierlens.analyses.atlas_rows import AtlasRow, Store, read_rows, rows_of, storable
 from outlierlens.analyses.sweep.options import Machines
 from outlierlens.checkpoints import as_weights, open_checkpoint
 from outlierlens.checkpoints.hub import COMMIT, Repository, open_repository
@@ -54,7 +55,7 @@ from outlierlens.view.section import duration
 if TYPE_CHECKING:
     from outlierlens.session import Session
 
-BATCH = 1000  # names that are compared with the store at once
+UNREACHABLE = "unreachable"
 SECONDS_BETWEEN_LINES = 20.0
 MAX_UNREACHABLE = 50  # models in a row that the hub did not give before it is left alone
 MAX_LOSSES = 3  # Ray workers that a model may end
@@ -63,8 +64,8 @@ SURROUNDINGS = ("HF_ENDPOINT", "HF_HUB_OFFLINE", "NO_PROXY", "HTTPS_PROXY", "HTT
 # The reason of a failure by its error; the first that fits.
 REASONS: tuple[tuple[type[OutlierlensError], str], ...] = (
     (Gated, "gated"),
-    (RemoteError, "unreachable"),
-    (Offline, "unreachable"),
+    (RemoteError, UNREACHABLE),
+    (Offline, UNREACHABLE),
     (UnknownModel, "missing"),
     (NoSafetensors, "no safetensors"),
     (UnknownArchitecture, "unknown family"),
@@ -85,7 +86,7 @@ class BuildCall:
     """Which models are looked at, where, and how politely."""
 
     names: Annotated[Path | None, Flag(argument=True)] = None
-    """File of names: one per line, or Parquet with a column model."""
+    """File of names, one per line."""
     query: Annotated[Query | None, Flag(read="analyses.atlas_names:query")] = None
     """Ask the hub instead: task=fill-mask,family=bert,downloads=1000; also author, search."""
     limit: Annotated[int | None, Ge(1)] = None
@@ -309,28 +310,25 @@ def build(
     built, began, said, unreachable = BuildSummary(), time.monotonic(), -SECONDS_BETWEEN_LINES, 0
 
     def wanted() -> Iterator[ListEntry]:
-        """The models to look at; rows that failed for a passing reason are dropped when their turn comes."""
-        ahead = iter(entries)
-        while batch := list(islice(ahead, BATCH)):
-            store.forget([entry.model for entry in batch])
-            for entry in batch:
-                known, fixed = store.done.get(entry.model, ()), COMMIT.match(entry.revision)
-                if entry.revision in known or (known and not update and not fixed):
-                    built.before += 1
-                    continue
-                if max_total is not None and built.bytes_read >= max_total:
-                    built.stopped = f"{built.bytes_read:,} bytes were read, of {max_total:,} allowed"
-                    return
-                yield entry if fixed else replace(entry, known=known)
+        for entry in entries:
+            known, fixed = store.done.get(entry.model, ()), COMMIT.match(entry.revision)
+            if entry.revision in known or (known and not update and not fixed):
+                built.before += 1
+                continue
+            if max_total is not None and built.bytes_read >= max_total:
+                built.stopped = f"{built.bytes_read:,} bytes were read, of {max_total:,} allowed"
+                return
+            yield entry if fixed else replace(entry, known=known)
 
     with closing(engine(wanted())) as looked:
         for rows in looked:
             if not rows:
                 built.before += 1
                 continue
-            store.append(rows)
             built.add(rows[0])
-            unreachable = unreachable + 1 if rows[0].reason == "unreachable" else 0
+            if rows[0].reason != UNREACHABLE:  # which passes: the next run tries again
+                store.append(rows)
+            unreachable = unreachable + 1 if rows[0].reason == UNREACHABLE else 0
             if unreachable == MAX_UNREACHABLE:
                 raise RemoteError(
                     f"the hub gave none of {unreachable} models in a row ({rows[0].failure}); run it again later"
@@ -359,7 +357,7 @@ def run(session: "Session", call: BuildCall) -> None:
     engine = partial(in_threads, access=access)
     if call.machines.engine == "ray":
         engine = partial(on_ray, access=access, machines=call.machines)
-    with session.resumable(folder / JOURNAL), Store.open(folder) as store:
+    with session.resumable(folder), Store.open(folder) as store:
         built = build(
             store, islice(entries or (), call.limit), engine,
             update=call.update, max_total=call.max_total, total=total, progress=session.progress,

@@ -3,8 +3,7 @@
     for named in names_in(Path("models.txt")): named.model, named.revision
     for named in listed(Query(task="fill-mask", downloads=1000), None): named.license, named.created
 
-A text file has one name per line, `name@revision` for one revision; a Parquet file has columns `model` and, where it likes,
-`revision`, `license`, `created` and `downloads`.
+A file has one name per line, `name@revision` for one revision.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from outlierlens.checkpoints.base import MAX_CONFIG_BYTES
-from outlierlens.data.tables import parquet_of
 from outlierlens.errors import BadFile, BadInput, Offline, RemoteError, near, one_line
 from outlierlens.results.safe_files import parse_json
 
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
 LONGEST_NAME = 300  # characters
 MOST_ENTRIES = 10_000  # of one page; hubs list up to 1,000
 FEW_PAGES, LEAST_ENTRIES = 10, 10  # after the first few, pages that bring fewer new models on average end the list
-GIVEN = ("model", "revision", "license", "created", "downloads")
 
 
 @dataclass(frozen=True)
@@ -89,45 +86,26 @@ def names_in(path: Path) -> Iterator[ListEntry]:
     """The models of a file, each once, in its order.
 
     Raises:
-        BadInput: no such file. BadFile: no names in it, or a Parquet file without a column `model`.
+        BadInput: no such file. BadFile: no names in it, or something else than names.
     """
     if not path.is_file():
         raise BadInput(f"{path}: no such file of names; write one model per line")
-    seen = set[tuple[str, str]]()
-    for named in _in_parquet(path) if path.suffix == ".parquet" else _in_text(path):
-        if (named.model, named.revision) not in seen:
-            seen.add((named.model, named.revision))
-            yield named
-    if not seen:
-        raise BadFile(f"{path}: holds no names; write one model per line")
-
-
-def _in_text(path: Path) -> Iterator[ListEntry]:
+    seen = set[str]()
     with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
             name = line.partition("#")[0].strip()
             if len(name) > LONGEST_NAME or not name.isprintable():
                 raise BadFile(f"{path}, line {number}: not a model's name; write one model per line")
-            if name:
+            if name and name not in seen:
+                seen.add(name)
                 model, _, revision = name.partition("@")
                 yield ListEntry(model, revision)
+    if not seen:
+        raise BadFile(f"{path}: holds no names; write one model per line")
 
 
-def _in_parquet(path: Path) -> Iterator[ListEntry]:
-    with parquet_of(path, BadFile) as parquet, parquet.ParquetFile(path) as file:
-        columns = [name for name in GIVEN if name in file.schema_arrow.names]
-        if "model" not in columns:
-            raise BadFile(f"{path}: has no column 'model'; it has {', '.join(file.schema_arrow.names[:8]) or 'none'}")
-        for batch in file.iter_batches(columns=columns):
-            for row in batch.to_pylist():
-                if isinstance(row["model"], str) and row["model"]:
-                    words = {name: None if row.get(name) is None else str(row[name]) for name in columns}
-                    downloads = None if isinstance(row.get("downloads"), float) else row.get("downloads")
-                    yield _checked(words | {"downloads": downloads}, f"{path}, {row['model']}", listed=False)
-
-
-def _checked(values: Mapping[str, Any], where: str, *, listed: bool) -> ListEntry:
-    """What a list says of a model; its name is `where` where it has none, and `fault` says what no atlas holds."""
+def _checked(values: Mapping[str, Any], where: str) -> ListEntry:
+    """What a hub's list says of a model; its name is `where` where it has none, and `fault` says what no atlas holds."""
     for name, value in values.items():
         fits = isinstance(value, str) and value.isprintable() and len(value) <= LONGEST_NAME
         if name == "downloads":
@@ -135,8 +113,8 @@ def _checked(values: Mapping[str, Any], where: str, *, listed: bool) -> ListEntr
         if not (fits or (value is None and name != "model")):
             said = repr(value)[:80] if isinstance(value, str | int | float) else f"a {type(value).__name__}"
             model = one_line(where)[:LONGEST_NAME] if name == "model" else values["model"]
-            return ListEntry(model, fault=f"{where}: {name} is {said}, which no atlas holds", listed=listed)
-    return ListEntry(**{name: value for name, value in values.items() if value is not None}, listed=listed)
+            return ListEntry(model, fault=f"{where}: {name} is {said}, which no atlas holds", listed=True)
+    return ListEntry(**{name: value for name, value in values.items() if value is not None}, listed=True)
 
 
 def listed(asked: Query, token: str | None, rate: "Rate | None" = None) -> Iterator[ListEntry]:
@@ -193,4 +171,4 @@ def _entries(body: bytes, where: str) -> Iterator[ListEntry]:
             "model": told.get("id"), "revision": told.get("sha"), "license": tags,
             "created": created[:10] if isinstance(created, str) else created, "downloads": told.get("downloads"),
         }  # fmt: skip
-        yield _checked(values, f"{where}, entry {number}", listed=True)
+        yield _checked(values, f"{where}, entry {number}")

@@ -151,8 +151,6 @@ def summary(models: Sequence[Model]) -> dict[str, Any]:
         "failed": Counter(model[0].reason for model in models if model[0].reason is not None).most_common(),
         "histograms": [
             ("By kind of norm", _bars(read, lambda row: f"{row.norm}, {SITES.get(row.norm_site, row.norm_site)}")),
-            ("By width", _bars(read, lambda row: _step(row.width, (256, 512, 768, 1024, 2048, 4096, 8192)))),
-            ("By depth", _bars(read, lambda row: _step(row.layers, (3, 6, 12, 24, 32, 48, 80)))),
             ("By year", _bars(read, lambda row: (row.created or "")[:4] or "not told")),
         ],
         "groups": groups(read),
@@ -165,20 +163,10 @@ def _bars(models: Sequence[Model], label: Callable[[AtlasRow], str]) -> list[Bar
     for model in models:
         counts[label(model[0])].append(sum(len(row.outliers) for row in model))
     bars = []
-    for text in sorted(counts, key=lambda text: (len(text.split()[0]) if text[:1].isdigit() else 99, text)):
+    for text in sorted(counts):
         some = [count for count in counts[text] if count]
         bars.append(Bar(text, len(counts[text]), len(some), statistics.median(some) if some else 0))
     return bars
-
-
-def _step(value: int, ends: Sequence[int]) -> str:
-    """ "513 to 768": between which of `ends` a number lies, the upper included."""
-    low = 1
-    for end in ends:
-        if value <= end:
-            return f"{low} to {end}"
-        low = end + 1
-    return f"{low} or more"
 
 
 def groups(models: Sequence[Model]) -> list[Group]:

@@ -1,7 +1,7 @@
 """The atlas's rows: what is kept of a model, without torch, and a folder of Parquet files that only grows.
 
     with open_checkpoint("mpnet-base") as checkpoint, Store.open(Path("atlas")) as store:
-        store.append(rows_of(checkpoint))            # all rows of one model at once: a killed process loses none of them
+        store.append(rows_of(checkpoint))            # all rows of one model at once
     for row in read_rows(Path("atlas")): row.model, [one.dim for one in row.outliers]
 
 Outliers are those of the blocks' last operation, as `scan` finds them: of models that end in a norm (BERT) from a few
@@ -9,21 +9,18 @@ kilobytes, of others (Llama) from the last linears. The vectors, by which models
 the first that reads the stream.
 
 A model has a row for each of its residual streams (encoder and decoder are two), and one row without a stream where it could
-not be read. A finished model goes to a journal first; when that holds `PART_MODELS` of them, its rows become one
-Parquet file, so that memory and the number of files stay small.
+not be read. Rows that wait become a Parquet file every `PART_SECONDS`, or sooner where they are large: a killed process loses
+those that wait, and the next one looks at these models again.
 """
 
-import base64
 import functools
 import hashlib
-import re
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -34,18 +31,14 @@ from outlierlens.data.tables import parquet_of
 from outlierlens.detection.rules import Measured, Outlier, find
 from outlierlens.detection.weights import ScanOptions, Site, check_size, measure, sites_of, strongest
 from outlierlens.errors import BadFile, BadInput, need, one_line
-from outlierlens.results import row_store
-from outlierlens.results.row_store import RowStore, alone_in
+from outlierlens.results.row_store import alone_in
 from outlierlens.results.safe_files import replacing
 
 VERSION = 1  # of the columns
-PART_MODELS = 256
-PART_BYTES = 32_000_000  # of the journal: large models fill it sooner
-JOURNAL = "journal.jsonl"
+PART_SECONDS = 30.0
+PART_BYTES = 16_000_000  # of the vectors that wait
+READ_ROWS = 256  # that are held at once
 PARTS = "part-*.parquet"
-IDENTITY = {"kind": "atlas", "version": VERSION}
-# Reasons of failure that a later run tries again; all others stay as they are at this revision.
-PASSING = ("unreachable", "error")
 
 
 @dataclass(frozen=True)
@@ -85,7 +78,6 @@ class AtlasRow:
         outliers: strongest first.
         scale: of the norm at `site`, or of the first that reads the stream, its factors float16 [layers, width], as they
             act (1 + w where the family's norms add 1); None without one. bias likewise. Beyond ±65,504 they are infinite.
-        k_bias_norms: Euclidean norm of each layer's key bias; () where keys have none.
         failure: why the model could not be read, one line; None where it was. reason: in one or two words, to count by.
         version: of these columns.
     """
@@ -112,7 +104,6 @@ class AtlasRow:
     outliers: tuple[AtlasOutlier, ...] = ()
     scale: np.ndarray | None = field(default=None, repr=False, compare=False)
     bias: np.ndarray | None = field(default=None, repr=False, compare=False)
-    k_bias_norms: tuple[float, ...] = ()
     reason: str | None = None
     failure: str | None = None
     version: int = VERSION
@@ -141,7 +132,6 @@ def rows_of(checkpoint: Checkpoint, options: ScanOptions | None = None) -> tuple
     check_size(checkpoint, sites, options, instead="")
     measured = [(site, measure(checkpoint, site, digest)[0]) for site in sites]
     norms = [values if site.is_norm else _reading(checkpoint, site, digest) for site, values in measured]
-    keys = key_bias_norms(checkpoint)
     told = checkpoint.config.get("model_type")
     whole = AtlasRow(
         checkpoint.name,
@@ -154,7 +144,7 @@ def rows_of(checkpoint: Checkpoint, options: ScanOptions | None = None) -> tuple
         seconds=time.monotonic() - began,
     )
     rows = []
-    for number, ((site, values), norm) in enumerate(zip(measured, norms, strict=True)):
+    for (site, values), norm in zip(measured, norms, strict=True):
         outliers, _ = find(values, options.rule)
         layers, width = values.scale.shape
         scale, bias = (norm.scale, norm.bias) if norm else (None, None)
@@ -164,7 +154,7 @@ def rows_of(checkpoint: Checkpoint, options: ScanOptions | None = None) -> tuple
                 stack=site.stack.name, site=site.name, width=width, layers=layers, norm_site=site.stack.stack.norm_site,
                 norm=norm_kind(checkpoint.config, has_bias=bias is not None),
                 dtype=stored_as(checkpoint, site), outliers=tuple(map(_outlier, outliers)),
-                scale=_half(scale), bias=_half(bias), k_bias_norms=keys if number == 0 else (),
+                scale=_half(scale), bias=_half(bias),
             )
         )  # fmt: skip
     return tuple(rows)
@@ -180,30 +170,6 @@ def norm_kind(config: Mapping[str, Any], *, has_bias: bool) -> str:
         return str(config["norm_kind"])
     names_rms = any("rms" in key for key in keys)
     return "layernorm" if not names_rms and keys & {"norm_bias", "layer_norm_eps"} else "rmsnorm"
-
-
-# Keys alone, and queries, keys and values one behind the other (GPT-2). What mixes them by head is not taken apart.
-_KEYS = re.compile(r"(?:^|.*\.)(\d+)\.(?:.*\.)?(?:k_proj|k_lin|key)\.bias")
-_JOINED_KEYS = re.compile(r"(?:^|.*\.)h\.(\d+)\.attn\.c_attn\.bias")
-_CROSS = ("cross", "encoder_attn")  # keys of another stream
-
-
-def key_bias_norms(checkpoint: Checkpoint) -> tuple[float, ...]:
-    """Euclidean norm of each layer's key bias; () where the family's keys have none. Only these tensors are read."""
-    layers = {}
-    for name in checkpoint.tensors:
-        match = _KEYS.fullmatch(name) or _JOINED_KEYS.fullmatch(name)
-        if match and not any(word in name.lower() for word in _CROSS):
-            layers[name] = int(match[1])
-    norms = {}
-    for name, values in checkpoint.read(layers):
-        keys = values.ravel()
-        if _JOINED_KEYS.fullmatch(name):
-            keys = np.split(keys, 3)[1] if keys.size % 3 == 0 else keys[:0]
-        if keys.size:
-            size = np.nan_to_num(np.abs(keys.astype(np.float64)), nan=np.inf)
-            norms[layers[name], name] = float(np.linalg.norm(size))
-    return tuple(norms[key] for key in sorted(norms))
 
 
 def stored_as(checkpoint: Checkpoint, site: Site) -> str:
@@ -247,7 +213,6 @@ def to_plain(row: AtlasRow) -> dict[str, Any]:
     """The row as Parquet holds it: outliers as dicts, arrays flat."""
     plain = {one.name: getattr(row, one.name) for one in fields(row)}
     plain["outliers"] = [vars(one) | {"layers": list(one.layers)} for one in row.outliers]
-    plain["k_bias_norms"] = list(row.k_bias_norms)
     for name in ARRAYS:
         plain[name] = None if plain[name] is None else plain[name].astype(np.float16).ravel()
     return plain
@@ -266,8 +231,6 @@ def from_plain(plain: dict[str, Any]) -> AtlasRow:
         values["outliers"] = tuple(
             AtlasOutlier(**one | {"layers": tuple(one["layers"])}) for one in values["outliers"] or ()
         )
-    if "k_bias_norms" in values:
-        values["k_bias_norms"] = tuple(values["k_bias_norms"] or ())
     for name in ARRAYS:
         if values.get(name) is not None:
             flat = np.asarray(values[name], dtype=np.float16)
@@ -288,10 +251,7 @@ def schema() -> Any:
         }.items()
     )  # fmt: skip
     kinds = {str: arrow.string(), int: arrow.int64(), float: arrow.float32()}
-    special = {
-        "outliers": arrow.list_(outlier), "k_bias_norms": arrow.list_(arrow.float32()),
-        **dict.fromkeys(ARRAYS, arrow.list_(arrow.float16())),
-    }  # fmt: skip
+    special = {"outliers": arrow.list_(outlier), **dict.fromkeys(ARRAYS, arrow.list_(arrow.float16()))}
     plain = {str | None: str, int | None: int}
     return arrow.schema(
         [(one.name, special.get(one.name) or kinds[plain.get(one.type, one.type)]) for one in fields(AtlasRow)],  # type: ignore[index, arg-type]
@@ -338,12 +298,9 @@ def storable(row: AtlasRow) -> AtlasRow:
         for name in schema().names:
             _check_values(name, arrow.array([plain[name]], schema().field(name).type))
     except (arrow.ArrowException, ValueError, TypeError, OverflowError) as error:
-        return _malformed(row.model, row.revision, f"{name}: {str(error).removesuffix(f'; {ELSE}')}")
+        said = one_line(f"no atlas holds this: {name}: {str(error).removesuffix(f'; {ELSE}')}")[:1000]
+        return AtlasRow(row.model, row.revision, reason="malformed", failure=said)
     return row
-
-
-def _malformed(model: str, revision: str, what: str) -> AtlasRow:
-    return AtlasRow(model, revision, reason="malformed", failure=one_line(f"no atlas holds this: {what}")[:1000])
 
 
 def write_part(path: Path, rows: Sequence[AtlasRow]) -> Path:
@@ -359,7 +316,7 @@ def write_part(path: Path, rows: Sequence[AtlasRow]) -> Path:
 def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[AtlasRow]:
     """The rows of a folder that `Store` writes, or of one Parquet file; `columns` alone where only those are needed.
 
-    Rows that are still in the journal come last. A file is read group by group: memory does not grow with the atlas.
+    A file is read group by group: memory does not grow with the atlas.
 
     Raises:
         BadInput: no such file, or a folder without rows. BadFile: a file that holds none.
@@ -367,20 +324,10 @@ def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[Atla
     if columns is not None:
         columns = list(dict.fromkeys(("model", "layers", "width", "version", *columns)))
     files = sorted(path.glob(PARTS)) if path.is_dir() else [path]
-    journal = path / JOURNAL
-    if not journal.is_file() and not all(file.is_file() for file in files or [journal]):
+    if not files or not all(file.is_file() for file in files):
         raise BadInput(f"{path}: no atlas; `outlierlens atlas build` makes one")
-    last = set[tuple[str, str]]()
     for file in files:
-        last = set()
-        for plain in _plain_rows(file, columns):
-            row = from_plain(plain)
-            last.add(row.key)
-            yield row
-    if path.is_dir() and journal.is_file():
-        for row in _from_journal(row_store.read_rows(journal)[1]):
-            if row.key not in last:  # the process ended between writing the part and emptying the journal
-                yield row
+        yield from map(from_plain, _plain_rows(file, columns))
 
 
 def _plain_rows(file: Path, columns: Sequence[str] | None) -> Iterator[dict[str, Any]]:
@@ -388,7 +335,7 @@ def _plain_rows(file: Path, columns: Sequence[str] | None) -> Iterator[dict[str,
         if b"outlierlens_atlas" not in (opened.schema_arrow.metadata or {}):
             raise BadFile(f"{file}: not rows of an atlas; `outlierlens atlas build` makes them")
         _check_columns(opened.schema_arrow)
-        for batch in opened.iter_batches(batch_size=PART_MODELS, columns=columns):
+        for batch in opened.iter_batches(batch_size=READ_ROWS, columns=columns):
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
                 _check_values(name, column)
             vectors = [name for name in ARRAYS if name in batch.schema.names]
@@ -399,112 +346,55 @@ def _plain_rows(file: Path, columns: Sequence[str] | None) -> Iterator[dict[str,
             yield from rows
 
 
-def _journal_line(rows: Sequence[AtlasRow]) -> list[dict[str, Any]]:
-    def packed(value: Any) -> Any:
-        return base64.b64encode(value.tobytes()).decode() if isinstance(value, np.ndarray) else value
-
-    return [{name: packed(value) for name, value in to_plain(row).items()} for row in rows]
-
-
-def _from_journal(done: Mapping[str, Any]) -> Iterator[AtlasRow]:
-    """The rows of a journal's units; in place of what no atlas holds a row that says so."""
-
-    def vector(text: str | None) -> np.ndarray | None:
-        return None if text is None else np.frombuffer(base64.b64decode(text), np.float16)
-
-    for key, value in done.items():
-        try:
-            rows = [from_plain(plain | {name: vector(plain[name]) for name in ARRAYS}) for plain in value]
-            yield from list(map(storable, rows))
-        except (BadFile, KeyError, TypeError, ValueError, AttributeError) as error:
-            model, _, revision = key.rpartition("@")
-            yield _malformed(model, revision, f"its row in the journal ({type(error).__name__}: {error})")
-
-
 @dataclass
 class Store:
-    """The folder that `atlas build` writes: Parquet files, and a journal of models that are in none yet.
+    """The folder that `atlas build` writes.
 
     Attributes:
-        done: revisions of every model with rows that stay.
-        retry: of those whose failure may be over by now, to be looked at again.
+        done: revisions of every model with rows.
     """
 
     folder: Path
-    journal: RowStore
     done: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    retry: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    _lock: ExitStack = field(default_factory=ExitStack)
+    _waiting: list[AtlasRow] = field(default_factory=list)
+    _since: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def open(cls, folder: Path) -> "Store":
-        """Open or make the folder, which no other process may then open.
+    @contextmanager
+    def open(cls, folder: Path) -> Iterator["Store"]:
+        """Open or make the folder, which no other process may then open; what waits is written at the end.
 
         Raises:
             BadInput: another process writes to it. BadFile: something in it is not as it was written.
         """
         need("pyarrow", "models", "the atlas")
-        with ExitStack() as lock:
-            lock.enter_context(alone_in(folder, "atlas build", JOURNAL, PARTS))
-            journal = lock.enter_context(RowStore.open(folder / JOURNAL, IDENTITY))
-            store = cls(folder, journal)
-            last = set[tuple[str, str]]()
+        with alone_in(folder, "atlas build", PARTS):
+            store = cls(folder)
             for file in sorted(folder.glob(PARTS)):
-                last = set()
-                for plain in _plain_rows(file, ["model", "revision", "reason"]):
-                    last.add((plain["model"], plain["revision"]))
-                    store._note(plain["model"], plain["revision"], plain["reason"])
-            waiting = list(_from_journal(journal.done))
-            if any(row.key in last for row in waiting):
-                journal.restart()  # the process ended between writing the part and emptying the journal
-            else:
-                for row in waiting:
-                    store._note(row.model, row.revision, row.reason)
-            store._lock = lock.pop_all()
-        return store
+                for plain in _plain_rows(file, ["model", "revision"]):
+                    store._note(plain["model"], plain["revision"])
+            try:
+                yield store
+            finally:
+                store.flush()
 
-    def _note(self, model: str, revision: str, reason: str | None) -> None:
-        where = self.retry if reason in PASSING else self.done
-        where[model] = tuple(dict.fromkeys((*where.get(model, ()), revision)))
+    def _note(self, model: str, revision: str) -> None:
+        self.done[model] = tuple(dict.fromkeys((*self.done.get(model, ()), revision)))
 
     def append(self, rows: Sequence[AtlasRow]) -> None:
-        """Keep all rows of one model at a revision that has none: a killed process no longer loses them."""
+        """Keep all rows of one model, unless its revision has some: what a name stands for may come to be known by looking."""
         first = rows[0]
         if first.revision in self.done.get(first.model, ()):
-            return  # of a name whose revision came to be known by looking
-        self.journal.append("@".join(first.key), _journal_line(rows))
-        self._note(*first.key, first.reason)
-        if len(self.journal.done) >= PART_MODELS or self.journal.file.tell() > PART_BYTES:
-            self.flush()
-
-    def forget(self, models: Collection[str]) -> None:
-        """Drop the rows of these models that are to be tried again, which is about to happen."""
-        gone = {(model, revision) for model in models for revision in self.retry.pop(model, ())}
-        if not gone:
             return
-        self.flush()
-        for file in sorted(self.folder.glob(PARTS)):
-            found = {(plain["model"], plain["revision"]) for plain in _plain_rows(file, ["model", "revision"])}
-            if found & gone:
-                kept = [row for row in map(from_plain, _plain_rows(file, None)) if row.key not in gone]
-                if kept:
-                    write_part(file, kept)
-                else:
-                    file.unlink()
+        self._note(*first.key)
+        self._waiting += rows
+        size = sum(one.nbytes for row in self._waiting for one in (row.scale, row.bias) if one is not None)
+        if size > PART_BYTES or time.monotonic() - self._since > PART_SECONDS:
+            self.flush()
 
     def flush(self) -> None:
-        """Make a Parquet file of what the journal holds, and empty it."""
-        rows = list(_from_journal(self.journal.done))
-        if rows:
+        """Make a Parquet file of the rows that wait."""
+        if self._waiting:
             numbers = [int(file.stem.rpartition("-")[2]) for file in self.folder.glob(PARTS)]
-            write_part(self.folder / f"part-{max(numbers, default=0) + 1:06}.parquet", rows)
-        self.journal.restart()
-
-    def __enter__(self) -> "Store":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with self._lock:
-            self.flush()
+            write_part(self.folder / f"part-{max(numbers, default=0) + 1:06}.parquet", self._waiting)
+        self._waiting, self._since = [], time.monotonic()
