@@ -130,16 +130,11 @@ def test_masks_in_files_of_every_kind(kind: str, folder: Any, tmp_path: Path) ->
     assert headed.streams[0].broken == (3, 9)
 
 
-def test_masks_need_their_model_and_a_state_dict_a_config_beside_it(folder: Any, tmp_path: Path) -> None:
-    path = tmp_path / "masks.safetensors"
-    save_file(masks_of({0: (3,), 2: (3,)}), path)
-    with pytest.raises(BadInput, match=r"holds masks alone; name the intact model first.*prune check MODEL PRUNED"):
-        prune_check(str(path))
-    with pytest.raises(BadInput, match="holds weights alone; name the intact model first"):
-        prune_check(folder("bert"))
-    save_file({"a.weight_orig": np.ones(2), "a.weight_mask": np.ones(2)}, path)
-    with pytest.raises(BadInput, match=r"no config\.json beside it.*prune check MODEL PRUNED"):
-        prune_check(str(path))
+def test_weights_need_a_config_beside_them(tmp_path: Path) -> None:
+    path = str(tmp_path / "weights.safetensors")
+    save_file({"a.weight": np.ones(2)}, path)
+    with pytest.raises(BadInput, match=r"lay its config\.json beside it"):
+        prune_check(path, path)
 
 
 def test_bias_and_scale_are_both_asked_for_unless_told_otherwise(folder: Any, tmp_path: Path) -> None:
@@ -168,7 +163,7 @@ def test_a_share_of_a_row_can_be_enough(fraction: float, removed: int, folder: A
     assert found.holds is (removed < 2)
 
 
-def test_a_state_dict_of_torch_pruning_alone_or_beside_its_model(folder: Any, tmp_path: Path) -> None:
+def test_masks_of_a_state_dict_of_torch_pruning(folder: Any, tmp_path: Path) -> None:
     model = build(FAMILIES["bert"])
     for layer in range(3):
         norm = model.get_submodule(f"encoder.layer.{layer}.output.LayerNorm")
@@ -179,14 +174,10 @@ def test_a_state_dict_of_torch_pruning_alone_or_beside_its_model(folder: Any, tm
     state = {name: value.detach().clone() for name, value in model.state_dict().items()}
     assert "encoder.layer.0.output.LayerNorm.weight_orig" in state
     torch.save(state, tmp_path / "pruned.pt")
-    (tmp_path / "config.json").write_text((Path(folder("bert")) / "config.json").read_text())
     save_file({name: value.numpy() for name, value in state.items()}, tmp_path / "pruned.safetensors")
-    for arguments in (("pruned.pt",), ("pruned.safetensors",)):
-        found = prune_check(*(str(tmp_path / name) for name in arguments), options=PruneCheckOptions(dims=(3,)))
-        assert found.evidence == "torch masks"
-        assert found.streams[0].broken == (2, 3)
-    beside = prune_check(folder("bert"), str(tmp_path / "pruned.pt"), OUTLIERS)
-    assert (beside.evidence, beside.streams[0].broken) == ("torch masks", (2, 3))
+    for name in ("pruned.pt", "pruned.safetensors"):
+        found = prune_check(folder("bert"), str(tmp_path / name), OUTLIERS)
+        assert (found.evidence, found.streams[0].broken) == ("masks", (2, 3))
 
 
 def test_outliers_are_those_of_the_intact_weights(folder: Any) -> None:
@@ -397,12 +388,13 @@ def test_the_python_of_the_page_makes_masks_that_hold(tmp_path: Path) -> None:
 
     page = (Path(__file__).parents[2] / "docs" / "pruning.md").read_text("utf-8")
     code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
-    known: dict[str, Any] = {"model": build(FAMILIES["llama"]), "outliers": (3,)}
+    model = build(FAMILIES["llama"])
+    model.save_pretrained(tmp_path / "intact")
+    known: dict[str, Any] = {"model": model, "outliers": (3,)}
     exec(compile(code, "pruning.md", "exec"), known)
     assert known["guard"].broken() == {"model": ()}
-    torch.save(known["model"].state_dict(), tmp_path / "state.pt")
-    (tmp_path / "config.json").write_text(known["model"].config.to_json_string())
-    assert prune_check(str(tmp_path / "state.pt"), options=OUTLIERS).holds
+    torch.save(model.state_dict(), tmp_path / "state.pt")
+    assert prune_check(str(tmp_path / "intact"), str(tmp_path / "state.pt"), OUTLIERS).holds
 
 
 def test_nan_in_a_pruned_model_is_refused_by_name(folder: Any) -> None:

@@ -2,7 +2,6 @@
 
     found = prune_check("bert", "pruned-bert")                  # two models: what is newly zero
     found = prune_check("bert", "masks.safetensors")            # a model and masks, also from .pt
-    found = prune_check("pruned.pt")                            # weight_orig and weight_mask, config.json beside it
     found.holds, found.verdict
     found = prune_test(load_model("smollm2-135m"), read_texts("excerpt"))
     found.verdict, found.uses
@@ -81,8 +80,8 @@ class PruneCheckCall(PruneCheckOptions):
     """What the command checks, and how."""
 
     before: Annotated[str, Flag(argument=True)]
-    """The intact model; or a state dict with weight_orig and weight_mask, config.json beside it."""
-    after: Annotated[str | None, Flag(argument=True)] = None
+    """The intact model."""
+    after: Annotated[str, Flag(argument=True)]
     """The pruned model, or masks: .safetensors, .pt."""
 
 
@@ -183,11 +182,11 @@ class PruneCheck(Finding):
     weights: tuple[WeightCheck, ...]
     """Single weights that can carry a layer's output"""
     before: str
-    """the intact model, "" where masks came alone"""
+    """the intact model"""
     after: str
     """masks or pruned model"""
     evidence: str
-    """"masks", "torch masks" (weight_orig and weight_mask), or "models" (what is newly zero)"""
+    """"masks", or "models" (what is newly zero)"""
     rule: Removal
     bytes_read: int
     total_bytes: int
@@ -220,8 +219,8 @@ class PruneCheck(Finding):
     def sentences(self) -> Iterator[str]:
         """The verdict, and what was read."""
         yield f"{self.verdict[:1].upper()}{self.verdict[1:]}."
-        source = f"{self.before} → {self.after}" if self.before else self.after
-        yield f"{source}, from {self.evidence}; {self.bytes_read:,} of {self.total_bytes:,} bytes were read."
+        read = f"{self.bytes_read:,} of {self.total_bytes:,} bytes were read"
+        yield f"{self.before} → {self.after}, from {self.evidence}; {read}."
 
     def _verdict(self, stream: StreamCheck) -> str:
         layers, outliers, breaking = number_of_layers(stream.n_layers), self.outliers(stream), self.breaking(stream)
@@ -262,11 +261,10 @@ def _some(named: Iterable[str]) -> str:
     return ", ".join(first) + (f" and {len(more)} more" if more else "")
 
 
-def prune_check(before: str, after: str | None = None, options: PruneCheckOptions | None = None) -> PruneCheck:
+def prune_check(before: str, after: str, options: PruneCheckOptions | None = None) -> PruneCheck:
     """Say which positions of the residual stream a pruning removed in too many layers, and which outliers it hit.
 
-    `before` is the intact model and `after` the pruned one, or masks. A state dict of `torch.nn.utils.prune`, which holds
-    weights and masks, will do alone where a config.json lies beside it.
+    `before` is the intact model and `after` the pruned one, or masks; those of a state dict of `torch.nn.utils.prune` will do.
 
     Raises:
         BadInput: nothing in the masks belongs to the model; layers, or positions of the stream, were removed.
@@ -277,10 +275,10 @@ def prune_check(before: str, after: str | None = None, options: PruneCheckOption
         scan = options.scan
         reach = {"token": scan.token, "offline": scan.offline}
         first = files.enter_context(open_source(before, revision=scan.revision, subfolder=scan.subfolder, **reach))
-        second = files.enter_context(open_source(after, **reach)) if after is not None else None
+        second = files.enter_context(open_source(after, **reach))
         evidence = Evidence(first, second, options)
         digest = hashlib.sha256(first.header_digest().encode())
-        sources, bound = [first, *([second] if second else [])], evidence.streams()
+        sources, bound = (first, second), evidence.streams()
         streams, positions, weights = list[StreamCheck](), list[PositionCheck](), list[WeightCheck]()
         notes = [note for one in sources for note in one.notes]
         for one in bound:
@@ -303,13 +301,13 @@ def prune_check(before: str, after: str | None = None, options: PruneCheckOption
         notes += evidence.unused(bound)
     dims = tuple(dict.fromkeys(str(one.dim) for one in positions if one.outlier))
     return PruneCheck(
-        provenance=Provenance.now(sources[-1].name, digest.hexdigest()),
+        provenance=Provenance.now(second.name, digest.hexdigest()),
         about=About(
             stack=", ".join(one.stack for one in streams), layers=tuple(range(max(one.n_layers for one in streams))),
             dims=dims, named_by=" and ".join(dict.fromkeys(one.named_by for one in streams)),
         ),
         streams=tuple(streams), positions=tuple(positions), weights=tuple(weights),
-        before=first.name if second else "", after=sources[-1].name, evidence=evidence.kind, rule=options.rule,
+        before=first.name, after=second.name, evidence="masks" if evidence.masks else "models", rule=options.rule,
         bytes_read=sum(one.bytes_read for one in sources), total_bytes=sum(one.total_bytes for one in sources),
         notes=tuple(dict.fromkeys(notes)),
     )  # fmt: skip

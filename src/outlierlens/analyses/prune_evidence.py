@@ -4,12 +4,11 @@
     for bound in evidence.streams():
         evidence.of_stream(bound).removed              # bool [layer, dim]
 
-Each block's last operation is read, and where the intact weights are there its MLP, whose single weights may carry a layer's
-output. A mask is 1 where a weight stays and 0 where it is gone. It is named as the parameter, or NAME_mask; a state dict of
-`torch.nn.utils.prune` holds NAME_orig beside it.
+Each block's last operation is read, and its MLP, whose single weights may carry a layer's output. A mask is 1 where a weight
+stays and 0 where it is gone. It is named as the parameter, or NAME_mask, as in a state dict of `torch.nn.utils.prune`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,7 +19,7 @@ import outlierlens.architectures as arch
 from outlierlens.analyses.prune_cells import Cells, per_dim_off
 from outlierlens.analyses.scan import scan_checkpoint
 from outlierlens.architectures import BoundStack, Neuron, Param, mlp_axis
-from outlierlens.checkpoints import Checkpoint, TensorInfo, as_weights, open_checkpoint
+from outlierlens.checkpoints import Checkpoint, as_weights, open_checkpoint
 from outlierlens.detection.weights import LargeNeuron, check_size, scan_mlps, sites_of
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.options import FIND
@@ -28,9 +27,7 @@ from outlierlens.options import FIND
 if TYPE_CHECKING:
     from outlierlens.analyses.prune import PruneCheckOptions
 
-Holds = Literal["masks", "torch masks", "weights"]
-MASK, ORIGINAL = "_mask", "_orig"
-BEFORE = "name the intact model first: outlierlens prune check MODEL PRUNED"
+MASK, PARAMETERS = "_mask", (".weight", ".bias", ".gamma", ".beta")
 
 
 def open_source(name: str, **how: Any) -> Checkpoint:
@@ -39,50 +36,22 @@ def open_source(name: str, **how: Any) -> Checkpoint:
     return source if held(source) != "weights" else as_weights(source)
 
 
-def held(source: Checkpoint) -> Holds:
+def held(source: Checkpoint) -> Literal["masks", "weights"]:
     """What a file holds, by its names and types."""
-    names = source.tensors
-    if any(name.endswith(MASK) and name.removesuffix(MASK) + ORIGINAL in names for name in names):
-        return "torch masks"
-    parameters = (".weight", ".bias", ".gamma", ".beta")
-    masks = any(name.endswith(MASK) and name.removesuffix(MASK).endswith(parameters) for name in names)
-    return "masks" if masks or not any(map(source.holds_floats, names)) else "weights"
+    return "masks" if _masks(source) or not any(map(source.holds_floats, source.tensors)) else "weights"
 
 
-class Unmasked(Checkpoint):
-    """A pruned state dict seen as the weights before: NAME_orig stands for NAME, masks are left out."""
-
-    def __init__(self, source: Checkpoint):
-        self.name, self.kind, self.config, self.notes = source.name, source.kind, source.config, source.notes
-        self._source = source
-        names = source.tensors
-        self._real = {
-            name.removesuffix(ORIGINAL) if name.removesuffix(ORIGINAL) + MASK in names else name: name
-            for name in names
-            if not (name.endswith(MASK) and name.removesuffix(MASK) + ORIGINAL in names)
-        }
-        self.tensors: Mapping[str, TensorInfo] = {name: names[real] for name, real in self._real.items()}
-        self.total_bytes = source.total_bytes
-
-    @property
-    def bytes_read(self) -> int:  # type: ignore[override]
-        """See `Checkpoint`."""
-        return self._source.bytes_read
-
-    def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
-        for name in names:
-            for _, values in self._source.read([self._real[name]]):
-                yield name, values
+def _masks(source: Checkpoint) -> list[str]:
+    """The tensors that are masks by their names."""
+    return [name for name in source.tensors if name.endswith(tuple(f"{leaf}{MASK}" for leaf in PARAMETERS))]
 
 
 class Masks:
     """The masks of a file, by the parameter they are of."""
 
     def __init__(self, source: Checkpoint):
-        self.source, self.holds = source, held(source)
-        self.used: set[str] = set()
-        names = [name for name in source.tensors if self.holds != "torch masks" or name.endswith(MASK)]
-        self.parameters = {name.removesuffix(MASK) for name in names}
+        self.source, self.used = source, set[str]()
+        names = _masks(source) or list(source.tensors)
         self._by_tail: dict[str, list[str]] = {}
         for name in names:
             parts = name.removesuffix(MASK).split(".")
@@ -153,23 +122,12 @@ class Pruned:
 
 
 class Evidence:
-    """Intact weights, where there are any, and what says what was pruned.
+    """The intact model, and what says what was pruned."""
 
-    Attributes:
-        kind: "masks", "torch masks" or "models". model: the intact model.
-    """
-
-    def __init__(self, first: Checkpoint, second: Checkpoint | None, options: "PruneCheckOptions"):
-        self.first, self.options = first, options
-        self.second = second or first
-        self.alone = second is None
-        holds = held(self.second)
-        if self.alone and holds != "torch masks":
-            raise BadInput(f"{first.name} holds {holds} alone; {BEFORE}")
-        self.masks = None if holds == "weights" else Masks(self.second)
-        self.kind = "models" if holds == "weights" else holds
-        self.model = Unmasked(first) if self.alone or held(first) == "torch masks" else first
-        self.model.config = self.model.config or self.second.config
+    def __init__(self, model: Checkpoint, second: Checkpoint, options: "PruneCheckOptions"):
+        self.model, self.second, self.options = model, second, options
+        self.masks = Masks(second) if held(second) == "masks" else None
+        model.config = model.config or second.config
 
     def streams(self) -> list[BoundStack]:
         """The streams that are asked for, by the names of the intact model."""
@@ -180,17 +138,14 @@ class Evidence:
         if self.options.scan.row is not None:
             return arch.stacks_for(self.model, self.options.scan.row)
         if not self.model.config:
-            raise BadInput(
-                f"{self.model.name}: there is no config.json beside it, so nothing says what its tensors are; {BEFORE}"
-            )
+            raise BadInput(f"{self.model.name}: lay its config.json beside it; it says what the tensors are")
         return arch.stacks_of(self.model.config, self.model.name)
 
     def of_stream(self, bound: BoundStack) -> Pruned:
         """What was taken from a stream: what is off in every cell, then the rule."""
         shapes = {name: info.shape for name, info in self.model.tensors.items()}
         cells = Cells.of(bound, shapes, self.options.rule)
-        if not self.alone:
-            check_size(self.model, sites_of(bound, "last"), self.options.scan, instead="")
+        check_size(self.model, sites_of(bound, "last"), self.options.scan, instead="")
         if self.masks is None:
             return self._compared(bound, cells)
         off = np.zeros((cells.n_layers, cells.width), dtype=np.int64)
@@ -209,7 +164,7 @@ class Evidence:
         sizes = [f"{one.n_layers} layers of {one.width} positions" for one in (narrow, cells)]
         if sizes[0] != sizes[1]:
             raise BadInput(
-                f"{self.second.name}: has {sizes[0]} in {bound.name!r}, {self.first.name} has {sizes[1]}: which ones were "
+                f"{self.second.name}: has {sizes[0]} in {bound.name!r}, {self.model.name} has {sizes[1]}: which ones were "
                 "removed cannot be told from the files; this check compares position by position"
             )
         notes = bound.stack.notes
@@ -262,7 +217,7 @@ class Evidence:
         if self.masks is None or self.masks.used:
             return ()
         masks = self.masks
-        if not self.alone and not any(masks.find(name, one.prefix) for name in self.model.tensors for one in bound):
+        if not any(masks.find(name, one.prefix) for name in self.model.tensors for one in bound):
             shown = ", ".join(sorted(self.second.tensors)[:3])
             raise BadInput(
                 f"{self.second.name}: none of its {len(self.second.tensors)} tensors ({shown}, …) is named as a parameter of "
