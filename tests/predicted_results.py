@@ -10,7 +10,7 @@ def prediction(off: str, log: float) -> Prediction:
     """Every measure is 0.5 but the log frequency."""
     values = dict.fromkeys(MEASURES, 0.5) | {"log_frequency": log, "slope": float("nan")}
     return Prediction(
-        input="unmasked", off=off, **values, n_types=40, says="the 20%", n_set=None, ranked=(0.2, 0.02, 0.0),
+        input="unmasked", off=off, **values, n_types=40, says="the 20%", n_set=None,
         covered=(0.1, 0.5, 1.0),
     )  # fmt: skip
 
@@ -40,5 +40,5 @@ def predictions() -> Predictions:
         predicted=(prediction("nothing", -6.0), prediction("layers", -5.3), prediction("logits", -6.4)),
         n_positions={"unmasked": 200}, n_texts={"unmasked": 5}, random_sets=((5,), (7,)), counts="c.parquet",
         n_counted=1000, smoothing=1.0, mode="zeroed_weights", plan={0: (3,)}, ranks=(1, 10, 100),
-        corpus_ranked=(0.2, 0.02, 0.0), corpus_covered=(0.1, 0.5, 1.0), notes=("a note",),
+        corpus_covered=(0.1, 0.5, 1.0), notes=("a note",),
     )  # fmt: skip

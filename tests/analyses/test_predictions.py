@@ -290,14 +290,13 @@ def test_slopes_correlations_and_divergences_by_hand() -> None:
     assert back[0] == pytest.approx(0.25 * math.log(0.5) - 0.25 * math.log(FLOOR), abs=1e-4)
 
 
-def test_curves_rank_predictions_and_cover_the_corpus() -> None:
+def test_predictions_cover_the_corpus() -> None:
     counts = TokenCounts(np.array([9, 50, 30, 20]), np.zeros(4, dtype=np.int64), ("s", "a", "b", "c"), 1, "")
     unigram = Unigram.of(counts, n_rows=5, special=[0])
     # Special tokens and rows without a token do not count.
-    ranked, covered = unigram.curves(np.array([4.0, 1.0, 3.0, 0.0, 7.0]))
+    covered = unigram.covered(np.array([4.0, 1.0, 3.0, 0.0, 7.0]))
     assert unigram.ranks.tolist() == [1, 2, 3]
-    assert ranked.tolist() == [0.75, 0.25, 0.0]
-    assert covered.tolist() == [0.25, 1.0, 1.0]
+    assert covered == [0.25, 1.0, 1.0]
     assert unigram.probability.tolist() == [0, *(np.array([51, 31, 21]) / 103), 0]
 
 

@@ -168,13 +168,11 @@ class Prediction(Row):
     """says: the tokens predicted most often, with their share of predictions"""
     n_set: Annotated[int | None, Count, More]
     """values set: parameters; none where hidden states are edited"""
-    ranked: Annotated[tuple[float, ...], "point", Quiet]
-    """share of predictions that the type of this rank has, by how often types are predicted; 0 behind the last"""
     covered: Annotated[tuple[float, ...], "point", Quiet]
     """share of predictions that are among so many of the corpus' most frequent types"""
 
 
-MEASURES = tuple(one.name for one in fields(Prediction))[2:-5]
+MEASURES = tuple(one.name for one in fields(Prediction))[2:-4]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +222,7 @@ class Predictions(Finding):
         counts: where the corpus' token counts come from; n_counted: tokens counted; smoothing: occurrences added to each.
         mode: how dimensions are off in all layers; plan: which, by layer.
         random_sets: dimensions of each.
-        ranks: at which curves are told. corpus_ranked, corpus_covered: those of the corpus' own tokens.
+        ranks: at which curves are told. corpus_covered: that of the corpus' own tokens.
     """
 
     title = "What the model predicts with dimensions off"
@@ -243,7 +241,6 @@ Intervals over texts; p by rank of the size among random sets."""
     mode: str
     plan: Plan
     ranks: Annotated[tuple[int, ...], "point"]
-    corpus_ranked: Annotated[tuple[float, ...], "point"]
     corpus_covered: Annotated[tuple[float, ...], "point"]
 
     def prediction(self, input: str, off: str = NOTHING) -> Prediction:
@@ -381,7 +378,6 @@ def predictions(
     if any(task.n_texts < 2 for task in tasks.values()):
         notes.append("one text: there is no interval, for nothing can be resampled")
     about = study.about(plan, named_by=named.by, max_length=token_limit(loaded, reading.max_length))
-    ranked, covered = unigram.curves(unigram.counts)
     n_positions = {name: task.n_tokens for name, task in tasks.items()}
     return Predictions(
         provenance=loaded.provenance(seed=options.seed, digest=study.fingerprint),
@@ -389,7 +385,7 @@ def predictions(
         changes=tuple(changes), predicted=tuple(predicted), n_positions=n_positions,
         n_texts={name: task.n_texts for name, task in tasks.items()}, random_sets=tuple(sets), counts=counts.source,
         n_counted=int(unigram.counts.sum()), smoothing=options.smoothing, mode=switch.name, plan=plan,
-        ranks=tuple(unigram.ranks.tolist()), corpus_ranked=tuple(ranked.tolist()), corpus_covered=tuple(covered.tolist()),
+        ranks=tuple(unigram.ranks.tolist()), corpus_covered=tuple(unigram.covered(unigram.counts)),
         notes=(*loaded.notes, *named.notes, *notes),
     )  # fmt: skip
 
@@ -454,7 +450,7 @@ class _Interventions:
         said = [f"{self.tokens[i] if i < len(self.tokens) else ''} {share:.0%}" for i, share in found["top"]]
         return Prediction(
             input=name, off=off, **found["values"], n_types=found["n_types"], says=", ".join(said), n_set=n_set or None,
-            ranked=tuple(found["ranked"]), covered=tuple(found["covered"]),
+            covered=tuple(found["covered"]),
         )  # fmt: skip
 
 

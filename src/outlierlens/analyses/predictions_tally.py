@@ -126,18 +126,13 @@ class Unigram:
         n_types = int(self.ordinary.sum())
         return np.unique(np.geomspace(1, n_types, min(POINTS, n_types)).round().astype(np.int64))
 
-    def curves(self, said: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """How `said` [type] spreads over ordinary types, at `ranks`: (ranked, covered), shares [point] both.
-
-        ranked: what the type of this rank has, by how often types are said; 0 behind the last. covered: what is among so many
-        of the corpus' most frequent types.
-        """
+    def covered(self, said: np.ndarray) -> list[float]:
+        """Share of what is `said` [type] that is among so many of the corpus' most frequent types, at `ranks` [point]."""
         said = np.where(self.ordinary, said, 0.0)
-        total = max(said.sum(), 1e-300)
         # Of types as frequent as one another, the one with the smaller id is first.
         by_corpus = np.argsort(-np.where(self.ordinary, self.counts, -1.0), kind="stable")
-        places = self.ranks - 1
-        return (np.sort(said)[::-1] / total)[places], (np.cumsum(said[by_corpus]) / total)[places]
+        found: list[float] = (np.cumsum(said[by_corpus]) / max(said.sum(), 1e-300))[self.ranks - 1].tolist()
+        return found
 
     @cached_property
     def measures(self) -> dict[str, tuple[str, np.ndarray, Measure]]:
@@ -265,7 +260,6 @@ class PredictionTally:
     def details(self) -> dict[str, Any]:
         """What intervals, curves and words are made of, plain data; "left": {measure: it without each group in turn}."""
         said = self.said.sum(0)
-        ranked, covered = self.unigram.curves(said.astype(np.float64))
         left = {
             name: _left_out(getattr(self, table)[:, kept], measure)
             for name, (table, kept, measure) in self.unigram.measures.items()
@@ -273,7 +267,8 @@ class PredictionTally:
         top = [int(i) for i in np.argsort(-said, kind="stable")[:TOP] if said[i]]
         return {
             "values": self.values(), "sums": self.sums.tolist(), "left": left, "n_types": int((said > 0).sum()),
-            "ranked": ranked.tolist(), "covered": covered.tolist(), "top": [[i, float(said[i] / said.sum())] for i in top],
+            "covered": self.unigram.covered(said.astype(np.float64)),
+            "top": [[i, float(said[i] / said.sum())] for i in top],
         }  # fmt: skip
 
 
