@@ -91,9 +91,7 @@ def derive(config: Config) -> Derivation:
     )
     if not done:
         why = "; ".join(unsettled) or "no list of two or more blocks hands a stream from one block to the next"
-        raise UnknownArchitecture(
-            f"no row can be drafted for {config['model_type']!r}: {why}; {BY_HAND}"
-        )
+        raise UnknownArchitecture(f"no row can be drafted for {config['model_type']!r}: {why}; {BY_HAND}")
     given = " and ".join(key for key in small.inputs if key != "use_cache")
     stacks = [(stack, draft.evidence) for draft in done for stack in (draft.stack, draft.stored) if stack is not None]
     return Derivation(
