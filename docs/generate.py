@@ -27,7 +27,13 @@ an ONNX file without a config) is read by the row that fits the names of its ten
 says which. `--family bert` decides otherwise, in every command that reads a model. Families that share a row (BERT
 and RoBERTa) are one to `scan`; to run the model takes `--family`, unless the names or a `vocab.txt` say which.
 
-For a `model_type` that the table lacks, a draft is made by experiment on a small random model of the config:
+A `model_type` that the table lacks is taken apart when it is first met: a small random model is made of its config, and a
+linear writes to the stream if changing one of its rows changes one dimension. Blocks need not be alike; names in files are
+found by saving the small model. This takes seconds, torch and transformers, and no weights. The row is kept in the cache
+(`rows/`), and a note of each result says what it rests on and what was not established. What transformers itself does not
+know, or what hands no stream from block to block, is refused with the reason.
+
+`--propose` prints such a row, each line with its evidence, to be read and changed by hand:
 
 ```console
 $ outlierlens scan --propose ./model -o row.toml
