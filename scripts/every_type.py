@@ -36,10 +36,16 @@ TASKS = (
 DIM, TIMES, SECONDS, MEMORY = 11, 30.0, 120, 6 << 30
 TEXTS = ["the cat sat on the mat .", "a dog saw a cat .", "the mat was red , the dog was not ."] * 2
 
+ATTENTION = ("full_attention", "sliding_attention")
 # Values without which the default config of a type is no model that can be built or run.
 FILLED: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 2, "topk_method": "greedy", "n_routed_experts": 4},
-    "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2},
+    "bamba": {"attn_layer_indices": [1, 3]},
+    "cohere_compass_text": {
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ATTENTION}
+    },
+    "dbrx": {"attn_config": {"kv_n_heads": 8, "rope_theta": 1e4}},
+    "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512, "n_shared_experts": 1},
     "emu3": {"vocabulary_map": {"<image>": 1, "<|extra_200|>": 2}},
     "esm": {"vocab_size": 33, "mask_token_id": 32, "pad_token_id": 1},
     "hunyuan_v1_dense": {"head_dim": 128},

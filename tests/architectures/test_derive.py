@@ -128,7 +128,7 @@ def test_no_row_is_better_than_a_wrong_one() -> None:
     with pytest.raises(UnknownArchitecture, match="has no model_type 'no-such-model', so no model can be built"):
         derive({"model_type": "no-such-model"})
     with pytest.raises(
-        UnknownArchitecture, match=r"a model of this bert config cannot be built \(.*; write the row by hand"
+        UnknownArchitecture, match=r"a model of this bert config cannot be built \(.*; write a row by hand"
     ):
         derive({"model_type": "bert", **TEXT, "num_attention_heads": 5})
 

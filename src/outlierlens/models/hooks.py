@@ -64,6 +64,11 @@ def hook_reads(
 def swap(stack: BoundStack, output: Any, layer: int, use: Callable[[int, "Tensor"], "Tensor | None"]) -> Any:
     """Show `output`'s states to `use`; return what replaces the output, or None to leave it."""
     states = output[0] if isinstance(output, tuple) else output
+    if states.ndim != 3:
+        raise BadInput(
+            f"stream {stack.name!r}: its blocks hand on states {list(states.shape)}, several streams at once; scan reads the "
+            f"weights of such a model, and its states cannot be told apart"
+        )
     # XLNet blocks carry [token, batch, dim].
     shown = states.transpose(0, 1) if stack.stack.token_first else states
     changed = use(layer, shown)

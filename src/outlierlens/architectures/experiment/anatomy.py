@@ -78,6 +78,10 @@ class BlockProbe:
         self.norms = {name: offset for name, offset in found.items() if offset is not None}
         self.off: set[str] = set()  # parameters that are switched off: changing one would bring its write back
 
+    def silent(self) -> bool:
+        """Whether the dimension goes out as 0 where it comes in as 0, with the parameters as they are now."""
+        return not self._look(silent=True).output[..., DIM].any()
+
     def peel(self) -> Anatomy:
         """The block from its end to its start; parameters are put back afterwards."""
         anatomy = Anatomy()
@@ -94,7 +98,8 @@ class BlockProbe:
         )
         for _ in range(MAX_STEPS):
             trace = self._look()
-            if same(trace.at(tap), self.given):
+            # Nothing writes any more where a dimension that comes in as 0 goes out as 0.
+            if not self._look(silent=True).at(tap)[..., DIM].any():
                 break
             seen = {step.norm for step in anatomy.steps}
             norm = next(
@@ -116,7 +121,7 @@ class BlockProbe:
             anatomy.steps.append(step)
             self._switch_off(step)
         else:
-            anatomy.problem = f"after {MAX_STEPS} steps the block still changes its input"
+            anatomy.problem = f"after {MAX_STEPS} steps something still writes"
             return
         trace = self._look()
         on_path = {step.norm for step in anatomy.steps}
@@ -132,8 +137,11 @@ class BlockProbe:
             anatomy.problem = "some norms multiply by their weight and others by 1 + weight"
         anatomy.norm_offset = max(offsets, default=0.0)
 
-    def _look(self, *, track: bool = False) -> _Trace:
-        """What one run of the block shows; `track` keeps how its states depend on the parameters."""
+    def _look(self, *, track: bool = False, silent: bool = False) -> _Trace:
+        """What one run of the block shows; `track` keeps how its states depend on the parameters.
+
+        `silent` gives it states whose dimension `DIM` is 0.
+        """
         import torch
 
         trace = _Trace(self.given, [], {}, {})
@@ -148,7 +156,8 @@ class BlockProbe:
 
                 hooks.enter_context(module.register_forward_hook(seen, with_kwargs=True))
             try:
-                output = self.block(*_copied(self.args), **_copied(self.kwargs))
+                zeroed = self.given if silent else None
+                output = self.block(*_copied(self.args, zeroed), **_copied(self.kwargs, zeroed))
             except Exception as error:  # of the family's own code
                 said = " ".join(str(error).split())[:200]
                 raise UnknownArchitecture(
@@ -164,7 +173,7 @@ class BlockProbe:
     def _norms_run(self, trace: _Trace) -> list[str]:
         """Norms over the stream's width that ran once, in order."""
         once = [name for name in trace.order if len(trace.outputs.get(name, ())) == 1]
-        return [name for name in once if trace.outputs[name][0].shape == self.given.shape]
+        return [name for name in once if trace.outputs[name][0].shape[-1] == self.width]
 
     def _rows(self, tap: str) -> list[Row]:
         """Parameters that write to one dimension of the tap point and to no other."""
@@ -339,15 +348,21 @@ def restored(module: "nn.Module", *names: str) -> Iterator[None]:
                 named[name].copy_(values)
 
 
-def _copied(value: Any) -> Any:
-    """Tensors of an argument list cloned: a block may add in place. Keys and values that were kept of a call are left out."""
+def _copied(value: Any, zeroed: "Tensor | None" = None) -> Any:
+    """Tensors of an argument list cloned: a block may add in place. Keys and values that were kept of a call are left out.
+
+    Where a tensor is `zeroed`, its dimension `DIM` is 0 in the copy.
+    """
     import torch
     from transformers import Cache
 
     if isinstance(value, torch.Tensor):
-        return value.clone()
+        copy = value.clone()
+        if zeroed is not None and value is zeroed:
+            copy[..., DIM] = 0
+        return copy
     if isinstance(value, Cache):
         return None  # it grows with every call
     if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    return tuple(_copied(item) for item in value) if type(value) in (tuple, list) else value
+        return {key: _copied(item, zeroed) for key, item in value.items()}
+    return tuple(_copied(item, zeroed) for item in value) if type(value) in (tuple, list) else value

@@ -29,7 +29,7 @@ WIDTH = 64
 LEAST = 16  # dimensions of a stream
 N_INPUTS = 2
 N_TOKENS = 7
-MAX_PARAMETERS = 100_000_000  # 400 MB
+MAX_PARAMETERS = 160_000_000  # 640 MB
 MAX_BLOCKS = 512  # a config that asks for more is not believed
 
 _WIDTH_KEYS = {"hidden_size", "d_model", "n_embd", "dim", "embedding_size", "word_embed_proj_dim", "embed_dim"}
@@ -42,6 +42,8 @@ _INNER_KEYS |= {"moe_intermediate_size", "ffn_hidden_size", "d_inner", "shared_e
 _FEW = dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 4)
 _FEW |= dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k"), 2)
 _FEW |= {"n_group": 2, "num_expert_group": 2, "topk_group": 1, "n_shared_experts": 1, "moe_num_shared_experts": 1}
+_FEW |= {"linear_num_heads": 4, "linear_num_value_heads": 4, "linear_num_key_heads": 2}  # of attention that is linear
+_FEW |= dict.fromkeys(("linear_head_dim", "linear_key_head_dim", "linear_value_head_dim"), 16)
 _FEW |= {"max_source_positions": 16, "mamba_chunk_size": 8, "chunk_size": 8}
 _MANY = 4096  # words, positions: as many as this are cut to `_WORDS`
 _WORDS = 512
@@ -431,6 +433,9 @@ def _narrow(node: Any, new_width: int | None) -> None:
     """Fewer heads in a stream of `new_width`; None leaves heads as wide as they are."""
     values, width = dict(_items(node)), _width(node)
     heads = next((values[key] for key in sorted(_HEAD_KEYS - _KEY_HEAD_KEYS) if values.get(key)), None)
+    if not width and new_width and {"num_heads", "head_dim"} <= values.keys():  # heads of a kind of their own
+        _set(node, "num_heads", 4)
+        _set(node, "head_dim", new_width // 4)
     if not isinstance(heads, int) or width <= WIDTH:
         return
     target = new_width or 4 * int(values.get("head_dim") or width // heads)

@@ -7,7 +7,7 @@ A stream is a list of blocks that each get what the one before returned; nothing
 """
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +62,7 @@ def find_streams(small: SmallModel) -> tuple[list[Stream], list[str]]:
     }
     seen: dict[int, list[Call]] = {}
     ran: set[int] = set()
+    shapes: dict[int, list[int]] = {}  # of what is handed on and is no stream of [batch, token, dim]
     with ExitStack() as hooks:
         for block in dict.fromkeys(block for blocks in lists.values() for block in blocks):
 
@@ -71,7 +72,9 @@ def find_streams(small: SmallModel) -> tuple[list[Stream], list[str]]:
                     given, got = given_to(args, kwargs), first_tensor(output)
                 except TypeError:
                     return  # not a block of a stream
-                if given.ndim == 3 and given.shape == got.shape:
+                if given.shape == got.shape and given.ndim < 3:
+                    shapes[id(module)] = list(got.shape)
+                elif given.shape == got.shape:
                     seen.setdefault(id(module), []).append(Call(args, kwargs, given.clone(), got.clone()))
 
             hooks.enter_context(block.register_forward_hook(keep, with_kwargs=True))
@@ -93,6 +96,11 @@ def find_streams(small: SmallModel) -> tuple[list[Stream], list[str]]:
             if n_links := sum(same(flat[i].got, flat[i + 1].given) for i in range(len(flat) - 1)):
                 streams.append(Stream(path, flat, n_links))
     refused = [f"blocks of {path} run several times each; declare them with layer_blocks" for path in shared]
+    refused += [
+        f"blocks of {path} hand on {shapes[id(blocks[-1])]}, not [batch, token, dim]"
+        for path, blocks in lists.items()
+        if all(id(block) in shapes and len(list(block.parameters())) > 2 for block in blocks)
+    ]
     return streams, refused + [f"blocks of {path} did not run on the inputs that were given" for path in idle]
 
 
@@ -113,7 +121,7 @@ class Surroundings:
     def before(self) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
         """(embedding norm or "", tables, linears) that write to the first block's input."""
         first = f"{self.stream.path}.0"
-        traces = self._run()
+        traces = self._run(whole=False)
         norm = next((name for name in self.norms if name in traces and same(traces[name][1], traces[first][0])), "")
         tap = norm or first
         intact = traces[tap][0]
@@ -121,12 +129,12 @@ class Surroundings:
         linears: dict[str, None] = {}
         found: list[tuple[nn.Parameter, int]] = []
         named = {name: one for name, one in self.parameters.items() if self.stream.width in one.shape}
-        for name, axis in candidates(lambda: self._run(track=True)[tap][0], named, self.stream.width):
+        for name, axis in candidates(lambda: self._run(track=True, whole=False)[tap][0], named, self.stream.width):
             parameter = named[name]
             if axis not in (0, parameter.ndim - 1) or any(parameter is one for one, _ in found):
                 continue
             with changed_at(parameter, axis):
-                changed = self._run()[tap][0]
+                changed = self._run(whole=False)[tap][0]
             if only_dim_changed(intact, changed):
                 found.append((parameter, axis))
                 module, _, leaf = name.rpartition(".")
@@ -153,21 +161,36 @@ class Surroundings:
         with torch.no_grad():
             for parameter, axis in found:
                 parameter.select(axis, DIM).zero_()
-            states = self._run()[tap][0][..., DIM]
+            states = self._run(whole=False)[tap][0][..., DIM]
             for parameter, values in saved:
                 parameter.copy_(values)
         return bool(found) and not states.any()
 
-    def _run(self, *, track: bool = False) -> dict[str, tuple["Tensor", "Tensor"]]:
-        """{norm or first block: (input, output)} of those that ran once."""
+    def _run(self, *, track: bool = False, whole: bool = True) -> dict[str, tuple["Tensor", "Tensor"]]:
+        """{norm or first block: (input, output)} of those that ran once; else up to the first block, whose output is empty."""
         traces: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        first = f"{self.stream.path}.0"
+
+        def begins(_: Any, args: Any, kwargs: Any) -> None:
+            states = given_to(args, kwargs).clone()
+            traces.setdefault(first, []).append((states, states[:0]))
+            raise _Enough
+
         with ExitStack() as hooks:
-            for name in (*self.norms, f"{self.stream.path}.0"):
+            for name in (*self.norms, *((first,) if whole else ())):
 
                 def keep(_: Any, args: Any, kwargs: Any, output: Any, name: str = name) -> None:
                     traces.setdefault(name, []).append((given_to(args, kwargs).clone(), first_tensor(output).clone()))
 
                 module = self.small.model.get_submodule(name)
                 hooks.enter_context(module.register_forward_hook(keep, with_kwargs=True))
+            if not whole:
+                block = self.small.model.get_submodule(first)
+                hooks.enter_context(block.register_forward_pre_hook(begins, with_kwargs=True))
+                hooks.enter_context(suppress(_Enough))
             self.small.run(track=track)
         return {name: calls[0] for name, calls in traces.items() if len(calls) == 1}
+
+
+class _Enough(Exception):
+    """Ends a pass at the first block."""
