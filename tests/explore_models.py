@@ -29,8 +29,7 @@ def tiny(words: Any, family: str = "gpt2", head: str = "CausalLM", kind: str = "
 
 def explored() -> Any:
     """A result written by hand, every view in it."""
-    from outlierlens.ablation.fill import Blank, Filled
-    from outlierlens.ablation.passage import Reply
+    from outlierlens.ablation.fill import Blank, Filled, Reply
     from outlierlens.explore.look import AttentionSink, Explored, Guess, LargestValue, Off, TextCosine, TextLoss
     from outlierlens.explore.state import State
     from outlierlens.results.document import Provenance

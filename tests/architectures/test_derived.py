@@ -1,18 +1,22 @@
 """Types without a row by hand: taken apart when they are first met, kept, and read as the files of the hub name them."""
 
+import random
 from pathlib import Path
 from typing import Any
 
+import every_type
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from architectures import TEXT
 from outlierlens import scan
 from outlierlens.architectures import derived, stacks_of
-from outlierlens.architectures.structure import fits, structure
+from outlierlens.architectures.experiment.derive import derive
+from outlierlens.architectures.structure import fits, read_stacks, structure
 from outlierlens.errors import BadFile, UnknownArchitecture
 
 # The first block is dense, the others have experts beside a shared one.
@@ -103,3 +107,24 @@ def test_a_row_serves_configs_that_differ_in_sizes_alone() -> None:
 def test_a_type_that_transformers_lacks_is_refused_with_what_helps() -> None:
     with pytest.raises(UnknownArchitecture, match=r"has no model_type 'qwen4'.*pass --arch row\.toml; near: qwen"):
         stacks_of({"model_type": "qwen4"})
+
+
+# A row is one of the transformers that it was derived with.
+DRAWN = random.Random(0).sample(sorted(derived.packaged()), 30) if derived.version() == transformers.__version__ else []
+
+
+@pytest.mark.parametrize("model_type", DRAWN)
+def test_a_row_of_the_package_is_what_the_experiment_finds(model_type: str) -> None:
+    found = derive(every_type.config_of(model_type))
+    (row,) = derived.packaged()[model_type]
+    assert found.row == row
+    assert fits(row["structure"], every_type.config_of(model_type))
+
+
+def test_the_package_has_rows_of_most_types() -> None:
+    rows = derived.packaged()
+    assert len(rows) > 300
+    for model_type, (row,) in rows.items():
+        assert read_stacks(row, model_type)
+    named = {stack["name"] for (row,) in rows.values() for stack in row["stacks"] if "name" in stack}
+    assert {"text", "vision", "encoder", "decoder"} <= named

@@ -346,7 +346,7 @@ def test_a_failure_while_something_is_off_leaves_the_model_whole(
         return sum(len(module._forward_hooks) for module in planted.loaded.model.modules())
 
     before = hooks()
-    monkeypatch.setattr("outlierlens.ablation.passage.continuation", fail)
+    monkeypatch.setattr("outlierlens.ablation.fill.continuation", fail)
     with pytest.raises(RuntimeError):
         planted.look(replace(SHORT, dims=(9,)), ("passage",))
     monkeypatch.undo()

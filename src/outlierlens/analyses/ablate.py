@@ -19,6 +19,7 @@ import numpy as np
 from annotated_types import Ge
 
 from outlierlens.ablation.controls import Extent, Plan, limited, plan_key
+from outlierlens.ablation.fill import Reply, replies, typical
 from outlierlens.ablation.mode_names import ON_WEIGHTS
 from outlierlens.ablation.modes import (
     FIRST,
@@ -38,7 +39,6 @@ from outlierlens.ablation.modes import (
     tokens_read,
     treatments,
 )
-from outlierlens.ablation.passage import Reply, replies, typical
 from outlierlens.ablation.study import Condition, Control, Measurement, Outcome, Progress, Study, dims_of
 from outlierlens.ablation.switches import Dims, EditSettings, plan_dims
 from outlierlens.analyses.ablate_sets import N_RANDOM, check_neurons, control_sets, found_dims, random_plans, size_alone

@@ -44,9 +44,9 @@ from outlierlens.options import FIND, Flag, Flat, check
 from outlierlens.results.document import Provenance, load
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.rows import More, Quiet, Row
-from outlierlens.view.charts.base import BAND, Spec, field, label, looks, round_to
+from outlierlens.view.charts.base import BAND, Spec, field, label, looks
 from outlierlens.view.pictures import Lines, Picture
-from outlierlens.view.section import Count, FineShare, Of, Rows
+from outlierlens.view.section import Count, FineShare, Of, Rows, round_to
 
 if TYPE_CHECKING:
     from outlierlens.models.load import LoadedModel

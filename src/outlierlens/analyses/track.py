@@ -34,9 +34,9 @@ from outlierlens.results.finding import About, Finding
 from outlierlens.results.rows import UNKNOWN, Estimate, Quiet, Row
 from outlierlens.statistics import SIGNIFICANT
 from outlierlens.training.run_files import Trajectory, is_norm, loss_curves, read_log
-from outlierlens.view.charts.base import ALARM, BAND, DIM_COLOURS, FAINT, MUTED, Spec, round_to
+from outlierlens.view.charts.base import ALARM, BAND, DIM_COLOURS, FAINT, MUTED, Spec
 from outlierlens.view.pictures import WIDTH, Picture
-from outlierlens.view.section import Count, CountChange, P, listed
+from outlierlens.view.section import Count, CountChange, P, listed, round_to
 
 if TYPE_CHECKING:
     from outlierlens.session import Session

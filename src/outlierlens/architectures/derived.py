@@ -46,11 +46,20 @@ def stacks_of(config: Config) -> tuple[Stack, ...]:
 
 
 @cache
+def _file() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(resources.files("outlierlens").joinpath("data_files", FILE).read_text("utf-8"))
+    return content
+
+
 def packaged() -> dict[str, list[dict[str, Any]]]:
     """The rows that come with the package, by type."""
-    file = resources.files("outlierlens").joinpath("data_files", FILE)
-    rows: dict[str, list[dict[str, Any]]] = json.loads(file.read_text("utf-8"))["rows"] if file.is_file() else {}
+    rows: dict[str, list[dict[str, Any]]] = _file()["rows"]
     return rows
+
+
+def version() -> str:
+    """The transformers that the package's rows were derived with."""
+    return str(_file()["transformers"])
 
 
 def _folder() -> Path:

@@ -18,11 +18,11 @@ from typing import Annotated, Any, Literal, get_args
 from cyclopts import App, CycloptsError, Group, Parameter, Token
 
 from outlierlens import __version__
-from outlierlens.cli.overview import ABOUT, FAMILIES, INSTALL, PROGRAM, SHOW, title
+from outlierlens.cli.overview import ABOUT, FAMILIES, INSTALL, PROGRAM, SHOW
 from outlierlens.errors import BadInput
 from outlierlens.experiments import BY_NAME, EXPERIMENTS
 from outlierlens.options import Option, build, check_value, options_of
-from outlierlens.options.experiment import GROUP_NAMES
+from outlierlens.options.experiment import GROUP_NAMES, title
 
 
 class Usage(BadInput):

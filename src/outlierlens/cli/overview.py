@@ -6,7 +6,7 @@ print(overview(width=80))                            # at most 60 lines
 from textwrap import wrap
 
 from outlierlens.experiments import EXPERIMENTS
-from outlierlens.options.experiment import GROUP_NAMES
+from outlierlens.options.experiment import GROUP_NAMES, title
 
 ABOUT = "Find the handful of dimensions a Transformer cannot live without, switch them off, measure what breaks."
 # Commands of two words, by the first: what its help says, and the heading of the second words there.
@@ -19,11 +19,6 @@ FAMILIES = {
 PROGRAM = "This program"
 INSTALL = "Set up completion by Tab in this shell, and exit."
 SHOW = "Print what sets up completion, and exit."
-
-
-def title(group: str) -> str:
-    """The heading of a group of commands."""
-    return group[:1].upper() + group[1:]
 
 
 def overview(width: int) -> str:

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, cast
 import numpy as np
 
 from outlierlens.ablation.controls import Plan, random_sets
-from outlierlens.ablation.fill import exercise, fill
+from outlierlens.ablation.fill import Reply, exercise, fill, replies
 from outlierlens.ablation.mode_names import MODES, Mode
 from outlierlens.ablation.modes import Switch, means_over
-from outlierlens.ablation.passage import Reply, replies
 from outlierlens.ablation.switches import EditSettings, plan_dims
 from outlierlens.analyses.scan import scan_live
 from outlierlens.architectures import BoundStack

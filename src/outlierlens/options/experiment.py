@@ -33,6 +33,11 @@ GROUP_NAMES = ("find", "switch off", "explain", "compare with papers", "train", 
 TEXTS = ("subject", "reading", "options", "output", "loading")
 
 
+def title(group: str) -> str:
+    """The heading of a group of commands."""
+    return group[:1].upper() + group[1:]
+
+
 @dataclass(frozen=True)
 class Experiment:
     """A row of the table.

@@ -347,6 +347,10 @@ class TaskReading(Reading):
     @cached_property
     def kind(self) -> "Kind | None":
         """What is read where it is no text: pictures or recordings, by the task, else by what the data looks like."""
+        from outlierlens.data.texts import SHIPPED
+
+        if self.data in SHIPPED:
+            return None
         from outlierlens.data.media.read import TASKS, kind_of
 
         return kind_of(self.data) if not self.is_labelled else TASKS.get(self.task)

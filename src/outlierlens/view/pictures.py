@@ -20,9 +20,9 @@ import outlierlens.view.charts.base as charts
 import outlierlens.view.charts.draw as d
 from outlierlens.errors import BadInput
 from outlierlens.statistics.means import interval_text
-from outlierlens.view.charts.base import COLOURED, INK, MUTED, Chart, Spec, bar, field, round_to, symmetric
+from outlierlens.view.charts.base import COLOURED, INK, MUTED, Chart, Spec, bar, field, symmetric
 from outlierlens.view.charts.draw import above, composed, heading, interval_dots, lines, null_dots, panel
-from outlierlens.view.section import cell_text, few, point, text_of
+from outlierlens.view.section import cell_text, few, point, round_to, text_of
 
 if TYPE_CHECKING:
     from outlierlens.results.finding import Finding

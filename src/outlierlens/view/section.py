@@ -315,3 +315,8 @@ def _notes(found: Any) -> Iterator[str]:
 
 
 SHOWN = 120  # rows of a table on the page; the result's file has all
+
+
+def round_to(value: float, digits: int = 4) -> float | None:
+    """`value` to that many significant digits, None where it is not finite (JSON has no such number)."""
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else None

@@ -23,6 +23,7 @@ from typing import Any, Literal
 import numpy as np
 
 from outlierlens.errors import BadInput, need, printable
+from outlierlens.view.section import round_to
 
 UNSEEN = 0.1  # mean distance of pixels from their palette's colour, of 255, that leaves a picture as it looks
 
@@ -239,11 +240,6 @@ def visible(text: str) -> str:
     return "".join(
         signs.get(c, f"⟨U+{ord(c):04X}⟩" if unicodedata.category(c) in ("Cc", "Cf", "Cs") else c) for c in text
     )
-
-
-def round_to(value: float, digits: int = 4) -> float | None:
-    """`value` to that many significant digits, None where it is not finite (JSON has no such number)."""
-    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
 
 
 def rounded(digits: int = 4, **values: float | None) -> Spec:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from outlierlens.view.charts import draw
-from outlierlens.view.charts.base import FAINT, Chart, Looks, Spec, chart, label, looks, round_to, rounded, symmetric
+from outlierlens.view.charts.base import FAINT, Chart, Looks, Spec, chart, label, looks, rounded, symmetric
 from outlierlens.view.charts.draw import inked_dims, names_above
-from outlierlens.view.section import number
+from outlierlens.view.section import number, round_to
 
 MAX_TOKENS = 24
 
