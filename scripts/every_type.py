@@ -48,9 +48,13 @@ FILLED: dict[str, dict[str, Any]] = {
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512, "n_shared_experts": 1},
     "emu3": {"vocabulary_map": {"<image>": 1, "<|extra_200|>": 2}},
     "esm": {"vocab_size": 33, "mask_token_id": 32, "pad_token_id": 1},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 16},
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 4, "moe_topk": 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
+    **{name: {"decoder_start_token_id": 2} for name in ("marian", "mbart", "plbart")},
     "ministral": {"head_dim": 128},
+    "nemotron": {"num_key_value_heads": 8},
     "reformer": {"is_decoder": True},
     "xmod": {"default_language": "en_XX"},
 }

@@ -63,7 +63,8 @@ def hook_reads(
 
 def swap(stack: BoundStack, output: Any, layer: int, use: Callable[[int, "Tensor"], "Tensor | None"]) -> Any:
     """Show `output`'s states to `use`; return what replaces the output, or None to leave it."""
-    states = output[0] if isinstance(output, tuple) else output
+    several = isinstance(output, tuple | list)  # GPT's blocks return a list
+    states = output[0] if several else output
     if states.ndim != 3:
         raise BadInput(
             f"stream {stack.name!r}: its blocks hand on states {list(states.shape)}, several streams at once; scan reads the "
@@ -76,7 +77,7 @@ def swap(stack: BoundStack, output: Any, layer: int, use: Callable[[int, "Tensor
         return None
     if stack.stack.token_first:
         changed = changed.transpose(0, 1)
-    return (changed, *output[1:]) if isinstance(output, tuple) else changed
+    return (changed, *output[1:]) if several else changed
 
 
 # --- hidden states ---------------------------------------------------------------------------------------------------
