@@ -36,6 +36,7 @@ TASKS = (
 DIM, TIMES, SECONDS, MEMORY = 11, 30.0, 120, 6 << 30
 TEXTS = ["the cat sat on the mat .", "a dog saw a cat .", "the mat was red , the dog was not ."] * 2
 
+STARTS = ("encoder-decoder", "florence2", "longt5", "marian", "mbart", "plbart", "pp_formulanet", "t5", "t5gemma2")
 ATTENTION = ("full_attention", "sliding_attention")
 # Values without which the default config of a type is no model that can be built or run.
 FILLED: dict[str, dict[str, Any]] = {
@@ -52,7 +53,7 @@ FILLED: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 4, "moe_topk": 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
-    **{name: {"decoder_start_token_id": 2} for name in ("marian", "mbart", "plbart")},
+    **{name: {"decoder_start_token_id": 2} for name in STARTS},
     "ministral": {"head_dim": 128},
     "nemotron": {"num_key_value_heads": 8},
     "reformer": {"is_decoder": True},

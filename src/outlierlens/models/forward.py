@@ -26,7 +26,7 @@ NOT_TEXT = ("vision", "audio")
 
 def text_stacks(loaded: LoadedModel) -> list[BoundStack]:
     """The streams of a model that texts reach."""
-    return [stack for stack in loaded.stacks if stack.name not in NOT_TEXT]
+    return [stack for stack in loaded.stacks if not stack.name.startswith(NOT_TEXT)]
 
 
 def check_padding(stack: BoundStack, layer: int, states: "Tensor", valid: "Tensor", tokens: str = "the tokens") -> None:

@@ -60,7 +60,7 @@ class Prepare:
     def __init__(self, loaded: LoadedModel, kind: Kind):
         self.loaded, self.kind = loaded, kind
         there = loaded.stacks
-        self.stacks = there if len(there) == 1 else [stack for stack in there if stack.name in NOT_TEXT]
+        self.stacks = there if len(there) == 1 else [stack for stack in there if stack.name.startswith(NOT_TEXT)]
         reader = reader_of(loaded, self.stacks, TAKES[kind])
         if reader is None:
             raise BadInput(

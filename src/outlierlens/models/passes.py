@@ -44,7 +44,7 @@ class TextReading(TextForward):
     def notes(self) -> tuple[str, ...]:
         """What is not read, and how."""
         said = []
-        if other := [stack.name for stack in self.loaded.stacks if stack.name in NOT_TEXT]:
+        if other := [stack.name for stack in self.loaded.stacks if stack.name.startswith(NOT_TEXT)]:
             said.append(f"not observed: stream {', '.join(other)}, which texts do not reach")
         if self.shifted:
             said.append(

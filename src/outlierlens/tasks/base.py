@@ -347,13 +347,12 @@ class TaskReading(Reading):
     @cached_property
     def kind(self) -> "Kind | None":
         """What is read where it is no text: pictures or recordings, by the task, else by what the data looks like."""
+        from outlierlens.data.media.read import TASKS, kind_of
         from outlierlens.data.texts import SHIPPED
 
-        if self.data in SHIPPED:
-            return None
-        from outlierlens.data.media.read import TASKS, kind_of
-
-        return kind_of(self.data) if not self.is_labelled else TASKS.get(self.task)
+        if self.is_labelled:
+            return TASKS.get(self.task)
+        return None if self.data in SHIPPED else kind_of(self.data)
 
     def read(self, *, offline: bool = False) -> "Data":
         """The texts, examples or items; raises BadInput as `read_texts`, `read_examples` and `read_items` do."""

@@ -113,7 +113,8 @@ def _stream_names(streams: Sequence[Stream]) -> list[str]:
     }
     words["decoder"] = "decoder"
     names = [next((name for word, name in words.items() if word in stream.path), stream.path) for stream in streams]
-    return [stream.path if names.count(name) > 1 else name for name, stream in zip(names, streams, strict=True)]
+    numbers = [names[:place].count(name) + 1 for place, name in enumerate(names)]
+    return [name if number == 1 else f"{name}{number}" for name, number in zip(names, numbers, strict=True)]
 
 
 @dataclass

@@ -111,6 +111,7 @@ def small_model(config: Config) -> SmallModel:
         for made in classes_of(full):
             try:
                 model = _build(made, smaller)
+                getattr(model.config, "validate", tuple)()  # as it is read and written
             except Exception as error:
                 reasons.append(f"{words}: {_first_line(error)}")
                 continue
