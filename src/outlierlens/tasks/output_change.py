@@ -20,6 +20,7 @@ from outlierlens.data.media import Items
 from outlierlens.data.texts import Batch, collate, encoded
 from outlierlens.errors import BadInput
 from outlierlens.models.devices import fast_products, ordered_weights
+from outlierlens.models.forward import text_reader, text_stacks
 from outlierlens.models.inputs import check_readable, model_inputs, token_limit
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.models.media import ItemRows
@@ -61,6 +62,10 @@ class OutputChange(Task):
         self._rows = (
             ItemRows(loaded, texts) if isinstance(texts, Items) else _TextRows(loaded, texts, options.max_length)
         )
+        read = text_stacks(loaded)
+        # Of a model of texts and pictures without a head, texts run the tower that reads them.
+        apart = loaded.head == "none" and not isinstance(texts, Items) and 0 < len(read) < len(loaded.stacks)
+        self._reader: Any = text_reader(loaded, read) if apart else loaded.model
         self.text, self.lengths = self._rows.what, self._rows.lengths
         self.notes = self._rows.notes
         self.texts, self.n_texts = self._rows.texts, len(self.lengths)
@@ -102,7 +107,7 @@ class OutputChange(Task):
 
         headless = self.loaded.head == "none"
         with torch.inference_mode(), fast_products():
-            output: Any = self.loaded.model(**model_inputs(self.loaded, feed.batch), output_hidden_states=not headless)
+            output: Any = self._reader(**model_inputs(self.loaded, feed.batch), output_hidden_states=not headless)
         states = getattr(output, "last_hidden_state", None)
         if states is None:
             # An encoder-decoder's answer is the decoder's.
