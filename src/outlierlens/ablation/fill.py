@@ -225,7 +225,8 @@ def continuation(loaded: LoadedModel, text: str) -> tuple[str, str] | None:
             seen = torch.ones(1, len(prompt) + len(said), dtype=torch.long, device=loaded.device)
             kept = {} if whole else {"past_key_values": cache, "use_cache": True}
             output = loaded.model(input_ids=step, attention_mask=seen, **kept)
-            cache, token = None if whole else output.past_key_values, int(output.logits[0, -1].argmax())
+            cache, token = getattr(output, "past_key_values", None), int(output.logits[0, -1].argmax())
+            whole = whole or cache is None
             said.append(token)
             if token == tokenizer.eos_token_id:
                 break

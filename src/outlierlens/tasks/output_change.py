@@ -39,7 +39,11 @@ def _classes(loaded: LoadedModel) -> int:
     if loaded.head == "none" or name.endswith("PreTraining"):
         return 1
     head = loaded.model.get_output_embeddings()  # type: ignore[operator]
-    return int(head.out_features) if head is not None else len(loaded.config.get("id2label") or ())
+    return (
+        int(getattr(head, "out_features", 0) or head.num_embeddings)
+        if head is not None
+        else len(loaded.config.get("id2label") or ())
+    )
 
 
 @dataclass(frozen=True)
