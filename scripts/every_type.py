@@ -228,7 +228,9 @@ def summary(all_said: list[dict[str, Any]]) -> str:
     """How many types are named and analysed, and why the others are not."""
     looks = ("scan", "observe", "ablate", "range")
     unbuilt = ("cannot be built", "no small version", "takes no such")
-    built = [one for one in all_said if "config" not in one and not any(why in one.get("refused", "") for why in unbuilt)]
+    built = [
+        one for one in all_said if "config" not in one and not any(why in one.get("refused", "") for why in unbuilt)
+    ]
     done = {look: sum(said.get(look) in ("named", "ran") for said in built) for look in looks}
     share = done["scan"] / max(1, len(built))
     out = [f"{len(all_said)} types, {len(built)} built small; scan names the plant of {done['scan']} ({share:.0%})"]

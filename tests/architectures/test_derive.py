@@ -133,6 +133,12 @@ def test_no_row_is_better_than_a_wrong_one() -> None:
         derive({"model_type": "bert", **TEXT, "num_attention_heads": 5})
 
 
+@pytest.mark.parametrize("name", ["num_hidden_layers", "num_attention_heads", "num_experts"])
+def test_a_config_that_asks_for_more_than_any_model_has_is_refused_at_once(name: str) -> None:
+    with pytest.raises(UnknownArchitecture, match=f"{name} is over 4,096, and no model has as many"):
+        derive({"model_type": "qwen2_moe", **TEXT, name: 10**9})
+
+
 def test_code_that_comes_with_a_model_is_not_run() -> None:
     config = {**GROUPED, "model_type": "my-llama", "auto_map": {"AutoModel": "modeling.py--Model"}}
     with pytest.raises(UnknownArchitecture, match=r"transformers .* has no model_type 'my-llama'"):

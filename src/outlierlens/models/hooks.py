@@ -65,7 +65,7 @@ def swap(stack: BoundStack, output: Any, layer: int, use: Callable[[int, "Tensor
     """Show `output`'s states to `use`; return what replaces the output, or None to leave it."""
     several = isinstance(output, tuple | list)  # GPT's blocks return a list
     states = output[0] if several else output
-    if states.ndim != 3:
+    if states.ndim > 3:
         raise BadInput(
             f"stream {stack.name!r}: its blocks hand on states {list(states.shape)}, several streams at once; scan reads the "
             f"weights of such a model, and its states cannot be told apart"

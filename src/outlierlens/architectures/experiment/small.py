@@ -30,7 +30,10 @@ LEAST = 16  # dimensions of a stream
 N_INPUTS = 2
 N_TOKENS = 7
 MAX_PARAMETERS = 160_000_000  # 640 MB
-MAX_BLOCKS = 512  # a config that asks for more is not believed
+# Of layers, heads, experts: a config that asks for more is not believed, for a module would be built for each.
+MAX_COUNT = 4096
+_COUNTED = ("layer", "depth", "block", "expert", "stage", "head", "group", "codebook", "level")
+_NO_COUNT = ("size", "dim", "length", "capacity", "position", "token", "id")
 
 _WIDTH_KEYS = {"hidden_size", "d_model", "n_embd", "dim", "embedding_size", "word_embed_proj_dim", "embed_dim"}
 _KEY_HEAD_KEYS = {"num_key_value_heads", "num_kv_heads"}
@@ -101,6 +104,8 @@ def small_model(config: Config) -> SmallModel:
     reasons: list[str] = []
     try:
         shallow, unseen = _fewer_layers(full)
+    except UnknownArchitecture:
+        raise
     except Exception as error:  # of the family's own code
         raise UnknownArchitecture(
             f"a model of this {full.model_type} config cannot be built ({_first_line(error)}); {BY_HAND}"
@@ -263,8 +268,7 @@ def _fewer_layers(full: Any) -> tuple[Any, tuple[str, ...]]:
     made = next(classes_of(full), None)
     if made is None:
         raise UnknownArchitecture(f"transformers has no model for {full.model_type}")
-    if any(value > MAX_BLOCKS and "layer" in str(key) for _, key, value in _numbers(full)):
-        return full, ()
+    _check_counts(full)
     lists = block_lists(made, full)
     config, unseen = full, []
     for path, kinds in lists.items():
@@ -278,6 +282,18 @@ def _fewer_layers(full: Any) -> tuple[Any, tuple[str, ...]]:
         if now > needed:
             config, _ = _cut(made, config, path, now, needed)
     return config, tuple(unseen)
+
+
+def _check_counts(config: Any) -> None:
+    """Raise UnknownArchitecture for more of what is counted than any model has."""
+    for node in _nodes(config):
+        for key, value in _items(node):
+            name = str(key)
+            if not any(word in name for word in _COUNTED) or any(word in name for word in _NO_COUNT):
+                continue
+            each = value if isinstance(value, list | tuple) else (value,)
+            if len(each) > MAX_COUNT or any(type(one) is int and one > MAX_COUNT for one in each):
+                raise UnknownArchitecture(f"{key} is over {MAX_COUNT:,}, and no model has as many; correct the config")
 
 
 def number_of_blocks(small: SmallModel, path: str) -> str:
