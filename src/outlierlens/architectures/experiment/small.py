@@ -33,7 +33,7 @@ MAX_PARAMETERS = 160_000_000  # 640 MB
 # Of layers, heads, experts: a config that asks for more is not believed, for a module would be built for each.
 MAX_COUNT = 4096
 _COUNTED = ("layer", "depth", "block", "expert", "stage", "head", "group", "codebook", "level")
-_NO_COUNT = ("size", "dim", "length", "capacity", "position", "token", "id")
+_NO_COUNT = ("size", "dim", "length", "capacity", "position", "token", "_id")
 
 _WIDTH_KEYS = {"hidden_size", "d_model", "n_embd", "dim", "embedding_size", "word_embed_proj_dim", "embed_dim"}
 _KEY_HEAD_KEYS = {"num_key_value_heads", "num_kv_heads"}
@@ -176,6 +176,7 @@ def config_object(config: Config) -> Any:
             f"transformers {transformers.__version__} has no model_type {model_type!r}, so no model can be built from "
             f"this config; upgrade transformers, or {BY_HAND}"
         )
+    _check_counts(dict(config))  # before a list is made of so many
     kind: Any = transformers.CONFIG_MAPPING[model_type]
     values = {key: _number(value) for key, value in config.items() if key not in _DROPPED}
     try:
@@ -268,7 +269,6 @@ def _fewer_layers(full: Any) -> tuple[Any, tuple[str, ...]]:
     made = next(classes_of(full), None)
     if made is None:
         raise UnknownArchitecture(f"transformers has no model for {full.model_type}")
-    _check_counts(full)
     lists = block_lists(made, full)
     config, unseen = full, []
     for path, kinds in lists.items():
