@@ -135,7 +135,7 @@ def test_no_row_is_better_than_a_wrong_one() -> None:
 
 @pytest.mark.parametrize("name", ["num_hidden_layers", "num_attention_heads", "num_experts"])
 def test_a_config_that_asks_for_more_than_any_model_has_is_refused_at_once(name: str) -> None:
-    with pytest.raises(UnknownArchitecture, match=f"{name} is over 4,096, and no model has as many"):
+    with pytest.raises(UnknownArchitecture, match=f"{name} is over [0-9,]+, and no model has as many"):
         derive({"model_type": "qwen2_moe", **TEXT, name: 10**9})
 
 

@@ -31,9 +31,9 @@ N_INPUTS = 2
 N_TOKENS = 7
 MAX_PARAMETERS = 160_000_000  # 640 MB
 # Of layers, heads, experts: a config that asks for more is not believed, for a module would be built for each.
-MAX_COUNT = 4096
+MAX_COUNT, MAX_LAYERS_BELIEVED = 65_536, 4096
 _COUNTED = ("layer", "depth", "block", "expert", "stage", "head", "group", "codebook", "level")
-_NO_COUNT = ("size", "dim", "length", "capacity", "position", "token", "_id")
+_NO_COUNT = ("size", "dim", "length", "capacity", "position", "token", "vocab", "_id")
 
 _WIDTH_KEYS = {"hidden_size", "d_model", "n_embd", "dim", "embedding_size", "word_embed_proj_dim", "embed_dim"}
 _KEY_HEAD_KEYS = {"num_key_value_heads", "num_kv_heads"}
@@ -291,9 +291,10 @@ def _check_counts(config: Any) -> None:
             name = str(key)
             if not any(word in name for word in _COUNTED) or any(word in name for word in _NO_COUNT):
                 continue
+            most = MAX_LAYERS_BELIEVED if "layer" in name else MAX_COUNT
             each = value if isinstance(value, list | tuple) else (value,)
-            if len(each) > MAX_COUNT or any(type(one) is int and one > MAX_COUNT for one in each):
-                raise UnknownArchitecture(f"{key} is over {MAX_COUNT:,}, and no model has as many; correct the config")
+            if len(each) > most or any(type(one) is int and one > most for one in each):
+                raise UnknownArchitecture(f"{key} is over {most:,}, and no model has as many; correct the config")
 
 
 def number_of_blocks(small: SmallModel, path: str) -> str:
