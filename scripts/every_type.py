@@ -103,21 +103,21 @@ def one_type(model_type: str, task: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["OUTLIERLENS_CACHE"] = str(Path(folder) / "cache")
         try:
-            small, width = planted(config, found.stacks, Path(folder) / "model")
+            small = planted(config, found.stacks, Path(folder) / "model")
         except Exception as error:
             return said | {"planted": f"{type(error).__name__}: {error}"[:300]}
         for name, look in (("scan", scanned), ("observe", observed), ("ablate", ablated), ("range", ranged)):
             if name != "scan" and "input_ids" not in small.inputs:
                 break
             try:
-                said[name] = look(str(Path(folder) / "model"), width)
+                said[name] = look(str(Path(folder) / "model"))
             except OutlierlensError as error:
                 said[name] = f"refused: {error}"[:400]
     return said
 
 
-def planted(config: dict[str, Any], stacks: tuple[Any, ...], folder: Path) -> tuple[Any, int]:
-    """(a small copy with the dimension planted, saved in `folder`; the width of its first stream)."""
+def planted(config: dict[str, Any], stacks: tuple[Any, ...], folder: Path) -> Any:
+    """A small copy with the dimension planted, saved in `folder`."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -128,13 +128,11 @@ def planted(config: dict[str, Any], stacks: tuple[Any, ...], folder: Path) -> tu
     with quiet():
         small = small_model(config)
         named = live_parameters(small.model)
-        width = 0
         with torch.no_grad():
             for stack in bind(stacks, named, small.config):
                 for layer in stack.scale:
                     for param in layer:
                         values = named[param.name]
-                        width = width or values.shape[param.axis]
                         values.select(param.axis, DIM).mul_(TIMES).add_(0.5)
                 for layer in stack.bias:
                     for param in layer:
@@ -147,10 +145,10 @@ def planted(config: dict[str, Any], stacks: tuple[Any, ...], folder: Path) -> tu
         )
         inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", unk_token="<unk>").save_pretrained(folder)
-    return small, width
+    return small
 
 
-def scanned(folder: str, width: int) -> str:
+def scanned(folder: str) -> str:
     """ "named", or what stands in its place; the z-scores are NumPy's."""
 
     from outlierlens import scan
@@ -160,7 +158,7 @@ def scanned(folder: str, width: int) -> str:
     return "named" if DIM in dims else f"not named; found {dims[:8]}"
 
 
-def observed(folder: str, width: int) -> str:
+def observed(folder: str) -> str:
     """ "ran"."""
     from outlierlens import load_model, observe
 
@@ -168,7 +166,7 @@ def observed(folder: str, width: int) -> str:
     return "ran"
 
 
-def ablated(folder: str, width: int) -> str:
+def ablated(folder: str) -> str:
     """ "ran"."""
     from outlierlens import AblateOptions, ablate, load_model
 
@@ -177,7 +175,7 @@ def ablated(folder: str, width: int) -> str:
     return "ran"
 
 
-def ranged(folder: str, width: int) -> str:
+def ranged(folder: str) -> str:
     """ "ran"."""
     from outlierlens import load_model
     from outlierlens.analyses.range import range_of

@@ -253,7 +253,7 @@ def test_small_judgements() -> None:
     before = linear.weight.detach().clone()
 
     def fail() -> None:
-        with restored(linear, "weight"), torch.no_grad():
+        with restored(linear), torch.no_grad():
             linear.weight.zero_()
             raise RuntimeError("stop")
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MAX_KEPT_BYTES = 2**30  # of states kept for reuse
 
 
-class _Enough(Exception):
+class _PrefixEnd(Exception):
     """Ends a pass behind the last layer that is wanted; a class of its own, for passes that end at the head nest in it."""
 
 
@@ -112,14 +112,14 @@ def captured(
             states = output[0] if in_tuple else output
             if not isinstance(states, torch.Tensor) or states.ndim != 3:
                 odd = True
-                raise _Enough
+                raise _PrefixEnd
             keep(whole[layer], states)
             if bare:
                 with written(model, stack, lambda _, states: torch.zeros_like(states), [layer]):
                     again = forward(*args, **kwargs)
                 keep(zero[layer], again[0] if in_tuple else again)
             if layer == max(layers):
-                raise _Enough
+                raise _PrefixEnd
             return output
 
         return run_block
@@ -127,7 +127,7 @@ def captured(
     n_rows = 0
     for feed in task.feeds(list(texts), tokens):
         n_rows += len(feed.slots)
-        with torch.inference_mode(), _replaced(model, stack, dict.fromkeys(layers, stand_in)), suppress(_Enough):
+        with torch.inference_mode(), _replaced(model, stack, dict.fromkeys(layers, stand_in)), suppress(_PrefixEnd):
             task.sums(feed)
         if odd or len(whole[max(layers)]) < n_rows:  # or a text has several rows
             return {}

@@ -332,16 +332,16 @@ def head_inputs(model: "nn.Module", positions: tuple["Tensor", "Tensor"], run: C
 
     def take(module: "nn.Module", args: tuple[Any, ...]) -> None:
         read.append(args[0][positions])
-        raise _Enough
+        raise _HeadEnd
 
-    with suppress(_Enough), _before(_head(model), take):
+    with suppress(_HeadEnd), _before(_head(model), take):
         run()
     if read:
         return read[0]
     raise BadInput(f"{type(model).__name__} does not run its vocabulary head in a forward pass")
 
 
-class _Enough(Exception):
+class _HeadEnd(Exception):
     """Ends a forward pass where nothing more is needed of it."""
 
 

@@ -4,10 +4,7 @@
     anatomy = probe.peel()           # from the block's end to its start: norms, linears, how each writes
 
 A parameter writes to a dimension when changing its slice changes that dimension of the output and no other. Switching
-off what was found brings the next write to light, until the block returns its input: then nothing was missed.
-
-streams, refused = find_streams(small)
-before = Surroundings(small, streams[0]).before()     # norm, tables and linears that make block 0's input
+off what was found brings the next write to light, until a dimension that comes in as 0 goes out as 0: then nothing was missed.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -78,9 +75,9 @@ class BlockProbe:
         self.norms = {name: offset for name, offset in found.items() if offset is not None}
         self.off: set[str] = set()  # parameters that are switched off: changing one would bring its write back
 
-    def silent(self) -> bool:
-        """Whether the dimension goes out as 0 where it comes in as 0, with the parameters as they are now."""
-        return not self._look(silent=True).output[..., DIM].any()
+    def silent(self, tap: str = OUTPUT) -> bool:
+        """Whether nothing writes with the parameters as they are now: the dimension is 0 at `tap` where it comes in as 0."""
+        return not self._look(silent=True).at(tap)[..., DIM].any()
 
     def peel(self) -> Anatomy:
         """The block from its end to its start; parameters are put back afterwards."""
@@ -97,10 +94,9 @@ class BlockProbe:
             dict.fromkeys(part for name in sorted(parts) if (part := name.partition(".")[0]) not in ran)
         )
         for _ in range(MAX_STEPS):
-            trace = self._look()
-            # Nothing writes any more where a dimension that comes in as 0 goes out as 0.
-            if not self._look(silent=True).at(tap)[..., DIM].any():
+            if self.silent(tap):
                 break
+            trace = self._look()
             seen = {step.norm for step in anatomy.steps}
             norm = next(
                 (n for n in self._norms_run(trace) if n not in seen and same(trace.outputs[n][0], trace.at(tap))), ""
@@ -334,12 +330,12 @@ def only_dim_changed(before: "Tensor", after: "Tensor", dim: int = DIM) -> bool:
 
 
 @contextmanager
-def restored(module: "nn.Module", *names: str) -> Iterator[None]:
-    """Put the parameters (all, or those named) back on the way out."""
+def restored(module: "nn.Module") -> Iterator[None]:
+    """Put the parameters back on the way out."""
     import torch
 
     named = dict(module.named_parameters())
-    saved = {name: named[name].detach().clone() for name in names or named}
+    saved = {name: named[name].detach().clone() for name in named}
     try:
         yield
     finally:

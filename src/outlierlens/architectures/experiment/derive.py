@@ -32,7 +32,7 @@ class Derivation:
             has the names of the running model and the second those in files, where these differ.
         evidence: for each stack, {field: what was seen}.
         unsettled: what could not be established, in words; empty when all could.
-        basis: how the model was made. structure: what of its config the row rests on (`derived.structure`).
+        basis: how the model was made. structure: what of its config the row rests on (`structure.structure`).
     """
 
     model_type: str
@@ -100,19 +100,15 @@ def derive(config: Config) -> Derivation:
     )
 
 
+# A word in a stream's path -> what the stream is called, where there are several.
+_TOWERS = {"language": "text", "text": "text", "vis": "vision", "image": "vision", "audio": "audio"}
+_TOWERS |= {"encoder": "encoder", "decoder": "decoder"}
+
+
 def _stream_names(streams: Sequence[Stream]) -> list[str]:
     if len(streams) == 1:
         return ["model"]
-    words = {
-        "language": "text",
-        "text": "text",
-        "vis": "vision",
-        "image": "vision",
-        "audio": "audio",
-        "encoder": "encoder",
-    }
-    words["decoder"] = "decoder"
-    names = [next((name for word, name in words.items() if word in stream.path), stream.path) for stream in streams]
+    names = [next((name for word, name in _TOWERS.items() if word in stream.path), stream.path) for stream in streams]
     numbers = [names[:place].count(name) + 1 for place, name in enumerate(names)]
     return [name if number == 1 else f"{name}{number}" for name, number in zip(names, numbers, strict=True)]
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from outlierlens.architectures.bind import WIDTHS
 from outlierlens.architectures.stack import BY_HAND, Config
 from outlierlens.errors import UnknownArchitecture
 
@@ -35,7 +36,7 @@ MAX_COUNT, MAX_LAYERS_BELIEVED = 65_536, 4096
 _COUNTED = ("layer", "depth", "block", "expert", "stage", "head", "group", "codebook", "level")
 _NO_COUNT = ("size", "dim", "length", "capacity", "position", "token", "vocab", "_id")
 
-_WIDTH_KEYS = {"hidden_size", "d_model", "n_embd", "dim", "embedding_size", "word_embed_proj_dim", "embed_dim"}
+_WIDTH_KEYS = {*WIDTHS, "embedding_size", "word_embed_proj_dim", "embed_dim"}
 _KEY_HEAD_KEYS = {"num_key_value_heads", "num_kv_heads"}
 _HEAD_KEYS = {"num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", *_KEY_HEAD_KEYS}
 _HEAD_KEYS |= {"decoder_attention_heads"}
@@ -441,9 +442,7 @@ def _smaller(config: Any) -> Iterator[tuple[str, Any]]:
 
 def _width(node: Any) -> int:
     values = dict(_items(node))
-    width = next(
-        (values[key] for key in ("hidden_size", "d_model", "n_embd", "dim", "embed_dim") if values.get(key)), 0
-    )
+    width = next((values[key] for key in (*WIDTHS, "embed_dim") if values.get(key)), 0)
     return width if isinstance(width, int) else 0
 
 

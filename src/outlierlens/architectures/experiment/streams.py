@@ -174,7 +174,7 @@ class Surroundings:
         def begins(_: Any, args: Any, kwargs: Any) -> None:
             states = given_to(args, kwargs).clone()
             traces.setdefault(first, []).append((states, states[:0]))
-            raise _Enough
+            raise _FirstBlock
 
         with ExitStack() as hooks:
             for name in (*self.norms, *((first,) if whole else ())):
@@ -187,10 +187,10 @@ class Surroundings:
             if not whole:
                 block = self.small.model.get_submodule(first)
                 hooks.enter_context(block.register_forward_pre_hook(begins, with_kwargs=True))
-                hooks.enter_context(suppress(_Enough))
+                hooks.enter_context(suppress(_FirstBlock))
             self.small.run(track=track)
         return {name: calls[0] for name, calls in traces.items() if len(calls) == 1}
 
 
-class _Enough(Exception):
+class _FirstBlock(Exception):
     """Ends a pass at the first block."""
