@@ -14,15 +14,12 @@ from outlierlens.architectures.bind import (
     Neuron,
     Param,
     bind,
-    bind_live,
     is_mlp,
-    live_parameters,
     mlp_axis,
     neurons_of,
-    refuse_packed,
-    refuse_sharded,
     streams_of,
 )
+from outlierlens.architectures.live import bind_live, live_parameters, refuse_packed, refuse_sharded
 from outlierlens.architectures.rows import (
     ARCHITECTURES,
     GATES,

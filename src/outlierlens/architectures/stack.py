@@ -101,14 +101,16 @@ class Stack:
         blocks: dotted path of a block, without the prefix a task head puts before it; "{layer}" is its number.
         name: the stream's name: "model", or "encoder" / "decoder" / "text" / "vision" where there are several. Two
             stacks of one name are two layouts of the same stream (live and stored); the first that fits is bound.
-        norm_site: "stream" (post-norm: the block's last operation is a norm of the stream itself), "write" (all that
-            the block adds is normed before it is added), or "read" (pre-norm: only what is read is normed).
-        last_norm: the norm that is the block's last operation ("stream") or norms its last write ("write").
+        norm_site: "stream" (post-norm: the block's last operation is a norm of the stream itself), "write" (what the
+            block adds is normed before it is added), or "read" (pre-norm: only what is read is normed).
+        last_norm: the norm that is the block's last operation ("stream") or norms its last write ("write"); a block
+            without it ends in the last of its linears.
         last_linear: linears whose output is the block's last write; several when experts' writes are summed.
             A name ending in "()" is a bare parameter rather than a module: "mlp.experts.down_proj()".
         other_writes: linears of the block that write to the stream before the last one (attention output). One that
             only some configs have (cross-attention) may be named: it counts where a block has it.
-        other_norms: further norms on the stream or on a write (after attention), in order.
+        other_norms: further norms, in order: on a write (after attention) where `norm_site` is "write", else on the stream.
+        raw_writes: linears of a stream whose writes are normed that add as they are: in some of its blocks, or beside those.
         reading_norms: norms that only scale what attention and MLP read; a separate view.
         embeddings: tables (relative to the model, prefix as for `blocks`) that write to the stream before block 0.
         embedding_linears: linears or convolutions [out, ...] that write to the stream before block 0.
@@ -146,6 +148,7 @@ class Stack:
     last_linear: tuple[str, ...] = ()
     other_writes: tuple[str, ...] = ()
     other_norms: tuple[str, ...] = ()
+    raw_writes: tuple[str, ...] = ()
     reading_norms: tuple[str, ...] = ()
     embeddings: tuple[str, ...] = ()
     embedding_linears: tuple[str, ...] = ()

@@ -3,8 +3,9 @@
     probe = BlockProbe(block, args, kwargs, width)
     anatomy = probe.peel()           # from the block's end to its start: norms, linears, how each writes
 
-A parameter writes to a dimension when changing its slice changes that dimension of the output and no other. Switching
-off what was found brings the next write to light, until a dimension that comes in as 0 goes out as 0: then nothing was missed.
+A parameter writes to a dimension when changing its slice changes that dimension of the output and no other; where a block mixes
+copies of its stream, when it changes that one most. Switching off what was found brings the next write to light, until a
+dimension that comes in as 0 goes out as 0: then nothing was missed.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 DIM = 3
 OUTPUT = ""  # the tap point that is the block's output; others are the inputs of named norms
 MAX_STEPS = 16
+MIXED = 0.25  # of the change of the dimension, that of any other
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,16 @@ class Step:
 class Anatomy:
     """A block taken apart, from its end to its start.
 
-    `idle` are the parts of the block that did not run; `problem` says what stopped the search, if anything did.
+    `idle` are the parts of the block that did not run; `mixed` the parameters whose slice changes other dimensions, too, if
+    less; `complete` says that nothing else writes; `problem` what stopped the search, if anything did.
     """
 
     steps: list[Step] = field(default_factory=list)
     reading_norms: tuple[str, ...] = ()
     norm_offset: float = 0.0
     idle: tuple[str, ...] = ()
+    mixed: tuple[str, ...] = ()
+    complete: bool = True
     problem: str = ""
 
 
@@ -106,19 +111,35 @@ class BlockProbe:
                 tap = norm
                 continue
             rows = self._rows(tap)
+            if not rows and (rows := self._rows(tap, alone=False)):
+                anatomy.mixed += tuple(row.name for row in rows)
             normed = [name for name in self._norms_run(trace) if name in {row.name.rpartition(".")[0] for row in rows}]
             if normed:
                 step = Step("write", normed[-1], tuple(self._rows(normed[-1])))
             else:
                 step = Step("read", rows=tuple(self._in_order(rows, trace)))
-            if not rows or not step.rows:
-                anatomy.problem = "no parameter was found that writes to one dimension only"
-                return
+            if not step.rows:
+                anatomy.complete = False
+                break
+            if step.kind == "write" and not anatomy.mixed:
+                self.off |= {row.name for row in step.rows}
             anatomy.steps.append(step)
             self._switch_off(step)
         else:
             anatomy.problem = f"after {MAX_STEPS} steps something still writes"
             return
+        if not any(step.rows for step in anatomy.steps):
+            anatomy.problem = (
+                "no parameter was found that writes to one dimension only"
+                if not anatomy.complete
+                else "it adds nothing to its input"
+            )
+            return
+        raw = {row.name for step in anatomy.steps if step.kind == "read" for row in step.rows}
+        # A norm between a linear and the stream is on the way of its write only if the linear has no other way.
+        anatomy.steps = [
+            step for step in anatomy.steps if step.kind != "write" or not raw & {row.name for row in step.rows}
+        ]
         trace = self._look()
         on_path = {step.norm for step in anatomy.steps}
         # With all writes off, a norm that reads the stream gets the block's input, or what a stream norm made of it.
@@ -171,15 +192,16 @@ class BlockProbe:
         once = [name for name in trace.order if len(trace.outputs.get(name, ())) == 1]
         return [name for name in once if trace.outputs[name][0].shape[-1] == self.width]
 
-    def _rows(self, tap: str) -> list[Row]:
-        """Parameters that write to one dimension of the tap point and to no other."""
+    def _rows(self, tap: str, *, alone: bool = True) -> list[Row]:
+        """Parameters that write to one dimension of the tap point and to no other, or not `alone` but to that one most."""
         named = {name: p for name, p in self.block.named_parameters() if name not in self.off and self.width in p.shape}
         intact = self._look().at(tap)
         rows: list[Row] = []
-        for name, axis in candidates(lambda: self._look(track=True).at(tap), named, self.width):
+        most = 1e-5 if alone else MIXED
+        for name, axis in candidates(lambda: self._look(track=True).at(tap), named, self.width, alone=alone):
             with changed_at(named[name], axis):
                 changed = self._look().at(tap)
-            if only_dim_changed(intact, changed) and name not in {row.name for row in rows}:
+            if only_dim_changed(intact, changed, most=most) and name not in {row.name for row in rows}:
                 rows.append(Row(name, axis - named[name].ndim, named[name].ndim))
         return rows
 
@@ -194,7 +216,6 @@ class BlockProbe:
         named = dict(self.block.named_parameters())
         with torch.no_grad():
             if step.kind == "write":
-                self.off |= {row.name for row in step.rows}
                 for name, parameter in self.block.get_submodule(step.norm).named_parameters():
                     parameter.fill_(-self.norms[step.norm] if name != "bias" else 0.0)
                     self.off.add(f"{step.norm}.{name}")
@@ -205,9 +226,9 @@ class BlockProbe:
 
 
 def candidates(
-    states: Callable[[], "Tensor"], named: Mapping[str, "nn.Parameter"], width: int
+    states: Callable[[], "Tensor"], named: Mapping[str, "nn.Parameter"], width: int, *, alone: bool = True
 ) -> list[tuple[str, int]]:
-    """(parameter, axis from the start) whose slices each may write to one dimension of `states` alone, by their derivatives.
+    """(parameter, axis from the start) whose slices each may write to one dimension of `states` `alone`, by their derivatives.
 
     A slice that writes to `DIM` alone is all that `DIM` depends on in its parameter, and nothing else depends on it. Where
     states cannot be differentiated, every axis as wide as the stream.
@@ -232,16 +253,16 @@ def candidates(
         return every
     mine, others = dict(zip(named, of_dim, strict=True)), dict(zip(named, of_rest, strict=True))
 
-    def alone(name: str, axis: int) -> bool:
+    def may_write(name: str, axis: int) -> bool:
         gradient, rest = mine[name], others[name]
         if gradient is None:
             return False
         by_slice = gradient.abs().movedim(axis, 0).reshape(width, -1).sum(1)  # [width]
         at = float(by_slice[DIM])
         besides = 0.0 if rest is None else float(rest.select(axis, DIM).abs().sum())
-        return at > 0 and float(by_slice.sum()) - at <= 1e-4 * at and besides <= 1e-4 * at
+        return at > 0 and (not alone or (float(by_slice.sum()) - at <= 1e-4 * at and besides <= 1e-4 * at))
 
-    return [(name, axis) for name, axis in every if alone(name, axis)]
+    return [(name, axis) for name, axis in every if may_write(name, axis)]
 
 
 @contextmanager
@@ -273,13 +294,13 @@ def norm_offset(module: "nn.Module", width: int) -> float | None:
     x = torch.randn(1, 4, width, generator=torch.Generator().manual_seed(0)) * 4
     try:
         with torch.no_grad(), restored(module):
-            if not torch.allclose(module(3 * x), module(x), rtol=1e-3, atol=1e-3):
+            if not torch.allclose(first_tensor(module(3 * x)), first_tensor(module(x)), rtol=1e-3, atol=1e-3):
                 return None
             if "bias" in parameters:
                 parameters["bias"].zero_()
             for offset in (0.0, 1.0):
                 parameters["weight"].fill_(-offset)
-                if not module(x).any():
+                if not first_tensor(module(x)).any():
                     return offset
     except (TypeError, RuntimeError, ValueError, AttributeError):
         return None  # it takes something else than one tensor, so it is no plain norm
@@ -319,14 +340,14 @@ def same(left: "Tensor", right: "Tensor") -> bool:
     return torch.allclose(left, right, rtol=0, atol=2e-6 * max(scale, 1e-6))
 
 
-def only_dim_changed(before: "Tensor", after: "Tensor", dim: int = DIM) -> bool:
-    """Whether the last axis changed at `dim` and, but for rounding, nowhere else."""
+def only_dim_changed(before: "Tensor", after: "Tensor", dim: int = DIM, *, most: float = 1e-5) -> bool:
+    """Whether the last axis changed at `dim` and nowhere else by more than the share `most` of that: but for rounding."""
     if before.shape != after.shape:
         return False
     change = (after - before).abs().flatten(0, -2).amax(0)  # [dim]
     here = float(change[dim])
     change[dim] = 0
-    return here > 1e-5 and float(change.max()) <= 1e-5 * here
+    return here > 1e-5 and float(change.max()) <= most * here
 
 
 @contextmanager

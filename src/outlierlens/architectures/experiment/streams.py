@@ -58,7 +58,9 @@ def find_streams(small: SmallModel) -> tuple[list[Stream], list[str]]:
     lists = {
         name: list(module)
         for name, module in small.model.named_modules()
-        if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1
+        if isinstance(module, nn.ModuleList | nn.Sequential)
+        and len(module) > 1
+        and not all(isinstance(one, nn.ModuleList) for one in module)  # of lists, which never run
     }
     seen: dict[int, list[Call]] = {}
     ran: set[int] = set()
