@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
-from architectures import FAMILIES, build
+from architectures import FAMILIES, TEXT, build
 from media_models import PLANTED, RATE, pictures, png, save_vit, sounds, write_pictures, write_wav
 from outlierlens import trace
 from outlierlens.analyses import trace_passes
@@ -57,6 +58,20 @@ def test_the_parts_sum_to_the_value_in_every_block_of_every_family(family: str) 
         assert 0 < found.error <= 1e-5
         _sums(found)
         _against(found, Oracle(loaded, TEXTS, 8).by_text[stack.name])
+
+
+def test_constants_that_multiply_what_is_added_are_measured(words: Any) -> None:
+    torch.manual_seed(0)
+    config = transformers.GraniteConfig(
+        **TEXT, num_key_value_heads=2, residual_multiplier=0.22, embedding_multiplier=3.0
+    )
+    loaded = from_objects(transformers.GraniteForCausalLM(config).eval(), words(kind="causal"), name="granite")
+    found = trace(loaded, TEXTS, TraceOptions(dim=DIM, n_random=1, task=TaskOptions(max_length=8)))
+    assert 0 < found.error <= 1e-5
+    _against(found, Oracle(loaded, TEXTS, 8).by_text["model"])
+    layers = ", ".join(map(str, range(config.num_hidden_layers)))
+    for linear in ("self_attn.o_proj", "mlp.down_proj"):
+        assert f"a constant multiplies {linear} by 0.22 in layer {layers}: measured, no row declares it" in found.notes
 
 
 @pytest.mark.parametrize(

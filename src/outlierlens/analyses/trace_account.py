@@ -9,7 +9,7 @@ head. A norm on the way is linear once its divisor is known: it multiplies all t
 mean away, and adds its bias. Sums are in float64; the model runs as it is.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -61,12 +61,14 @@ class Account:
         error: the largest |sum − value| of a token, as a share of the sizes that are summed.
         shares: of each state's sum of squares, less its mean where norms take that away, what the dimension makes
             [layer + 1, group].
+        factors: {(layer, module of a write, "" for the stream that comes in): constant that multiplies it}, where it is not 1.
     """
 
     values: np.ndarray
     entries: tuple[Entry, ...]
     error: float
     shares: np.ndarray
+    factors: Mapping[tuple[int, str], float] = field(default_factory=dict)
 
 
 @dataclass
@@ -81,6 +83,7 @@ class _Term:
     parameter: str = ""
     places: tuple[tuple[int, ...], ...] = ()
     heads: int = 0
+    write: str = ""  # the module whose output is added to the stream: a linear, or the norm behind it
 
 
 @dataclass
@@ -95,6 +98,7 @@ class _Running:
     sums: dict[tuple[int, Kind, str], tuple[_Term, np.ndarray]] = field(default_factory=dict)  # with [group, input]
     values: dict[int, np.ndarray] = field(default_factory=dict)
     shares: dict[int, np.ndarray] = field(default_factory=dict)
+    factors: dict[tuple[int, str], float] = field(default_factory=dict)
     error: float = 0.0
     shape: tuple[int, int] = (0, 0)
 
@@ -123,7 +127,20 @@ def account(
     return Account(
         np.stack([state.values[layer] for layer in layers]), entries, state.error,
         np.stack([state.shares[layer] for layer in layers]),
+        {place: factor for place, factor in state.factors.items() if factor != 1},
     )  # fmt: skip
+
+
+def factor_notes(found: Account, stack: BoundStack) -> tuple[str, ...]:
+    """Which constants multiply what is added to the stream, in words."""
+    each: dict[tuple[str, str], list[str]] = {}
+    for (layer, module), factor in found.factors.items():
+        name = module.removeprefix(f"{stack.blocks[layer]}.") or "the stream that a block is given"
+        each.setdefault((name, f"{factor:.5g}"), []).append(layer_name(layer))
+    return tuple(
+        f"a constant multiplies {name} by {factor} in layer {', '.join(layers)}: measured, no row declares it"
+        for (name, factor), layers in each.items()
+    )
 
 
 def refuse(loaded: LoadedModel, stack: BoundStack) -> None:
@@ -197,9 +214,12 @@ def _linear(state: _Running, block: str, name: str) -> "Callable[[Tensor], None]
         amount = read.detach().double().reshape(*state.shape, -1)
         scale = torch.full(state.shape, factor, dtype=torch.float64, device=amount.device)
         kind: Kind = "neuron" if neurons else "head"
-        state.terms.append(_Term(kind, path, amount, row, scale, f"{path}.weight", places, heads))
+        made = [_Term(kind, path, amount, row, scale, f"{path}.weight", places, heads)]
         if bias is not None:
-            state.terms.append(_one("bias", path, bias[state.dim] * scale, f"{path}.bias", ((state.dim,),)))
+            made.append(_one("bias", path, bias[state.dim] * scale, f"{path}.bias", ((state.dim,),)))
+        for term in made:
+            term.write = path
+        state.terms += made
 
     return take
 
@@ -228,14 +248,19 @@ def _norm(state: _Running, path: str, *, embeddings: bool = False) -> "Callable[
         on_stream = embeddings or state.stack.stack.norm_site == "stream"
         for term in state.terms[0 if on_stream else state.fresh :]:
             term.scale = term.scale * factor
+            if not on_stream:
+                term.write = path
             if term.kind == "carried" and weight is not None:
                 term.name, term.parameter, term.places = (path, f"{path}.weight", ((state.dim,),))
+        n_before = len(state.terms)
         if mean is not None:
             state.terms.append(_one("norm mean", path, -mean * factor))
         if (bias := getattr(module, "bias", None)) is not None:
             state.terms.append(
                 _one("norm bias", path, bias[state.dim].expand(state.shape), f"{path}.bias", ((state.dim,),))
             )
+        for term in state.terms[n_before:]:
+            term.write = path
         state.fresh = len(state.terms)
 
     return take
@@ -290,16 +315,21 @@ def _close(state: _Running, batch: Batch, weights: "Tensor", layer: int, states:
     value = wide[..., state.dim]
     if layer == EMBEDDINGS and not state.stack.embedding_norm:
         _rest(state, value)
-    total, size = torch.zeros_like(value), torch.zeros_like(value)
     weigh = weights.to(value)
+    sums = [(term.amount @ term.row) * term.scale for term in state.terms]
+    sizes = [(term.amount.abs() @ term.row.abs()) * term.scale.abs() for term in state.terms]
+    worst = _miss(sums, value, sizes, batch.valid)
+    if layer != EMBEDDINGS and (state.factors or not worst <= TOLERANCE):
+        factors = _factors(state, layer, sums, value, batch.valid)
+        sums = [one * factor for one, factor in zip(sums, factors, strict=True)]
+        sizes = [one * abs(factor) for one, factor in zip(sizes, factors, strict=True)]
+        worst = _miss(sums, value, sizes, batch.valid)
+        for term, factor in zip(state.terms, factors, strict=True):
+            term.scale = term.scale * factor
     for term in state.terms:
-        total += (term.amount @ term.row) * term.scale
-        size += (term.amount.abs() @ term.row.abs()) * term.scale.abs()
         amount = torch.einsum("gbt,bt,bti->gi", weigh, term.scale, term.amount) * term.row
         _, held = state.sums.setdefault((layer, term.kind, term.name), (term, np.zeros(tuple(amount.shape))))
         held += amount.cpu().numpy()
-    off = ((total - value).abs() / size.clamp(min=1e-30))[batch.valid]
-    worst = float(off.max()) if len(off) else 0.0
     if not worst <= TOLERANCE:
         raise BadInput(
             f"{state.loaded.name}, stream {state.stack.name!r}: in layer {layer_name(layer)} the parts that its row declares "
@@ -312,6 +342,36 @@ def _close(state: _Running, batch: Batch, weights: "Tensor", layer: int, states:
         now = torch.einsum("gbt,bt->g", weigh, what * batch.valid).cpu().numpy()
         into[layer] = into.get(layer, 0.0) + now
     state.terms, state.fresh = [_one("carried", "", value)], 1
+
+
+def _miss(sums: "list[Tensor]", value: "Tensor", sizes: "list[Tensor]", valid: "Tensor") -> float:
+    """By how much of their sizes the sums of terms [batch, token] miss the value, at the worst token."""
+    off = ((sum(sums) - value).abs() / sum(sizes).clamp(min=1e-30))[valid]
+    return float(off.max()) if len(off) else 0.0
+
+
+def _factors(state: _Running, layer: int, sums: "list[Tensor]", value: "Tensor", valid: "Tensor") -> list[float]:
+    """The constant of each term's write in this block: those known, else those that make the account exact, else 1 [term].
+
+    Constants are found by least squares over the tokens of a batch that has twice as many as there are writes.
+    """
+    import torch
+
+    writes = list(dict.fromkeys(term.write for term in state.terms))
+    if any((layer, write) not in state.factors for write in writes):
+        grouped = [
+            sum(one for one, term in zip(sums, state.terms, strict=True) if term.write == write) for write in writes
+        ]
+        columns = torch.stack([one[valid] for one in grouped], -1)  # [token, write]
+        if len(columns) < 2 * len(writes):
+            return [1.0] * len(sums)
+        sizes = columns.norm(dim=0).clamp(min=1e-30)  # columns of one size: the constants may differ by far
+        found = torch.linalg.lstsq(columns / sizes, value[valid][:, None], driver="gelsd").solution[:, 0] / sizes
+        state.factors |= {
+            (layer, write): 1.0 if abs(factor - 1) < TOLERANCE else factor
+            for write, factor in zip(writes, found.tolist(), strict=True)
+        }
+    return [state.factors[layer, term.write] for term in state.terms]
 
 
 def _reads_centred(state: _Running) -> bool:
