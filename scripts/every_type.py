@@ -33,6 +33,7 @@ TASKS = (
     "CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "SPEECH_SEQ_2_SEQ", "TEXT_ENCODING", "IMAGE",
     "IMAGE_CLASSIFICATION", "AUDIO_CLASSIFICATION", "CTC",
 )  # fmt: skip
+ROWS_ALONE = False  # of each type its rows, and nothing is planted
 DIM, TIMES, SECONDS, MEMORY = 11, 30.0, 120, 6 << 30
 TEXTS = ["the cat sat on the mat .", "a dog saw a cat .", "the mat was red , the dog was not ."] * 2
 
@@ -74,6 +75,31 @@ FILLED: dict[str, dict[str, Any]] = {
 }
 
 
+# Configs of a type that are built in another way than its default and are common, of which the package has rows, too.
+VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
+    "bert": ({"is_decoder": True, "add_cross_attention": True},),
+    "deberta": ({"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": -1},),
+    "deberta-v2": ({"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 256,
+                    "norm_rel_ebd": "layer_norm", "share_att_key": True, "position_biased_input": False,
+                    "max_relative_positions": -1},
+                   {"conv_kernel_size": 3, "conv_act": "gelu"}, {"embedding_size": 512}),
+    "dinov2": ({"use_swiglu_ffn": True},),
+    "electra": ({"embedding_size": 256},),
+    "falcon": ({"new_decoder_architecture": True, "num_kv_heads": 8}, {"new_decoder_architecture": True, "num_kv_heads": 8,
+               "num_ln_in_parallel_attn": 1}, {"parallel_attn": False, "alibi": True, "bias": True, "multi_query": False}),
+    "gpt2": ({"add_cross_attention": True},),
+    "gpt_neox": ({"use_parallel_residual": False},),
+    "llama": ({"attention_bias": True, "mlp_bias": True},),
+    "opt": ({"do_layer_norm_before": False, "word_embed_proj_dim": 512},),
+    "phi": ({"qk_layernorm": True},),
+    "qwen3_moe": ({"mlp_only_layers": [0]}, {"decoder_sparse_step": 2}),
+    "t5": ({"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},),
+    "mt5": ({"feed_forward_proj": "relu"},),
+    "wav2vec2": ({"do_stable_layer_norm": True, "feat_extract_norm": "layer", "conv_bias": True},
+                 {"do_stable_layer_norm": True, "feat_extract_norm": "layer", "conv_bias": True, "adapter_attn_dim": 16}),
+}  # fmt: skip
+
+
 def types() -> dict[str, str]:
     """{model type: the first task that transformers has a class for}."""
     from transformers.models.auto import modeling_auto
@@ -98,6 +124,7 @@ def config_of(model_type: str) -> dict[str, Any]:
 
 def one_type(model_type: str, task: str) -> dict[str, Any]:
     """What was seen of a type."""
+    from outlierlens.architectures import family_of
     from outlierlens.architectures.experiment.derive import derive
     from outlierlens.errors import OutlierlensError, takes_a_line, told
 
@@ -107,16 +134,24 @@ def one_type(model_type: str, task: str) -> dict[str, Any]:
         config = config_of(model_type)
     except Exception as error:  # of the family's own code
         return said | {"config": f"{type(error).__name__}: {error}"[:300]}
+    by_hand = family_of(config).stacks
     try:
-        found = derive(config)
-        said |= {"row": found.row, "seconds": round(time.process_time() - begun, 1)}
+        if by_hand:
+            stacks = by_hand(config)
+        else:
+            found = derive(config)
+            stacks = found.stacks
+            said["rows"] = [found.row, *(derive(config | variant).row for variant in VARIANTS.get(model_type, ()))]
+        said["seconds"] = round(time.process_time() - begun, 1)
         said["gigabytes"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20), 1)
     except OutlierlensError as error:
         return said | {"refused": str(error)}
+    if ROWS_ALONE:
+        return said
     with tempfile.TemporaryDirectory() as folder:
         os.environ["OUTLIERLENS_CACHE"] = str(Path(folder) / "cache")
         try:
-            small = planted(config, found.stacks, Path(folder) / "model")
+            small = planted(config, stacks, Path(folder) / "model")
         except Exception as error:
             return said | {"planted": f"{type(error).__name__}: {error}"[:300]}
         looks = [("scan", scanned)]
@@ -280,11 +315,14 @@ def page(all_said: list[dict[str, Any]], version: str) -> str:
     rows, refused = [], []
     for said in sorted(all_said, key=lambda one: one["type"]):
         name = said["type"]
-        if "row" in said:
-            stacks = {stack.get("name", "model"): stack for stack in said["row"]["stacks"]}
+        if "rows" in said:
+            row = said["rows"][0]
+            stacks = {stack.get("name", "model"): stack for stack in row["stacks"]}
             streams = "; ".join(f"{stream}: {stack.get('norm_site', 'read')}" for stream, stack in stacks.items())
-            unsettled = markdown("; ".join(said["row"]["unsettled"]))
-            rows.append(f"| {name}{' *' * (name in ARCHITECTURES)} | {streams} | {unsettled} |")
+            unsettled = markdown("; ".join(row["unsettled"]))
+            rows.append(f"| {name} | {streams} | {unsettled} |")
+        elif (family := ARCHITECTURES.get(name)) and family.stacks:
+            rows.append(f"| {name} | declared by hand | |")
         else:
             why = said.get("refused") or said.get("config") or said.get("bug") or said.get("ended") or ""
             refused.append(f"| {name} | {markdown(' '.join(why.split('; write a row')[0].split())[:300])} |")
@@ -292,7 +330,7 @@ def page(all_said: list[dict[str, Any]], version: str) -> str:
 
 Made by `python scripts/every_type.py --write` with transformers {version}: of {len(all_said)} types {len(rows)} were taken
 apart ([how](architectures.md)). A row serves every config of its type that is built like the default one; another is taken
-apart when it is first met. Types with * have a row by hand, which goes first. `read`, `write`, `stream` say where norms stand.
+apart when it is first met. `read`, `write`, `stream` say where norms stand.
 
 | type | streams | not established |
 |---|---|---|
@@ -312,10 +350,12 @@ def main() -> None:
     parser.add_argument("--in", dest="file", type=Path, default=Path("types.jsonl"), help="where what was seen is kept")
     parser.add_argument("--some", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rows", action="store_true", help="derive, and plant nothing")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     import torch
 
+    globals()["ROWS_ALONE"] = options.rows
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     wanted = types()
@@ -335,7 +375,7 @@ def main() -> None:
     if options.write:
         import transformers
 
-        rows = {one["type"]: [one["row"]] for one in sorted(said, key=lambda one: one["type"]) if "row" in one}
+        rows = {one["type"]: one["rows"] for one in sorted(said, key=lambda one: one["type"]) if "rows" in one}
         PAGE.write_text(page(said, transformers.__version__), "utf-8")
         each = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
         ROWS.write_text(

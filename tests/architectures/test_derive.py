@@ -92,7 +92,6 @@ def test_a_large_config_is_made_small() -> None:
 def test_what_is_not_established_is_said_and_left_out() -> None:
     remarks = {
         "deberta-v2-convolution": "model: something runs on the stream between some of the blocks",
-        "gpt2-cross-attention": "model: crossattention, ln_cross_attn of the block did not run on the inputs",
         "wav2vec2": "model: not all that writes before the first block was found",
     }
     for name, remark in remarks.items():
@@ -100,9 +99,6 @@ def test_what_is_not_established_is_said_and_left_out() -> None:
         assert any(told.startswith(remark) for told in found.unsettled), (name, found.unsettled)
         assert f"# NOT ESTABLISHED: {remark}" in found.toml
     assert found.stacks[0].embeddings == found.stacks[0].embedding_linears == ()
-    (stack,) = derive_for(FAMILIES["gpt_neo"]).stacks
-    assert stack.layers == ""
-    assert 'layers = ""' in to_toml((stack,))
 
 
 def test_experts_beside_a_shared_one_write_last_together() -> None:

@@ -346,7 +346,8 @@ def _close(state: _Running, batch: Batch, weights: "Tensor", layer: int, states:
 
 def _miss(sums: "list[Tensor]", value: "Tensor", sizes: "list[Tensor]", valid: "Tensor") -> float:
     """By how much of their sizes the sums of terms [batch, token] miss the value, at the worst token."""
-    off = ((sum(sums) - value).abs() / sum(sizes).clamp(min=1e-30))[valid]
+    zero = value - value
+    off = ((sum(sums, zero) - value).abs() / sum(sizes, zero).clamp(min=1e-30))[valid]
     return float(off.max()) if len(off) else 0.0
 
 
@@ -360,7 +361,8 @@ def _factors(state: _Running, layer: int, sums: "list[Tensor]", value: "Tensor",
     writes = list(dict.fromkeys(term.write for term in state.terms))
     if any((layer, write) not in state.factors for write in writes):
         grouped = [
-            sum(one for one, term in zip(sums, state.terms, strict=True) if term.write == write) for write in writes
+            sum((one for one, term in zip(sums, state.terms, strict=True) if term.write == write), value - value)
+            for write in writes
         ]
         columns = torch.stack([one[valid] for one in grouped], -1)  # [token, write]
         if len(columns) < 2 * len(writes):

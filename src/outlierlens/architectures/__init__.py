@@ -22,7 +22,6 @@ from outlierlens.architectures.bind import (
 from outlierlens.architectures.live import bind_live, live_parameters, refuse_packed, refuse_sharded
 from outlierlens.architectures.rows import (
     ARCHITECTURES,
-    GATES,
     RowChoice,
     bound_stacks,
     families,
@@ -37,7 +36,6 @@ from outlierlens.architectures.stack import Stack, load_toml, to_toml
 
 __all__ = [
     "ARCHITECTURES",
-    "GATES",
     "BoundStack",
     "Neuron",
     "Param",

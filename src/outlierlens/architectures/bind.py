@@ -369,11 +369,11 @@ class _Binder:
         found: list[str] = []
         while (expert := pattern.replace("{expert}", str(len(found)))) in self.names.real:
             found.append(self.names.real[expert])
-        expected = _config_value(self.config, self.stack.experts) if self.stack.experts else None
-        if found and isinstance(expected, int) and expected != len(found):
+        key, expected = number_of_experts(self.stack, self.config)
+        if found and expected is not None and expected != len(found):
             raise BadFile(
                 f"stack {self.stack.name!r}: {pattern} is stored for {len(found)} experts but the config's "
-                f"{self.stack.experts} is {expected}; the checkpoint is incomplete or belongs to another config"
+                f"{key} is {expected}; the checkpoint is incomplete or belongs to another config"
             )
         return found
 
@@ -430,6 +430,15 @@ def _prefix(stack: Stack, names: _Names) -> str | None:
             "pass --arch row.toml with the full path in `blocks`"
         )
     return found.pop() if found else None
+
+
+def number_of_experts(stack: Stack, config: Config) -> tuple[str, int | None]:
+    """(config key, its value) of a stream with experts, by either of transformers' names; ("", None) without one."""
+    first, _, last = stack.experts.rpartition(".")
+    names = [last, *({"num_experts", "num_local_experts"} - {last} if last.startswith("num_") else ())]
+    keys = [f"{first}.{name}".lstrip(".") for name in names if last]
+    found = [(key, value) for key in keys if isinstance(value := _config_value(config, key), int)]
+    return found[0] if found else ("", None)
 
 
 def _config_value(config: Config, key: str) -> Any:

@@ -1,6 +1,6 @@
 """What is declared of a model family: its residual streams (`Stack`), its attention (`Heads`), and the rest (`Family`).
 
-    Family(stacks=(BERT,), causal="is_decoder", prefix="bert")                # most rows need no more than the streams
+    Family(causal="is_decoder", prefix="bert")                                # the streams are derived (derived.py)
     Heads(output="self_attn.o_proj", value=("self_attn.v_proj",), key=("self_attn.k_proj",), query=("self_attn.q_proj",))
     heads("self_attn", "q_proj k_proj v_proj o_proj", rotary="halves")         # the same, and keys that are turned
     Heads(output="attn.c_proj", value=("attn.c_attn[2/3]",), …)                # the last third of a fused linear
@@ -364,8 +364,8 @@ class Gguf:
         yarn: settings of YaRN that the metadata does not hold.
         others: metadata key -> what the file is of instead where it has that key.
         kin: further families whose config.json fits these tensors.
-        model_type, norm_shift: the Hugging Face `model_type`, and what the converter added to the weight of every norm;
-            filled in from the family's row.
+        norm_shift: what the converter added to the weight of every norm.
+        model_type: the Hugging Face `model_type`, filled in from the family's row.
     """
 
     architecture: str
@@ -386,8 +386,8 @@ class Gguf:
     yarn: Mapping[str, Any] = field(default_factory=dict)
     others: Mapping[str, str] = field(default_factory=dict)
     kin: tuple[str, ...] = ()
-    model_type: str = ""
     norm_shift: float = 0.0
+    model_type: str = ""
 
     def translate(self, stored: str) -> Translation:
         """The Hugging Face name of a GGUF tensor, or `stored` itself where the table has none."""
@@ -487,10 +487,11 @@ class Specification:
 
 @dataclass(frozen=True)
 class Family:
-    """A row of the table: a family's residual streams, and what else sets it apart.
+    """A row of the table: what no experiment shows of a family.
 
     Attributes:
-        stacks: its residual streams, or a function of the config where the layout depends on it.
+        stacks: its residual streams by its config, for a family that no experiment takes apart.
+        amended: a derived stream with what the experiment does not see of it.
         prefix: module name with which its parameters start (transformers' base_model_prefix), and those of families that
             declare the same alone.
         tables: what a row of an embedding table stands for ("token", "position", "segment", …), by the last part of the
@@ -508,7 +509,8 @@ class Family:
         clipped: dimensions that papers name, by the name to ask for.
     """
 
-    stacks: tuple[Stack, ...] | Callable[[Config], tuple[Stack, ...]]
+    stacks: Callable[[Config], tuple[Stack, ...]] | None = None
+    amended: Callable[[Config, Stack], Stack] | None = None
     prefix: str = ""
     tables: Mapping[str, str] = field(default_factory=dict)
     first_position: int | Literal["padding"] = 0
@@ -523,10 +525,9 @@ class Family:
     clipped: Mapping[str, Specification] = field(default_factory=dict)
 
     def named(self, model_type: str) -> "Family":
-        """The row with its `model_type` and what follows from its streams filled in below."""
-        shift = self.stacks[0].norm_offset if isinstance(self.stacks, tuple) and self.stacks else 0.0
+        """The row with its `model_type` filled in below."""
         return replace(
             self,
-            gguf=tuple(replace(one, model_type=model_type, norm_shift=shift) for one in self.gguf),
+            gguf=tuple(replace(one, model_type=model_type) for one in self.gguf),
             clipped={name: replace(spec, model_type=model_type) for name, spec in self.clipped.items()},
         )

@@ -46,8 +46,10 @@ class Step:
 class Anatomy:
     """A block taken apart, from its end to its start.
 
-    `idle` are the parts of the block that did not run; `mixed` the parameters whose slice changes other dimensions, too, if
-    less; `complete` says that nothing else writes; `problem` what stopped the search, if anything did.
+    Attributes:
+        idle: parts of the block that did not run. mixed: parameters whose slice changes other dimensions, too, if less.
+        raw_readers: linears that read the stream without a norm. scales: {linear: vector that multiplies what it writes}.
+        complete: nothing else writes. problem: what stopped the search, "" for nothing.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -55,6 +57,8 @@ class Anatomy:
     norm_offset: float = 0.0
     idle: tuple[str, ...] = ()
     mixed: tuple[str, ...] = ()
+    raw_readers: tuple[str, ...] = ()
+    scales: dict[str, str] = field(default_factory=dict)
     complete: bool = True
     problem: str = ""
 
@@ -82,14 +86,29 @@ class BlockProbe:
 
     def silent(self, tap: str = OUTPUT) -> bool:
         """Whether nothing writes with the parameters as they are now: the dimension is 0 at `tap` where it comes in as 0."""
-        return not self._look(silent=True).at(tap)[..., DIM].any()
+        return not self._look(factor=0.0).at(tap)[..., DIM].any()
 
     def peel(self) -> Anatomy:
         """The block from its end to its start; parameters are put back afterwards."""
         anatomy = Anatomy()
         with restored(self.block):
             self._peel(anatomy)
+        anatomy.scales = {linear: one for step in anatomy.steps for linear, one in self._scales(step.rows)}
         return anatomy
+
+    def _scales(self, rows: tuple[Row, ...]) -> Iterator[tuple[str, str]]:
+        """(linear, vector that multiplies what it writes): twice the one and half of the other give the same."""
+        intact, named = self.output(), dict(self.block.named_parameters())
+        linears = [row for row in rows if row.n_axes > 1]
+        for vector in (row.name for row in rows if row.n_axes == 1 and row.name.rpartition(".")[2] != "bias"):
+            for row in linears:
+                bias = named.get(f"{row.name.rpartition('.')[0]}.bias")
+                with restored(self.block):
+                    for one, factor in ((named[row.name], 2.0), (bias, 2.0), (named[vector], 0.5)):
+                        if one is not None:
+                            one.mul_(factor)
+                    if same(self.output(), intact):
+                        yield row.name, vector
 
     def _peel(self, anatomy: Anatomy) -> None:
         tap = OUTPUT
@@ -149,15 +168,41 @@ class BlockProbe:
             for name in self._norms_run(trace)
             if name not in on_path and any(same(trace.inputs[name][0], states) for states in stream)
         )
+        anatomy.raw_readers = self._reading(stream) if anatomy.steps[0].kind != "stream" else ()
         offsets = {self.norms[name] for name in (*on_path - {""}, *anatomy.reading_norms)}
         if len(offsets) > 1:
             anatomy.problem = "some norms multiply by their weight and others by 1 + weight"
         anatomy.norm_offset = max(offsets, default=0.0)
 
-    def _look(self, *, track: bool = False, silent: bool = False) -> _Trace:
+    def _reading(self, stream: list["Tensor"]) -> tuple[str, ...]:
+        """Linears that get one of these states themselves."""
+        found: dict[str, None] = {}
+        with ExitStack() as hooks:
+            for name, module in self.block.named_modules():
+                weight = getattr(module, "weight", None)
+                if weight is None or getattr(weight, "ndim", 0) != 2:
+                    continue
+
+                def seen(_: Any, args: Any, kwargs: Any, name: str = name) -> None:
+                    with suppress(TypeError):
+                        if any(same(self._as_stream(given_to(args, kwargs)), states) for states in stream):
+                            found[name] = None
+
+                hooks.enter_context(module.register_forward_pre_hook(seen, with_kwargs=True))
+            self._look()
+        return tuple(found)
+
+    def output(self, *, track: bool = False, factor: float | None = None) -> "Tensor":
+        """What the block gives with the parameters as they are now, and states that are multiplied by `factor`.
+
+        `track` keeps how it depends on the parameters.
+        """
+        return self._look(track=track, factor=factor).output
+
+    def _look(self, *, track: bool = False, factor: float | None = None) -> _Trace:
         """What one run of the block shows; `track` keeps how its states depend on the parameters.
 
-        `silent` gives it states whose dimension `DIM` is 0.
+        It is given states that are multiplied by `factor`; by 0 in their dimension `DIM` alone.
         """
         import torch
 
@@ -173,8 +218,9 @@ class BlockProbe:
 
                 hooks.enter_context(module.register_forward_hook(seen, with_kwargs=True))
             try:
-                zeroed = self.given if silent else None
-                output = self.block(*_copied(self.args, zeroed), **_copied(self.kwargs, zeroed))
+                changed = None if factor is None else self.given
+                times = factor or 0.0
+                output = self.block(*_copied(self.args, changed, times), **_copied(self.kwargs, changed, times))
             except Exception as error:  # of the family's own code
                 said = " ".join(str(error).split())[:200]
                 raise UnknownArchitecture(
@@ -358,28 +404,29 @@ def restored(module: "nn.Module") -> Iterator[None]:
     named = dict(module.named_parameters())
     saved = {name: named[name].detach().clone() for name in named}
     try:
-        yield
+        with torch.no_grad():
+            yield
     finally:
         with torch.no_grad():
             for name, values in saved.items():
                 named[name].copy_(values)
 
 
-def _copied(value: Any, zeroed: "Tensor | None" = None) -> Any:
+def _copied(value: Any, changed: "Tensor | None" = None, factor: float = 0.0) -> Any:
     """Tensors of an argument list cloned: a block may add in place. Keys and values that were kept of a call are left out.
 
-    Where a tensor is `zeroed`, its dimension `DIM` is 0 in the copy.
+    The tensor `changed` is multiplied by `factor` in the copy; by 0 in its dimension `DIM` alone.
     """
     import torch
     from transformers import Cache
 
     if isinstance(value, torch.Tensor):
         copy = value.clone()
-        if zeroed is not None and value is zeroed:
-            copy[..., DIM] = 0
+        if changed is not None and value is changed:
+            (copy if factor else copy[..., DIM]).mul_(factor)
         return copy
     if isinstance(value, Cache):
         return None  # it grows with every call
     if isinstance(value, dict):
-        return {key: _copied(item, zeroed) for key, item in value.items()}
-    return tuple(_copied(item, zeroed) for item in value) if type(value) in (tuple, list) else value
+        return {key: _copied(item, changed, factor) for key, item in value.items()}
+    return tuple(_copied(item, changed, factor) for item in value) if type(value) in (tuple, list) else value

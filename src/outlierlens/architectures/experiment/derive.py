@@ -8,15 +8,23 @@ Nothing is concluded from a name: a linear writes to the stream when changing on
 not be alike: one of each kind is taken apart, and the row is then held against all of them.
 """
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outlierlens.architectures.bind import bind
 from outlierlens.architectures.experiment.anatomy import DIM, Anatomy, BlockProbe, Row
+from outlierlens.architectures.experiment.factors import Factors, agreed
 from outlierlens.architectures.experiment.inputs import N_INPUTS
 from outlierlens.architectures.experiment.names import FileNames
-from outlierlens.architectures.experiment.small import SmallModel, number_of_blocks, quiet, small_model
+from outlierlens.architectures.experiment.small import (
+    SmallModel,
+    number_of_blocks,
+    number_of_experts,
+    quiet,
+    small_model,
+)
 from outlierlens.architectures.experiment.streams import Stream, Surroundings, find_streams
 from outlierlens.architectures.live import live_parameters
 from outlierlens.architectures.stack import BY_HAND, Config, Stack, parameter, to_toml
@@ -91,6 +99,7 @@ def derive(config: Config) -> Derivation:
         why = "; ".join(unsettled) or "no list of two or more blocks hands a stream from one block to the next"
         raise UnknownArchitecture(f"no row can be drafted for {config['model_type']!r}: {why}; {BY_HAND}")
     given = " and ".join(key for key in small.inputs if key != "use_cache")
+    done.sort(key=lambda draft: draft.is_tower)  # words first
     stacks = [(stack, draft.evidence) for draft in done for stack in (draft.stack, draft.stored) if stack is not None]
     return Derivation(
         model_type=str(config["model_type"]),
@@ -128,6 +137,11 @@ class _Draft:
     evidence: dict[str, str] = field(default_factory=dict)
     unsettled: list[str] = field(default_factory=list)
 
+    @property
+    def is_tower(self) -> bool:
+        """Whether pictures or sounds run through it."""
+        return self.name.startswith(("vision", "audio"))
+
     def inner(self, name: str) -> str:
         """The name of a module or parameter without what stands before the model inside its heads."""
         return name.removeprefix(self.small.prefix)
@@ -149,6 +163,7 @@ class _Draft:
         kinds = [self.kind(layer) for layer in range(n_blocks)]
         layouts: list[dict[str, Any]] = []
         incomplete: set[int] = set()
+        readers: dict[str, None] = {}
         for kind in dict.fromkeys(kinds):
             # The second of a kind where there is one: a first block may differ.
             alike = [number for number, one in enumerate(kinds) if one == kind]
@@ -160,7 +175,11 @@ class _Draft:
                 self.unsettled.append(
                     f"{', '.join(anatomy.idle)} of the block did not run on the inputs that were given"
                 )
+            readers |= dict.fromkeys(anatomy.raw_readers)
             layout: dict[str, Any] = {}
+            if anatomy.scales:
+                layout["write_scales"] = {_named(linear): vector for linear, vector in anatomy.scales.items()}
+                self.evidence["write_scales"] = "half of the one and twice of the other leave the output as it was"
             if problem := anatomy.problem or self._place_norms(anatomy, layout):
                 self.unsettled.append(f"block {layer}: {problem}")
                 return
@@ -181,11 +200,13 @@ class _Draft:
             self.unsettled.append(problem)
             return
         self._count_layers(values)
+        self._count_experts(values)
         self._before_and_after(values)
         stack = Stack(**values)
         if problem := _verify(self.small, stream, stack, incomplete):
             self.unsettled.append(problem)
             return
+        stack = self._with_factors(stack, readers)
         self.evidence["blocks"] += f"; the row was verified on {n_blocks - len(incomplete)} of {n_blocks} blocks"
         self.stack = stack
 
@@ -237,7 +258,8 @@ class _Draft:
         return self._place_linears([step.rows for step in steps if step.rows], values)
 
     def _place_linears(self, groups: list[tuple[Row, ...]], values: dict[str, Any]) -> str:
-        weights = [[row for row in group if not _is_bias(row)] for group in groups]
+        scales = set(values.get("write_scales", {}).values())
+        weights = [[row for row in group if not _is_bias(row) and row.name not in scales] for group in groups]
         modules = {_module(row) for group in weights for row in group}
         # A bias of no linear that writes, as of all experts together, is a write of its own.
         alone = [row for group in groups for row in group if _is_bias(row) and _module(row) not in modules]
@@ -292,6 +314,7 @@ class _Draft:
             return ""
         if fixed := next(filter(None, (layout.get("fixed_scale") for layout in layouts)), ""):
             values["fixed_scale"] = fixed
+        values |= _joined(layouts, "write_scales")
         for key in ("last_linear", "other_writes", "raw_writes", "other_norms", "reading_norms"):
             if joined := tuple(dict.fromkeys(name for layout in layouts for name in layout.get(key, ()))):
                 values[key] = joined
@@ -302,8 +325,7 @@ class _Draft:
         turned = [layout.pop("weight_is_in_by_out", False) for layout in layouts]
         if any(turned) and not all(turned):
             return "some blocks hold linears [in, out] and others [out, in]"
-        if axes := {name: axis for layout in layouts for name, axis in layout.get("axes", {}).items()}:
-            values["axes"] = axes
+        values |= _joined(layouts, "axes")
         sets = [
             tuple(sorted({*layout["last_linear"], *layout.get("other_writes", ()), *layout.get("other_norms", ())}))
             for layout in layouts
@@ -313,6 +335,40 @@ class _Draft:
             f"{len(layouts)} kinds of blocks, by the names of their parameters; one of each was taken apart"
         )
         return ""
+
+    def _with_factors(self, stack: Stack, raw_readers: Iterable[str]) -> Stack:
+        """`stack` with what can take factors in its blocks: neurons, heads, and norms with all that reads them."""
+        (bound,) = bind((stack,), live_parameters(self.small.model), self.small.config)
+        blocks = [Factors(self.small, bound, layer, call) for layer, call in enumerate(self.stream.calls)]
+        found = agreed([(block, block.search()) for block in blocks])
+        activation = _activation(self.small.config, stack.layers)
+        if not activation:
+            found.pop("rectified", None)  # which function it is, no config says
+        elif "rectified" in found:
+            found["activation"] = activation
+        through = {name: norm for norm, names in found.get("readers", {}).items() for name in names}
+        if raw := {name: through.get(name, "") for name in raw_readers}:
+            found["raw_readers"] = raw
+            self.evidence["raw_readers"] = "with all writes off they get the stream itself, in some blocks or in all"
+        if (
+            not stack.fixed_scale
+            and stack.norm_site != "stream"
+            and not all(block.keep_factor(raw) for block in blocks)
+        ):
+            found["fixed_scale"] = "its blocks do not keep a factor of the stream"
+        found["axes"] = {**stack.axes, **found.get("axes", {})}
+        remarks = {
+            "neurons": "factors on the rows of the one and the columns of the other leave the output as it was",
+            "rectified": "each row of the one reaches one column of the other alone, through an activation",
+            "heads": "factors on what gives values, or keys, and on what takes them leave the output as it was",
+            "activation": "transformers knows the value of this config key as an activation",
+            "mlp": "of what writes, this has neurons of its own",
+            "readers": "factors on the norm's weights and the columns of all these leave the output as it was",
+        }
+        self.evidence |= {name: remark for name, remark in remarks.items() if name in found}
+        if found.get("fixed_scale", stack.fixed_scale):
+            self.evidence["fixed_scale"] = "why repair leaves the scale of this stream as it is"
+        return replace(stack, **found)
 
     def _count_layers(self, values: dict[str, Any]) -> None:
         """The config key that sets the number of blocks: changing it changes their number."""
@@ -324,6 +380,17 @@ class _Draft:
             else "no config key was found that sets the number of blocks, so it is not checked"
         )
 
+    def _count_experts(self, values: dict[str, Any]) -> None:
+        """The config key that sets the number of experts, where one parameter holds all of theirs."""
+        packed = [name.removesuffix("()") for name in values["last_linear"] if name.endswith("()")]
+        for layer in range(len(self.stream.calls)):
+            for name in packed:
+                path = f"{self.stream.path}.{layer}.{name}"
+                if path in dict(self.small.model.named_parameters()) and (key := number_of_experts(self.small, path)):
+                    values["experts"] = key
+                    self.evidence["experts"] = f"with one more there, {name} holds one more"
+                    return
+
     def _before_and_after(self, values: dict[str, Any]) -> None:
         outside = Surroundings(self.small, self.stream, self.streams)
         embedding_norm, tables, linears = outside.before()
@@ -334,6 +401,10 @@ class _Draft:
             found = ", ".join((*tables, *linears)) or "nothing"
             self.unsettled.append(f"not all that writes before the first block was found ({found} was); left out")
             tables = linears = ()
+        if not outside.scales and values["norm_site"] != "stream" and not embedding_norm:
+            values.setdefault("fixed_scale", "what writes before its first block passes no factor on to it")
+        if not self.is_tower and any(re.search("(image|audio|video|speech)_token", key) for key in self.small.config):
+            values.setdefault("fixed_scale", "pictures or sounds are written to it, too")
         if tables:
             values["embeddings"] = tuple(map(self.inner, tables))
             self.evidence["embeddings"] = "changing one column changes one dimension before the first block"
@@ -377,6 +448,22 @@ class _Draft:
             self.stored = replace(stack, blocks=blocks.path, stored_as=other)
 
 
+def _joined(layouts: Sequence[Mapping[str, Any]], key: str) -> dict[str, Any]:
+    """The table `key` of all layouts as one, under its key; {} where none has it."""
+    joined = {name: one for layout in layouts for name, one in layout.get(key, {}).items()}
+    return {key: joined} if joined else {}
+
+
+def _activation(config: Config, layers: str) -> str:
+    """The config key, beside that of the number of `layers`, that names an activation; "" without one."""
+    from transformers.activations import ACT2FN
+
+    for part in layers.split(".")[:-1]:
+        config = config[part]
+    named = [key for key, value in config.items() if isinstance(value, str) and value in ACT2FN]
+    return next((key for key in ("hidden_act", "activation_function", *named) if key in named), "")
+
+
 def _inside(stack: Stack) -> Iterable[str]:
     """Parameters of a block that a row names."""
     for linear in dict.fromkeys((*stack.other_writes, *stack.last_linear)):
@@ -397,11 +484,13 @@ def _is_bias(row: Row) -> bool:
 
 
 def _module(row: Row) -> str:
-    """A linear as `Stack` names it: its module, or "name()" for a bare parameter."""
-    module, _, leaf = row.name.rpartition(".")
-    if leaf in ("weight", "bias"):
-        return module
-    return f"{row.name.removesuffix('_bias')}()" if row.name.endswith("_bias") else f"{row.name}()"
+    return _named(row.name)
+
+
+def _named(name: str) -> str:
+    """The linear of a parameter as `Stack` names it: its module, or "name()" for a bare parameter."""
+    module, _, leaf = name.rpartition(".")
+    return module if leaf in ("weight", "bias") else f"{name.removesuffix('_bias')}()"
 
 
 # --- the row against the model ---------------------------------------------------------------------------------------

@@ -57,6 +57,8 @@ def made_inputs(model: "nn.Module") -> Iterator[dict[str, Any]]:
 
     def texts() -> Iterator[dict[str, Any]]:
         words: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **decoder}
+        if getattr(config, "add_cross_attention", False):
+            words["encoder_hidden_states"] = noise(5, config.hidden_size)
         yield {key: value for key, value in words.items() if key in takes}
 
     makers: tuple[tuple[str, Callable[[], Iterator[dict[str, Any]]]], ...] = (

@@ -152,8 +152,11 @@ def _check_counts(config: Any) -> None:
                 raise UnknownArchitecture(f"{key} is over {most:,}, and no model has as many; correct the config")
 
 
-def block_lists(made: Any, config: Any) -> dict[str, list[frozenset[str]]]:
-    """{path of a list of blocks: the kind of each, which is the names of its parameters}, built without memory."""
+def block_lists(made: Any, config: Any, least: int = 2) -> dict[str, list[frozenset[str]]]:
+    """{path of a list of blocks: the kind of each, which is the names of its parameters}, built without memory.
+
+    Of lists that have `least` blocks.
+    """
     import torch
     from torch import nn
 
@@ -164,25 +167,25 @@ def block_lists(made: Any, config: Any) -> dict[str, list[frozenset[str]]]:
         if not isinstance(module, nn.ModuleList) or any(path.startswith(f"{outer}.") for outer in found):
             continue
         kinds = [frozenset(name for name, _ in child.named_parameters()) for child in module]
-        if len(kinds) > 1 and any(len(kind) > 2 for kind in kinds):
+        if len(kinds) >= least and any(len(kind) > 2 for kind in kinds):
             found[path] = kinds
     return found
 
 
 def with_fewer(made: Any, config: Any, path: str, n: int, few: int) -> tuple[Any, str]:
     """(`config` with `few` blocks in the list `path` in place of `n`, the key that sets them), both as before without one."""
-    places = [(node, key) for node, key, value in _numbers(config) if value == n]
+    places = [(node, key) for node, key, value in numbers(config) if value == n]
     places.sort(key=lambda place: not any(word in str(place[1]) for word in ("layer", "depth", "block")))
     for node, key in places:
         trial = copy.deepcopy(config)
-        inside = _same_node(config, trial, node)
+        inside = same_node(config, trial, node)
         try:
-            _set(inside, key, few)
+            put(inside, key, few)
             for name, value in items(inside):
                 if (shorter := _shortened(name, value, n, few)) is not value:
-                    _set(inside, name, shorter)
-            if len(block_lists(made, trial).get(path, ())) == few:
-                return _of_few(trial, few), _dotted(config, node, key)
+                    put(inside, name, shorter)
+            if len(block_lists(made, trial, few).get(path, ())) == few:
+                return _of_few(trial, few), dotted(config, node, key)
         except Exception:  # of the family's own code: another number
             continue
     return config, ""
@@ -202,13 +205,13 @@ def _of_few(config: Any, few: int) -> Any:
     return config if shorter(values) == values else type(config).from_dict(shorter(values))
 
 
-def _dotted(config: Any, node: Any, key: Any) -> str:
+def dotted(config: Any, node: Any, key: Any) -> str:
     """Where a config file has the value `key` of a config or table inside `config`."""
     if config is node:
         return str(key)
     inner = [(name, value) for name, value in items(config) if isinstance(value, dict) or hasattr(value, "to_dict")]
     found = next((name, value) for name, value in inner if any(one is node for one in nodes(value)))
-    return f"{found[0]}.{_dotted(found[1], node, key)}"
+    return f"{found[0]}.{dotted(found[1], node, key)}"
 
 
 def _shortened(name: Any, value: Any, n: int, few: int) -> Any:
@@ -242,19 +245,19 @@ def items(node: Any) -> list[tuple[Any, Any]]:
     return [(key, value) for key, value in values.items() if not str(key).startswith("_")]
 
 
-def _set(node: Any, key: Any, value: Any) -> None:
+def put(node: Any, key: Any, value: Any) -> None:
     if isinstance(node, dict):
         node[key] = value
     else:
         setattr(node, key, value)
 
 
-def _numbers(config: Any) -> list[tuple[Any, Any, int]]:
+def numbers(config: Any) -> list[tuple[Any, Any, int]]:
     """(config or table, key, value) of every whole number."""
     return [(node, key, value) for node in nodes(config) for key, value in items(node) if type(value) is int]
 
 
-def _same_node(config: Any, copied: Any, node: Any) -> Any:
+def same_node(config: Any, copied: Any, node: Any) -> Any:
     """The part of `copied` that is `node` in `config`."""
     return next(two for one, two in zip(nodes(config), nodes(copied), strict=True) if one is node)
 
@@ -296,24 +299,24 @@ def _narrow(node: Any, new_width: int | None) -> None:
     values, width = dict(items(node)), _width(node)
     heads = next((values[key] for key in sorted(_HEAD_KEYS - _KEY_HEAD_KEYS) if values.get(key)), None)
     if not width and new_width and {"num_heads", "head_dim"} <= values.keys():  # heads of a kind of their own
-        _set(node, "num_heads", 4)
-        _set(node, "head_dim", new_width // 4)
+        put(node, "num_heads", 4)
+        put(node, "head_dim", new_width // 4)
     if not isinstance(heads, int) or width <= WIDTH:
         return
     target = new_width or 4 * int(values.get("head_dim") or width // heads)
     for key, value in values.items():
         if isinstance(value, list) and key in _INNER_KEYS:
-            _set(node, key, [target * 3 // 2 for _ in value])
+            put(node, key, [target * 3 // 2 for _ in value])
         if type(value) is not int:
             continue
         if key in _WIDTH_KEYS:
-            _set(node, key, max(16, target * value // width))
+            put(node, key, max(16, target * value // width))
         elif key in _HEAD_KEYS:
-            _set(node, key, 4 if value == heads else 1 if value == 1 else 2)
+            put(node, key, 4 if value == heads else 1 if value == 1 else 2)
         elif key in _HEAD_WIDTH_KEYS and new_width:
-            _set(node, key, new_width // 4)
+            put(node, key, new_width // 4)
         elif key in _INNER_KEYS:
-            _set(node, key, target * 3 // 2)
+            put(node, key, target * 3 // 2)
 
 
 _WIDE = ("size", "dim", "rank", "width", "channels", "d_", "hidden", "intermediate", "inner")
@@ -346,7 +349,7 @@ def _divide(node: Any, factor: int) -> None:
         if type(value) is int and wide and value > 1:
             if value % factor or value // factor < 2:
                 raise ValueError(f"{key} = {value} cannot be divided by {factor}")
-            _set(node, key, value // factor)
+            put(node, key, value // factor)
 
 
 def _fewer(node: Any) -> None:
@@ -355,11 +358,11 @@ def _fewer(node: Any) -> None:
         if type(value) is not int or str(key).endswith(("_id", "_index")):
             continue
         if key in _FEW:
-            _set(node, key, min(value, _FEW[key]))
+            put(node, key, min(value, _FEW[key]))
         elif value > _MANY and any(
             word in str(key) for word in ("vocab", "position", "num_embeddings", "codebook", "n_words")
         ):
-            _set(node, key, _WORDS)
+            put(node, key, _WORDS)
 
 
 def _known_words(node: Any) -> None:
@@ -369,4 +372,4 @@ def _known_words(node: Any) -> None:
     for key, value in items(node):
         if str(key).endswith(("_token_id", "_token_index")) and type(value) is int and value >= last:
             last -= 1
-            _set(node, key, last)
+            put(node, key, last)

@@ -4,6 +4,7 @@ small = small_model(config)      # fewer layers, narrower, random weights; needs
 small.run()                      # one forward pass
 """
 
+import copy
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,8 +15,12 @@ from outlierlens.architectures.experiment.inputs import made_inputs
 from outlierlens.architectures.experiment.shrink import (
     bare_model,
     config_object,
+    dotted,
     fewer_layers,
     first_line,
+    numbers,
+    put,
+    same_node,
     smaller_configs,
     values_of,
     with_fewer,
@@ -203,6 +208,21 @@ def number_of_blocks(small: SmallModel, path: str) -> str:
     n = len(list(small.model.get_submodule(path).children()))
     _, key = with_fewer(type(small.model), config, path, n, n - 1)
     return key
+
+
+def number_of_experts(small: SmallModel, parameter: str) -> str:
+    """The dotted config key that sets the first axis of a parameter of all experts; "" where none was found."""
+    import torch
+
+    model: Any = small.model
+    n = len(model.get_parameter(parameter))
+    for node, key, _ in (one for one in numbers(model.config) if one[2] == n and "expert" in str(one[1])):
+        trial = copy.deepcopy(model.config)
+        put(same_node(model.config, trial, node), key, n + 1)
+        with suppress(Exception), torch.device("meta"):  # of the family's own code: another number
+            if len(bare_model(type(model), trial).get_parameter(parameter)) == n + 1:
+                return dotted(model.config, node, key)
+    return ""
 
 
 @contextmanager
