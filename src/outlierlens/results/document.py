@@ -101,7 +101,7 @@ class Provenance:
     """Where a result came from: enough to make it again.
 
     `fingerprint` is a SHA-256 over names, shapes and the values that were read; `command` reproduces the result. `dtype` is
-    what the running model's weights were in, "bfloat16"; "" where no model ran.
+    what the running model's weights were in, "bfloat16"; "" where no model ran. `adapter` is the folder of what was put on it.
     """
 
     model: str
@@ -112,10 +112,23 @@ class Provenance:
     libraries: dict[str, str] = field(default_factory=dict)
     created: str = ""
     dtype: str = ""
+    adapter: str = ""
+
+    @property
+    def subject(self) -> str:
+        """What was measured: the model, and the adapter on it."""
+        return f"{self.model} with {self.adapter}" if self.adapter else self.model
 
     @classmethod
     def now(
-        cls, model: str, fingerprint: str, *, command: str = "", seed: int | None = None, dtype: str = ""
+        cls,
+        model: str,
+        fingerprint: str,
+        *,
+        command: str = "",
+        seed: int | None = None,
+        dtype: str = "",
+        adapter: str = "",
     ) -> "Provenance":
         """Provenance of a result made at this moment by this process; names the libraries that are loaded."""
         loaded = [name for name in ("numpy", "torch", "transformers", "gguf", "onnx") if name in sys.modules]
@@ -129,6 +142,7 @@ class Provenance:
             libraries=libraries,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             dtype=dtype,
+            adapter=adapter,
         )
 
 
