@@ -1,6 +1,7 @@
 """Adapters of PEFT: base + scaling · B A, merged by hand with NumPy, in files and in memory; and what is no plain LoRA."""
 
 import json
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -605,6 +606,12 @@ def test_pages_are_measured_with_it(tmp_path: Path, run: Any) -> None:
     assert code == 0, err
     found = ol.load(tmp_path / "report" / "results.json")
     assert {one.adapter for one in (found.provenance, *found.measured)} == {adapter}
+    ol.origin(str(tmp_path / "base"), dims=[3]).save(tmp_path / "origin.json")
+    results, joined = tmp_path / "report" / "results.json", ("-o", tmp_path / "joined")
+    again = ("report", results, "--result", tmp_path / "origin.json", *joined)
+    code, _, err = run(*map(str, again))
+    assert code == 1
+    assert re.search(r"origin\.json is of \S+base \(fingerprint \w+\), not of \S+base with ", err)
     page = open_explorer(str(tmp_path / "base"), LoadOptions(adapter=adapter))
     assert page.look(State(text="a good film", dims=(3,)), ("loss",)).notes[0].startswith("with the adapter")
 
