@@ -446,6 +446,16 @@ def test_a_head_for_labels_comes_with_its_adapter(tmp_path: Path) -> None:
         ol.load_model(str(tmp_path / "base"), adapter=odd)
 
 
+def test_a_live_peft_model_is_refused_with_its_remedy(llama: tuple[Any, str, Tensors]) -> None:
+    model, *_ = llama
+    for layer in model.model.layers:
+        layer.mlp.down_proj = torch.nn.ModuleDict({"base_layer": layer.mlp.down_proj})
+    with pytest.raises(
+        BadInput, match=r"down_proj\.base_layer\.weight: an adapter of peft .*load_model\(BASE, adapter=FOLDER"
+    ):
+        ol.scan(model)
+
+
 def test_a_saved_peft_model_runs_as_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTLIERLENS_CACHE", str(tmp_path / "cache"))
     model = saved(tmp_path / "base", "llama", "CausalLM")

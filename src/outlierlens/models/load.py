@@ -23,7 +23,16 @@ from outlierlens.checkpoints.samples import SAMPLES
 from outlierlens.checkpoints.samples.cache import is_told, say
 from outlierlens.checkpoints.stored import LiveCheckpoint
 from outlierlens.data.token_texts import KnownTokens
-from outlierlens.errors import BadFile, BadInput, MissingExtra, Offline, OutlierlensError, UnknownModel, need
+from outlierlens.errors import (
+    BadFile,
+    BadInput,
+    MissingExtra,
+    Offline,
+    OutlierlensError,
+    UnknownArchitecture,
+    UnknownModel,
+    need,
+)
 from outlierlens.models import variants
 from outlierlens.models.devices import pick_device, whole_float32
 from outlierlens.models.folder import guard_rows, model_folder, processor_beside, row_count, tokenizer_beside
@@ -165,6 +174,7 @@ def from_objects(
 
     Raises:
         UnknownArchitecture: the model's type has no row and none is given.
+        BadInput: an adapter of peft is around its weights.
     """
     while type(model).__name__ in ("DataParallel", "DistributedDataParallel"):
         model = cast("nn.Module", model.module)
@@ -173,7 +183,13 @@ def from_objects(
         stacks = arch.load_toml(row)
     else:
         stacks = arch.stacks_of({**config, "model_type": row} if row else config, name or type(model).__name__)
-    bound = arch.bind_live(stacks, model)
+    try:
+        bound = arch.bind_live(stacks, model)
+    except UnknownArchitecture:
+        if wrapped := next((one for one in live_parameters(model) if ".base_layer." in one), ""):
+            remedy = "merge it with merge_and_unload(), or give base and folder: load_model(BASE, adapter=FOLDER)"
+            raise BadInput(f"{wrapped}: an adapter of peft is around this weight; {remedy}") from None
+        raise
     guard_rows(model, tokenizer, name or type(model).__name__)
     return LoadedModel(
         name or type(model).__name__, model, tokenizer, _head_of(model, tokenizer), bound, config, processor
