@@ -18,6 +18,8 @@ from every_command import decoder
 from hub_server import FakeHub
 from outlierlens.ablation.switches import zeroed_weights
 from outlierlens.analyses.compare_updates import UpdateOptions
+from outlierlens.analyses.plan_exports import export, target_of
+from outlierlens.analyses.quantize_schemes import parse
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.checkpoints.adapter import CONFIG
 from outlierlens.detection.weights import ScanOptions
@@ -649,9 +651,13 @@ def test_copies_hold_base_and_adapter(tmp_path: Path, run: Any) -> None:
     shape = ol.load_model(str(tmp_path / "base")).model.get_parameter(f"{name}.weight").shape
     adapter = adapter_of(tmp_path / "lora", pair(name, *shape))
     loaded = ol.load_model(str(tmp_path / "base"), adapter=adapter)
+    comment, _ = export("llm-compressor", (), scheme=parse("int8-tensor/int8-tensor"), target=target_of(loaded))
+    assert loaded.note in comment.partition("\n")[0]
     found = ol.repair(str(tmp_path / "base"), tmp_path / "copy", adapter=adapter, fit="fp8", texts=["one text"])
     assert found.folder == "copy"
     assert "with the adapter" in found.notes[0]
+    assert json.loads((tmp_path / "copy" / "repair.json").read_text())["model"] == found.provenance.subject
+    assert f"with {adapter}" in (tmp_path / "copy" / "README.md").read_text().replace("\\", "")
     ids = torch.arange(3, 9)[None]
     outputs = [one.model(ids)[0] for one in (loaded, ol.load_model(str(tmp_path / "copy")))]
     torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-4)

@@ -165,7 +165,7 @@ class Repaired(Finding):
 
     def sentences(self) -> Iterator[str]:
         """What was rewritten, whether outputs stayed, and what no factor reaches."""
-        model, limit = self.provenance.model, LIMITS.get(self.fit, math.inf)
+        model, limit = self.provenance.subject, LIMITS.get(self.fit, math.inf)
         if self.folder:
             yield from self.changes()
         elif self.fit == "int8":
@@ -277,7 +277,7 @@ def repair(
             copy = kind.from_pretrained(part, dtype=FLOAT32, local_files_only=True).eval().to(device)
             copy.config._attn_implementation = attention
             made = _checked(made, replace(loaded, model=copy), data, wanted, sizes)
-            files.write_about(part, plan, _about(made, name), card(made, name))
+            files.write_about(part, plan, _about(made, provenance.subject), card(made, provenance.subject))
             free()  # once more: the checks took their time
     return made
 
