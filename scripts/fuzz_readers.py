@@ -138,9 +138,9 @@ SEVERAL = {
 SMALL = save({name: value.contiguous() for name, value in SEVERAL.items()}, metadata={"format": "pt"})
 
 
-def all_of(path: Path) -> int:
+def all_of(path: Path, adapter: str | None = None) -> int:
     """Everything that a weight file offers, by each way of reading."""
-    with open_checkpoint(str(path)) as checkpoint:
+    with open_checkpoint(str(path), adapter=adapter) as checkpoint:
         names = list(checkpoint.tensors)
         found = sum(values.size for _, values in checkpoint.read(names))
         for name in names[:4]:
@@ -188,6 +188,26 @@ def codes() -> Reader:
     config = {**BERT, "quantization_config": {"quant_method": "compressed-tensors", "weight_block_size": [2, 4]}}
     beside = {"config.json": json.dumps(config).encode()}
     return Reader("model.safetensors", seeds(*files, *map(headed, files)), all_of, beside)
+
+
+def adapter(file: str) -> Reader:
+    """A LoRA on the tiny BERT, with a bias that was trained whole: its tensors, or its settings."""
+    module = "base_model.model.bert.encoder.layer.0.output.dense"
+    n_out, n_in = bert()[f"{module.removeprefix('base_model.model.')}.weight"].shape
+    parts = {
+        "lora_A.weight": torch.ones(2, n_in),
+        "lora_B.weight": torch.ones(n_out, 2),
+        "base_layer.bias": torch.ones(n_out),
+    }
+    told = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "rank_pattern": {"query": 4}, "alpha_pattern": {"output.dense": 8},
+            "modules_to_save": ["classifier"], "use_rslora": True, "fan_in_fan_out": False, "bias": "all"}  # fmt: skip
+    files = {
+        "adapter_model.safetensors": save({f"{module}.{name}": value for name, value in parts.items()}),
+        "adapter_config.json": json.dumps(told).encode(),
+    }
+    content = files.pop(file)
+    mutated = seeds(content, headed(content)) if file.endswith(".safetensors") else seeds(content)
+    return Reader(file, mutated, lambda path: all_of(path.parent, str(path.parent)), files | packed())
 
 
 def pickled(state: dict[str, torch.Tensor], *, new: bool = True) -> bytes:
@@ -582,6 +602,8 @@ READERS: dict[str, Callable[[], Reader]] = {
     "safetensors": lambda: Reader("model.safetensors", seeds(SMALL, headed(SMALL)), all_of),
     "safetensors-index": safetensors_index,
     "codes": codes,
+    "adapter": lambda: adapter("adapter_model.safetensors"),
+    "adapter-config": lambda: adapter("adapter_config.json"),
     "bin": torch_bin,
     "bin-index": bin_index,
     "gguf": lambda: Reader("model.gguf", seeds(gguf_of("llama"), gguf_of("bert")), all_of),

@@ -25,7 +25,7 @@ RUN_DIRECTORY: dict[str, Other | None] = {
     "overwrite": Other(help="Start again: drop what was measured."),
 }
 GLUE_MODEL: dict[str, Other | None] = {
-    "model": Other(help="Pre-trained model: sample, directory or hub id."), "verbose": None,
+    "model": Other(help="Pre-trained model: sample, directory or hub id."), "verbose": None, "adapter": None,
     "output": Other(help="Run directory. Default: runs/MODEL-PAPER."),
 }  # fmt: skip
 GLUE = (
@@ -80,7 +80,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "federated round fall on outlier entries: exit code 3 if so, 2 where nothing could be compared. Run directories "
         "of `lab pretrain` are compared by loss, outlier dimensions, damage and INT8, seeds of one recipe together.",
         home="analyses.compare", python="compare", options="CompareCall", takes=MODELS,
-        shared={"subfolder": None, "no_progress": None}, result="Comparison", also=("analyses.compare_updates:UpdateCheck",),
+        shared={
+            "subfolder": None, "no_progress": None,
+            "adapter": Other(help="Folder of a LoRA adapter (PEFT): look at the models after with it on."),
+        },
+        result="Comparison", also=("analyses.compare_updates:UpdateCheck",),
         gate="flagged",
         examples=(
             "compare mini-bert mini-planted  # what stayed, came and went",
@@ -94,7 +98,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Find the outlier dimensions of thousands of models on a hub, as `scan` does; stopped builds go on.\n\n"
         "A model that cannot be read gets a row with the reason. The same command looks only at what has no row yet.",
         home="analyses.atlas", odd=True, writes="folder", options="BuildCall", takes=MODELS,
-        shared=dict.fromkeys(("chart", "overwrite", "verbose", "arch", "family", "revision", "subfolder", "offline"))
+        shared=dict.fromkeys(("chart", "overwrite", "verbose", "arch", "family", "revision", "subfolder", "offline", "adapter"))
         | {"output": Other(REQUIRED, help="Folder of the atlas.")},
         examples=(
             "atlas build names.txt -o atlas  # a name per line",
@@ -187,7 +191,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "safetensors.\n\n"
         "Exit code 0: the constraint holds; 3: it is broken; 2: it could not be checked.",
         home="analyses.prune", python="prune_check", measure=":run_check", options="PruneCheckCall", takes=MODELS,
-        shared={"no_progress": None}, result="PruneCheck", gate="failed",
+        shared={
+            "no_progress": None, "adapter": Other(help="Folder of a LoRA adapter (PEFT): look at AFTER with it on."),
+        },
+        result="PruneCheck", gate="failed",
         examples=(
             "prune check mini-bert mini-planted  # did a position lose all its values?",
             "prune check mini-planted mini-planted --dims 8 --only-outliers",
@@ -219,7 +226,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Find when dimensions became outliers over a training run.\n\n"
         "And where the loss was then. Of each checkpoint only the norm vectors are read. `report MODEL --result FILE` "
         "puts what -o writes into a report.",
-        home="analyses.track", python="track", options="TrackCall", takes=MODELS, shared={"revision": None},
+        home="analyses.track", python="track", options="TrackCall", takes=MODELS, shared={"revision": None, "adapter": None},
         result="Track",
         examples=(
             "track mini-bert  # its training is recorded in the package",
@@ -233,7 +240,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         home="analyses.pretrain", python="training.pretrain.loop:pretrain", options="PretrainOptions", takes=("options",
         "output", "loading"), writes="folder",
         shared=dict.fromkeys(("chart", "verbose", "arch", "family", "revision", "subfolder", "token", "tokenizer", "dtype",
-                              "trust_remote_code")) | {
+                              "trust_remote_code", "adapter")) | {
             "output": Other(help="Run directory. Default: runs/RECIPE-seed-N."),
             "overwrite": Other(help="Remove the run of another recipe from it."),
         },
@@ -257,7 +264,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "text_column": Other(help="classify, regress: the text. tokens: the words."),
             "label_column": Other(help="classify, regress, tokens: the label."),
             "metric": Other(help="What the best epoch is chosen by. Default: the task's first."),
-            "output": Other(help="Run directory. Default: runs/MODEL-TASK."), "chart": None, "dtype": None,
+            "output": Other(help="Run directory. Default: runs/MODEL-TASK."), "chart": None, "dtype": None, "adapter": None,
             "overwrite": Other(help="Remove runs with other settings from the directory."),
         },
         result="FineTuned", also=("analyses.recover:Recovery",),

@@ -116,7 +116,9 @@ _FLAGS = re.compile(
     r"`[^`]*`|\b(?:outlierlens|hf|pip|accelerate) [a-z-]+ [^;:)]*|(?P<file> with -o\b)"
     r"|(?<!\S-)--(?P<flag>[a-z](?:[a-z-]*[a-z])?)\b(?: (?P<word>[^\s;:,()]+(?::\d+)?))?"
 )
-_OF_LOADING = ("row", "dtype", "device", "tokenizer", "revision", "subfolder", "token", "offline", "trust_remote_code")
+_OF_LOADING = (
+    "row", "adapter", "dtype", "device", "tokenizer", "revision", "subfolder", "token", "offline", "trust_remote_code"
+)  # fmt: skip
 _HOMES = {**dict.fromkeys(_OF_LOADING, "load_model"), "limit": "read_texts", "column": "read_texts"}
 _NAMES = {"data": "texts", "text-column": "column", "arch": "row", "family": "row", "fit-data": "fit"}
 _WORDS = ("float32", "bfloat16", "float16", "checkpoint", "bert")  # that stand behind a flag as its value

@@ -51,6 +51,8 @@ class Source:
     """Hub token."""
     offline: bool = False
     """Never use the network."""
+    adapter: str | None = None
+    """Folder of a LoRA adapter (PEFT): look at the model with it on."""
 
     @property
     def row(self) -> Path | str | None:
@@ -145,7 +147,7 @@ class Session:
         return LoadOptions(
             revision=one.revision, subfolder=one.subfolder, token=one.token, dtype=one.dtype, device=one.device,
             trust_remote_code=one.trust_remote_code, offline=one.offline, row=one.row, tokenizer=one.tokenizer,
-            notice=self.notice,
+            adapter=one.adapter, notice=self.notice,
         )  # fmt: skip
 
     def scanning(self, asked: "ScanOptions | None" = None, **more: Any) -> "ScanOptions":
@@ -156,7 +158,7 @@ class Session:
         return replace(
             asked or ScanOptions(),
             row=one.row, revision=one.revision, subfolder=one.subfolder, token=one.token, offline=one.offline,
-            notice=self.notice, **more,
+            adapter=one.adapter, notice=self.notice, **more,
         )  # fmt: skip
 
     @cached_property

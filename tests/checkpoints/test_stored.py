@@ -281,11 +281,3 @@ def test_what_stands_inside_names_is_taken_off_and_what_belongs_there_stays() ->
     twice = ["module.a.weight", "module._orig_mod.a.weight"]
     assert list(plain_names(twice, {})) == twice
     assert plain_names([], {}) == {}
-
-
-def test_an_adapter_in_the_weights_is_refused_with_its_remedy(tmp_path: Path) -> None:
-    tensors = {f"{MODULE}base_layer.weight": torch.ones((2, 2)), f"{MODULE}lora_A.default.weight": torch.ones((1, 2))}
-    with pytest.raises(
-        BadFile, match=r"holds a LoRA adapter that is not merged .*merge_and_unload\(\), then save_pretrained"
-    ):
-        open_checkpoint(folder(tmp_path, tensors))

@@ -242,16 +242,15 @@ def test_the_command_of_all_views_prints_them(planted: Explorer, run: Any) -> No
 
 
 def test_commands_quote_texts_and_hide_tokens(planted: Explorer) -> None:
-    planted = replace_options(
-        planted, LoadOptions(token="hf_secret", revision="v1", offline=True, trust_remote_code=True)
-    )
+    given = {"token": "hf_secret", "revision": "v1", "adapter": "runs/a b", "offline": True, "trust_remote_code": True}
+    planted = replace_options(planted, LoadOptions(**given))
     line = planted.look(State(text="-x 'y' $(z)\n good", dims=(3,), last=1), ("loss",)).provenance.command
     assert "secret" not in line
     # What holds a line break stands in $'…', which shells read and shlex does not.
     shown = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, text=True, check=True)
     words = shown.stdout.split("\0")[:-1]
     assert words[:4] == ["outlierlens", "explore", "mini-planted", "--text=-x 'y' $(z)\n good"]
-    assert words[-5:-2] == ["model", "--revision", "v1"]
+    assert words[-7:-2] == ["model", "--adapter", "runs/a b", "--revision", "v1"]
     assert words[-2:] == ["--trust-remote-code", "--offline"]
 
 

@@ -191,7 +191,7 @@ class Lookup(Finding):
     def sentences(self) -> Iterator[str]:
         family = f"{self.family}, " if self.family else ""
         for stream in self.streams:
-            name = self.provenance.model + (f", {stream.stack}" if len(self.streams) > 1 else "")
+            name = self.provenance.subject + (f", {stream.stack}" if len(self.streams) > 1 else "")
             n, dims = len(stream.dims), few(stream.dims, 12)
             stand = f"dimensions {dims} stand out" if n > 1 else f"dimension {dims} stands out"
             yield (
@@ -310,12 +310,14 @@ def lookup(
     options = options or LookupOptions()
     where = options.atlas or ATLAS
     origins = {row.model: row.origin or "" for row in read_rows(where, ("origin", "failure")) if row.failure is None}
-    name = None if Path(model).exists() else named(model, origins)
+    adapter = source.adapter if source else None
+    name = None if adapter is not None or Path(model).exists() else named(model, origins)
     notes: tuple[str, ...] = ()
     if name is not None:
         own = [row for row in read_rows(where) if row.model == name and row.failure is None]
     else:
-        reached = {key: getattr(source, key) for key in ("revision", "subfolder", "token", "offline")} if source else {}
+        names = ("revision", "subfolder", "token", "offline", "adapter")
+        reached = {key: getattr(source, key) for key in names} if source else {}
         with open_checkpoint(model, **reached) as checkpoint:
             own = list(rows_of(checkpoint, ScanOptions(max_read=options.max_read)))
             notes = checkpoint.notes
@@ -333,7 +335,7 @@ def lookup(
         )  # fmt: skip
     measured = {one.parent for one in streams} if name is None else {name}
     return Lookup(
-        provenance=Provenance.now(own[0].model, own[0].revision, command=command),
+        provenance=Provenance.now(own[0].model, own[0].revision, command=command, adapter=adapter or ""),
         about=About(dims=tuple(dict.fromkeys(str(dim) for one in streams for dim in one.dims))),
         notes=notes,
         outliers=tuple(

@@ -25,7 +25,6 @@ from outlierlens.analyses.fingerprint import FingerprintOptions, fingerprint_che
 from outlierlens.analyses.fingerprint_values import list_sensitive
 from outlierlens.analyses.fingerprint_verify import verify_checkpoint
 from outlierlens.architectures import RowChoice, bound_stacks
-from outlierlens.checkpoints.stored import LiveCheckpoint
 from outlierlens.data.texts import Texts, beginnings
 from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadInput, pick
@@ -291,7 +290,7 @@ class Watch:
     """The fingerprint of an intact model in memory, the values that it holds, and `verify` of the model as it is now."""
 
     def __init__(self, loaded: LoadedModel, options: AttackOptions):
-        self.source = LiveCheckpoint(loaded.model, name=loaded.name, config=loaded.config)
+        self.source = loaded.weights
         # The model is in memory, so that no limit on reading applies.
         scan = ScanOptions(row=options.row, max_read=self.source.total_bytes)
         self.baseline = fingerprint_checkpoint(self.source, FingerprintOptions(scan=scan, dims=options.dims))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 
 from outlierlens.analyses.compare_updates import UpdateCheck, UpdateOptions, update_check
-from outlierlens.analyses.compare_weights import Key, Shared, correlation, shift
+from outlierlens.analyses.compare_weights import Followed, Key, Shared, Sums, correlation, shift
 from outlierlens.analyses.fingerprint import FingerprintOptions, fingerprint
 from outlierlens.analyses.fingerprint_verify import Verification, verify
 from outlierlens.analyses.scan import Scan, scan_checkpoint
@@ -31,7 +31,7 @@ from outlierlens.detection.weights import ASKED, ScanOptions, StackScan, measure
 from outlierlens.errors import BadInput, command, operand
 from outlierlens.options import FIND, DimsOrFind, Flag, Flat, belong, check
 from outlierlens.results.advice import Advice, about
-from outlierlens.results.document import Result, load
+from outlierlens.results.document import Provenance, Result, load
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.rows import Quiet, Row
 from outlierlens.training.pretrain.result import OUTCOME, Outcomes
@@ -45,6 +45,7 @@ NOT_FROM_BASE = 0.5  # fine-tuning leaves z correlated above 0.9; two models tra
 Part = Literal["scale", "bias"]
 Fate = Literal["stayed", "came", "went", "neither"]
 FATES = ("stayed", "came", "went")
+MOST = 6  # dimensions that a sentence names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +127,8 @@ class DimChange(Row):
     """mean |Δz|: over layers"""
     moved_most: float
     """largest |Δz|"""
+    relative: float | None = None
+    """‖change‖ / ‖before‖: of the weights that write to it, L2 norms over layers; none where they were not read"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,13 +215,32 @@ class Comparison(Finding):
                     yield f"{models}, {one.stream}: {percent(one.jaccard)} of the outliers in common (Jaccard){more}."
                 elif len(streams) > 1:
                     yield f"{models}, {one.stream}: no outlier in either model."
+            if self.provenance.adapter and self.movement:
+                yield self._touched(model)
+
+    def _touched(self, model: str) -> str:
+        """How far the adapter changes what the rule looks at, dimension by dimension."""
+        rows = [one for one in self.changes if one.model == model and one.relative]
+        most = {one.dim: one for one in sorted(rows, key=lambda one: one.relative or 0.0)}
+        if not most:
+            return "The adapter leaves the weights that write to these dimensions as they were."
+        said = [f"{dim} by {100 * (one.relative or 0.0):.3g} %" for dim, one in reversed(most.items())]
+        groups = {one.group: one.relative or 0.0 for one in self.movement if one.model == model}
+        others = 100 * groups.get(f"{next(reversed(most.values())).part}, other dimensions", 0.0)
+        more = f" and {len(said) - MOST} others by less" if len(said) > MOST else ""
+        return (
+            f"The adapter changes the weights that write to {', '.join(said[:MOST])}{more} of their norm, and those to other "
+            f"dimensions by {others:.3g} %."
+        )
 
     def advice(self) -> Iterator[Advice]:
         """Whether what protects one model protects the other, and how to look closer."""
-        base, fates = self.provenance, {fate: sum(len(getattr(one, fate)) for one in self.streams) for fate in FATES}
-        models = tuple(
-            replace(base, model=name) for name in dict.fromkeys((base.model, *(one.model for one in self.streams)))
+        base, fates = (
+            replace(self.provenance, adapter=""),
+            {fate: sum(len(getattr(one, fate)) for one in self.streams) for fate in FATES},
         )
+        after = dict.fromkeys(one.model for one in self.streams)
+        models = (base, *(self._made(name) for name in after if name != base.model))
         protect = tuple(about(one, "prune protect", "--for", "torch-pruning") for one in models)
         if fates["came"] or fates["went"]:
             yield Advice(
@@ -232,8 +254,14 @@ class Comparison(Finding):
             yield Advice("transfer", said, f"the same {fates['stayed']} in both", protect[:1])
         if len(models) == 2:
             said = "If one was made from the other, look at which sensitive values differ, value by value."
-            values = about(base, "compare", operand(models[1].model), "--values")
+            values = about(self.provenance, "compare", operand(models[1].model), "--values")
             yield Advice("check", said, "their streams have one shape", (values,))
+
+    def _made(self, model: str) -> Provenance:
+        """Of a model after the base: its name, and the adapter on it."""
+        end = f" with {self.provenance.adapter}"
+        on = self.provenance.adapter if model.endswith(end) else ""
+        return replace(self.provenance, model=model.removesuffix(end) if on else model, adapter=on)
 
     def drawn(self) -> tuple[Picture, ...]:
         """How far each dimension moved, a panel for each model, and how far each group of weights."""
@@ -271,9 +299,9 @@ def compare(
     wanted = (others,) if isinstance(others, str | Scan) else tuple(others)
     if not wanted:
         raise BadInput("name at least one model to compare with, behind the base")
-    later = replace(options.scan, revision=options.other_revision or options.scan.revision)
+    earlier, later = _openings(options)
     with ExitStack() as files:
-        before = _side(base, options.scan, files, command)
+        before = _side(base, earlier, files, command)
         pairs = []
         for other in wanted:
             with ExitStack() as own:
@@ -281,7 +309,7 @@ def compare(
     was = before.scan
     dims = sorted({one.dim for pair in pairs for one in pair.changes})
     return Comparison(
-        provenance=was.provenance,
+        provenance=replace(was.provenance, adapter=later.adapter or ""),
         about=About(
             stack=", ".join(dict.fromkeys(one.stack for one in was.stacks)), dims=tuple(map(str, dims)),
             named_by=was.stacks[0].named_by,
@@ -294,6 +322,12 @@ def compare(
     )  # fmt: skip
 
 
+def _openings(options: CompareOptions) -> tuple[ScanOptions, ScanOptions]:
+    """How the base is opened, and the models after it, which alone have an adapter on."""
+    scan = options.scan
+    return replace(scan, adapter=None), replace(scan, revision=options.other_revision or scan.revision)
+
+
 def run(session: "Session", call: CompareCall) -> "Comparison | Verification | UpdateCheck | Outcomes":
     """What the command finds: of models, of their sensitive values or updates, or of runs of `lab pretrain`."""
     scan, names = session.scanning(call.options.scan), (call.base, *call.others)
@@ -304,10 +338,12 @@ def run(session: "Session", call: CompareCall) -> "Comparison | Verification | U
         if call.updates:
             alarm = replace(call.alarm, dims=call.options.dims, deep=call.deep, scan=scan)
             return update_check(call.base, call.others, alarm)
-        before = fingerprint(call.base, FingerprintOptions(scan=scan, dims=call.options.dims, deep=call.deep))
-        later = replace(scan, revision=call.options.other_revision or scan.revision)
+        earlier, later = _openings(replace(call.options, scan=scan))
+        before = fingerprint(call.base, FingerprintOptions(scan=earlier, dims=call.options.dims, deep=call.deep))
         return verify(call.others[0], before, later, deep=call.deep, against=call.base)
     outcomes = [one for one in stored if isinstance(one, Outcomes)]
+    if outcomes and scan.adapter is not None:
+        raise BadInput("--adapter belongs to a model; name the models in the runs")
     if len(outcomes) == len(names):
         return replace(outcomes[0], runs=tuple(run for one in outcomes for run in one.runs))
     if outcomes:
@@ -345,7 +381,7 @@ class _Side:
 
     @property
     def name(self) -> str:
-        return self.scan.provenance.model
+        return self.scan.provenance.subject
 
     @cached_property
     def bound(self) -> list[BoundStack]:
@@ -376,6 +412,10 @@ def _widened(values: np.ndarray, stack: StackScan) -> np.ndarray:
 def _side(model: str | Scan, options: ScanOptions, files: ExitStack, command: str) -> _Side:
     found = model if isinstance(model, Scan) else _stored(model)
     if isinstance(found, Scan):
+        if options.adapter is not None:
+            raise BadInput(
+                f"--adapter belongs to a model, and {found.provenance.model} is a scan; name the model itself"
+            )
         return _Side(found, options)
     assert isinstance(model, str)
     checkpoint = files.enter_context(opened(model, options))
@@ -404,7 +444,11 @@ class _Pair:
                 f"z hardly agrees with the base ({', '.join(strangers)}): {self.model} was probably not fine-tuned from "
                 f"{before.name}"
             )
-        self.movement = tuple(self._movement(outliers))
+        follow: dict[Followed, Sums] = {((one.stack, one.site), one.part, one.dim): Sums() for one in self.changes}
+        self.movement = tuple(self._movement(outliers, follow))
+        self.changes = [
+            replace(one, relative=sums.relative) for one, sums in zip(self.changes, follow.values(), strict=True)
+        ]
 
     def _stream(self, stack: StackScan, other: StackScan, stream: str) -> set[int]:
         """Take in one stream; its outliers in either model."""
@@ -447,7 +491,7 @@ class _Pair:
             moved_others=float(moved[:, others].mean()) if len(others) else 0.0,
         )  # fmt: skip
 
-    def _movement(self, outliers: Mapping[Key, set[int]]) -> Iterator[Movement]:
+    def _movement(self, outliers: Mapping[Key, set[int]], follow: Mapping[Followed, Sums]) -> Iterator[Movement]:
         """How far each group of weights moved."""
         first, second = self.before.checkpoint, self.after.checkpoint
         if first is None or second is None:
@@ -462,10 +506,10 @@ class _Pair:
                 f"{large[0].name}; allow it with --max-read {large[0].total_bytes // 1_000_000 + 1}MB"
             )
             return
-        for group, sums in shared.moved(outliers, self.options.scan.view).items():
+        for group, sums in shared.moved(outliers, follow, self.options.scan.view).items():
             yield Movement(
                 model=self.model, group=group, n_values=sums.n, rms=math.sqrt(sums.change / sums.n),
-                relative=math.sqrt(sums.change / sums.before) if sums.before else None,
+                relative=sums.relative,
             )  # fmt: skip
 
 

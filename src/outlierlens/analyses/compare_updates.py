@@ -155,19 +155,22 @@ def update_check(before: str, after: Sequence[str], options: UpdateOptions | Non
     options = options or UpdateOptions()
     if not after:
         raise BadInput("no update is named; give at least one model after training")
-    with opened(before, options.scan) as base:
+    with opened(before, replace(options.scan, adapter=None)) as base:
         bound = bound_stacks(base, options.scan.row)
         streams = outlier_streams(base, bound, options.dims, options.scan)
         if not any(one.dims for one in streams):
             raise BadInput(f"{base.name}: no outlier dimension is found or given; name some with --dims")
         plan = _plan(base, bound, deep=options.deep)
-        provenance = Provenance.now(base.name, base.header_digest(), seed=options.seed)
-        was, updates, notes = {base.tensors[place.stored].dtype for place in plan}, [], []
+        provenance = Provenance.now(
+            base.name, base.header_digest(), seed=options.seed, adapter=options.scan.adapter or ""
+        )
+        was, updates, notes = {base.tensors[place.stored].dtype for place in plan}, list[_Update](), list[str]()
         for name in after:
             with opened(name, options.scan) as client:
                 update = _Update(name, plan, streams, options)
                 update.read(base, client, [stack.prefix for stack in bound_stacks(client, options.scan.row)])
                 updates.append(update)
+                notes += client.notes[: bool(client.adapter)]
                 kinds = {one.dtype for one in client.tensors.values()}
                 if base.kind == client.kind and not was <= kinds:
                     said = f"{name} is stored as {', '.join(sorted(kinds))}, not {', '.join(sorted(was))}"

@@ -3,7 +3,8 @@
 Tensors are matched by their names without the prefix of a head's model. Each is read once, in both models.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,8 @@ PIECE = 4_000_000  # values widened at once
 GROUPS = ("scale, outliers", "scale, other dimensions", "bias, outliers", "bias, other dimensions", "embeddings",
           "matrices", "other vectors")  # fmt: skip
 Key = tuple[str, str]  # a stream, and what is looked at in it
-Role = tuple[str, Param | None, Sequence[int]]  # a group, the parameter that a rule looks at, and its outliers
+Followed = tuple[Key, str, int]  # where, the part, and a dimension
+Role = tuple[str, Param | None, Key]  # a group, the parameter that a rule looks at, and where
 
 
 @dataclass
@@ -29,6 +31,11 @@ class Sums:
     n: int = 0
     change: float = 0.0
     before: float = 0.0
+
+    @property
+    def relative(self) -> float | None:
+        """‖change‖ / ‖before‖; none where all were 0, or nothing was read."""
+        return math.sqrt(self.change / self.before) if self.before else None
 
     def add(self, before: np.ndarray, after: np.ndarray) -> None:
         """Take in two flat arrays, in pieces: doubles of a table may not fit."""
@@ -53,14 +60,27 @@ class Shared:
         alone = f"{len(ours) - len(both)} in the base alone, {len(theirs) - len(both)} in this one alone"
         self.said = f"{len(both)} tensors in both, {alone}"
 
-    def moved(self, outliers: Mapping[Key, set[int]], view: View) -> dict[str, Sums]:
-        """By group; outliers, by stream and site, stand apart from other dimensions of what the rule looks at."""
-        roles = _roles(self.stacks, view, outliers)
+    def moved(self, outliers: Mapping[Key, set[int]], followed: Mapping[Followed, Sums], view: View) -> dict[str, Sums]:
+        """By group; outliers, by stream and site, stand apart from other dimensions of what the rule looks at.
+
+        `followed` takes in what writes to single dimensions, by stream and site, part and dimension.
+        """
+        roles = _roles(self.stacks, view)
         sums = {group: Sums() for group in GROUPS}
         for ours, theirs in self.names:
             ((_, old),), ((_, new),) = self.first.read([ours]), self.second.read([theirs])
-            for group, before, after in _parts(ours, old, new, roles):
-                sums[group].add(before.ravel(), after.ravel())
+            group, param, key = roles.get(ours, ("matrices" if old.ndim > 1 else "other vectors", None, ("", "")))
+            if param is None:
+                sums[group].add(old.ravel(), new.ravel())
+                continue
+            for (place, part, dim), one in followed.items():
+                if (place, part) == (key, group):
+                    one.add(*(np.take(side, dim, param.axis).ravel() for side in (old, new)))
+            dims = sorted(outliers.get(key, ()))
+            others = np.setdiff1d(np.arange(old.shape[param.axis]), np.array(dims, dtype=int))
+            for kind, some in (("outliers", dims), ("other dimensions", others)):
+                if len(some):
+                    sums[f"{group}, {kind}"].add(*(np.take(side, some, param.axis).ravel() for side in (old, new)))
         return {group: one for group, one in sums.items() if one.n}
 
 
@@ -71,30 +91,15 @@ def _relative_names(checkpoint: Checkpoint, stacks: Sequence[BoundStack]) -> dic
     return {canonical(name, prefixes): name for name in floats}
 
 
-def _roles(stacks: Sequence[BoundStack], view: View, outliers: Mapping[Key, set[int]]) -> dict[str, Role]:
+def _roles(stacks: Sequence[BoundStack], view: View) -> dict[str, Role]:
     """By stored name of the base, what is neither matrix nor plain vector."""
     roles: dict[str, Role] = {}
     for stack in stacks:
-        roles |= {param.name: ("embeddings", None, ()) for param in stack.embeddings}
+        roles |= {param.name: ("embeddings", None, ("", "")) for param in stack.embeddings}
         for site in sites_of(stack, view):
-            dims = sorted(outliers.get((stack.name, site.name), ()))
             for part, layers in (("scale", site.scale), ("bias", site.bias)):
-                roles |= {param.name: (part, param, dims) for layer in layers for param in layer}
+                roles |= {param.name: (part, param, (stack.name, site.name)) for layer in layers for param in layer}
     return roles
-
-
-def _parts(
-    name: str, before: np.ndarray, after: np.ndarray, roles: Mapping[str, Role]
-) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """(group, before, after) of a tensor: its outliers apart from its other dimensions where it is what a rule looks at."""
-    group, param, dims = roles.get(name, ("matrices" if before.ndim > 1 else "other vectors", None, ()))
-    if param is None:
-        yield group, before, after
-        return
-    others = np.setdiff1d(np.arange(before.shape[param.axis]), np.array(dims, dtype=int))
-    for kind, some in (("outliers", dims), ("other dimensions", others)):
-        if len(some):
-            yield f"{group}, {kind}", np.take(before, some, param.axis), np.take(after, some, param.axis)
 
 
 def shift(before: np.ndarray, after: np.ndarray, stack: StackScan, other: StackScan) -> dict[str, Any]:

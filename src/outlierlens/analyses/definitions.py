@@ -36,7 +36,6 @@ from outlierlens.analyses.super_weights import SuperActivations, SuperWeight, We
 from outlierlens.architectures import BoundStack, bound_stacks, streams_of
 from outlierlens.architectures.bind import NO_LINEAR, is_mlp, linear_paths, neurons_of
 from outlierlens.checkpoints import Checkpoint
-from outlierlens.checkpoints.stored import LiveCheckpoint
 from outlierlens.data.texts import Data, Texts
 from outlierlens.detection.activations import ObserveOptions
 from outlierlens.detection.rules import ActivationRules
@@ -457,7 +456,7 @@ def weights_definitions(checkpoint: Checkpoint, options: ScanOptions) -> Definit
     judge = _Judge(stack, DefinitionOptions(thresholds=given), MODEL)
     digest = hashlib.sha256(checkpoint.header_digest().encode())
     judge.stored(checkpoint, digest)
-    provenance = Provenance.now(checkpoint.name, digest.hexdigest())
+    provenance = Provenance.now(checkpoint.name, digest.hexdigest(), adapter=checkpoint.adapter)
     return _finding(provenance, About(), [judge], notes=tuple(checkpoint.notes))
 
 
@@ -476,7 +475,7 @@ class _Judge:
         if self.stack.reads:
             self.nothing("", *ON_WEIGHTS)
         else:
-            self.stored(LiveCheckpoint(loaded.model, name=loaded.name, config=loaded.config), hashlib.sha256())
+            self.stored(loaded.weights, hashlib.sha256())
         self.activations(seen)
         stream = next(one for one in loaded.stacks if one.blocks == self.stack.blocks)
         if not isinstance(texts, Texts):

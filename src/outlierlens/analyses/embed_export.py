@@ -169,7 +169,7 @@ class EmbedderExport(Finding):
         behind = ", behind the model's final norm" if self.final_norm else ""
         vector = f"the output of block {self.layer} (from 0)" if self.n_blocks else "the input of the first block"
         yield (
-            f"It is {self.provenance.model}, {blocks} of {self.of_blocks} blocks. A vector is the mean of {vector}{behind} "
+            f"It is {self.provenance.subject}, {blocks} of {self.of_blocks} blocks. A vector is the mean of {vector}{behind} "
             f"over all tokens, special ones included; texts end at {self.about.max_length} tokens."
         )
         shrunk = f", the covariance shrunk by {self.shrinkage:.3f}" if self.shrinkage else ""

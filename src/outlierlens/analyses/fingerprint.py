@@ -139,7 +139,7 @@ class Fingerprint(Finding):
         """How much was recorded, and of which dimensions."""
         hashes = f" Hashes of {len(self.hashes):,} whole tensors." if self.hashes else ""
         yield (
-            f"{self.provenance.model}: {self.n_values:,} sensitive values of {len(self.entries):,} tensors, "
+            f"{self.provenance.subject}: {self.n_values:,} sensitive values of {len(self.entries):,} tensors, "
             f"{self.n_dangerous:,} of them outlier entries.{hashes}"
         )
         yield from (
@@ -188,7 +188,8 @@ def fingerprint_checkpoint(checkpoint: Checkpoint, options: FingerprintOptions) 
         entries.append(_record(entry, values, checkpoint, bound))
         n_dangerous += int(entry.dangerous().sum())
     found = Fingerprint(
-        provenance=Provenance.now(checkpoint.name, ""), about=about_streams(streams), entries=tuple(entries),
+        provenance=Provenance.now(checkpoint.name, "", adapter=checkpoint.adapter), about=about_streams(streams),
+        entries=tuple(entries),
         hashes=hash_all(checkpoint, bound) if options.deep else (), streams=streams, layout=LAYOUT,
         model_type=str(checkpoint.config.get("model_type", "")), source=checkpoint.kind, deep=options.deep,
         n_values=sum(math.prod(entry.size) for entry in readable), n_dangerous=n_dangerous,

@@ -167,7 +167,7 @@ class Verification(Finding):
 
     def sentences(self) -> Iterator[str]:
         """Whether the model matches, which entries are the dangerous ones, and what a match says."""
-        yield f"{self.provenance.model} {self.verdict}."
+        yield f"{self.provenance.subject} {self.verdict}."
         yield from (f"Outlier entries of stream {one.name}: dimensions {one.listing}." for one in self.streams)
         if quiet := Counter(one.fate for one in self.tensors if not _stands_out(one)):
             yield f"Of the others, {', '.join(f'{n:,} tensors are {fate}' for fate, n in quiet.items())}."
@@ -233,7 +233,8 @@ def verify_checkpoint(
     tensors = sorted(check.tensors, key=lambda one: (not one.fails, -(one.n_dangerous or 0), -(one.n_moved or 0)))
     n_values = sum(one.n_values for one in tensors if one.fate != "not comparable")
     return Verification(
-        provenance=Provenance.now(checkpoint.name, check.digest.hexdigest()), about=about_streams(baseline.streams),
+        provenance=Provenance.now(checkpoint.name, check.digest.hexdigest(), adapter=checkpoint.adapter),
+        about=about_streams(baseline.streams),
         tensors=tuple(one for one in tensors if one.fate != "same"),
         moved=tuple(one for _, one in check.moved), streams=baseline.streams, baseline=baseline.provenance,
         against=against, matches=not any(one.fails for one in tensors), deep=deep, n_tensors=len(tensors),

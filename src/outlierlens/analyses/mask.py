@@ -482,7 +482,7 @@ def export(tool: Tool, found: Mask) -> str:
     first = next(place for place in range(len(found.positions) + 1) if place not in found.positions)  # not masked
     left = ", ".join(str(one) for one in found.positions if one >= first)
     lines = [
-        comment(f"Sinks of {found.provenance.model}, block {found.layer}, found in {found.about.n_texts} texts of "
+        comment(f"Sinks of {found.provenance.subject}, block {found.layer}, found in {found.about.n_texts} texts of "
                 f"{found.about.data}."),
         comment(f"On {held.n_texts} other texts {does if held.n_sinks else 'there is no sink'}."),
     ]  # fmt: skip

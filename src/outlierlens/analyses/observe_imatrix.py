@@ -95,7 +95,7 @@ def second_moments(checkpoint: Checkpoint, path: Path, rules: ActivationRules) -
         n_tokens=max(entry.vectors for entry in found.entries.values()),
     )  # fmt: skip
     moments.sort(key=lambda one: -1 if one.layer is None else one.layer)
-    provenance = Provenance.now(checkpoint.name, checkpoint.header_digest())
+    provenance = Provenance.now(checkpoint.name, checkpoint.header_digest(), adapter=checkpoint.adapter)
     return {"provenance": provenance, "about": about, "moments": tuple(moments), "notes": tuple(notes)}
 
 

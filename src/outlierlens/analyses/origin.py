@@ -35,10 +35,10 @@ from outlierlens.analyses.observe import Observation
 from outlierlens.analyses.origin_tables import TablePass, ranked
 from outlierlens.analyses.origin_weights import AFTER, BEFORE, EMBEDDINGS, FINAL, PROJECTION, Dims, Weights, missing
 from outlierlens.architectures import BoundStack, kind_of
-from outlierlens.checkpoints import Checkpoint, open_checkpoint
+from outlierlens.checkpoints import Checkpoint
 from outlierlens.checkpoints.vocabulary import folder_beside, token_texts
 from outlierlens.detection.rules import Rule
-from outlierlens.detection.weights import ASKED, ScanOptions
+from outlierlens.detection.weights import ASKED, ScanOptions, opened
 from outlierlens.errors import BadInput, command, pick
 from outlierlens.options import FIND, Flag, Flat, check
 from outlierlens.results.document import Provenance, load
@@ -481,9 +481,7 @@ def origin(model: str, options: OriginOptions | None = None) -> Origin:
     """
     options = options or OriginOptions()
     scan = options.scan
-    with open_checkpoint(
-        model, revision=scan.revision, subfolder=scan.subfolder, token=scan.token, offline=scan.offline
-    ) as checkpoint:
+    with opened(model, scan) as checkpoint:
         return _measured(
             checkpoint, arch.bound_stacks(checkpoint, scan.row), options, folder_beside(model, scan.subfolder)
         )
@@ -491,9 +489,7 @@ def origin(model: str, options: OriginOptions | None = None) -> Origin:
 
 def origin_live(loaded: "LoadedModel", options: OriginOptions | None = None) -> Origin:
     """`origin` on the weights of a loaded model as they are now."""
-    from outlierlens.checkpoints.stored import LiveCheckpoint
-
-    checkpoint = LiveCheckpoint(loaded.model, name=loaded.name, config=loaded.config)
+    checkpoint = loaded.weights
     options = options or OriginOptions()
     options = replace(options, scan=replace(options.scan, max_read=checkpoint.total_bytes))
     return _measured(checkpoint, loaded.stacks, options)
@@ -543,7 +539,7 @@ def _measured(
         notes += [f"{stream}: {note}" if stream else note for note in own]
         read, norms = read + tables, norms + ranks
     return Origin(
-        provenance=Provenance.now(checkpoint.name, weights.digest.hexdigest()),
+        provenance=Provenance.now(checkpoint.name, weights.digest.hexdigest(), adapter=checkpoint.adapter),
         about=About(
             stack=", ".join(stack.name for stack in bound), layers=tuple(range(max(one.n_layers for one in bound))),
             dims=tuple(dict.fromkeys(str(dim) for dims in named.values() for dim in dims)),

@@ -75,7 +75,8 @@ def target_of(loaded: "LoadedModel", stack: str | None = None) -> Target:
     inside = tuple(place.name for place in find_places(loaded, stack))
     names = (name for name, module in loaded.model.named_modules() if isinstance(module, nn.Linear))
     outside = tuple(name for name in names if name not in set(inside))
-    return Target(model=loaded.name, config=loaded.config, linears=inside, outside=outside)
+    said = " ".join(filter(None, (loaded.name, loaded.note)))
+    return Target(model=said, config=loaded.config, linears=inside, outside=outside)
 
 
 def export(tool: str, kept: Sequence[KeptLinear], *, scheme: Recipe, target: Target) -> tuple[str, tuple[str, ...]]:

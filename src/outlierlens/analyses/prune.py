@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Ge, Lt
@@ -273,9 +273,9 @@ def prune_check(before: str, after: str, options: PruneCheckOptions | None = Non
     options = options or PruneCheckOptions()
     with ExitStack() as files:
         scan = options.scan
-        reach = {"token": scan.token, "offline": scan.offline}
+        reach: dict[str, Any] = {"token": scan.token, "offline": scan.offline}
         first = files.enter_context(open_source(before, revision=scan.revision, subfolder=scan.subfolder, **reach))
-        second = files.enter_context(open_source(after, **reach))
+        second = files.enter_context(open_source(after, scan.adapter, **reach))
         evidence = Evidence(first, second, options)
         digest = hashlib.sha256(first.header_digest().encode())
         sources, bound = (first, second), evidence.streams()
@@ -301,7 +301,7 @@ def prune_check(before: str, after: str, options: PruneCheckOptions | None = Non
         notes += evidence.unused(bound)
     dims = tuple(dict.fromkeys(str(one.dim) for one in positions if one.outlier))
     return PruneCheck(
-        provenance=Provenance.now(second.name, digest.hexdigest()),
+        provenance=Provenance.now(second.name, digest.hexdigest(), adapter=second.adapter),
         about=About(
             stack=", ".join(one.stack for one in streams), layers=tuple(range(max(one.n_layers for one in streams))),
             dims=dims, named_by=" and ".join(dict.fromkeys(one.named_by for one in streams)),

@@ -19,7 +19,7 @@ import outlierlens.architectures as arch
 from outlierlens.analyses.prune_cells import Cells, per_dim_off
 from outlierlens.analyses.scan import scan_checkpoint
 from outlierlens.architectures import BoundStack, Neuron, Param, mlp_axis
-from outlierlens.checkpoints import Checkpoint, as_weights, open_checkpoint
+from outlierlens.checkpoints import Checkpoint, as_weights, open_checkpoint, with_adapter
 from outlierlens.detection.weights import LargeNeuron, check_size, scan_mlps, sites_of
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.options import FIND
@@ -30,10 +30,14 @@ if TYPE_CHECKING:
 MASK, PARAMETERS = "_mask", (".weight", ".bias", ".gamma", ".beta")
 
 
-def open_source(name: str, **how: Any) -> Checkpoint:
+def open_source(name: str, adapter: str | None = None, **how: Any) -> Checkpoint:
     """What `open_checkpoint` opens; masks as they are stored."""
     source = open_checkpoint(name, **how, as_stored=True)
-    return source if held(source) != "weights" else as_weights(source)
+    if held(source) == "weights":
+        return with_adapter(as_weights(source), adapter)
+    if adapter is not None:
+        raise BadInput(f"--adapter belongs to a model, and {name} holds masks; name the pruned model in their place")
+    return source
 
 
 def held(source: Checkpoint) -> Literal["masks", "weights"]:

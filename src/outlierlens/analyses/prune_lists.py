@@ -19,8 +19,8 @@ from outlierlens.analyses.plan_exports import TOOLS, tool_named
 from outlierlens.analyses.prune_cells import Cells, Removal
 from outlierlens.analyses.scan import scan_checkpoint
 from outlierlens.architectures import BoundStack
-from outlierlens.checkpoints import Checkpoint, open_checkpoint
-from outlierlens.detection.weights import ScanOptions, StackScan
+from outlierlens.checkpoints import Checkpoint
+from outlierlens.detection.weights import ScanOptions, StackScan, opened
 from outlierlens.errors import BadInput, comment, literal, printable
 from outlierlens.options import FIND, DimsOrFind, Flag, Flat, check
 from outlierlens.results.safe_files import write_text
@@ -82,9 +82,7 @@ def protect(model: str, tool: Tool, options: ProtectOptions | None = None) -> Pr
     form = Template(f"$head\n{tool_named(tool, 'spares').spares}")
     options = options or ProtectOptions()
     scan = options.scan
-    with open_checkpoint(
-        model, revision=scan.revision, subfolder=scan.subfolder, token=scan.token, offline=scan.offline
-    ) as checkpoint:
+    with opened(model, scan) as checkpoint:
         bound = arch.bound_stacks(checkpoint, scan.row)
         stream, *others = arch.streams_of(bound, options.stack, checkpoint.name)
         if others:
@@ -99,7 +97,7 @@ def protect(model: str, tool: Tool, options: ProtectOptions | None = None) -> Pr
         which = "all" if tool == WHOLE else options.layers
         layers = _layers(which, cells, found, dims)
         modules = tuple(name for layer in layers for name in _writers(checkpoint, stream, layer))
-    notes = tuple(_notes(tool, which, cells, (dims, layers)))
+    notes = (*checkpoint.notes, *_notes(tool, which, cells, (dims, layers)))
     what = f"what {TOOLS[tool].title} should leave alone in {checkpoint.name}"
     told = [name.removeprefix(stream.prefix) for name in ("lm_head", *modules)]
     keep = {name: sorted(dims) for name in modules}

@@ -18,8 +18,9 @@ from annotated_types import Ge
 
 from outlierlens.analyses.range_pass import BINS, CacheErrors, Pass, below, median_of
 from outlierlens.architectures.derived import gates
-from outlierlens.checkpoints import Checkpoint, open_checkpoint
+from outlierlens.checkpoints import Checkpoint
 from outlierlens.data.texts import Data
+from outlierlens.detection.weights import opened
 from outlierlens.errors import BadInput
 from outlierlens.models.passes import Progress, in_windows, reading_of
 from outlierlens.options import check
@@ -458,7 +459,7 @@ def weights_range(checkpoint: Checkpoint, *, progress: Progress | None = None) -
     digest = hashlib.sha256(checkpoint.header_digest().encode())
     digest.update("".join(f"{one.name}\0{one.largest!r}\n" for one in found).encode())
     return Ranges(
-        provenance=Provenance.now(checkpoint.name, digest.hexdigest()),
+        provenance=Provenance.now(checkpoint.name, digest.hexdigest(), adapter=checkpoint.adapter),
         about=About(inputs="stored tensors", n_texts=len(found)),
         weights=tuple(sorted(found, key=lambda one: -one.largest)),
         skipped=packed,
@@ -488,10 +489,7 @@ def _weight_range(checkpoint: Checkpoint, name: str) -> WeightRange:
 def run(session: "Session", options: RangeOptions) -> Ranges:
     """The analysis, as the command runs it."""
     if options.weights:
-        one = session.loading
-        with open_checkpoint(
-            session.subject.model, revision=one.revision, subfolder=one.subfolder, token=one.token, offline=one.offline
-        ) as checkpoint:
+        with opened(session.subject.model, session.scanning()) as checkpoint:
             return weights_range(checkpoint, progress=session.progress)
     data = session.task_reading.read(offline=session.loading.offline)
     return range_of(session.loaded, data, options, progress=session.progress)

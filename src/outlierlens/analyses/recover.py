@@ -22,7 +22,6 @@ from outlierlens.ablation.controls import random_sets
 from outlierlens.ablation.switches import plan_dims, zeroed_weights
 from outlierlens.analyses.finetune import RESULT as TUNED
 from outlierlens.analyses.finetune import FineTuned, FinetuneOptions, FinetuneSettings, Finetuning, finetune
-from outlierlens.checkpoints.stored import LiveCheckpoint
 from outlierlens.data.labelled import Examples
 from outlierlens.detection.rules import Measured
 from outlierlens.detection.weights import measure, scan_stream, sites_of
@@ -256,8 +255,7 @@ class _Scorer:
 
     def _weights(self, loaded: LoadedModel) -> Measured:
         """Scale and bias [layer, dim] of each block's last operation as they are now."""
-        checkpoint = LiveCheckpoint(loaded.model, name=loaded.name, config=loaded.config)
-        return measure(checkpoint, sites_of(loaded.stack(self.options.stack), "last")[0], hashlib.sha256())[0]
+        return measure(loaded.weights, sites_of(loaded.stack(self.options.stack), "last")[0], hashlib.sha256())[0]
 
 
 def regrown(intact: Measured, now: Measured, dim: int) -> float:

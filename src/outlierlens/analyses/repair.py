@@ -165,7 +165,7 @@ class Repaired(Finding):
 
     def sentences(self) -> Iterator[str]:
         """What was rewritten, whether outputs stayed, and what no factor reaches."""
-        model, limit = self.provenance.model, LIMITS.get(self.fit, math.inf)
+        model, limit = self.provenance.subject, LIMITS.get(self.fit, math.inf)
         if self.folder:
             yield from self.changes()
         elif self.fit == "int8":
@@ -219,10 +219,12 @@ def repair(
     free()
     loaded = load_model(name, load)
     model: Any = loaded.model
+    whole = options.rotate or load.adapter is not None  # what is written are these values, in float32
     place = next(one for one in folder.absolute().parents if one.exists())
     check_space(model.get_memory_footprint(), place, str(folder), "name a folder with -o on")
-    texts = texts or read_texts(EXCERPT, limit=N_TEXTS)
-    data = check_of(loaded, texts, max_length=options.max_length, seed=options.seed)
+    data = check_of(
+        loaded, texts := texts or read_texts(EXCERPT, limit=N_TEXTS), max_length=options.max_length, seed=options.seed
+    )
     tell("measured", 0, 3)
     sizes, wanted = sizes_of(loaded, data), outputs(model, data.arguments)
     before, provenance = _fit_check("before", loaded, sizes, fit, data, wanted), loaded.provenance(seed=options.seed)
@@ -253,10 +255,10 @@ def repair(
         if not made.folder:
             return made
         source = model_folder(name, subfolder=load.subfolder, offline=load.offline, notice=load.notice)
-        # Turned weights are written as they were turned: rounded to a narrower type they would differ by more than is promised.
-        shards = None if options.rotate else files.find_shards(source, model, plan)
+        # Turned and adapted weights are written as they are: a narrower type would change them by more than is promised.
+        shards = None if whole else files.find_shards(source, model, plan)
         same = shards.same if shards else plan.same(model)
-        stored = loaded if shards or options.rotate else load_model(name, replace(load, dtype=STORED))
+        stored = loaded if shards or whole else load_model(name, replace(load, dtype=STORED))
         kind, device, attention = type(model), loaded.device, model.config._attn_implementation
         loaded, model = replace(loaded, model=cast(Any, None)), None  # memory for the copy
         tell("written", 1, 3)
@@ -267,15 +269,15 @@ def repair(
                 files.save_model(part, stored, source, plan)
             del stored
             undo.close()
-            kinds = dict.fromkeys(("dtype", "torch_dtype"), FLOAT32) if options.rotate else {}
+            kinds = dict.fromkeys(("dtype", "torch_dtype"), FLOAT32) if whole else {}
             files.write_rest(part, source, plan.settings | kinds)
             tell("checked", 2, 3)
-            if not options.rotate:
+            if not whole:
                 files.check_unchanged(part, source, same)
             copy = kind.from_pretrained(part, dtype=FLOAT32, local_files_only=True).eval().to(device)
             copy.config._attn_implementation = attention
             made = _checked(made, replace(loaded, model=copy), data, wanted, sizes)
-            files.write_about(part, plan, _about(made, name), card(made, name))
+            files.write_about(part, plan, _about(made, provenance.subject), card(made, provenance.subject))
             free()  # once more: the checks took their time
     return made
 

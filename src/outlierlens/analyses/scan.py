@@ -153,13 +153,13 @@ class Scan(Finding):
         """The dimensions of every stream, and the neurons of its MLPs."""
         for stack in self.stacks:
             size = f"{stack.measure}, {stack.n_layers} × {stack.hidden_size}"
-            where = f"{stack.model or self.provenance.model}, {stack.stack}, {stack.site}"
+            where = f"{stack.model or self.provenance.subject}, {stack.stack}, {stack.site}"
             yield f"{where} ({size}): {', '.join(map(str, stack.dims)) or 'none'}"
         for one in self.mlps:
             named = [each.neuron for each in self.neurons if (each.model, each.stack) == (one.model, one.stack)]
             bare = "" if one.normed else "; no norm stands before the MLP, so all that it reads counts alike"
             yield (
-                f"{one.model or self.provenance.model}, {one.stack} (largest value that a normed input can give, from "
+                f"{one.model or self.provenance.subject}, {one.stack} (largest value that a normed input can give, from "
                 f"{one.times:g} × the block's median, {one.n_layers} × {one.n_neurons:,}): "
                 f"{', '.join(named) or f'none (the largest is {one.largest:.3g} × its median)'}{bare}"
             )
@@ -290,9 +290,7 @@ def scan(model: "str | LoadedModel", options: ScanOptions | None = None, *, comm
 
 def scan_live(loaded: "LoadedModel", options: ScanOptions | None = None, *, command: str = "") -> Scan:
     """`scan` on the weights of a loaded model as they are now."""
-    from outlierlens.checkpoints.stored import LiveCheckpoint
-
-    checkpoint = LiveCheckpoint(loaded.model, name=loaded.name, config=loaded.config)
+    checkpoint = loaded.weights
     options = replace(options or ScanOptions(), max_read=checkpoint.total_bytes)  # nothing is read from anywhere
     return _scan_bound(checkpoint, loaded.stacks, options, command)
 
@@ -313,7 +311,8 @@ def _scan_bound(checkpoint: Checkpoint, bound: list[BoundStack], options: ScanOp
     found = scan_sites(checkpoint, sites, options.rule, digest)
     mlps = [scan_mlps(checkpoint, stack, options, digest) for stack in bound] if neurons else []
     return scan_found(
-        Provenance.now(checkpoint.name, digest.hexdigest(), command=command), found, rule=options.rule, view=options.view,
+        Provenance.now(checkpoint.name, digest.hexdigest(), command=command, adapter=checkpoint.adapter), found,
+        rule=options.rule, view=options.view,
         neurons=tuple(one for _, large in mlps for one in large), mlps=tuple(one for one, _ in mlps),
         model_type=str(checkpoint.config.get("model_type", "")), source=checkpoint.kind, bytes_read=checkpoint.bytes_read,
         total_bytes=checkpoint.total_bytes, notes=checkpoint.notes,
@@ -325,7 +324,7 @@ def together(scans: Sequence[Scan]) -> Scan:
     first, *others = scans
     if not others:
         return first
-    parts = [(one, one.provenance.model) for one in scans]
+    parts = [(one, one.provenance.subject) for one in scans]
     digest = hashlib.sha256("".join(one.provenance.fingerprint for one in scans).encode())
     return scan_found(
         Provenance.now(", ".join(name for _, name in parts), digest.hexdigest()),

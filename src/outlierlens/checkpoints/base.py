@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -96,6 +96,8 @@ class Checkpoint(ABC):
         notes: remarks that belong beside every result made from this source.
         outside: other files that its one file points to.
         remedy: what to do where tensors of the model are missing.
+        adapter: the folder of an adapter that was put on it; "" for none.
+        adapter_config: of a saved PeftModel, its adapter's settings.
         commit, requests: of a model of a hub alone: the revision's full hash, and requests sent so far.
     """
 
@@ -109,6 +111,8 @@ class Checkpoint(ABC):
     requests: int
     notes: tuple[str, ...] = ()
     outside: tuple[Path, ...] = ()
+    adapter: str = ""
+    adapter_config: Mapping[str, Any] = MappingProxyType({})
     remedy = "save the model alone (save_pretrained)"
 
     @abstractmethod

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from outlierlens.checkpoints.adapter import CONFIG, no_model, of_adapter
 from outlierlens.checkpoints.base import (
     INDEX,
     ITEM_BYTES,
@@ -143,6 +144,8 @@ def open_file(path: Path, name: str) -> Checkpoint:
     module, _, opener = row.opener.partition(":")
     given = {} if row.config_inside else {"config": config_beside(path)}
     opened: Checkpoint = getattr(importlib.import_module(module), opener)(path, name=name, **given)
+    if of_adapter(opened.tensors):
+        opened.adapter_config = load_config(path.parent / CONFIG)
     return opened
 
 
@@ -183,12 +186,8 @@ def open_directory(folder: Path, name: str) -> Checkpoint:
 def no_weights(folder: Path) -> BadFile:
     """The error for a folder without a model's weights: it holds an adapter, or its model lies in a folder inside."""
     refuse_ctranslate2(folder / "model.bin")
-    if (folder / "adapter_config.json").is_file():
-        base = load_config(folder / "adapter_config.json").get("base_model_name_or_path")
-        return BadFile(
-            f"{folder}: holds an adapter of {base}, and no model; merge it first with peft: AutoPeftModel.from_pretrained("
-            f"{str(folder)!r}).merge_and_unload().save_pretrained('merged'), or name {base}"
-        )
+    if (folder / CONFIG).is_file():
+        return no_model(str(folder), load_config(folder / CONFIG), str(folder))
     inside = [path.name for path in sorted(folder.glob("*/")) if any((path / row.file).is_file() for row in native())]
     lies = f"; a model lies in {', '.join(inside[:4])}: pass --subfolder {inside[0]}" if inside else ""
     return BadFile(f"{folder}: holds no weight file ({', '.join(suffixes())}){lies}")

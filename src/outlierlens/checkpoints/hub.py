@@ -17,14 +17,15 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 import numpy as np
 
 from outlierlens.checkpoints import formats
+from outlierlens.checkpoints.adapter import CONFIG
 from outlierlens.checkpoints.base import (
     INDEX,
     ITEM_BYTES,
@@ -263,6 +264,12 @@ class HubCheckpoint(PlacedCheckpoint):
     def commit(self) -> str:  # type: ignore[override]
         """The full hash of the revision, or "" where the hub does not tell."""
         return self._repository.commit
+
+    @cached_property
+    def adapter_config(self) -> dict[str, Any]:  # type: ignore[override]
+        """The content of its adapter_config.json; {} where there is none."""
+        raw = self._repository.small(CONFIG, MAX_CONFIG_BYTES)
+        return {} if raw is None else parse_config(raw, f"{self.name}/{CONFIG}")
 
     @property
     def requests(self) -> int:  # type: ignore[override]

@@ -12,10 +12,12 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outlierlens.checkpoints.adapter import CONFIG, Adapted, Adapter, no_model, of_adapter
 from outlierlens.checkpoints.base import (
     ITEM_BYTES,
     Checkpoint,
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 # Modules that compilers and trainers put around others, and what they put before all names.
 _AROUND = re.compile(
-    r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module|base_layer)\."
+    r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module|base_layer|original_module)\."
 )
 _BEFORE = ("module.", "base_model.model.", "language_model.", "model.")
 # How the names of scales end, behind the name of the weight; and of what else belongs to the codes of a module.
@@ -63,10 +65,18 @@ _BLOCKS = (128, 64, 32, 16, 256, 512)
 def as_weights(source: Checkpoint) -> Checkpoint:
     """`source` by its weights; itself where its format has names and codes of its own, which its reader undoes.
 
+    Of a saved PeftModel those with its adapter, where adapter_config.json is beside it.
+
     Raises:
-        BadFile: it holds an adapter that is not merged into its weights.
+        BadFile: the adapter is more than plain LoRA.
     """
-    return Weights(source) if source.kind in ("safetensors", "bin", "hub") else source
+    if source.kind not in ("safetensors", "bin", "hub"):
+        return source
+    weights = Weights(source)
+    own = of_adapter(source.tensors)
+    if not own or not source.adapter_config:
+        return weights
+    return Adapted(weights, Adapter(source, source.adapter_config, source.name, own))
 
 
 def plain_names(names: Collection[str], config: Mapping[str, Any]) -> dict[str, str]:
@@ -93,14 +103,19 @@ class Weights(Checkpoint):
     """
 
     def __init__(self, source: Checkpoint, *, rename: bool = True):
-        """`rename` False keeps the stored names."""
+        """`rename` False keeps the stored names; raises BadFile for an adapter without its base."""
         self.source, self.name, self.kind = source, source.name, source.kind
         self.config, self.notes, self.outside, self.remedy = source.config, source.notes, source.outside, source.remedy
-        names = source.tensors
-        if adapter := next((name for name in names if ".lora_A." in name or ".lora_B." in name), "") if rename else "":
-            raise BadFile(
-                f"{self.name}: holds a LoRA adapter that is not merged into the weights ({adapter}); merge it with peft: "
-                "merge_and_unload(), then save_pretrained()"
+        own = dict.fromkeys(of_adapter(source.tensors) if rename else ())
+        names = [name for name in source.tensors if name not in own]
+        module = next((name for name in own if ".lora_" in name), "").partition("lora_")[0]
+        if module and not any(name.startswith(module) for name in names):
+            hub = self.name if self.kind == "hub" else ""
+            raise no_model(self.name, source.adapter_config, "adapter" if hub else str(Path(self.name).parent), hub)
+        if own and not source.adapter_config:
+            self.notes = (
+                f"the base alone: {len(own)} tensors of an adapter were not looked at, for {CONFIG} is not beside them",
+                *self.notes,
             )
         plain = plain_names(names, self.config) if rename else {name: name for name in names}
         self.is_renamed = any(name != stored for name, stored in plain.items())

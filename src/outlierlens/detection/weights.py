@@ -66,6 +66,8 @@ class ScanOptions:
     """Hub token."""
     offline: bool = False
     """Never use the network."""
+    adapter: str | None = None
+    """Folder of a LoRA adapter (PEFT): look at the model with it on."""
     notice: Callable[[str], None] | None = None
     """Called with a line that says what will be read, before a rule reads more than norm vectors."""
 
@@ -77,8 +79,9 @@ ASKED = Flat("rule", "view", "max_read")
 def opened(model: str, options: ScanOptions) -> Checkpoint:
     """The stored weights of a model, from where the options say."""
     return open_checkpoint(
-        model, revision=options.revision, subfolder=options.subfolder, token=options.token, offline=options.offline
-    )
+        model, revision=options.revision, subfolder=options.subfolder, token=options.token, offline=options.offline,
+        adapter=options.adapter,
+    )  # fmt: skip
 
 
 # --- what is found ---------------------------------------------------------------------------------------------------
@@ -220,11 +223,8 @@ class MlpScan(Row):
 
 def scan_stream(loaded: "LoadedModel", stream: str, rule: Rule | None = None) -> StackScan:
     """What a rule finds in one stream of a loaded model: in its blocks' last operation, which every stream has."""
-    from outlierlens.checkpoints.stored import LiveCheckpoint
-
-    checkpoint = LiveCheckpoint(loaded.model, name=loaded.name, config=loaded.config)
     sites = sites_of(next(one for one in loaded.stacks if one.name == stream), "last")
-    (found,) = scan_sites(checkpoint, sites, rule or Rule(), hashlib.sha256())
+    (found,) = scan_sites(loaded.weights, sites, rule or Rule(), hashlib.sha256())
     return found
 
 

@@ -457,7 +457,7 @@ class Explorer:
         known.add(tokenizer, ids)
         known.check(self.loaded.name)
         cut = f"the text has {len(ids):,} tokens; the first {limit} are read" if len(ids) > limit else ""
-        return text, [note for note in (known.note, cut) if note]
+        return text, [note for note in (self.loaded.note, known.note, cut) if note]
 
 
 def command(model: str, options: LoadOptions, state: State, views: Sequence[str]) -> str:
@@ -465,7 +465,9 @@ def command(model: str, options: LoadOptions, state: State, views: Sequence[str]
     words = ["outlierlens", "explore", operand(model), f"--text={state.text}", "--dims", ",".join(map(str, state.dims))]
     words += ["--layers", f"{state.first}-{state.last}", "--show", "all" if tuple(views) == VIEWS else ",".join(views)]
     row = "family" if isinstance(options.row, str) else "arch"
-    loading = ("row", "revision", "subfolder", "tokenizer", "device", "dtype", "trust_remote_code", "offline")
+    loading = (
+        "row", "adapter", "revision", "subfolder", "tokenizer", "device", "dtype", "trust_remote_code", "offline"
+    )  # fmt: skip
     for given, names in ((state, ("left", "mode", "stack", "seed", "blank")), (options, loading)):
         for name in names:
             value, flag = getattr(given, name), f"--{row if name == 'row' else name.replace('_', '-')}"

@@ -17,11 +17,22 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import outlierlens.architectures as arch
 from outlierlens.architectures import BoundStack, live_parameters
+from outlierlens.checkpoints import open_adapter
 from outlierlens.checkpoints.formats import format_of, suffixes
 from outlierlens.checkpoints.samples import SAMPLES
 from outlierlens.checkpoints.samples.cache import is_told, say
+from outlierlens.checkpoints.stored import LiveCheckpoint
 from outlierlens.data.token_texts import KnownTokens
-from outlierlens.errors import BadFile, BadInput, MissingExtra, Offline, OutlierlensError, UnknownModel, need
+from outlierlens.errors import (
+    BadFile,
+    BadInput,
+    MissingExtra,
+    Offline,
+    OutlierlensError,
+    UnknownArchitecture,
+    UnknownModel,
+    need,
+)
 from outlierlens.models import variants
 from outlierlens.models.devices import pick_device, whole_float32
 from outlierlens.models.folder import guard_rows, model_folder, processor_beside, row_count, tokenizer_beside
@@ -32,6 +43,7 @@ from outlierlens.models.model_class import (
     config_of,
     load_class,
     load_with_head,
+    put_on,
 )
 from outlierlens.results.document import Provenance
 
@@ -48,13 +60,14 @@ DTYPES = ("float32", "bfloat16", "float16", STORED)
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How to load: revision, precision, device and trust, as in every command.
+    """How to load: revision, adapter, precision, device and trust, as in every command.
 
     `dtype` is float32 on every machine, whatever the hardware is fast at; "checkpoint" is what the model's config says, or else
     its first weight is stored in. `row` is a TOML file that declares the architecture, or the family (model_type) to take
-    the model for; `tokenizer` names a folder, sample or hub id whose tokenizer reads the texts. `offline` forbids the
-    network while this model is loaded and changes nothing afterwards. `notice` receives a line before slow work that is
-    done once, such as the conversion of a sample.
+    the model for; `adapter` is the folder of a LoRA adapter, which is added to the weights in memory; `tokenizer` names a
+    folder, sample or hub id whose tokenizer reads the texts. `offline` forbids the network while this model is loaded and
+    changes nothing afterwards. `notice` receives a line before slow work that is done once, such as the conversion of a
+    sample.
     """
 
     revision: str | None = None
@@ -64,6 +77,7 @@ class LoadOptions:
     device: str = "auto"
     trust_remote_code: bool = False
     offline: bool = False
+    adapter: str | None = None
     row: arch.RowChoice = None
     tokenizer: str | None = None
     attention: str | None = None
@@ -83,11 +97,20 @@ class LoadedModel:
     processor: Any = field(repr=False, default=None)  # of models that read pictures or recordings
     notice: Callable[[str], None] = field(repr=False, compare=False, default=say)
     known: KnownTokens = field(repr=False, compare=False, default_factory=KnownTokens)  # of the texts read so far
+    adapter: str = ""  # the folder of the adapter that was added to its weights
+    note: str = ""  # on the adapter
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of every result should know about the texts that were read; () for nothing."""
-        return (self.known.note,) if self.known.note else ()
+        """What a reader of every result should know about its adapter and the texts that were read; () for nothing."""
+        return tuple(filter(None, (self.note, self.known.note)))
+
+    @property
+    def weights(self) -> LiveCheckpoint:
+        """Its parameters as they are now."""
+        found = LiveCheckpoint(self.model, name=self.name, config=self.config)
+        found.adapter, found.notes = self.adapter, (self.note,) if self.note else ()
+        return found
 
     @property
     def device(self) -> "torch.device":
@@ -111,8 +134,9 @@ class LoadedModel:
         self.known.check(self.name)
         self.known.warn(self.notice, self.name)
         return Provenance.now(
-            self.name, digest or fingerprint(self.model), command=command, seed=seed, dtype=self.dtype
-        )
+            self.name, digest or fingerprint(self.model), command=command, seed=seed, dtype=self.dtype,
+            adapter=self.adapter,
+        )  # fmt: skip
 
     def stack(self, name: str | None = None) -> BoundStack:
         """The residual stream called `name`, or the only one; raises BadInput with the choices."""
@@ -150,6 +174,7 @@ def from_objects(
 
     Raises:
         UnknownArchitecture: the model's type has no row and none is given.
+        BadInput: an adapter of peft is around its weights.
     """
     while type(model).__name__ in ("DataParallel", "DistributedDataParallel"):
         model = cast("nn.Module", model.module)
@@ -158,7 +183,13 @@ def from_objects(
         stacks = arch.load_toml(row)
     else:
         stacks = arch.stacks_of({**config, "model_type": row} if row else config, name or type(model).__name__)
-    bound = arch.bind_live(stacks, model)
+    try:
+        bound = arch.bind_live(stacks, model)
+    except UnknownArchitecture:
+        if wrapped := next((one for one in live_parameters(model) if ".base_layer." in one), ""):
+            remedy = "merge it with merge_and_unload(), or give base and folder: load_model(BASE, adapter=FOLDER)"
+            raise BadInput(f"{wrapped}: an adapter of peft is around this weight; {remedy}") from None
+        raise
     guard_rows(model, tokenizer, name or type(model).__name__)
     return LoadedModel(
         name or type(model).__name__, model, tokenizer, _head_of(model, tokenizer), bound, config, processor
@@ -192,19 +223,24 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
     told).
 
     Raises:
-        BadFile: damaged weights (NaN and infinity among them), a config that does not fit them, or missing ones.
+        BadFile: damaged weights (NaN and infinity among them), a config or an adapter that does not fit them, or missing ones.
         MissingExtra: the model or its tokenizer needs a library that is not installed.
         UnknownModel, UnknownArchitecture, Offline, BadInput: see those.
     """
     options = options or LoadOptions()
     if options.dtype not in DTYPES:
         raise BadInput(f"dtype is {options.dtype!r}; use one of {', '.join(DTYPES)}")
+    if head is not None and options.adapter is not None:
+        raise BadInput(
+            "fine-tuning starts from a model, not from an adapter; merge it with peft first: merge_and_unload()"
+        )
     torch = need("torch", "models", "running a model")
     transformers = need("transformers", "models", "running a model")
     transformers.utils.logging.set_verbosity_error()
     if not is_told():
         transformers.utils.logging.disable_progress_bar()
     source, options = _source(name, options)
+    adapter = None if options.adapter is None else open_adapter(options.adapter)
     common = _common(options)
     device = pick_device(options.device)
     whole_float32(device)
@@ -214,18 +250,19 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
         config = config_of(source, family, common, options.notice)
         how = {**common, **({"attn_implementation": options.attention} if options.attention else {})}
         if head is None:
-            model = load_class(source, config, dtype, how)
+            model = load_class(source, config, dtype, how, adapter)
         else:
             model = load_with_head(source, head, config=config, dtype=dtype, options=how, notice=options.notice)
         if options.tokenizer is None:
             tokenizer = tokenizer_beside(source, common, config)
         else:
             tokenizer = _other_tokenizer(options, model)
+        note = "" if adapter is None else put_on(model, adapter)
         agree_on_padding(model, tokenizer)
         processor = processor_beside(model, source, common)
     check_values(name, model, options.dtype)
     loaded = from_objects(model.to(device).eval(), tokenizer, processor=processor, name=name, row=options.row)
-    return replace(loaded, notice=options.notice)
+    return replace(loaded, notice=options.notice, adapter=options.adapter or "", note=note)
 
 
 def load_tokenizer(name: str, options: LoadOptions | None = None) -> "PreTrainedTokenizerBase":

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import outlierlens.architectures as arch
-from outlierlens.architectures import family_of
+from outlierlens.architectures import family_of, live_parameters
 from outlierlens.checkpoints import open_checkpoint
+from outlierlens.checkpoints.adapter import Adapter
 from outlierlens.checkpoints.formats import native
 from outlierlens.data.labelled.labels import GENERIC, in_order_of_outputs, plain_label
 from outlierlens.errors import BadFile, BadInput, UnknownArchitecture, need
@@ -188,6 +189,37 @@ def check_values(name: str, model: "nn.Module", dtype: str) -> None:
             raise BadFile(f"{name}: {parameter} holds NaN or infinity: {what}")
 
 
+def put_on(model: "nn.Module", adapter: Adapter) -> str:
+    """Add an adapter to the weights of a model in memory, in float32 and rounded once; what results say of it.
+
+    A parameter that several modules share becomes one of their own in the module that is changed, as it is where peft runs it.
+
+    Raises:
+        BadFile: the adapter does not fit; a weight holds a quantizer's codes; or it brings a module that the model lacks.
+    """
+    import torch
+
+    live = live_parameters(model)
+    shapes = {name: tuple(values.shape) for name, values in live.items()}
+    changes = adapter.changes(shapes, shapes.__getitem__)
+    if lacking := sorted(changes.keys() - live.keys()):
+        raise BadFile(
+            f"{adapter.folder}: brings {_first(lacking)}, which {type(model).__name__} does not have; name the model with the "
+            f"head that the adapter was trained on"
+        )
+    for name, change in changes.items():
+        old, (module, _, leaf) = live[name], name.rpartition(".")
+        if not old.is_floating_point():
+            raise BadFile(f"{adapter.folder}: {name} is stored as {old.dtype}; name the model in full precision")
+        wide = old.detach().cpu().to(torch.promote_types(old.dtype, torch.float32))
+        values = torch.from_numpy(change.made(wide.numpy())).to(old)
+        setattr(model.get_submodule(module), leaf, torch.nn.Parameter(values, requires_grad=old.requires_grad))
+    now, config = live_parameters(model), getattr(model, "config", None)
+    if config is not None and any(live[a] is live[b] and now[a] is not now[b] for a in changes for b in live):
+        config.tie_word_embeddings = False
+    return adapter.note(changes, len({id(values) for values in live.values()}))
+
+
 def agree_on_padding(model: Any, tokenizer: Any) -> None:
     """Have the model's config name the tokenizer's padding, where a sequence head finds the last token by it.
 
@@ -212,6 +244,7 @@ def padding_side(model: Any) -> str:
 
 # --- configuration and class -----------------------------------------------------------------------------------------
 
+OF_LABELS = {"SEQ_CLS": "SEQUENCE", "TOKEN_CLS": "TOKEN"}  # peft's words for tasks -> transformers' for classes
 LANGUAGE_MODELS = ("AutoModelForMaskedLM", "AutoModelForCausalLM")
 NOT_OF_A_FAMILY = ("auto_map", "torch_dtype", "quantization_config")
 
@@ -267,8 +300,12 @@ def config_of(source: str, family: str | None, common: dict[str, Any], notice: C
     return transformers.AutoConfig.for_model(family, **used)
 
 
-def load_class(source: str, config: Any, dtype: Any, options: dict[str, Any]) -> "nn.Module":
+def load_class(
+    source: str, config: Any, dtype: Any, options: dict[str, Any], adapter: Adapter | None = None
+) -> "nn.Module":
     """The model in `source`, as the first class of `config` whose head is stored, or bare; see `models.load_model`.
+
+    With an `adapter` it is the class of the head that this brings, whose values are random until it is `put_on`.
 
     Raises:
         BadFile: weights that are missing, or of another shape than the config says.
@@ -278,6 +315,7 @@ def load_class(source: str, config: Any, dtype: Any, options: dict[str, Any]) ->
     if getattr(config, "model_type", None) == variants.MODEL_TYPE:
         variants.register()
         from outlierlens.models.variants import model as library
+    brought = {} if adapter is None else _with_head(config, adapter)
     theirs = {str(place).rpartition(".")[2]: auto for auto, place in (getattr(config, "auto_map", None) or {}).items()}
     for named in _classes(config):
         with_head = getattr(library, named, None)
@@ -288,7 +326,7 @@ def load_class(source: str, config: Any, dtype: Any, options: dict[str, Any]) ->
         if with_head is not None:
             model, lacking = _read(with_head, source, config, dtype, options)
             # A head that is not stored would be random: its outputs would mean nothing.
-            if not lacking:
+            if brought.keys() >= {*lacking}:
                 return model
     model, lacking = _read(transformers.AutoModel, source, config, dtype, options)
     unused = [key for key in lacking if is_unused(key)]
@@ -301,6 +339,18 @@ def load_class(source: str, config: Any, dtype: Any, options: dict[str, Any]) ->
     for key in unused:
         model.state_dict()[key].zero_()
     return model
+
+
+def _with_head(config: Any, adapter: Adapter) -> dict[str, tuple[int, ...]]:
+    """The parameters of the head that an adapter for labels brings, which `config` then names, with a label for each output."""
+    kind, heads = OF_LABELS.get(adapter.task, ""), adapter.heads
+    auto: Any = need("transformers.models.auto.modeling_auto", "models", "running a model")
+    named = getattr(auto, f"MODEL_FOR_{kind}_CLASSIFICATION_MAPPING_NAMES", {}).get(config.model_type)
+    outputs = [shape[0] for shape in heads.values() if len(shape) == 2]
+    if named is None or not outputs:
+        return {}
+    config.architectures, config.num_labels = [named], min(outputs)
+    return heads
 
 
 def _classes(config: Any) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ import numpy as np
 import outlierlens.architectures as arch
 from outlierlens.architectures.bind import number_of_experts
 from outlierlens.checkpoints import as_weights
+from outlierlens.checkpoints.adapter import CONFIG, Adapted, of_adapter
 from outlierlens.checkpoints.base import Checkpoint, load_config
 from outlierlens.checkpoints.formats import config_folder, files_of, open_file, write_header
 from outlierlens.checkpoints.samples.cache import check_space, megabytes
@@ -130,8 +131,13 @@ def copy_file(path: Path, folder: Path, notice: Progress) -> list[Path]:
         BadFile: the file lacks parameters of the config's model, or has them in other shapes.
     """
     with as_weights(open_file(path, str(path))) as checkpoint:
+        if isinstance(checkpoint, Weights) and of_adapter(checkpoint.source.tensors):
+            raise BadFile(
+                f"{path}: holds an adapter, and {CONFIG}, which says how it is added, is not beside it; put it there, or merge "
+                "the adapter with peft: merge_and_unload(), then save_pretrained()"
+            )
         _copy(checkpoint, path, folder, notice)
-        return [*checkpoint.outside, *files_of(path)[0]]
+        return [*checkpoint.outside, *files_of(path)[0], path.parent / CONFIG]
 
 
 def needs_copy(path: Path) -> bool:
@@ -140,11 +146,14 @@ def needs_copy(path: Path) -> bool:
     Codes that are not read are left to the quantizer that the config names.
     """
     with as_weights(open_file(path, str(path))) as checkpoint:
-        return isinstance(checkpoint, Weights) and (
-            checkpoint.is_renamed
-            or getattr(checkpoint, "wrapped", False)
-            or bool(checkpoint.coded)
-            or (not checkpoint.method and any(map(checkpoint.packed_by, checkpoint.tensors)))
+        return isinstance(checkpoint, Adapted) or (
+            isinstance(checkpoint, Weights)
+            and (
+                checkpoint.is_renamed
+                or getattr(checkpoint, "wrapped", False)
+                or bool(checkpoint.coded)
+                or (not checkpoint.method and any(map(checkpoint.packed_by, checkpoint.tensors)))
+            )
         )
 
 

@@ -148,7 +148,7 @@ class LuoReplication(PaperFinding):
             yield "No interval is widened for the number of data sets and fixes: about one in twenty differs by chance."
         if not self.published:
             yield "None of the paper's numbers are for this checkpoint, so none stand beside these."
-        yield f"{self.provenance.model}: clipped {self.clipping}."
+        yield f"{self.provenance.subject}: clipped {self.clipping}."
 
 
 def _said(effects: Sequence[FixEffect]) -> str:

@@ -22,7 +22,10 @@ def run(session: Session, options: ReportOptions) -> None:
     if options.card:
         refuse_others(options.card)
     if options.compare:
-        of_one = (("MODEL", options.model), ("--result", options.results), ("--card", options.card))
+        of_one = (
+            ("MODEL", options.model), ("--result", options.results), ("--card", options.card),
+            ("--adapter", session.loading.adapter),
+        )  # fmt: skip
         for name, value in of_one:
             if value:
                 raise BadInput(f"--compare takes two models; {name} belongs to a report of one")
@@ -39,8 +42,8 @@ def _redrawn(session: Session, options: ReportOptions) -> Path:
     """The page of results that were measured before; needs no torch."""
     from outlierlens.report.job import redraw
 
-    if options.dims != FIND or session.reading.data:
-        raise BadInput(f"{options.model} holds measured results: --dims and --data need the model itself")
+    if options.dims != FIND or session.reading.data or session.loading.adapter:
+        raise BadInput(f"{options.model} holds measured results: --dims, --data and --adapter need the model itself")
     return redraw(Path(options.model), session.output.output, options)
 
 

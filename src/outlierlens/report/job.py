@@ -141,8 +141,9 @@ def task_options(options: ReportOptions) -> TaskOptions:
 def scan_of(model: str, loaded: LoadedModel, load: LoadOptions, command: str) -> Scan:
     """Scan the stored weights; the loaded ones where the file cannot be read (a library is missing, say)."""
     options = ScanOptions(
-        row=load.row, revision=load.revision, subfolder=load.subfolder, token=load.token, offline=load.offline
-    )
+        row=load.row, revision=load.revision, subfolder=load.subfolder, token=load.token, offline=load.offline,
+        adapter=load.adapter,
+    )  # fmt: skip
     try:
         return scan(model, options, command=command)
     except OutlierlensError as error:

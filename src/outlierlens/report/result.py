@@ -168,7 +168,7 @@ class ReportData(Result):
         """Where there is no page: the findings, and what to do about them; `verbose` says no more."""
         steps = tuple((step.topic, step.text, step.because, "; ".join(step.commands) or None) for step in self.advice())
         table = Rows("What to do", ("for", "what", "why", "command"), steps)
-        yield Section("report", self.provenance.model, self.finding(), (), (table,))
+        yield Section("report", self.provenance.subject, self.finding(), (), (table,))
 
     def page_sections(self) -> tuple[Section, ...]:
         """What every finding says and shows; its charts name the dimensions that the report names."""

@@ -32,7 +32,9 @@ class Advice:
 def about(made: "Provenance", name: str, *words: str, dims: Sequence[int] = (), stack: str = "") -> str:
     """The command line `name` about the model of a finding, quoted for a shell."""
     listed = ["--dims", ",".join(map(str, dims))] if dims else []
-    return command(*name.split(), operand(made.model), *words, *listed, *(option("--stack", stack) if stack else []))
+    listed += option("--stack", stack) if stack else []
+    listed += option("--adapter", made.adapter) if made.adapter else []
+    return command(*name.split(), operand(made.model), *words, *listed)
 
 
 def fitted(made: "Provenance", form: str) -> str:

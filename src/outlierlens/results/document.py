@@ -101,7 +101,7 @@ class Provenance:
     """Where a result came from: enough to make it again.
 
     `fingerprint` is a SHA-256 over names, shapes and the values that were read; `command` reproduces the result. `dtype` is
-    what the running model's weights were in, "bfloat16"; "" where no model ran.
+    what the running model's weights were in, "bfloat16"; "" where no model ran. `adapter` is the folder of what was put on it.
     """
 
     model: str
@@ -112,10 +112,23 @@ class Provenance:
     libraries: dict[str, str] = field(default_factory=dict)
     created: str = ""
     dtype: str = ""
+    adapter: str = ""
+
+    @property
+    def subject(self) -> str:
+        """What was measured: the model, and the adapter on it."""
+        return f"{self.model} with {self.adapter}" if self.adapter else self.model
 
     @classmethod
     def now(
-        cls, model: str, fingerprint: str, *, command: str = "", seed: int | None = None, dtype: str = ""
+        cls,
+        model: str,
+        fingerprint: str,
+        *,
+        command: str = "",
+        seed: int | None = None,
+        dtype: str = "",
+        adapter: str = "",
     ) -> "Provenance":
         """Provenance of a result made at this moment by this process; names the libraries that are loaded."""
         loaded = [name for name in ("numpy", "torch", "transformers", "gguf", "onnx") if name in sys.modules]
@@ -129,6 +142,7 @@ class Provenance:
             libraries=libraries,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             dtype=dtype,
+            adapter=adapter,
         )
 
 
@@ -419,20 +433,22 @@ def refuse_other_model(what: str, found: Any, known: Sequence[Provenance], remed
     """Raise BadInput where a result is of another model than `known`, by name of both.
 
     Fingerprints of all parameters decide where a model ran in the precision of one of `known`. Those of files are of what
-    was read, so there the last part of a name decides: of the model, or of one that the result names `before` or `base`.
+    was read, so there the last part of a name decides: of the model with its adapter, or of one that the result names `before`
+    or `base`.
     """
     own = getattr(found, "provenance", None)
     if own is None or not known or own.fingerprint in [one.fingerprint for one in known]:
         return
     ran = own.dtype and own.dtype in [one.dtype for one in known]
-    names = [own.model, *(getattr(found, name, None) for name in ("before", "base"))]
+    alike = own.adapter in [one.adapter for one in known]
+    names = [own.model if alike else None, *(getattr(found, name, None) for name in ("before", "base"))]
     if not ran and {_last_part(name) for name in names if isinstance(name, str)} & {
         _last_part(one.model) for one in known
     }:
         return
     other = known[0]
     raise BadInput(
-        f"{what} is of {own.model} (fingerprint {own.fingerprint[:12]}), not of {other.model} "
+        f"{what} is of {own.subject} (fingerprint {own.fingerprint[:12]}), not of {other.subject} "
         f"({next((one.fingerprint for one in known if one.dtype == own.dtype), other.fingerprint)[:12]}); {remedy}"
     )
 

@@ -177,7 +177,7 @@ class Finding(Result):
 
     def sections(self, *, verbose: bool = False) -> Iterator[Section]:
         """For every surface; its pictures are drawn when somebody looks."""
-        said = tuple(filter(None, (*self.sentences(), self.about.sentence(self.provenance.model))))
+        said = tuple(filter(None, (*self.sentences(), self.about.sentence(self.provenance.subject))))
         drawn = (lambda: (self.chart(),)) if any(one.chosen(self) for one in self.drawn()) else ()
         title = f"{self.title}: {few(self.about.dims)}" if self.about.dims else self.title
         yield Section(self.name, title, said, drawn, tuple(self.shown(verbose=verbose)))

@@ -248,7 +248,7 @@ def draw(found: "Finding") -> Chart:
     said = (*found.sentences(), *(one.caption(found) for one in drawn), bars)
     return composed(
         name=found.name,
-        title=f"{found.provenance.model}{of}: {found.title[:1].lower()}{found.title[1:]}",
+        title=f"{found.provenance.subject}{of}: {found.title[:1].lower()}{found.title[1:]}",
         reading=" ".join(filter(None, said)),
         body=above(panels, 30, apart=("x", "y", "color", "shape"))
         if len(panels) > 1
