@@ -47,6 +47,14 @@ _CODES = ("", "_packed", "_blocks")  # how the names of codes end
 # What a module holds in place of a weight -> the quantizers that write it.
 _FOREIGN = {"qweight": "GPTQ or AWQ", "W_q": "HQQ", "codebooks": "AQLM", "weight._data": "Quanto"}
 _TYPE = "type "
+_NAMED_FREELY = (
+    "safetensors",
+    "bin",
+    "hub",
+    "dcp",
+    "npz",
+    "flax",
+)  # kinds whose files hold whatever a program put into them
 _QUANTIZERS = {"gptq": "GPTQ", "awq": "AWQ", "hqq": "HQQ", "aqlm": "AQLM"}
 _IN_FOREIGN = re.compile(rf"(.+)\.({'|'.join(map(re.escape, _FOREIGN))})\Z")
 # Quantizers whose integers and 8-bit floats are multiplied by scales of these names (`quantization_config.quant_method`).
@@ -66,7 +74,7 @@ def as_weights(source: Checkpoint) -> Checkpoint:
     Raises:
         BadFile: it holds an adapter that is not merged into its weights.
     """
-    return Weights(source) if source.kind in ("safetensors", "bin", "hub") else source
+    return Weights(source) if source.kind in _NAMED_FREELY else source
 
 
 def plain_names(names: Collection[str], config: Mapping[str, Any]) -> dict[str, str]:

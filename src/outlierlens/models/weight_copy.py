@@ -130,7 +130,7 @@ def copy_file(path: Path, folder: Path, notice: Progress) -> list[Path]:
     """
     with as_weights(open_file(path, str(path))) as checkpoint:
         _copy(checkpoint, path, folder, notice)
-        return [*checkpoint.outside, *files_of(path)[0]]
+        return [*checkpoint.outside, *getattr(checkpoint, "files", files_of(path)[0])]
 
 
 def needs_copy(path: Path) -> bool:
@@ -152,7 +152,7 @@ def _copy(checkpoint: Checkpoint, path: Path, folder: Path, notice: Progress) ->
     config = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}
     if not isinstance(config.get("model_type"), str):
         config["model_type"] = _family(checkpoint, notice)
-    if config != checkpoint.config:
+    if config != checkpoint.config or not (folder / "config.json").is_file():
         (folder / "config.json").write_text(json.dumps(config), "utf-8")
     floats = {
         name: info.shape
