@@ -77,6 +77,19 @@ def test_a_mapped_file_counts_only_the_tensors_asked_for(tmp_path: Path) -> None
         assert checkpoint.bytes_read - before == 16
 
 
+def test_axes_in_front_of_the_last_are_rows_without_reading_all(tmp_path: Path) -> None:
+    path = tmp_path / "model.bin"
+    whole = torch.arange(60.0).reshape(3, 4, 5)
+    torch.save({"experts": whole, "turned": whole.transpose(0, 1)}, path)
+    with TorchCheckpoint(path, name="m", config={}) as checkpoint:
+        before = checkpoint.bytes_read
+        assert checkpoint.take_rows("experts", (0, 11)).tolist() == whole.reshape(12, 5)[[0, 11]].tolist()
+        assert checkpoint.bytes_read - before == 2 * 5 * 4
+        for name, value in (("experts", whole), ("turned", whole.transpose(0, 1))):
+            rows = np.concatenate(list(checkpoint.read_rows(name, 5)))
+            assert rows.tolist() == value.reshape(12, 5).tolist()
+
+
 def test_values_are_copies_that_outlive_the_file(tmp_path: Path) -> None:
     path = tmp_path / "model.bin"
     torch.save({"w": torch.ones(4)}, path)

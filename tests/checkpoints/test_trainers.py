@@ -186,15 +186,15 @@ def megatron_gpt2(run: Path, step: int, state: State, n: int = 1, **version: flo
         saved(run / f"iter_{step:07}" / f"mp_rank_{rank:02}" / "model_optim_rng.pt", {"model": model, **version})
 
 
-def llama_own(run: Path, step: int, state: State, n: int = 1) -> None:
-    """Meta's files: rows of queries and keys are pairs; linears are cut over files."""
+def llama_own(run: Path, step: int, state: State, n: int = 1, table_axis: int = 1) -> None:
+    """Meta's files: rows of queries and keys are pairs; linears are cut over files, the table by columns until Llama 2."""
 
     def pairs(value: torch.Tensor) -> torch.Tensor:
         return value.reshape(-1, 2, WIDTH // 2, 16).transpose(1, 2).reshape(-1, 16)
 
     for rank in range(n):
         content = {"rope.freqs": torch.ones(4), "norm.weight": state["model.norm.weight"]}
-        content["tok_embeddings.weight"] = cut(state["model.embed_tokens.weight"], n, rank, 1)
+        content["tok_embeddings.weight"] = cut(state["model.embed_tokens.weight"], n, rank, table_axis)
         content["output.weight"] = cut(state["lm_head.weight"], n, rank, 0)
         for layer in range(3):
             old, new = f"model.layers.{layer}.", f"layers.{layer}."
@@ -252,7 +252,10 @@ def sharded(run: Path, step: int, state: State) -> None:
 
 def numpy_archive(run: Path, step: int, state: State) -> None:
     run.mkdir(exist_ok=True)
-    np.savez(run / f"step_{step}.npz", **{name: value.numpy() for name, value in state.items()})
+    arrays = {
+        name: np.asarray(value.numpy(), order="F" if "down_proj" in name else "C") for name, value in state.items()
+    }
+    np.savez(run / f"step_{step}.npz", **arrays)
 
 
 def flax(run: Path, step: int, state: State) -> None:
@@ -301,7 +304,7 @@ LAYOUTS = {
     "Flax": Layout(flax, "step-200"),
     "Flax's GPT-2": Layout(flax, "step-200", "gpt2"),
     "{'model': …} with another tensor beside": Layout(
-        lambda run, step, state: saved(run / f"ckpt_{step}.pt", {"model": state, "rng": torch.get_rng_state()}),
+        lambda run, step, state: saved(run / f"ckpt_{step}.pt", {"state": OPTIMIZER, "model": state, "rng": torch.ones(3)}),
         "ckpt_200.pt",
     ),
     "{'model_state_dict': …}": Layout(
@@ -419,12 +422,13 @@ def test_ranks_of_megatron_with_groups_of_keys_are_joined(tmp_path: Path) -> Non
         scan(str(run / "iter_0000100"))
 
 
-def test_files_of_llama_s_own_are_joined(tmp_path: Path) -> None:
+@pytest.mark.parametrize("table_axis", [0, 1])
+def test_files_of_llama_s_own_are_joined(table_axis: int, tmp_path: Path) -> None:
     config = MODELS["llama"].config.to_dict() | {"num_key_value_heads": 2}
     torch.manual_seed(1)
     model = type(MODELS["llama"])(type(MODELS["llama"].config)(**config))
     run = tmp_path / "run"
-    llama_own(run, 100, dict(model.state_dict()), 2)
+    llama_own(run, 100, dict(model.state_dict()), 2, table_axis)
     told = json.loads((run / "step-100" / "params.json").read_text()) | {"n_kv_heads": 2}
     (run / "step-100" / "params.json").write_text(json.dumps(told))
     loaded = load_model(str(run / "step-100")).model
@@ -504,6 +508,42 @@ def without_metadata(folder: Path) -> None:
     MODELS["llama"].config.save_pretrained(folder.parent)
 
 
+def layers_apart(folder: Path) -> None:
+    rank_of(folder, "mp_rank_00_model_states.pt", {"module": None, "rng": torch.get_rng_state()})
+    rank_of(folder, "layer_00-model_00-model_states.pt", {"w": torch.ones(2)})
+
+
+def changed_metadata(folder: Path, change: Callable[[Any], None]) -> None:
+    sharded(folder.parent, 100, state_at(100))
+    (folder.parent / "checkpoint-100").rename(folder)
+    MODELS["llama"].config.save_pretrained(folder.parent)
+    path = folder / "pytorch_model_fsdp_0" / ".metadata"
+    told = pickle.loads(path.read_bytes())
+    change(told)
+    path.write_bytes(pickle.dumps(told))
+
+
+def a_piece_less(folder: Path) -> None:
+    changed_metadata(folder, lambda told: told.state_dict_metadata["model.lm_head.weight"].chunks.pop())
+
+
+def a_piece_elsewhere(folder: Path) -> None:
+    def change(told: Any) -> None:
+        told.state_dict_metadata["model.lm_head.weight"].chunks[0].offsets = torch.Size([39, 0])
+        (index,) = (one for one in told.storage_data if one.fqn == "model.lm_head.weight" and one.index == 0)
+        told.storage_data[metadata.MetadataIndex(index.fqn, torch.Size([39, 0]), 0)] = told.storage_data.pop(index)
+
+    changed_metadata(folder, change)
+
+
+def a_file_elsewhere(folder: Path) -> None:
+    def change(told: Any) -> None:
+        for place in told.storage_data.values():
+            place.relative_path = "../__0_0.distcp"
+
+    changed_metadata(folder, change)
+
+
 def without_a_file(folder: Path) -> None:
     sharded(folder.parent, 100, state_at(100))
     (folder.parent / "checkpoint-100").rename(folder)
@@ -517,6 +557,10 @@ REFUSED = {
     unknown_cuts: "is one of 2 ranks, and its names are not those of a model whose cuts are known; save the model as one",
     one_of_two: "is of 2 ranks, and 1 of them are there; put the others beside it",
     of_other_models: r"encoder\.layers\.0\.mlp\.dense_4h_to_h\.weight' is not in every rank; they are not of one model",
+    layers_apart: r"has its layers cut over files \(layer_\*\), which is not read; save the model as one",
+    a_piece_less: r"'model\.lm_head\.weight': its 3 pieces do not fill \[40, 16\]; .* run `python -m torch\.distr",
+    a_piece_elsewhere: r"'model\.lm_head\.weight': a piece \[20, 8\] at \[39, 0\] is not of \[40, 16\]",
+    a_file_elsewhere: r"lies in '\.\./__0_0\.distcp', which is no plain file beside it, or is packed",
     without_metadata: r"\.metadata: is missing, and is written last: the checkpoint is not whole; take another step",
     without_a_file: r"__1_0\.distcp: this file is named by \.metadata but missing",
 }
@@ -551,6 +595,28 @@ def test_the_remedy_for_a_distributed_checkpoint_works_as_printed(tmp_path: Path
     subprocess.run(f"{sys.executable} {command[1]}", shell=True, check=True, capture_output=True)
     folder.with_name("step-200.pt").rename(tmp_path / "a run" / "whole.pt")
     assert scan(str(tmp_path / "a run" / "whole.pt")).stacks[0].strongest_dims(1) == (DIM,)
+
+
+def test_ranks_in_one_folder_are_one_step(tmp_path: Path) -> None:
+    for step in (100, 200):
+        composer(tmp_path, step, state_at(step))
+        shutil.copy(tmp_path / f"ep0-ba{step}-rank0.pt", tmp_path / f"ep0-ba{step}-rank1.pt")
+    with pytest.raises(BadFile, match=r"ep0-ba100-rank0\.pt \(step 100\): .* is one of 2 ranks, and its names are not"):
+        track([tmp_path])
+    for step in (100, 200):
+        (tmp_path / f"ep0-ba{step}-rank1.pt").rename(tmp_path / f"ep0-ba{step}-rank2.pt")
+    with pytest.raises(BadFile, match="that of rank 1 is missing"):
+        track([tmp_path])
+
+
+def test_a_folder_named_as_a_checkpoint_without_weights_is_said(tmp_path: Path) -> None:
+    written(LAYOUTS["Megatron's core"], tmp_path / "run", (100, 200))
+    rank = tmp_path / "run" / "iter_0000300" / "mp_rank_00"
+    rank.mkdir(parents=True)
+    (rank / "distrib_optim.pt").write_bytes(b"x")
+    found = track([tmp_path / "run"])
+    assert found.steps.tolist() == [100, 200]
+    assert f"left out: {rank.parent} is named as a checkpoint, and holds no weight file" in found.notes
 
 
 class Payload:

@@ -52,7 +52,8 @@ class NumpyCheckpoint(PiecedCheckpoint):
                 found = {one.filename.removesuffix(".npy"): self._array(path, file, one) for one in entries}
         except _MALFORMED as error:
             raise BadFile(f"{path}: not a readable file of numpy ({error}); truncated? fetch it again") from None
-        self._hold(of_flax(found))
+        of_jax = any("/" in one or one.endswith("kernel") for one in found)
+        self._hold(of_flax(found) if of_jax else found)
 
     def _array(self, path: Path, file: Any, entry: zipfile.ZipInfo) -> PiecedTensor:
         if entry.compress_type != zipfile.ZIP_STORED:

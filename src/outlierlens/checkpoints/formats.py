@@ -149,7 +149,6 @@ def open_file(path: Path, name: str) -> Checkpoint:
     """
     row = format_of(path)
     refuse_ctranslate2(path)
-    parts_of(path)
     if row is None:
         raise BadFile(f"{path}: unknown kind of weight file; known endings: {', '.join(suffixes())}")
     module, _, opener = row.opener.partition(":")

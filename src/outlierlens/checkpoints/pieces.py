@@ -71,7 +71,7 @@ class Piece:
             raw = file.read(self.span)
         if len(raw) != self.span:
             raise BadFile(f"{self.path}: the file became shorter while it was read; fetch it again")
-        if item in (1, 2, 4, 8) and raw:
+        if item in (1, 2, 4, 8) and raw and self.strides != strides_of(self.shape):
             steps = [item * stride for stride in self.strides]
             stored = np.lib.stride_tricks.as_strided(np.frombuffer(raw, f"<u{item}"), self.shape, steps)
             raw = np.ascontiguousarray(stored).tobytes()
@@ -114,11 +114,24 @@ class PiecedTensor:
                 pieces.append(((before, *others), piece.rows(low, high, step)))
         return PiecedTensor(self.dtype, (len(range(first, end, step)), *self.shape[1:]), tuple(pieces))
 
+    @property
+    def matrix(self) -> "PiecedTensor | None":
+        """The same with all axes but the last as rows, where that moves no value; None elsewhere."""
+        if len(self.shape) == 2:
+            return self
+        ((_, piece), *others) = self.pieces
+        if others or not self.shape or piece.strides != strides_of(piece.shape):
+            return None
+        shape = (math.prod(self.shape[:-1]), self.shape[-1])
+        return PiecedTensor.of(replace(piece, shape=shape, strides=strides_of(shape)))
+
     def values(self, first: int = 0, end: int | None = None) -> np.ndarray:
         """The rows from `first` to before `end` along the first axis, [row, …]; all without."""
-        if not self.shape or (len(self.pieces) == 1 and end is None):
+        if not self.shape:
             return self.pieces[0][1].values()
         end = self.shape[0] if end is None else end
+        if len(self.pieces) == 1:
+            return self.pieces[0][1].rows(first, end).values()
         wide = np.float64 if self.dtype == "float64" else np.float32
         found = np.full((end - first, *self.shape[1:]), np.nan, wide)
         for (top, *others), piece in self.pieces:
@@ -163,30 +176,30 @@ class PiecedCheckpoint(Checkpoint):
             name: TensorInfo(one.dtype, one.shape, one_bytes(one.dtype, one.shape)) for name, one in tensors.items()
         }
 
-    def _values(self, name: str, first: int = 0, end: int | None = None) -> np.ndarray:
-        if self._held[name].dtype.startswith("complex"):
+    def _values(self, name: str, of: PiecedTensor, first: int = 0, end: int | None = None) -> np.ndarray:
+        if of.dtype.startswith("complex"):
             raise BadFile(f"{self.name}: {name}: cannot read complex values")
-        values = self._held[name].values(first, end)
-        self.bytes_read += values.size * item_bytes(self._held[name].dtype)
+        values = of.values(first, end)
+        self.bytes_read += values.size * item_bytes(of.dtype)
         return values
 
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
         for name in names:
-            yield name, self._values(name)
+            yield name, self._values(name, self._held[name])
 
     def read_rows(self, name: str, n_rows: int) -> Iterator[np.ndarray]:
-        shape = self.tensors[name].shape
-        if len(shape) != 2:
+        matrix = self._held[name].matrix
+        if matrix is None:
             yield from super().read_rows(name, n_rows)
             return
-        for start in range(0, shape[0], n_rows):
-            yield self._values(name, start, min(start + n_rows, shape[0]))
+        for start in range(0, matrix.shape[0], n_rows):
+            yield self._values(name, matrix, start, min(start + n_rows, matrix.shape[0]))
 
     def take_rows(self, name: str, rows: Sequence[int]) -> np.ndarray:
-        shape = self.tensors[name].shape
-        if len(shape) != 2 or not len(rows):
+        matrix = self._held[name].matrix
+        if matrix is None or not len(rows):
             return super().take_rows(name, rows)
-        return np.concatenate([self._values(name, first, end) for first, end in runs_of(rows)])
+        return np.concatenate([self._values(name, matrix, first, end) for first, end in runs_of(rows)])
 
 
 def one_bytes(dtype: str, shape: Sequence[int]) -> int:

@@ -20,7 +20,6 @@ from outlierlens.checkpoints.base import (
     ITEM_BYTES,
     Checkpoint,
     LazyTensors,
-    TensorCheckpoint,
     TensorInfo,
     is_shape,
     parse_config,
@@ -429,7 +428,7 @@ class LiveCheckpoint(Weights):
         super().__init__(_Parameters(model, name=name, config=config), rename=False)
 
 
-class _Parameters(TensorCheckpoint):
+class _Parameters(Checkpoint):
     """The parameters as they are, codes among them."""
 
     kind = "live"
@@ -438,10 +437,26 @@ class _Parameters(TensorCheckpoint):
         from outlierlens.architectures import live_parameters
 
         self.name, self.config, self.bytes_read = name, config, 0
-        self._hold(live_parameters(model))
+        self._held = dict(live_parameters(model))
         self.total_bytes = sum(parameter.nbytes for parameter in model.parameters())
+        self.tensors = {
+            name: TensorInfo(str(value.dtype).removeprefix("torch."), tuple(value.shape), value.nbytes)
+            for name, value in self._held.items()
+        }
 
-    def _values(self, name: str, part: "torch.Tensor") -> np.ndarray:
+    def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
+        for name in names:
+            yield name, self._values(self._held[name])
+
+    def read_rows(self, name: str, n_rows: int) -> Iterator[np.ndarray]:
+        rows = self._held[name].reshape(-1, self._held[name].shape[-1])
+        for start in range(0, len(rows), n_rows):
+            yield self._values(rows[start : start + n_rows])
+
+    def take_rows(self, name: str, rows: Sequence[int]) -> np.ndarray:
+        return self._values(self._held[name].reshape(-1, self._held[name].shape[-1])[list(rows)])
+
+    def _values(self, part: "torch.Tensor") -> np.ndarray:
         self.bytes_read += part.nbytes
         values: np.ndarray = part.detach().float().cpu().numpy()
         return values

@@ -166,6 +166,8 @@ def _zip(path: Path, stream: Any, size: int) -> tuple[Any, Machine, Places, int]
             if pickled is None:
                 raise BadFile(f"{path}: holds no data.pkl, which PyTorch writes; is it a weight file?")
             root = pickled.filename.removesuffix("data.pkl")
+            if odd := next((one.filename for one in entries if not one.filename.startswith(root)), ""):
+                raise BadFile(f"{path}: entry {odd!r:.80} lies outside of {root}, where PyTorch writes none; refused")
             if f"{root}byteorder" in archive.namelist() and archive.read(f"{root}byteorder") != b"little":
                 raise BadFile(f"{path}: its values are stored with the high byte first, which is not read; {SAFE}")
             content, machine = read_pickle(io.BytesIO(archive.read(pickled)), str(path), size)

@@ -57,11 +57,14 @@ _ZERO = (
     "zero_to_fp32.py . pytorch_model.bin --tag {tag}` (DeepSpeed put the script there) and name that pytorch_model.bin"
 )
 _ZERO_FILE = "zero_pp_rank_*_mp_rank_*_model_states.pt"
+_PIPELINE = "has its layers cut over files (layer_*), which is not read; save the model as one"
+_LAYER_FILE = "layer_*-model_*-model_states.pt"
 _DEEPSPEED_FILE = "mp_rank_{rank}_model_states.pt"
 TRAINERS = (
     Form("training loops", "step_100.pt", inside=("model_state_dict",)),
     Form("Lightning", "epoch=1-step=100.ckpt", inside=("state_dict",)),
     Form("Composer", "ep0-ba100-rank0.pt", ("ep*-ba*-rank{rank}.pt",), ("state", "model")),
+    Form("DeepSpeed, pipeline", f"global_step100/{_LAYER_FILE}", (_LAYER_FILE, f"*/{_LAYER_FILE}"), refused=_PIPELINE),
     Form("DeepSpeed", "global_step100/mp_rank_00_model_states.pt", (_DEEPSPEED_FILE, f"*/{_DEEPSPEED_FILE}"), ("module",)),
     Form("DeepSpeed, ZeRO-3", f"global_step100/{_ZERO_FILE}", (_ZERO_FILE, f"*/{_ZERO_FILE}"), refused=_ZERO),
     Form(

@@ -230,6 +230,12 @@ def _inside(name: str) -> list[str]:
     )
 
 
+def without_weights(names: Sequence[str]) -> list[Path]:
+    """The folders inside `names` that are named as checkpoints and hold files, but no weights."""
+    inside = [one for name in names if Path(name).is_dir() for one in sorted(Path(name).glob("*/"))]
+    return [one for one in inside if step_in(one.name) is not None and any(one.iterdir()) and not holds_weights(one)]
+
+
 def _step(model: str, revision: str | None) -> int:
     parts = model.replace("\\", "/").rstrip("/").split("/")
     said = revision if revision is not None else next(one for one in reversed(parts) if not one.startswith(RANK))
