@@ -216,8 +216,8 @@ def bin_index() -> Reader:
     return Reader("pytorch_model.bin.index.json", seeds(index), all_of, beside)
 
 
-def ranks() -> Reader:
-    """Two ranks of a model under Llama's own names, of which mutants change one."""
+def ranks(file: str) -> Reader:
+    """Two ranks of a model under Llama's own names, with its params.json; mutants change this file."""
     layer = {"attention.wq": (2, 4), "attention.wk": (2, 4), "attention.wv": (2, 4), "attention.wo": (4, 2),
              "feed_forward.w1": (3, 4), "feed_forward.w2": (4, 3), "feed_forward.w3": (3, 4), "attention_norm": (4,),
              "ffn_norm": (4,)}  # fmt: skip
@@ -225,8 +225,13 @@ def ranks() -> Reader:
     shapes |= {f"layers.0.{name}": shape for name, shape in layer.items()}
     raw = pickled({f"{name}.weight": torch.ones(shape) for name, shape in shapes.items()})
     params = {"dim": 4, "n_layers": 1, "n_heads": 2, "n_kv_heads": 2, "norm_eps": 1e-5}
-    beside = {"consolidated.01.pth": raw, "params.json": json.dumps(params).encode()}
-    return Reader("consolidated.00.pth", seeds(raw), all_of, beside)
+    files = {"consolidated.00.pth": raw, "consolidated.01.pth": raw, "params.json": json.dumps(params).encode()}
+    mutated = files.pop(file)
+
+    def read(path: Path) -> int:
+        return all_of(path.with_name("consolidated.00.pth"))
+
+    return Reader(file, seeds(mutated), read, files)
 
 
 def distributed(file: str) -> Reader:
@@ -628,7 +633,8 @@ READERS: dict[str, Callable[[], Reader]] = {
     "codes": codes,
     "bin": torch_bin,
     "bin-index": bin_index,
-    "bin-ranks": ranks,
+    "bin-ranks": lambda: ranks("consolidated.00.pth"),
+    "params": lambda: ranks("params.json"),
     "dcp": lambda: distributed(".metadata"),
     "dcp-pieces": lambda: distributed("__0_0.distcp"),
     "npz": numpy_archive,

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
 from torch.distributed.checkpoint import filesystem, metadata
 
 from architectures import FAMILIES, build
@@ -220,6 +221,14 @@ def llama_own(run: Path, step: int, state: State, n: int = 1, table_axis: int = 
     (run / f"step-{step}" / "params.json").write_text(json.dumps(told))
 
 
+def mistral_own(run: Path, step: int, state: State) -> None:
+    """Mistral's files: Meta's names as safetensors."""
+    llama_own(run, step, state)
+    path = run / f"step-{step}" / "consolidated.00.pth"
+    save_file(torch.load(path), path.with_name("consolidated.safetensors"))
+    path.unlink()
+
+
 def distributed(run: Path, step: int, state: State) -> None:
     content = {"model": around(state, "_orig_mod."), "optimizer": OPTIMIZER, "step": step}
     dcp.save(content, checkpoint_id=run / f"step-{step}", no_dist=True)
@@ -297,6 +306,7 @@ LAYOUTS = {
         lambda *given: megatron_gpt2(*given, 2, checkpoint_version=2.0), "iter_0000200", "gpt2"
     ),
     "Llama's own": Layout(llama_own, "step-200"),
+    "Mistral's own": Layout(mistral_own, "step-200"),
     "torch DCP": Layout(distributed, "step-200"),
     "torch DCP, in pieces": Layout(sharded, "checkpoint-200"),
     "torch DCP, in pieces, GPT-2": Layout(sharded, "checkpoint-200", "gpt2"),
@@ -317,7 +327,7 @@ def written(layout: Layout, run: Path, steps: tuple[int, ...] = (1000, 100, 200)
     run.mkdir(parents=True, exist_ok=True)
     for step in steps:
         layout.write(run, step, state_at(step, layout.family))
-    if "Llama's own" not in LAYOUTS or layout is not LAYOUTS["Llama's own"]:
+    if layout.write not in (llama_own, mistral_own):
         MODELS[layout.family].config.save_pretrained(run)
 
 
@@ -439,6 +449,9 @@ def test_files_of_llama_s_own_are_joined(table_axis: int, tmp_path: Path) -> Non
         BadFile, match=r"attention\.wq\.weight: 16 rows for 2 heads of 16; a rank is missing, or the config is"
     ):
         scan(str(run / "step-100"))
+    (run / "step-100" / "params.json").write_text(json.dumps(told | {"sliding_window": 8, "vocab_size": 40}))
+    with open_checkpoint(str(run / "step-100")) as checkpoint:
+        assert (checkpoint.config["model_type"], checkpoint.config["sliding_window"]) == ("mistral", 8)
     (run / "step-100" / "params.json").write_text(json.dumps(told | {"use_scaled_rope": True}))
     assert scan(str(run / "step-100")).stacks
     with pytest.raises(UnknownModel, match=r"put beside it: config\.json"):

@@ -267,6 +267,10 @@ class LocalCheckpoint(PlacedCheckpoint):
 
     _files: Mapping[str, tuple[Path, Placed]]
 
+    def placed(self) -> Mapping[str, tuple[Path, Placed]]:
+        """The file and place of each tensor."""
+        return self._files
+
     def _place(self, name: str) -> tuple[str, Placed]:
         path, place = self._files[name]
         return f"{path}: {name}", place

@@ -33,6 +33,7 @@ from outlierlens.checkpoints.base import (
     load_config,
     parse_config,
 )
+from outlierlens.checkpoints.naming import by_usual_names
 from outlierlens.checkpoints.trainers import PARAMS, TRAINERS, config_of_params, form_of, parts_of
 from outlierlens.errors import BadFile
 
@@ -154,7 +155,7 @@ def open_file(path: Path, name: str) -> Checkpoint:
     module, _, opener = row.opener.partition(":")
     given = {} if row.config_inside else {"config": config_beside(path)}
     opened: Checkpoint = getattr(importlib.import_module(module), opener)(path, name=name, **given)
-    return opened
+    return by_usual_names(opened, str(path)) if isinstance(opened, SafetensorsCheckpoint) else opened
 
 
 def folders_around(path: Path) -> list[Path]:

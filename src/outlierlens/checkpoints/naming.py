@@ -12,7 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from outlierlens.checkpoints.pieces import PiecedTensor, join
+from outlierlens.checkpoints.base import Checkpoint, LocalCheckpoint
+from outlierlens.checkpoints.pieces import Piece, PiecedCheckpoint, PiecedTensor, join, strides_of
 from outlierlens.checkpoints.stored import plain_names
 from outlierlens.errors import BadFile
 
@@ -48,6 +49,7 @@ _OUTER = {
 _IN_MEGATRON = re.compile(
     r"(?:language_model\.)?(?:(?:encoder|transformer|decoder)\.)?(?:layers\.(\d+)\.)?(.+?)[._](weight|bias)"
 )
+_ANCHORS = (".attention.wo.weight", ".mlp.linear_fc2.weight")
 _NO_WEIGHTS = re.compile(r"rope\.freqs|.*(?:_extra_state|inv_freq)(?:\d*)")
 
 
@@ -80,12 +82,38 @@ def named(
         for name, first in states[0].items():
             axis = rule.axis(name)
             whole = first if axis is None else join([state[name] for state in states], axis)
-            tensors |= rule.renamed(name, whole, len(ranks))
+            made = rule.renamed(name, whole, len(ranks))
+            if twice := tensors.keys() & made.keys():
+                raise ValueError(f"{twice.pop()} is there twice")
+            tensors |= made
+        return tensors, rule.completed(config, tensors), True
     except KeyError as error:
         raise BadFile(f"{where}: {error} is not in every rank; they are not of one model") from None
-    except ValueError as error:
+    except (ValueError, IndexError) as error:
         raise BadFile(f"{where}: {name}: {error}") from None
-    return tensors, rule.completed(config, tensors), True
+
+
+class RenamedCheckpoint(PiecedCheckpoint):
+    """Tensors of another checkpoint, under other names."""
+
+    wrapped = True
+
+    def __init__(self, source: Checkpoint, tensors: State, config: dict[str, Any]):
+        self.name, self.kind, self.config = source.name, source.kind, config
+        self.total_bytes, self.bytes_read = source.total_bytes, source.bytes_read
+        self._hold(tensors)
+
+
+def by_usual_names(source: LocalCheckpoint, where: str) -> Checkpoint:
+    """`source`, with Hugging Face's names where its own are of another house; raises BadFile as `named` does."""
+    if not any(name.endswith(_ANCHORS) for name in source.tensors):
+        return source
+    state = {}
+    for name, (path, one) in source.placed().items():
+        shape = one.info.shape
+        state[name] = PiecedTensor.of(Piece(path, one.start, one.info.dtype, shape, strides_of(shape)))
+    tensors, config, changed = named([state], source.config, {}, where)
+    return RenamedCheckpoint(source, tensors, config) if changed else source
 
 
 class Rule(ABC):
@@ -112,6 +140,8 @@ def _rule(state: State, config: Mapping[str, Any], facts: Mapping[str, Any]) -> 
     shapes = {role: state[name].shape for name, (_, role, _, leaf) in found.items() if leaf == "weight"}
     if len(found) < len(state) or not {"qkv", "out", "up", "down", "table"} <= shapes.keys():
         return None
+    if not len(shapes["up"]) == len(shapes["down"]) == 2:
+        return None
     if facts.get("apply_layernorm_1p"):  # norms that multiply by 1 + weight, as neither Llama nor GPT-2 does
         return None
     like_gpt2 = shapes["up"][0] == shapes["down"][-1]
@@ -126,7 +156,7 @@ class _Heads:
     """Of attention: how many queries and keys, and how wide."""
 
     def __init__(self, config: Mapping[str, Any], facts: Mapping[str, Any]):
-        told = {name: value for name, value in {**config, **facts}.items() if isinstance(value, int)}
+        told = {name: one for name, one in {**config, **facts}.items() if isinstance(one, int) and one >= 0}
         self.n = told.get("num_attention_heads") or told.get("n_head") or 0
         groups = told.get("num_query_groups") if told.get("group_query_attention", True) else None
         self.n_keys = groups or told.get("num_key_value_heads") or self.n

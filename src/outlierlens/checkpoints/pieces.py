@@ -27,8 +27,8 @@ _OTHER_BYTES = {"complex64": 8, "complex128": 16, "qint8": 1, "quint8": 1, "qint
 
 
 def item_bytes(dtype: str) -> int:
-    """Bytes of a value of a type; 0 for one that is not known."""
-    return ITEM_BYTES[WORDS[dtype]] if dtype in WORDS else _OTHER_BYTES.get(dtype, 0)
+    """Bytes of a value of a type, in any of these words; 0 for one that is not known."""
+    return ITEM_BYTES.get(WORDS.get(dtype, dtype)) or _OTHER_BYTES.get(dtype, 0)
 
 
 def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
@@ -172,6 +172,7 @@ class PiecedCheckpoint(Checkpoint):
 
     def _hold(self, tensors: Mapping[str, PiecedTensor]) -> None:
         self._held = tensors
+        self.files = self.files or tuple(sorted({piece.path for one in tensors.values() for _, piece in one.pieces}))
         self.tensors = {
             name: TensorInfo(one.dtype, one.shape, one_bytes(one.dtype, one.shape)) for name, one in tensors.items()
         }

@@ -71,15 +71,16 @@ TRAINERS = (
         "Megatron", "iter_0000100/mp_rank_00/model_optim_rng.pt",
         ("mp_rank_{rank}/model_optim_rng.pt", "mp_rank_{rank}/model_rng.pt"), ("model",),
     ),
-    Form("Llama's own", "step_100/consolidated.00.pth", ("consolidated.{rank}.pth",)),
+    Form("Llama's and Mistral's own", "step_100/consolidated.00.pth", ("consolidated.{rank}.pth", "consolidated.safetensors")),
     Form("accelerate, FSDP", "checkpoint-100/pytorch_model_fsdp_0", ("pytorch_model_fsdp_*/.metadata",), ("model",)),
     Form("nanoGPT", "ckpt_100.pt", inside=("model",)),
 )  # fmt: skip
 MAX_CONTAINERS = 4
-PARAMS = "params.json"  # Llama's config
+PARAMS = "params.json"  # the config of Llama's and Mistral's own files
 _PARAMS = {
     "dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
     "n_kv_heads": "num_key_value_heads", "norm_eps": "rms_norm_eps", "rope_theta": "rope_theta", "head_dim": "head_dim",
+    "sliding_window": "sliding_window",
 }  # fmt: skip
 CONTAINERS = dict.fromkeys(name for form in TRAINERS for name in form.inside[::-1])  # likeliest first
 
@@ -184,9 +185,9 @@ def facts_of(content: Any) -> dict[str, Any]:
 
 
 def config_of_params(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of transformers that Llama's params.json is; {} for {}."""
+    """The config of transformers that a params.json of Llama or Mistral is; {} for {}."""
     told = {ours: params[name] for name, ours in _PARAMS.items() if params.get(name) is not None}
-    return {"model_type": "llama", **told} if params else {}
+    return {"model_type": "mistral" if "sliding_window" in told else "llama", **told} if params else {}
 
 
 def has_stretched_positions(folder: Path) -> bool:
