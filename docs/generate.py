@@ -1,4 +1,4 @@
-"""Write the generated parts of the docs: a page per command, the Python names, and each page's line of terms.
+"""Write the generated parts of the docs: a page per command, the Python names, the table of trainers, each page's terms.
 
 python docs/generate.py            # write
 python docs/generate.py --check    # exit 1 when something is stale
@@ -22,6 +22,7 @@ EXAMPLE_FILES = """`mini-planted`, `mini-bert` and the texts `reviews` come with
 `labelled/` and `paper/` (data sets, a file per split) and `decoder/` (a model) are yours. Examples of other commands write the
 other files.
 """
+TRAINERS_HEAD = "| written by | a file of step 100 | where the model lies | several ranks |\n|---|---|---|---|\n"
 MANY = 10
 BY_HAND = "Generated from the options' declarations; run `make docs` after a change.\n"
 
@@ -34,7 +35,8 @@ def main() -> int:
         **{name: make() for name, make in names.PAGES.items()},
     }  # fmt: skip
     (DOCS / "cli").mkdir(exist_ok=True)
-    for path, text in [*((DOCS / name, text) for name, text in pages.items()), *terms.lines(DOCS)]:
+    by_hand = ((path, with_trainers(text)) for path, text in terms.lines(DOCS))
+    for path, text in [*((DOCS / name, text) for name, text in pages.items()), *by_hand]:
         if "--check" not in sys.argv:
             path.write_text(text, "utf-8")
         elif not path.exists() or path.read_text("utf-8") != text:
@@ -100,6 +102,18 @@ def command_page(row: Experiment, said: str, shared: set[str]) -> str:
 def summary(row: Experiment) -> str:
     """The first line of what a command is about."""
     return row.about.partition("\n\n")[0]
+
+
+def with_trainers(text: str) -> str:
+    """A page whose table of checkpoints of trainers, where it has one, is that of the code."""
+    from outlierlens.checkpoints.trainers import TRAINERS
+
+    rows = []
+    for form in TRAINERS:
+        inside = f"`{'` in `'.join(reversed(form.inside))}`" if form.inside else "the file itself"
+        several = "joined where names are known" if any("{rank}" in file for file in form.files) else ""
+        rows.append(f"| {form.name} | `{form.example}` | {'refused' if form.refused else inside} | {several} |\n")
+    return re.sub(rf"(?<={re.escape(TRAINERS_HEAD)})(?:\|.*\n)*", lambda _: "".join(rows), text)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import re
 import struct
 import sys
 import tempfile
+import warnings
 import wave
 import zipfile
 import zlib
@@ -28,6 +29,7 @@ import numpy as np
 import pyarrow.parquet
 import safetensors.numpy
 import torch
+import torch.distributed.checkpoint
 from fuzz_mutants import Seed, length_first
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
@@ -66,6 +68,7 @@ from outlierlens.training.watch_rows import read_activity, read_watch
 from outlierlens.vectors.clip import _file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from flax_files import packed_arrays
 from imatrix_files import write_gguf
 from tiny_tokenizers import pieces_backend, word_pieces
 
@@ -231,6 +234,52 @@ def bin_index() -> Reader:
     index = json.dumps({"metadata": {}, "weight_map": {"a.bias": "pytorch_model-1.bin"}})
     beside = {"pytorch_model-1.bin": pickled({"a.bias": torch.ones(2)})}
     return Reader("pytorch_model.bin.index.json", seeds(index), all_of, beside)
+
+
+def ranks(file: str) -> Reader:
+    """Two ranks of a model under Llama's own names, with its params.json; mutants change this file."""
+    layer = {"attention.wq": (2, 4), "attention.wk": (2, 4), "attention.wv": (2, 4), "attention.wo": (4, 2),
+             "feed_forward.w1": (3, 4), "feed_forward.w2": (4, 3), "feed_forward.w3": (3, 4), "attention_norm": (4,),
+             "ffn_norm": (4,)}  # fmt: skip
+    shapes = {"tok_embeddings": (6, 2), "norm": (4,), "output": (3, 4)}
+    shapes |= {f"layers.0.{name}": shape for name, shape in layer.items()}
+    raw = pickled({f"{name}.weight": torch.ones(shape) for name, shape in shapes.items()})
+    params = {"dim": 4, "n_layers": 1, "n_heads": 2, "n_kv_heads": 2, "norm_eps": 1e-5}
+    files = {"consolidated.00.pth": raw, "consolidated.01.pth": raw, "params.json": json.dumps(params).encode()}
+    mutated = files.pop(file)
+
+    def read(path: Path) -> int:
+        return all_of(path.with_name("consolidated.00.pth"))
+
+    return Reader(file, seeds(mutated), read, files)
+
+
+def distributed(file: str) -> Reader:
+    """A checkpoint of torch.distributed, of which mutants change this file."""
+    state = {"model": {name: SEVERAL[name] for name in ("a.weight", "a.bias", "c", "e")}, "step": 3}
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.distributed.checkpoint.save(state, checkpoint_id=folder, no_dist=True)
+        files = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+    return Reader(file, seeds(files.pop(file)), all_of, files)
+
+
+def arrays() -> dict[str, np.ndarray]:
+    """A few, by names of Flax."""
+    return {"h.0.ln.scale": np.ones(3, np.float16), "h.0.mlp.kernel": np.arange(6, dtype=np.float32).reshape(2, 3)}
+
+
+def numpy_archive() -> Reader:
+    made = io.BytesIO()
+    np.savez(made, **arrays(), columns=np.asfortranarray(np.ones((2, 3))))
+    with zipfile.ZipFile(made) as archive:
+        entries = {entry: archive.read(entry) for entry in archive.namelist()}
+    last = list(entries)[-1]
+    return Reader(
+        "model.npz",
+        seeds(made.getvalue(), Seed(entries[last], lambda content: zipped({**entries, last: content}))),
+        all_of,
+    )
 
 
 def zipped(entries: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
@@ -606,6 +655,16 @@ READERS: dict[str, Callable[[], Reader]] = {
     "adapter-config": lambda: adapter("adapter_config.json"),
     "bin": torch_bin,
     "bin-index": bin_index,
+    "bin-ranks": lambda: ranks("consolidated.00.pth"),
+    "params": lambda: ranks("params.json"),
+    "dcp": lambda: distributed(".metadata"),
+    "dcp-pieces": lambda: distributed("__0_0.distcp"),
+    "npz": numpy_archive,
+    "flax": lambda: Reader(
+        "flax_model.msgpack",
+        seeds(packed_arrays({"params": {"h": arrays()}, "step": 3, "lr": 0.5, "on": True})),
+        all_of,
+    ),
     "gguf": lambda: Reader("model.gguf", seeds(gguf_of("llama"), gguf_of("bert")), all_of),
     "imatrix": imatrix,
     "gguf-tokenizer": lambda: Reader(

@@ -340,13 +340,13 @@ def test_checkpoints_of_other_trainers_have_their_steps(tmp_path: Path) -> None:
         model.config.save_pretrained(rank)
         unread = tmp_path / "distributed" / f"iter_{step:07}"
         unread.mkdir(parents=True)
-        (unread / "__0_0.distcp").write_bytes(b"x")
+        (unread / "shard_0.zarr").write_bytes(b"x")
     for trainer in ("lightning", "composer", "megatron"):
         assert track([tmp_path / trainer]).steps.tolist() == [100, 200]
     named = [tmp_path / "megatron" / f"iter_{step:07}" / "mp_rank_00" for step in (100, 200)]
     assert track(named).steps.tolist() == [100, 200]
     with pytest.raises(
-        UnknownModel, match=r"iter_0000100: is named as a checkpoint, and holds no weight file .*__0_0\.distcp"
+        UnknownModel, match=r"iter_0000100: is named as a checkpoint, and holds no weight file .*shard_0\.zarr"
     ):
         track([tmp_path / "distributed"])
 

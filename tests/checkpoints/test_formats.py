@@ -83,7 +83,7 @@ def test_its_first_bytes_tell_a_format_under_any_name(tmp_path: Path, monkeypatc
 
 
 def test_sentences_name_it(tmp_path: Path) -> None:
-    known = ".safetensors, .gguf, .onnx, .npzw, .toy, .bin, .pt, .pth, .ckpt"
+    known = ".safetensors, .bin, .pt, .pth, .ckpt, .gguf, .onnx, .npz, .msgpack, .npzw, .toy"
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(BadFile, match=f"known endings: {known}$"):
         open_checkpoint(str(tmp_path / "notes.txt"))

@@ -254,7 +254,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(UnknownModel, match=r"put beside it: config\.json$"):
         load_model(str(alone.with_name("w.onnx")), QUIET)
     (tmp_path / "full" / "model.safetensors").unlink()
-    with pytest.raises(BadFile, match=r"full: holds no weight file \(\.safetensors, \.gguf, .*\.ckpt\)"):
+    with pytest.raises(BadFile, match=r"full: holds no weight file \(\.safetensors, \.bin, .*\.msgpack\)"):
         load_model(str(tmp_path / "full"), QUIET)
     assert load_tokenizer(str(tmp_path / "full"), QUIET) is not None
     with pytest.raises(UnknownModel, match=r"nothing\.gguf: no such file or directory"):

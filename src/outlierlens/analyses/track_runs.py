@@ -17,7 +17,7 @@ from outlierlens.checkpoints import Checkpoint, open_checkpoint
 from outlierlens.detection.rules import Measured
 from outlierlens.detection.weights import Site, check_size, measure, sites_of
 from outlierlens.errors import BadFile, BadInput, UnknownArchitecture, UnknownModel
-from outlierlens.training.run_files import Saved, Trajectory, find_log, find_saved, tracked_site
+from outlierlens.training.run_files import Saved, Trajectory, find_log, find_saved, tracked_site, without_weights
 
 if TYPE_CHECKING:
     from outlierlens.analyses.track import TrackOptions
@@ -52,7 +52,7 @@ def read_checkpoints(
     saved = find_saved(names, revisions=options.revisions, steps=options.steps)
     first: Site | None = None
     kept: list[tuple[Saved, Measured]] = []
-    notes: list[str] = []
+    notes = [f"left out: {one} is named as a checkpoint, and holds no weight file" for one in without_weights(names)]
     read = total = 0
     for place, one in enumerate(saved):
         progress(f"reading {one.name}", place, len(saved))

@@ -271,6 +271,10 @@ class LocalCheckpoint(PlacedCheckpoint):
 
     _files: Mapping[str, tuple[Path, Placed]]
 
+    def placed(self) -> Mapping[str, tuple[Path, Placed]]:
+        """The file and place of each tensor."""
+        return self._files
+
     def _place(self, name: str) -> tuple[str, Placed]:
         path, place = self._files[name]
         return f"{path}: {name}", place
@@ -285,35 +289,6 @@ class LocalCheckpoint(PlacedCheckpoint):
                     raise BadFile(f"{path}: {name}: the file became shorter while it was read; fetch it again")
                 self.bytes_read += len(raw)
                 yield np.frombuffer(raw, np.uint8)
-
-
-class TensorCheckpoint(Checkpoint):
-    """Tensors of torch, by `_held`."""
-
-    _held: dict[str, Any]
-
-    def _hold(self, tensors: Mapping[str, Any]) -> None:
-        self._held = dict(tensors)
-        self.tensors = {
-            name: TensorInfo(str(value.dtype).removeprefix("torch."), tuple(value.shape), value.nbytes)
-            for name, value in tensors.items()
-        }
-
-    @abstractmethod
-    def _values(self, name: str, part: Any) -> np.ndarray:
-        """(Part of) a tensor, counted as read."""
-
-    def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
-        for name in names:
-            yield name, self._values(name, self._held[name])
-
-    def read_rows(self, name: str, n_rows: int) -> Iterator[np.ndarray]:
-        rows = self._held[name].reshape(-1, self._held[name].shape[-1])
-        for start in range(0, len(rows), n_rows):
-            yield self._values(name, rows[start : start + n_rows])
-
-    def take_rows(self, name: str, rows: Sequence[int]) -> np.ndarray:
-        return self._values(name, self._held[name].reshape(-1, self._held[name].shape[-1])[list(rows)])
 
 
 def load_config(path: Path) -> dict[str, Any]:

@@ -34,10 +34,12 @@ from outlierlens.checkpoints.base import (
     load_config,
     parse_config,
 )
+from outlierlens.checkpoints.naming import by_usual_names
+from outlierlens.checkpoints.trainers import PARAMS, TRAINERS, config_of_params, form_of, parts_of
 from outlierlens.errors import BadFile
 
 # What trainers keep beside the weights: no model.
-KEPT = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|adapter_model).*")
+KEPT = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|adapter_model).*|.*optim(_states)?\.pt")
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,11 @@ FORMATS = (
     SAFETENSORS,
     Format(
         "PyTorch", (".bin", ".pt", ".pth", ".ckpt"), "outlierlens.checkpoints.torchbin:TorchCheckpoint",
-        file="pytorch_model.bin", extra="models",
+        file="pytorch_model.bin",
+    ),
+    Format(
+        "torch DCP", (), "outlierlens.checkpoints.distributed:DistributedCheckpoint",
+        patterns=(".metadata", "__0_0.distcp"),
     ),
     Format(
         "GGUF", (".gguf",), "outlierlens.checkpoints.gguf:GGUFCheckpoint", patterns=("*.gguf",), magic=b"GGUF",
@@ -99,6 +105,8 @@ FORMATS = (
         "ONNX", (".onnx",), "outlierlens.checkpoints.onnx:OnnxCheckpoint", patterns=("*.onnx", "onnx/*.onnx"),
         extra="onnx",
     ),
+    Format("NumPy", (".npz",), "outlierlens.checkpoints.arrays:NumpyCheckpoint"),
+    Format("Flax", (".msgpack",), "outlierlens.checkpoints.arrays:FlaxCheckpoint", patterns=("flax_model.msgpack",)),
 )  # fmt: skip
 
 
@@ -108,8 +116,8 @@ def native() -> tuple[Format, ...]:
 
 
 def suffixes() -> tuple[str, ...]:
-    """Endings of weight files, those that need torch last."""
-    return tuple(suffix for row in sorted(FORMATS, key=lambda row: row.extra == "models") for suffix in row.suffixes)
+    """Endings of weight files."""
+    return tuple(suffix for row in FORMATS for suffix in row.suffixes)
 
 
 def format_of(path: Path) -> Format | None:
@@ -121,7 +129,11 @@ def format_of(path: Path) -> Format | None:
             if row.magic and head.startswith(row.magic):
                 return row
     for row in FORMATS:
-        if path.suffix in row.suffixes or (row.file and path.name.endswith(row.ending + INDEX)):
+        if (
+            path.suffix in row.suffixes
+            or path.name in row.patterns
+            or (row.file and path.name.endswith(row.ending + INDEX))
+        ):
             return row
     return None
 
@@ -144,19 +156,27 @@ def open_file(path: Path, name: str) -> Checkpoint:
     module, _, opener = row.opener.partition(":")
     given = {} if row.config_inside else {"config": config_beside(path)}
     opened: Checkpoint = getattr(importlib.import_module(module), opener)(path, name=name, **given)
+    opened = by_usual_names(opened, str(path)) if isinstance(opened, SafetensorsCheckpoint) else opened
     if of_adapter(opened.tensors):
         opened.adapter_config = load_config(path.parent / CONFIG)
     return opened
 
 
+def folders_around(path: Path) -> list[Path]:
+    """Where what belongs to a weight file may be: beside it, or in the folder above (onnx/model.onnx, a run's step)."""
+    return list(path.absolute().parents[: 3 if form_of(path) else 2])
+
+
 def config_folder(path: Path) -> Path | None:
-    """Where the config.json of a weight file is: beside it, or in the folder above (onnx/model.onnx)."""
-    return next((place for place in path.absolute().parents[:2] if (place / "config.json").is_file()), None)
+    """Where the config.json of a weight file is, or where there is none, Llama's params.json."""
+    places = [place for name in ("config.json", PARAMS) for place in folders_around(path) if (place / name).is_file()]
+    return next(iter(places), None)
 
 
 def config_beside(path: Path) -> dict[str, Any]:
-    """The content of the config.json of a weight file; {} where there is none."""
-    return load_config((config_folder(path) or path.parent) / "config.json")
+    """The content of the config.json of a weight file, or what its params.json says; {} where there is none."""
+    place = config_folder(path) or path.parent
+    return load_config(place / "config.json") or config_of_params(load_config(place / PARAMS))
 
 
 def refuse_ctranslate2(path: Path) -> None:
@@ -200,10 +220,11 @@ def weight_file(folder: Path) -> Path | None:
         BadFile: there are several of a kind and no index.
     """
     for pattern in _patterns():
-        # A pipe would be waited for.
-        found = sorted(file for file in folder.glob(pattern) if file.is_file() and not KEPT.fullmatch(file.name))
+        found = _matches(folder, pattern)
+        if found and form_of(found[0]):
+            found = sorted({parts_of(file)[0] for file in found})
         if len(found) > 1:
-            others = ", ".join(file.name for file in found[1:4])
+            others = ", ".join(str(file.relative_to(folder)) for file in found[1:4])
             raise BadFile(
                 f"{folder}: {len(found)} files match {pattern} and there is no index; name one of them as the model: "
                 f"{found[0]} (or {others}{', …' if len(found) > 4 else ''})"
@@ -213,10 +234,24 @@ def weight_file(folder: Path) -> Path | None:
     return None
 
 
+def holds_weights(path: Path) -> bool:
+    """Whether something is a weight file, or a folder with at least one."""
+    if path.is_file():
+        return format_of(path) is not None and not KEPT.fullmatch(path.name)
+    return any(_matches(path, pattern) for pattern in _patterns())
+
+
+def _matches(folder: Path, pattern: str) -> list[Path]:
+    # A pipe would be waited for.
+    return sorted(file for file in folder.glob(pattern) if file.is_file() and not KEPT.fullmatch(file.name))
+
+
 def _patterns() -> Iterator[str]:
-    """Patterns of weight files in a folder: names that say so of each format, then any name with its endings."""
+    """Patterns of weight files in a folder: names that say so of each format and trainer, then any name with its endings."""
     for row in FORMATS:
         yield from row.names
+    for form in TRAINERS:
+        yield from form.globs
     for row in FORMATS:
         yield from (f"*{suffix}" for suffix in row.suffixes if f"*{suffix}" not in row.names)
 

@@ -172,7 +172,7 @@ class Repository:
         """The error for a model without safetensors."""
         listing = self.listing()
         names = [name for row in formats.FORMATS if row is not SAFETENSORS for name in row.names]
-        endings = tuple(Path(name.removesuffix(INDEX)).suffix for name in names)
+        endings = tuple(Path(name.removesuffix(INDEX)).suffix or name for name in names)
         others = [name for name in listing if name.removesuffix(INDEX).endswith(endings)]
         if others:
             return NoSafetensors(

@@ -22,7 +22,6 @@ from outlierlens.checkpoints.base import (
     ITEM_BYTES,
     Checkpoint,
     LazyTensors,
-    TensorCheckpoint,
     TensorInfo,
     is_shape,
     parse_config,
@@ -49,6 +48,14 @@ _CODES = ("", "_packed", "_blocks")  # how the names of codes end
 # What a module holds in place of a weight -> the quantizers that write it.
 _FOREIGN = {"qweight": "GPTQ or AWQ", "W_q": "HQQ", "codebooks": "AQLM", "weight._data": "Quanto"}
 _TYPE = "type "
+_NAMED_FREELY = (
+    "safetensors",
+    "bin",
+    "hub",
+    "dcp",
+    "npz",
+    "flax",
+)  # kinds whose files hold whatever a program put into them
 _QUANTIZERS = {"gptq": "GPTQ", "awq": "AWQ", "hqq": "HQQ", "aqlm": "AQLM"}
 _IN_FOREIGN = re.compile(rf"(.+)\.({'|'.join(map(re.escape, _FOREIGN))})\Z")
 # Quantizers whose integers and 8-bit floats are multiplied by scales of these names (`quantization_config.quant_method`).
@@ -70,7 +77,7 @@ def as_weights(source: Checkpoint) -> Checkpoint:
     Raises:
         BadFile: the adapter is more than plain LoRA.
     """
-    if source.kind not in ("safetensors", "bin", "hub"):
+    if source.kind not in _NAMED_FREELY:
         return source
     weights = Weights(source)
     own = of_adapter(source.tensors)
@@ -436,7 +443,7 @@ class LiveCheckpoint(Weights):
         super().__init__(_Parameters(model, name=name, config=config), rename=False)
 
 
-class _Parameters(TensorCheckpoint):
+class _Parameters(Checkpoint):
     """The parameters as they are, codes among them."""
 
     kind = "live"
@@ -445,10 +452,26 @@ class _Parameters(TensorCheckpoint):
         from outlierlens.architectures import live_parameters
 
         self.name, self.config, self.bytes_read = name, config, 0
-        self._hold(live_parameters(model))
+        self._held = dict(live_parameters(model))
         self.total_bytes = sum(parameter.nbytes for parameter in model.parameters())
+        self.tensors = {
+            name: TensorInfo(str(value.dtype).removeprefix("torch."), tuple(value.shape), value.nbytes)
+            for name, value in self._held.items()
+        }
 
-    def _values(self, name: str, part: "torch.Tensor") -> np.ndarray:
+    def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
+        for name in names:
+            yield name, self._values(self._held[name])
+
+    def read_rows(self, name: str, n_rows: int) -> Iterator[np.ndarray]:
+        rows = self._held[name].reshape(-1, self._held[name].shape[-1])
+        for start in range(0, len(rows), n_rows):
+            yield self._values(rows[start : start + n_rows])
+
+    def take_rows(self, name: str, rows: Sequence[int]) -> np.ndarray:
+        return self._values(self._held[name].reshape(-1, self._held[name].shape[-1])[list(rows)])
+
+    def _values(self, part: "torch.Tensor") -> np.ndarray:
         self.bytes_read += part.nbytes
         values: np.ndarray = part.detach().float().cpu().numpy()
         return values

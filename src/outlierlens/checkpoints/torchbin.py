@@ -1,131 +1,187 @@
-"""PyTorch's own files (`.bin`, `.pt`, `.pth`, `.ckpt`), one or many: never unpickled as code, mapped where the format allows.
+"""PyTorch's own files (`.bin`, `.pt`, `.pth`, `.ckpt`), one or many: never unpickled, and read without PyTorch.
 
     with TorchCheckpoint(Path("pytorch_model.bin"), name="bert", config=config) as checkpoint:
         dict(checkpoint.read(["encoder.layer.0.output.LayerNorm.weight"]))
 
-Files written since PyTorch 1.6 are zip archives of uncompressed storages and are memory-mapped. Older ones are one
-pickle stream that can only be loaded whole. Both go through `torch.load(weights_only=True)`, which builds tensors and
-plain containers and refuses everything else, once `pickle_scan` has seen that what it asks for is there.
+Files written since PyTorch 1.6 are zip archives of uncompressed storages. Older ones are five pickles, and the storages behind
+them. `pickle_scan` reads off the pickles where the values of each tensor lie.
 """
 
 import io
-import mmap
-import pickle
 import struct
-import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-
-from outlierlens.checkpoints.base import MAX_RANK, MAX_TENSORS, TensorCheckpoint, is_shape
-from outlierlens.checkpoints.formats import gather
-from outlierlens.checkpoints.pickle_scan import SAFE, scan_pickle
-from outlierlens.errors import BadFile, need
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from outlierlens.checkpoints.base import MAX_TENSORS
+from outlierlens.checkpoints.formats import files_of, gather
+from outlierlens.checkpoints.naming import State, named
+from outlierlens.checkpoints.pickle_scan import SAFE, Machine, Record, Stored, read_pickle
+from outlierlens.checkpoints.pieces import Piece, PiecedCheckpoint, PiecedTensor, checked, item_bytes
+from outlierlens.checkpoints.trainers import facts_of, model_in, parts_of
+from outlierlens.errors import BadFile
 
 MAX_PICKLE_BYTES = 512 * 2**20  # names and shapes only: published checkpoints stay under a few megabytes
-OLD_PICKLES = 5
-CONTAINERS = ("model_state_dict", "state_dict", "model", "module")  # what trainers call the model among what they keep
+MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of a file from before PyTorch 1.6
+Places = dict[str, tuple[int, int]]  # where the bytes of a storage lie: {key: (first, end)}
 
 
-class TorchCheckpoint(TensorCheckpoint):
-    """A local PyTorch file, or a checkpoint in shards by its `pytorch_model.bin.index.json`.
-
-    Attributes:
-        wrapped: whether a trainer put the model into a container (`state_dict`, `model`, …).
-    """
+class TorchCheckpoint(PiecedCheckpoint):
+    """A local PyTorch file; a checkpoint in shards by its `pytorch_model.bin.index.json`; or all ranks of a trainer's."""
 
     kind = "bin"
-    wrapped = False
 
     def __init__(self, path: Path, *, name: str, config: dict[str, Any]):
-        """Load every file.
+        """Read every file's header.
 
         Raises:
-            MissingExtra: torch is not installed.
-            BadFile: a file is malformed, or holds pickled objects other than tensors; nothing in it was executed.
+            BadFile: a file is malformed, asks for other objects than tensors, or is one of several that do not fit together.
         """
         self.name, self.config = name, config
         self.total_bytes = self.bytes_read = 0
-        self._whole: set[Path] = set()
-        found = gather(path, name, self._load)
-        self._file_of = {key: path for key, (path, _) in found.items()}
-        self._hold({key: tensor for key, (_, tensor) in found.items()})
-
-    def _values(self, name: str, part: "Tensor") -> np.ndarray:
-        """A copy of (part of) a tensor: it must outlive the file, and the file must not change with it."""
-        import torch
-
-        path = self._file_of[name]
-        if part.is_complex():
-            raise BadFile(f"{path}: {name}: cannot read complex values")
-        if path not in self._whole:
-            self.bytes_read += part.nbytes
-        wide = torch.float64 if part.dtype == torch.float64 else torch.float32
-        return np.array(part.to(wide).contiguous().numpy())
-
-    def close(self) -> None:
-        self._held.clear()
-
-    def _load(self, path: Path) -> dict[str, "Tensor"]:
-        self.total_bytes += path.stat().st_size
-        with path.open("rb") as file:
-            is_zip = file.read(4) == b"PK\x03\x04"
-        if is_zip:
-            self.bytes_read += _check_zip(path)
+        self._facts: dict[str, Any] = {}
+        ranks = parts_of(path)
+        self.files = tuple(ranks) if len(ranks) > 1 else tuple(files_of(path)[0])
+        if len(ranks) > 1:
+            states = [self._load(rank) for rank in ranks]
         else:
-            _check_old(path)
-        content = _unpickle(path, mmap=is_zip)
-        if not is_zip:
-            self._whole.add(path)
-            self.bytes_read += path.stat().st_size
-            self.notes += (f"{path.name} has the format from before PyTorch 1.6, which can only be loaded whole",)
-        while inside := _inside(content):
-            content = inside
-            self.wrapped = True
-        if not isinstance(content, Mapping):
-            raise BadFile(f"{path}: holds a {type(content).__name__}, not named tensors; save the model's state_dict()")
-        return self._tensors_of(content, path)
+            states = [{key: one for key, (_, one) in gather(path, name, self._load).items()}]
+        tensors, self.config, changed = named(states, config, self._facts, str(path))
+        self.wrapped = self.wrapped or changed
+        self._hold(tensors)
 
-    def _tensors_of(self, content: Mapping[Any, Any], path: Path) -> dict[str, "Tensor"]:
-        import torch
+    def _load(self, path: Path) -> State:
+        self.total_bytes += path.stat().st_size
+        content, machine, place, n_bytes = read_torch(path)
+        self.bytes_read += n_bytes
+        found, inside = model_in(content)
+        if not isinstance(found, Mapping) or (machine.asked and not inside):
+            if machine.asked:
+                raise machine.refuse(next(iter(machine.asked)))
+            if isinstance(found, Record):
+                raise BadFile(
+                    f"{path}: holds what {found.name} makes, not named tensors; save the model's state_dict()"
+                )
+            held = type(found).__name__
+            raise BadFile(f"{path}: holds a {held}, not named tensors; save the model's state_dict()")
+        if machine.asked:
+            self.notes += (
+                f"{path.name}: asks for {', '.join(list(machine.asked)[:4])} too, and nothing of it was made",
+            )
+        self.wrapped = self.wrapped or inside
+        self._facts = self._facts or facts_of(content)
+        return self._tensors_of(found, path, place)
 
-        tensors = {key: value for key, value in content.items() if isinstance(value, torch.Tensor)}
-        if not tensors:
-            raise BadFile(f"{path}: holds no named tensors; save the model's state_dict()")
-        if len(tensors) > MAX_TENSORS:
-            raise BadFile(f"{path}: {len(tensors):,} tensors, more than {MAX_TENSORS:,}")
-        ignored = [str(key) for key in content if key not in tensors]
+    def _tensors_of(self, content: Mapping[Any, Any], path: Path, place: Callable[[str, Stored], Piece]) -> State:
+        stored = {key: value for key, value in content.items() if isinstance(value, Stored)}
+        if len(stored) > MAX_TENSORS:
+            raise BadFile(f"{path}: {len(stored):,} tensors, more than {MAX_TENSORS:,}")
+        ignored = [str(key) for key in content if key not in stored]
         if ignored:
             self.notes += (f"{path.name}: entries that are no tensors were ignored: {', '.join(ignored[:4])}",)
-        for key, tensor in tensors.items():
-            _check_tensor(key, tensor, path)
-        return {key: tensor.detach() for key, tensor in tensors.items()}  # a gradient may be asked for in the file
+        for key, value in content.items():
+            if not isinstance(key, str) and key in stored:
+                raise BadFile(
+                    f"{path}: a tensor is stored under {key!r:.40}, which is no name; save the model's state_dict()"
+                )
+            if isinstance(value, Record) and value.name.startswith("torch."):
+                raise BadFile(f"{path}: tensor {key!r} is stored as {value.name} makes it, not as plain values; {SAFE}")
+        if not stored:
+            raise BadFile(f"{path}: holds no named tensors; save the model's state_dict()")
+        return {key: PiecedTensor.of(place(f"{path}: tensor {key!r}", one)) for key, one in stored.items()}
 
 
-def _inside(content: Any) -> Mapping[Any, Any] | None:
-    """The model in a trainer's container; None where `content` is none: it holds tensors itself, or nothing by such a name."""
-    import torch
+def read_torch(
+    path: Path, start: int = 0, end: int | None = None
+) -> tuple[Any, Machine, Callable[[str, Stored], Piece], int]:
+    """(Content, machine, what places a tensor named in errors, bytes read) of what torch.save wrote to bytes [start, end).
 
-    if not isinstance(content, Mapping) or any(isinstance(value, torch.Tensor) for value in content.values()):
-        return None
-    return next((content[name] for name in CONTAINERS if isinstance(content.get(name), Mapping)), None)
+    Raises:
+        BadFile: it is malformed, or claims more than there is.
+    """
+    end = path.stat().st_size if end is None else end
+    if end <= start:
+        raise BadFile(f"{path}: is empty; truncated? fetch it again")
+    with path.open("rb") as file, _Stream(_Region(file, start, end)) as region:
+        read = _zip if region.peek(4)[:4] == b"PK\x03\x04" else _old
+        content, machine, places, n_bytes = read(path, region, end - start)
+
+    def place(where: str, one: Stored) -> Piece:
+        first, behind = places.get(one.storage.key, (0, 0))
+        if behind - first < one.storage.n_bytes:
+            raise BadFile(f"{where}: its values are not in the file; truncated? fetch it again")
+        piece = Piece(path, start + first, one.dtype, one.shape, one.strides)
+        checked(piece, behind - first, where)
+        return piece.moved(one.offset)
+
+    return content, machine, place, n_bytes
 
 
-def _check_zip(path: Path) -> int:
-    """Hold every size of the archive's directory against the file; returns the bytes of its pickle."""
-    size = path.stat().st_size
+class _Region(io.RawIOBase):
+    """Bytes [start, end) of an open file, as a file."""
+
+    def __init__(self, file: Any, start: int, end: int):
+        self._file, self._start, self.size, self._at = file, start, end - start, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size}[whence]
+        if at < 0:
+            raise OSError(f"byte {at:,} is asked for")
+        self._at = at
+        return at
+
+    def readinto(self, buffer: Any, /) -> int:
+        self._file.seek(self._start + self._at)
+        raw = self._file.read(min(len(buffer), max(0, self.size - self._at)))
+        buffer[: len(raw)] = raw
+        self._at += len(raw)
+        return len(raw)
+
+
+class _Stream(io.BufferedReader):
+    """A region, of which no more is asked than it has: a buffer of what a pickle claims would be made first."""
+
+    def __init__(self, region: _Region):
+        super().__init__(region)
+        self._size = region.size
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return super().read(size if size is None or size < 0 else min(size, max(0, self._size - self.tell())))
+
+
+def _zip(path: Path, stream: Any, size: int) -> tuple[Any, Machine, Places, int]:
+    """What a zip archive holds; every size in its directory is held against the file."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            pickles = _check_entries(path, archive.infolist(), size)
-            for entry in archive.infolist():
-                if entry.filename.endswith(".pkl"):
-                    scan_pickle(io.BytesIO(archive.read(entry)), str(path), size)
+        with zipfile.ZipFile(stream) as archive:
+            entries = archive.infolist()
+            _check_entries(path, entries, size)
+            pickled = next((one for one in entries if one.filename.endswith("data.pkl")), None)
+            if pickled is None:
+                raise BadFile(f"{path}: holds no data.pkl, which PyTorch writes; is it a weight file?")
+            root = pickled.filename.removesuffix("data.pkl")
+            if odd := next((one.filename for one in entries if not one.filename.startswith(root)), ""):
+                raise BadFile(f"{path}: entry {odd!r:.80} lies outside of {root}, where PyTorch writes none; refused")
+            if f"{root}byteorder" in archive.namelist() and archive.read(f"{root}byteorder") != b"little":
+                raise BadFile(f"{path}: its values are stored with the high byte first, which is not read; {SAFE}")
+            content, machine = read_pickle(io.BytesIO(archive.read(pickled)), str(path), size)
+            places: Places = {}
+            for one in entries:
+                key = one.filename.removeprefix(f"{root}data/")
+                if key in machine.storages and key != one.filename:
+                    stream.seek(one.header_offset)
+                    head = stream.read(30)
+                    if head[:4] != b"PK\x03\x04":
+                        raise zipfile.BadZipFile(f"entry {one.filename!r:.80} is not where the directory says")
+                    first = one.header_offset + 30 + sum(struct.unpack("<HH", head[26:30]))
+                    places[key] = first, min(first + one.file_size, size)
+            return content, machine, places, pickled.file_size
     except (
         zipfile.BadZipFile,
         ValueError,
@@ -136,10 +192,9 @@ def _check_zip(path: Path) -> int:
         struct.error,
     ) as error:
         raise BadFile(f"{path}: not a readable PyTorch file ({error}); truncated? fetch it again") from None
-    return pickles
 
 
-def _check_entries(path: Path, entries: list[zipfile.ZipInfo], size: int) -> int:
+def _check_entries(path: Path, entries: list[zipfile.ZipInfo], size: int) -> None:
     packed = [entry.filename for entry in entries if entry.compress_type != zipfile.ZIP_STORED]
     if packed:
         raise BadFile(f"{path}: entry {packed[0]!r} is compressed, which PyTorch never does; refused")
@@ -151,49 +206,27 @@ def _check_entries(path: Path, entries: list[zipfile.ZipInfo], size: int) -> int
     pickles = sum(entry.file_size for entry in entries if entry.filename.endswith(".pkl"))
     if pickles > MAX_PICKLE_BYTES:
         raise BadFile(f"{path}: its list of tensors claims {pickles:,} bytes; refused")
-    return pickles
 
 
-def _check_old(path: Path) -> None:
-    """The pickles of a file from before PyTorch 1.6: two numbers, the machine, the tensors and their storages' names."""
-    size = path.stat().st_size
-    if not size:
-        raise BadFile(f"{path}: is empty; truncated? fetch it again")
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as stream:
-        for _ in range(OLD_PICKLES):
-            scan_pickle(stream, str(path), size)
-
-
-def _unpickle(path: Path, *, mmap: bool) -> Any:
-    torch = need("torch", "models", f"reading {path.name}")
-    try:
-        with warnings.catch_warnings():  # torch warns about its own old storage classes
-            warnings.simplefilter("ignore")
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except pickle.UnpicklingError:
-        raise BadFile(
-            f"{path}: holds something else than tensors; refused, and nothing in it was executed; {SAFE}"
-        ) from None
-    except MemoryError:
-        raise BadFile(f"{path}: claims more memory than this machine has; truncated or hostile") from None
-    except Exception as error:
-        # torch lets whatever goes wrong in a malformed stream through: IndexError, KeyError, struct.error, ...
-        reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else "malformed"
-        raise BadFile(
-            f"{path}: cannot be loaded ({type(error).__name__}: {reason}); truncated? fetch it again"
-        ) from None
-
-
-def _check_tensor(key: Any, tensor: "Tensor", path: Path) -> None:
-    """Refuse what cannot be plain weights: other layouts, and tensors that claim more values than are stored."""
-    import torch
-
-    where = f"{path}: tensor {str(key)!r}"
-    if not isinstance(key, str):
-        raise BadFile(f"{path}: a tensor is stored under {key!r:.40}, which is no name; save the model's state_dict()")
-    if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
-        raise BadFile(f"{where} is stored as {tensor.layout} on {tensor.device}, not as plain values; {SAFE}")
-    # A stride of zero lets a file of one number claim terabytes, which a copy would then allocate.
-    stored = tensor.untyped_storage().nbytes()
-    if not is_shape(tensor.shape) or tensor.nbytes > stored:
-        raise BadFile(f"{where} claims {list(tensor.shape)[: MAX_RANK + 1]} but stores {stored:,} bytes; refused")
+def _old(path: Path, stream: Any, size: int) -> tuple[Any, Machine, Places, int]:
+    """A file from before PyTorch 1.6: a number, a version, the machine, the tensors and their storages' keys; the storages."""
+    number, machine = read_pickle(stream, str(path), size)
+    if number != MAGIC:
+        if machine.asked:
+            raise machine.refuse(next(iter(machine.asked)))
+        raise BadFile(f"{path}: cannot be loaded (it does not begin as PyTorch's files do); truncated? fetch it again")
+    for _ in range(2):
+        read_pickle(stream, str(path), size)
+    content, machine = read_pickle(stream, str(path), size)
+    keys, _ = read_pickle(stream, str(path), size)
+    n_bytes = start = stream.tell()
+    places: Places = {}
+    for key in keys if isinstance(keys, list) else ():
+        one = machine.storages.get(key)
+        stream.seek(start)
+        n_values = int.from_bytes(stream.read(8), "little")
+        if one is None or n_values * item_bytes(one.dtype) != one.n_bytes or start + 8 + one.n_bytes > size:
+            raise BadFile(f"{path}: cannot be loaded (a storage of {n_values:,} values); truncated? fetch it again")
+        start += 8 + one.n_bytes
+        places[key] = start - one.n_bytes, start
+    return content, machine, places, n_bytes

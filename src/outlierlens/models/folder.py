@@ -27,6 +27,7 @@ from outlierlens.checkpoints.base import INDEX, load_config
 from outlierlens.checkpoints.formats import (
     Format,
     config_folder,
+    folders_around,
     format_of,
     is_part,
     native,
@@ -36,6 +37,7 @@ from outlierlens.checkpoints.formats import (
 )
 from outlierlens.checkpoints.samples import directory, is_sample
 from outlierlens.checkpoints.samples.cache import folder_being_made, say
+from outlierlens.checkpoints.trainers import PARAMS, has_stretched_positions
 from outlierlens.data.media.items import Kind
 from outlierlens.errors import BadFile, BadInput, UnknownModel, need
 from outlierlens.models.weight_copy import (
@@ -113,7 +115,7 @@ def _of_file(path: Path, weights: bool, notice: Progress) -> Path:
         )
     refuse_ctranslate2(path)
     place = config_folder(path)
-    if place is None:
+    if place is None or has_stretched_positions(place):
         missing = ["config.json"]
         if not any((path.parent / file).is_file() for file in VOCABULARIES):
             missing.append("its tokenizer (tokenizer.json and tokenizer_config.json)")
@@ -191,7 +193,7 @@ def _made(path: Path, weights: bool, notice: Progress, make: Make) -> Path:
     with folder_being_made("models", target.name, _is_fresh) as (target, making):
         if making is not None:
             read = make(path, making, weights, notice)
-            beside = {place / file for place in path.absolute().parents[:2] for file in (*BESIDE, *TOKENIZER)}
+            beside = {place / file for place in folders_around(path) for file in (*BESIDE, PARAMS, *TOKENIZER)}
             files = {str(file): _stamp(file) for file in sorted({path.absolute(), *read, *beside})}
             text = json.dumps({"recipe": RECIPE, "files": files}, indent=1)
             (making / MADE_OF).write_text(text, "utf-8")

@@ -137,7 +137,7 @@ def copy_file(path: Path, folder: Path, notice: Progress) -> list[Path]:
                 "the adapter with peft: merge_and_unload(), then save_pretrained()"
             )
         _copy(checkpoint, path, folder, notice)
-        return [*checkpoint.outside, *files_of(path)[0], path.parent / CONFIG]
+        return [*checkpoint.outside, *getattr(checkpoint, "files", files_of(path)[0]), path.parent / CONFIG]
 
 
 def needs_copy(path: Path) -> bool:
@@ -162,7 +162,7 @@ def _copy(checkpoint: Checkpoint, path: Path, folder: Path, notice: Progress) ->
     config = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}
     if not isinstance(config.get("model_type"), str):
         config["model_type"] = _family(checkpoint, notice)
-    if config != checkpoint.config:
+    if config != checkpoint.config or not (folder / "config.json").is_file():
         (folder / "config.json").write_text(json.dumps(config), "utf-8")
     floats = {
         name: info.shape

@@ -20,7 +20,8 @@ from typing import Annotated, Any, TypeGuard
 import numpy as np
 
 from outlierlens.architectures import BoundStack
-from outlierlens.checkpoints.formats import KEPT, suffixes
+from outlierlens.checkpoints.formats import holds_weights, suffixes
+from outlierlens.checkpoints.trainers import same_model
 from outlierlens.detection.rules import Measured
 from outlierlens.detection.weights import Site, sites_of
 from outlierlens.errors import BadFile, BadInput, UnknownModel
@@ -212,10 +213,10 @@ def _inside(name: str) -> list[str]:
         return [name]
     inside = [(step_in(path.stem if path.is_file() else path.name), path) for path in sorted(folder.iterdir())]
     named = [(step, path) for step, path in inside if step is not None]
-    kept = [(step, place) for step, path in named for place in _weights_at(path)]
+    kept = {same_model(path): (step, path) for step, path in reversed(named) if holds_weights(path)}
     if kept:
-        return [str(path) for _, path in sorted(kept, key=lambda one: (one[0], str(one[1])))]
-    if _holds_weights(folder):
+        return [str(path) for _, path in sorted(kept.values(), key=lambda one: (one[0], str(one[1])))]
+    if holds_weights(folder):
         return [name]
     if named:
         path = named[0][1]
@@ -229,14 +230,10 @@ def _inside(name: str) -> list[str]:
     )
 
 
-def _weights_at(path: Path) -> list[Path]:
-    """Where the weights of something named as a checkpoint are: itself, or the folder of each rank in it."""
-    return [path] if _holds_weights(path) else [one for one in sorted(path.glob(f"{RANK}*")) if _holds_weights(one)]
-
-
-def _holds_weights(path: Path) -> bool:
-    files = [path] if path.is_file() else path.glob("*") if path.is_dir() else ()
-    return any(one.suffix in suffixes() and not KEPT.fullmatch(one.name) for one in files)
+def without_weights(names: Sequence[str]) -> list[Path]:
+    """The folders inside `names` that are named as checkpoints and hold files, but no weights."""
+    inside = [one for name in names if Path(name).is_dir() for one in sorted(Path(name).glob("*/"))]
+    return [one for one in inside if step_in(one.name) is not None and any(one.iterdir()) and not holds_weights(one)]
 
 
 def _step(model: str, revision: str | None) -> int:
