@@ -176,19 +176,31 @@ def with_fewer(made: Any, config: Any, path: str, n: int, few: int) -> tuple[Any
     """(`config` with `few` blocks in the list `path` in place of `n`, the key that sets them), both as before without one."""
     places = [(node, key) for node, key, value in numbers(config) if value == n]
     places.sort(key=lambda place: not any(word in str(place[1]) for word in ("layer", "depth", "block")))
-    for node, key in places:
-        trial = copy.deepcopy(config)
-        inside = same_node(config, trial, node)
-        try:
-            put(inside, key, few)
-            for name, value in items(inside):
-                if (shorter := _shortened(name, value, n, few)) is not value:
-                    put(inside, name, shorter)
-            if len(block_lists(made, trial, few).get(path, ())) == few:
-                return _of_few(trial, few), dotted(config, node, key)
-        except Exception:  # of the family's own code: another number
-            continue
+    if _of_number(
+        made, config, path, n, few, None
+    ):  # lists of layers alone set it: another number is no number of layers
+        places = [place for place in places if any(word in str(place[1]) for word in ("layer", "depth", "block"))]
+    for place in (*places, None):
+        if found := _of_number(made, config, path, n, few, place):
+            return _of_few(found, few), dotted(config, *place) if place else ""
     return config, ""
+
+
+def _of_number(made: Any, config: Any, path: str, n: int, few: int, place: tuple[Any, Any] | None) -> Any:
+    """`config` with lists of `n` cut to `few`, and the number at `place` set to that; None if that is not their number."""
+    trial = copy.deepcopy(config)
+    try:
+        inside = list(nodes(trial))
+        if place:
+            inside = [same_node(config, trial, place[0])]
+            put(inside[0], place[1], few)
+        for node in inside:
+            for name, value in items(node):
+                if (shorter := _shortened(name, value, n, few)) is not value:
+                    put(node, name, shorter)
+        return trial if len(block_lists(made, trial, few).get(path, ())) == few else None
+    except Exception:  # of the family's own code: another number
+        return None
 
 
 def _of_few(config: Any, few: int) -> Any:
