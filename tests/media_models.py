@@ -176,3 +176,36 @@ def write_sounds(folder, recordings, labels, names=TONES):
     for number, (one, label) in enumerate(zip(recordings, labels, strict=True)):
         write_wav(Path(folder) / names[label] / f"{number:03}.wav", one)
     return folder
+
+
+def save_whisper(folder, *, seed=0):
+    """A Whisper that reads one second, 16,000 samples, as 50 tokens; neuron 3 of block 1 writes SOURCE far above fp16."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import (
+        PreTrainedTokenizerFast,
+        WhisperConfig,
+        WhisperFeatureExtractor,
+        WhisperForConditionalGeneration,
+    )
+
+    torch.manual_seed(seed)
+    config = WhisperConfig(
+        vocab_size=40, num_mel_bins=8, d_model=WIDTH, encoder_layers=LAYERS, decoder_layers=2, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=8, decoder_ffn_dim=8, max_source_positions=50, max_target_positions=12,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1, init_std=0.2,
+    )  # fmt: skip
+    model = WhisperForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        layer = model.model.encoder.layers[1]
+        layer.fc1.weight[3] *= 30
+        layer.fc2.weight[SOURCE, 3] = 40_000
+    letters = {name: number for number, name in enumerate(("<pad>", "<s>", "</s>", *"abcdefghijklmnopqrstuvwxyz"))}
+    inner = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
+    ).save_pretrained(folder)
+    WhisperFeatureExtractor(feature_size=8, chunk_length=1).save_pretrained(folder)
+    model.save_pretrained(folder)
+    return folder

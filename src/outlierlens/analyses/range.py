@@ -418,7 +418,7 @@ def tensor_rows(one: Pass) -> tuple[TensorRange, ...]:
         largest, median = max(kept.largest, 0.0), median_of(counts)
         found.append(TensorRange(
             stack=stack, kind=kind, layer=layer, module=kept.module, largest=largest, text=kept.text, token=kept.token,
-            word=one.reading.words([kept.word])[0], dim=kept.dim if kept.dim >= 0 else None, nan=kept.nan,
+            word=one.reading.words([kept.word], stack)[0], dim=kept.dim if kept.dim >= 0 else None, nan=kept.nan,
             n_values=int(counts.sum()), median=median, coarseness=largest / 127 / median if median > 0 else math.nan,
             **{form: headroom(largest, form) for form in NARROW},
             **{f"below_{form}": below(counts, FORMATS[form][1]) for form in NARROW},

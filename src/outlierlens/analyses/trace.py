@@ -328,7 +328,7 @@ def trace(
             writer cannot be seen, or one in which something writes that its row does not declare.
     """
     options = options or TraceOptions()
-    reading = reading_of(loaded, texts, options.task.max_length)
+    reading = reading_of(loaded, texts, options.task.max_length, options.stack)
     stack = reading.stacks[0] if options.stack is None else loaded.stack(options.stack)
     if stack not in reading.stacks:
         raise BadInput(

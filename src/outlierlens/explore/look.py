@@ -279,7 +279,7 @@ class _Look:
         """Of the views by layer: the text runs once under each condition, without the head."""
         reading = TextReading(self.loaded, LENGTH)
         (batch,) = reading.batches([self.text], batch_size=1)
-        ids, mask = (side[0].cpu().numpy() for side in reading.sides(batch)[self.stack.name])
+        ids, mask, _ = (one[0].cpu().numpy() for one in reading.sides(batch)[self.stack.name])
         words, special = reading.words(ids.tolist()), mask.astype(bool)
         largest, sinks, cosines = list[LargestValue](), list[AttentionSink](), list[TextCosine]()
         no_weights = ""

@@ -2,13 +2,13 @@
 
     run = TextForward(loaded, stacks)
     run(batch)                                 # hooks see the hidden states
-    run.sides(batch)["decoder"]                # (token ids, special tokens) that the stream reads
+    run.sides(batch)["decoder"]                # a `Side`: the tokens that the stream reads, which are special, which padding
 
 Encoder-decoders read each text twice: the encoder as it is, the decoder shifted by one behind its start token.
 """
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outlierlens.architectures import BoundStack
 from outlierlens.data.texts import Batch, decoder_side
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 
 
 NOT_TEXT = ("vision", "audio")
+
+
+class Side(NamedTuple):
+    """What one stream reads of a batch: numbers of its tokens, which are special, which no padding; all [batch, token]."""
+
+    tokens: "Tensor"
+    special: "Tensor"
+    valid: "Tensor"
 
 
 def text_stacks(loaded: LoadedModel) -> list[BoundStack]:
@@ -66,17 +74,17 @@ class TextForward:
         """Keyword arguments of the reader."""
         inputs: dict[str, Any] = {name: value for name, value in batch.inputs.items() if name in self.accepts}
         if self.shifted:
-            inputs["decoder_input_ids"] = self.sides(batch)[self.shifted][0]
+            inputs["decoder_input_ids"] = self.sides(batch)[self.shifted].tokens
             inputs["decoder_attention_mask"] = batch.valid.to(inputs["decoder_input_ids"].dtype)
         if "use_cache" in self.accepts:
             inputs["use_cache"] = False
         return inputs
 
-    def sides(self, batch: Batch) -> dict[str, tuple["Tensor", "Tensor"]]:
-        """{stream: (token ids, special tokens)}, both [batch, token]; the decoder's are shifted."""
-        sides = {stack.name: (batch.inputs["input_ids"], batch.special) for stack in self.stacks}
+    def sides(self, batch: Batch) -> dict[str, Side]:
+        """What each stream reads; the decoder's token ids are shifted."""
+        sides = {stack.name: Side(batch.inputs["input_ids"], batch.special, batch.valid) for stack in self.stacks}
         if self.shifted:
-            sides[self.shifted] = decoder_side(batch, self.loaded.config)
+            sides[self.shifted] = Side(*decoder_side(batch, self.loaded.config), batch.valid)
         return sides
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from outlierlens.data.media.items import Items
 from outlierlens.data.texts import Batch, Data, batches
+from outlierlens.data.token_texts import token_words
 from outlierlens.models.devices import memory_kept
 from outlierlens.models.forward import NOT_TEXT, TextForward, text_stacks
 from outlierlens.models.inputs import check_readable, token_limit
@@ -65,14 +66,9 @@ class TextReading(TextForward):
                         self.loaded.known.add(tokenizer, ids[:valid])
                 yield batch
 
-    def words(self, ids: list[int]) -> tuple[str, ...]:
-        """The tokens with these ids; without a tokenizer "id 101"."""
-        tokenizer: Any = self.loaded.tokenizer
-        if tokenizer is None:
-            return tuple(f"id {token}" if token >= 0 else "" for token in ids)
-        known = [token for token in ids if token >= 0]
-        text = dict(zip(known, tokenizer.convert_ids_to_tokens(known), strict=True))
-        return tuple(str(text.get(token) or "") for token in ids)
+    def words(self, ids: list[int], stream: str = "") -> tuple[str, ...]:
+        """The tokens with these ids, of whichever stream; without a tokenizer "id 101"."""
+        return token_words(self.loaded.tokenizer, ids)
 
 
 Reading = TextReading | ItemReading
@@ -96,9 +92,12 @@ def in_windows(
                     progress(label, done, len(data))
 
 
-def reading_of(loaded: LoadedModel, data: Data, max_length: int) -> Reading:
-    """How `loaded` reads `data`, at most `max_length` tokens of each text, while its states are looked at."""
+def reading_of(loaded: LoadedModel, data: Data, max_length: int, stream: str | None = None) -> Reading:
+    """How `loaded` reads `data`, at most `max_length` tokens of each text, while its states are looked at.
+
+    Batches are of the tokens of `stream`, by default of the first: the two sides of a model of recordings differ in length.
+    """
     if isinstance(data, Items):
-        return ItemReading(loaded, data.kind)
+        return ItemReading(loaded, data.kind, stream)
     check_readable(loaded, data)
     return TextReading(loaded, max_length)

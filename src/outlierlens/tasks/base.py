@@ -352,7 +352,7 @@ class TaskReading(Reading):
 
         if self.is_labelled:
             return TASKS.get(self.task)
-        return None if self.data in SHIPPED else kind_of(self.data)
+        return None if self.data in SHIPPED else kind_of(self.data, self.text_column)
 
     def read(self, *, offline: bool = False) -> "Data":
         """The texts, examples or items; raises BadInput as `read_texts`, `read_examples` and `read_items` do."""

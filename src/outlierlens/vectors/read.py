@@ -297,13 +297,13 @@ def token_batches(
             found.clear()
             with torch.inference_mode():
                 run(batch)
-            ids, special = run.sides(batch)[stack.name]
+            ids, special, valid = run.sides(batch)[stack.name]
             states = tuple(found[layer] for layer in wanted)
             for layer, one in zip(wanted, states, strict=True):
-                check_padding(stack, layer, one, batch.valid)
+                check_padding(stack, layer, one, valid)
             names = tuple(layer_name(layer) for layer in wanted)
             shift = int(run.shifted == stack.name)
-            yield TokenBatch(batch.texts, names, states, batch.valid, batch.valid & ~special, ids, shift)
+            yield TokenBatch(batch.texts, names, states, valid, valid & ~special, ids, shift)
             done += len(batch.texts)
             if options.progress:
                 options.progress("reading", done, len(tokens.texts))

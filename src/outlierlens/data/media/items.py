@@ -131,11 +131,15 @@ MAX_SECONDS = 30.0  # of a recording that is read unless more is asked for: atte
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Where one item lies: the file `path`, or the bytes `data` of a file; `name` is for messages."""
+    """Where one item lies: the file `path`, or the bytes `data` of a file; `name` is for messages.
+
+    `transcript` is what is said in a recording, "" where nothing says it.
+    """
 
     name: str
     path: Path | None = None
     data: bytes | None = None
+    transcript: str = ""
 
     def content(self) -> bytes:
         """The bytes of the file; raises BadInput where it cannot be read, BadFile where it is too large."""
@@ -178,7 +182,7 @@ class Items(Data):
         if self.kind == "audio":
             digest.update(f"{self.max_seconds}\0".encode())
         for part in self.parts:
-            digest.update(hashlib.sha256(part.content()).digest())
+            digest.update(hashlib.sha256(part.content()).digest() + part.transcript.encode("utf-8", "surrogatepass"))
         return digest
 
     def __len__(self) -> int:
