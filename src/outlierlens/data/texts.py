@@ -57,6 +57,11 @@ class Data(ABC):
         return self.some(range(min(n, len(self))))
 
     @property
+    @abstractmethod
+    def keys(self) -> tuple[str, ...]:
+        """What tells one from another: those with equal keys are the same; see `labelled.labels.once`."""
+
+    @property
     def plural(self) -> str:
         """What tables call it."""
         return "texts"
@@ -83,6 +88,10 @@ class Texts(Data):
             if isinstance(text, TokenText):
                 digest.update(repr(text.ids).encode() + b"\0")
         return digest.hexdigest()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return self.texts
 
     def __len__(self) -> int:
         return len(self.texts)

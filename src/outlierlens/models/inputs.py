@@ -46,8 +46,8 @@ def tokenizer_of(loaded: LoadedModel) -> Any:
     kind = kind_read(loaded.model)
     if kind is not None:
         raise BadInput(
-            f"{loaded.name} reads {PLURAL[kind]}, not text; {OF_ITEMS} take them (--data FOLDER), all that counts, asks or "
-            f"attends to words does not"
+            f"{loaded.name} reads {PLURAL[kind]}, not text; {OF_ITEMS} take them (--data FOLDER), "
+            f"commands about words do not"
         )
     raise BadInput(f"{loaded.name}: {NO_TOKENIZER}")
 

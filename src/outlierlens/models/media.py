@@ -11,6 +11,7 @@ import inspect
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -262,27 +263,32 @@ class Prepare:
             inputs["decoder_input_ids"] = pad_sequence(spoken, batch_first=True).to(device)
             there = pad_sequence([torch.ones_like(one) for one in spoken], batch_first=True)
             inputs["decoder_attention_mask"] = there.to(device)
-        if self.decodes and self.stream == DECODER:
-            _, special, valid = self.decoder_side(inputs)
-            return Batch(inputs, valid, special, texts)
-        length, heard = (
-            torch.tensor(one)[:, None] for one in ([item.length for item in items], [item.heard for item in items])
-        )
-        place = torch.arange(int(length.max()))
-        valid, special = place < length, (place < self.n_special) | ((place >= heard) & (place < length))
-        return Batch(inputs, valid.to(device), special.to(device), texts)
+        special = [torch.from_numpy(self.special(item)) for item in items]
+        valid = pad_sequence([torch.ones_like(one) for one in special], batch_first=True)
+        return Batch(inputs, valid.to(device), pad_sequence(special, batch_first=True).to(device), texts)
 
     def decoder_side(self, inputs: "dict[str, Tensor]") -> Side:
         """What the decoder reads of a batch with these `inputs`."""
         import torch
 
         ids, valid = inputs["decoder_input_ids"], inputs["decoder_attention_mask"].bool()
-        special = torch.tensor(sorted({start_token(self.loaded.config), *special_ids(self.loaded.tokenizer)}))
-        return Side(ids, torch.isin(ids, special.to(ids)) & valid, valid)
+        return Side(ids, torch.isin(ids, torch.tensor(self._start).to(ids)) & valid, valid)
 
-    def tokens_of(self, one: Prepared) -> int:
-        """Tokens of an item in `stream`."""
-        return len(one.spoken) if self.decodes and self.stream == DECODER else one.length
+    def numbers(self, one: Prepared) -> tuple[int, ...]:
+        """Numbers of an item's tokens in `stream`: their places, or what a decoder reads."""
+        return one.spoken if self.decodes and self.stream == DECODER else tuple(range(one.length))
+
+    def special(self, one: Prepared) -> np.ndarray:
+        """Which of them are special: [CLS] and registers, silence, what starts a decoder. bool [token]."""
+        numbers = np.array(self.numbers(one), dtype=np.int64)
+        if self.decodes and self.stream == DECODER:
+            return np.isin(numbers, self._start)
+        return np.asarray((numbers < self.n_special) | (numbers >= one.heard))
+
+    @cached_property
+    def _start(self) -> list[int]:
+        """Ids of a decoder's special tokens."""
+        return sorted({start_token(self.loaded.config), *special_ids(self.loaded.tokenizer)})
 
     def apart(self, shapes: Sequence[tuple[int, ...]]) -> list[list[int]]:
         """Places of items whose values have these shapes, in groups that can share batches, each in the order given."""
@@ -324,6 +330,7 @@ class ItemReading:
         self.loaded, self.kind, self.inputs = loaded, kind, PLURAL[kind]
         self.prepare = Prepare(loaded, kind, stream)
         self.stacks = [one for one in self.prepare.stacks if stream != DECODER or one.name == DECODER]
+        self.shifted = ""
         self.max_length = 0  # nothing is cut by tokens
         self.window = WINDOWS[kind]
         self.n_cut = 0
@@ -377,6 +384,12 @@ class ItemReading:
             return token_words(self.loaded.tokenizer, ids)
         return tuple(self._word(place) if place >= 0 else "" for place in ids)
 
+    def places(self, positions: Sequence[int]) -> tuple[str, ...]:
+        """What stands at these positions; () of what a decoder reads, where that differs."""
+        if self.prepare.decodes and self.prepare.stream == DECODER:
+            return ()
+        return tuple(map(self._word, positions))
+
     def _word(self, place: int) -> str:
         if self.kind == "audio":
             return f"{place * self.prepare.step:.2f} s"
@@ -393,28 +406,32 @@ class ItemRows:
 
     Attributes:
         texts: numbers of the items, all of them. lengths: tokens of each, int [item]. labels: of `LabelledItems`, else ().
-        longest: tokens of a row at most. tries_first: see `labelled_rows.TextRows`.
+        numbers, special: of their tokens; see `Prepare`. longest: tokens of a row at most. tries_first: see `TextRows`.
         what: one item in words. notes: about how they were read.
     """
 
     tries_first = False
 
-    def __init__(self, loaded: LoadedModel, items: Items):
-        self.items, self.prepare = items, Prepare(loaded, items.kind)
-        self.prepare.stream = self.prepare.stacks[-1].name  # whose outputs are the model's
+    def __init__(self, loaded: LoadedModel, items: Items, prepare: Prepare | None = None):
+        self.items, self.prepare = items, prepare or Prepare(loaded, items.kind)
+        if prepare is None:
+            self.prepare.stream = self.prepare.stacks[-1].name  # whose outputs are the model's
         self.labels: tuple[Any, ...] = items.labels if isinstance(items, LabelledItems) else ()
         self._kept: dict[int, Prepared] = {}
         self._shapes: list[tuple[int, ...]] = []
-        room, lengths, n_cut = KEPT_BYTES, [], 0
+        self.numbers: list[tuple[int, ...]] = []
+        self.special: list[np.ndarray] = []
+        room, n_cut = KEPT_BYTES, 0
         for number, part in enumerate(items.parts):
             one = self.prepare(part, max_seconds=items.max_seconds)
-            lengths.append(self.prepare.tokens_of(one))
+            self.numbers.append(self.prepare.numbers(one))
+            self.special.append(self.prepare.special(one))
             self._shapes.append(one.values.shape)
             n_cut += one.cut
             room -= one.values.nbytes
             if room >= 0:
                 self._kept[number] = one
-        self.texts, self.lengths = tuple(range(len(items))), np.array(lengths)
+        self.texts, self.lengths = tuple(range(len(items))), np.array([len(one) for one in self.numbers])
         self.longest = int(self.lengths.max())
         seconds = f"{items.max_seconds:g}"
         self.what = f"image of {self.longest} tokens"

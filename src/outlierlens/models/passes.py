@@ -9,9 +9,11 @@ for batch in reading.batches(texts, batch_size=16):
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from outlierlens.architectures import BoundStack
 from outlierlens.data.media.items import Items
 from outlierlens.data.texts import Batch, Data, batches
 from outlierlens.data.token_texts import token_words
+from outlierlens.errors import BadInput
 from outlierlens.models.devices import memory_kept
 from outlierlens.models.forward import NOT_TEXT, TextForward, text_stacks
 from outlierlens.models.inputs import check_readable, token_limit
@@ -90,6 +92,17 @@ def in_windows(
                 done += len(batch.texts)
                 if progress:
                     progress(label, done, len(data))
+
+
+def stack_read(loaded: LoadedModel, reading: Reading, name: str | None) -> BoundStack:
+    """The stream called `name`, or the first that is read; raises BadInput for one that the data do not reach."""
+    stack = reading.stacks[0] if name is None else loaded.stack(name)
+    if stack not in reading.stacks:
+        raise BadInput(
+            f"{loaded.name}: {reading.inputs} do not reach stream {stack.name!r}, only "
+            f"{', '.join(one.name for one in reading.stacks)}; name one of these, or give other data"
+        )
+    return stack
 
 
 def reading_of(loaded: LoadedModel, data: Data, max_length: int, stream: str | None = None) -> Reading:

@@ -181,9 +181,14 @@ class Items(Data):
         digest = hashlib.sha256(f"{self.kind}\0".encode())
         if self.kind == "audio":
             digest.update(f"{self.max_seconds}\0".encode())
-        for part in self.parts:
-            digest.update(hashlib.sha256(part.content()).digest() + part.transcript.encode("utf-8", "surrogatepass"))
+        for part, key in zip(self.parts, self.keys, strict=True):
+            digest.update(bytes.fromhex(key) + part.transcript.encode("utf-8", "surrogatepass"))
         return digest
+
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
+        """SHA-256 of each file."""
+        return tuple(hashlib.sha256(part.content()).hexdigest() for part in self.parts)
 
     def __len__(self) -> int:
         return len(self.parts)
