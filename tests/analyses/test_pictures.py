@@ -1,4 +1,4 @@
-"""`attention`, `mask` and `geometry` on pictures, against plain loops of transformers."""
+"""`attention`, `mask` and `geometry` on pictures, and the patches of high norm that `observe` names, against plain loops."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import media_models as made
-from outlierlens import attention, geometry, mask
+from outlierlens import attention, geometry, mask, observe
+from outlierlens.analyses import observe_patches
 from outlierlens.analyses.attention import OF_WORDS
 from outlierlens.data.media import Items, read_items
 from outlierlens.data.media.read import ItemOptions
@@ -34,6 +35,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made.write_photos(root / "grey", red=(), seed=1)
     made.write_photos(root / "mixed", 4)
     made.write_photos(root / "mixed", 2, height=3, width=6)
+    made.write_photos(root / "half", 4, red=((0, 0), (0, 3)))
+    made.write_photos(root / "half", 4, red=(), height=5, seed=2)  # whose middle alone is read
     return root
 
 
@@ -143,3 +146,108 @@ def test_commands_take_pictures_and_refuse_what_is_of_words(folder: Path, run: A
     ):
         code, _, said = run(*words, "--data", red)
         assert (code, error in said) == (1, True), said
+
+
+# --- patches of high norm --------------------------------------------------------------------------------------------
+
+
+def by_hand(folder: Path, model: str, items: Items, n_special: int) -> np.ndarray:
+    """States of patches [block, patch, dim]."""
+    states = [one.hidden_states[1:] for one in plain(folder, model, items, output_hidden_states=True)]
+    return np.concatenate(
+        [np.stack([one[0, n_special:].double().numpy() for one in layers]) for layers in states], axis=1
+    )
+
+
+@pytest.mark.parametrize(("model", "n_special"), [("planted", 1), ("registers", 3)])
+def test_patches_of_high_norm_are_told_with_places_blocks_dimensions_and_neurons(
+    folder: Path, model: str, n_special: int
+) -> None:
+    loaded, items = read(folder, model, "red")
+    found = observe(loaded, items, batch_size=3)
+    states = by_hand(folder, model, items, n_special)
+    norms = np.linalg.norm(states, axis=2)
+    for layer, row in enumerate(found.patches):
+        median = np.median(norms[layer])
+        spread = 1.4826 * np.median(np.abs(norms[layer] - median))
+        assert row.median == pytest.approx(median, rel=1e-5)
+        assert row.cutoff == pytest.approx(max(3 * median, median + 10 * spread), rel=1e-5)
+        assert row.largest == pytest.approx(norms[layer].max(), rel=1e-5)
+        assert (row.n, row.images) == ((8, 8) if layer >= made.BLOCK else (0, 0))
+    high = found.high_norm
+    assert high is not None
+    assert (high.n, high.n_patches, high.n_images, high.n_read, high.most) == (8, 8 * 16, 8, 8, 1)
+    assert (high.first, high.last, high.border, high.flat) == (str(made.BLOCK), "3", 0, 1)
+    assert high.border_all == 12 / 16
+    assert [(one.patch, one.images, one.border) for one in found.patch_places] == [(PATCH, 8, False)]
+    peak = states[int(high.block)]
+    red = np.tile(np.arange(16) == 4 * made.ROW + made.COLUMN, 8)
+    for one in found.patch_dims:
+        for share, rows in ((one.high, peak[red]), (one.others, peak[~red])):
+            assert share == pytest.approx((rows[:, one.dim] ** 2).sum() / (rows**2).sum(), rel=1e-4)
+    assert tuple(one.dim for one in found.patch_dims) == made.WRITTEN
+    (neuron,) = found.patch_neurons
+    assert neuron.neuron == f"{made.BLOCK}:{made.NEURON}"
+    apart = peak[red].mean(0) - peak[~red].mean(0)
+    column = np.zeros(made.WIDTH)
+    column[list(made.WRITTEN)] = 300, -150
+    rest = (
+        loaded.model.get_submodule(loaded.stack().blocks[made.BLOCK] + ".mlp.fc2")
+        .weight[:, made.NEURON]
+        .detach()
+        .numpy()
+    )
+    column = np.where(column == 0, rest, column)
+    wanted = (neuron.high - neuron.others) * (apart @ column) / (apart @ apart)
+    assert neuron.share == pytest.approx(wanted, rel=1e-4)
+    assert wanted > 0.95
+    said = " ".join(found.sentences())
+    assert f"most often at {PATCH} (8 images); 0 % lie at the border" in said
+    assert f"MLP neurons that write what sets them apart: {made.BLOCK}:{made.NEURON}" in said
+
+
+def test_models_without_them_say_none(folder: Path, tmp_path: Path) -> None:
+    for model, data in (("plain", "red"), ("planted", "grey")):
+        found = observe(*read(folder, model, data), rows=tmp_path / f"{model}.jsonl")
+        assert found.high_norm == observe_patches.HighNorm(0, 8 * 16, 0, 8)
+        assert any(
+            sentence.startswith("No patch is of high norm: of 128 in 8 images") for sentence in found.sentences()
+        )
+        assert (found.patch_places, found.patch_dims, found.patch_neurons) == ((), (), ())
+        again = observe(*read(folder, model, data), rows=tmp_path / f"{model}.jsonl")
+        assert (again.patches, again.by_layer) == (found.patches, found.by_layer)  # tokens are named without a pass
+    assert observe("mini-planted", ["A film worth seeing."]).high_norm is None
+
+
+def test_registers_are_no_patches_and_pictures_are_counted_one_by_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, items = read(folder, "registers", "grey")
+    with torch.no_grad():
+        loaded.model.get_parameter("embeddings.register_tokens").mul_(1000)
+    found = observe(loaded, items)
+    assert found.stacks[0].peak.value > 1000
+    assert found.high_norm is not None
+    assert found.high_norm.n == 0
+    loaded, items = read(folder, "planted", "half")
+    high = observe(loaded, items).high_norm
+    assert high is not None
+    assert (high.n, high.n_images, high.most, high.border) == (8, 4, 2, 1)
+    monkeypatch.setattr(observe_patches, "PICTURES", 5)
+    monkeypatch.setattr(observe_patches, "linear_paths", lambda _: None)
+    few = observe(loaded, items)
+    assert few.high_norm is not None
+    assert (few.high_norm.n_read, few.high_norm.unlooked, few.patch_neurons) == (5, 3, ())
+    said = list(few.sentences())
+    assert "Patches of high norm are looked for in the first 5 images; 3 are left out." in said
+    assert any("No MLP neuron is named that writes them: its MLPs' last linears are no single" in one for one in said)
+
+
+def test_a_layer_scale_stands_between_a_neuron_and_the_stream(folder: Path) -> None:
+    loaded, items = read(folder, "planted", "red")
+    scale = loaded.model.get_parameter(loaded.stack().blocks[made.BLOCK] + ".layer_scale2.lambda1")
+    with torch.no_grad():
+        scale[made.WRITTEN[0]] = 0.5
+    found = observe(loaded, items)
+    assert [one.high for one in found.patch_dims] == pytest.approx([0.5, 0.5], abs=0.02)
+    assert found.patch_neurons[0].share == pytest.approx(1, abs=0.02)

@@ -186,6 +186,10 @@ class Prepare:
         height, width = (size, size) if isinstance(size, int) else size
         return values.shape[1] // height, values.shape[2] // width
 
+    def grid_of(self, batch: Batch) -> tuple[int, int]:
+        """Patches of a batch's pictures: (rows, columns); (0, 0) where the config does not say how large a patch is."""
+        return self.grid(batch.inputs[self.takes][0]) if hasattr(self.config, "patch_size") else (0, 0)
+
     def _recording(self, part: Part, max_seconds: float) -> Prepared:
         processor = self.loaded.processor
         sound = recording(part.content(), part.name, max_seconds=max_seconds)
@@ -326,9 +330,11 @@ KEPT_BYTES = 2_000_000_000  # of prepared items held in memory; what comes after
 class ItemReading:
     """A bare forward pass on items, and what their tokens are called; as `passes.TextReading` is for texts."""
 
-    def __init__(self, loaded: LoadedModel, kind: Kind, stream: str | None = None):
+    def __init__(self, loaded: LoadedModel, items: Items, stream: str | None = None):
+        kind = items.kind
         self.loaded, self.kind, self.inputs = loaded, kind, PLURAL[kind]
         self.prepare = Prepare(loaded, kind, stream)
+        self._first = items.first(1)  # names tokens where all were read before, and kept
         self.stacks = [one for one in self.prepare.stacks if stream != DECODER or one.name == DECODER]
         self.shifted = ""
         self.max_length = 0  # nothing is cut by tokens
@@ -382,6 +388,8 @@ class ItemReading:
         """What the tokens of these numbers are: "[CLS]", "patch 3,4" (row, column), "0.64 s", or a decoder's tokens."""
         if self.prepare.decodes and stream == DECODER:
             return token_words(self.loaded.tokenizer, ids)
+        if self._seen is None:
+            self.sides(next(self.batches(self._first, batch_size=1, max_length=1)))
         return tuple(self._word(place) if place >= 0 else "" for place in ids)
 
     def places(self, positions: Sequence[int]) -> tuple[str, ...]:
@@ -396,7 +404,7 @@ class ItemReading:
         if place < self.prepare.n_special:
             return "[CLS]" if place == 0 else f"[special {place}]"
         assert self._seen is not None, "tokens are named after they were seen"
-        _, columns = self.prepare.grid(self._seen.inputs[self.prepare.takes][0])
+        _, columns = self.prepare.grid_of(self._seen)
         row, column = divmod(place - self.prepare.n_special, columns)
         return f"patch {row},{column}"
 

@@ -111,6 +111,6 @@ def reading_of(loaded: LoadedModel, data: Data, max_length: int, stream: str | N
     Batches are of the tokens of `stream`, by default of the first: the two sides of a model of recordings differ in length.
     """
     if isinstance(data, Items):
-        return ItemReading(loaded, data.kind, stream)
+        return ItemReading(loaded, data, stream)
     check_readable(loaded, data)
     return TextReading(loaded, max_length)
