@@ -317,7 +317,7 @@ class Pass:
     def __post_init__(self) -> None:
         self.tally, self.fed = RangeTally(self.every), set[str]()
         self.running = [_StreamInPass(self.loaded, stack) for stack in self.reading.stacks]
-        head: Any = getattr(self.loaded.model, "get_output_embeddings", lambda: None)()
+        head: Any = getattr(self.loaded.language, "get_output_embeddings", lambda: None)()
         self._has_head = head is not None and (
             self.reading.inputs == "texts" or self.reading.stacks[-1].name == "decoder"
         )
@@ -341,8 +341,8 @@ class Pass:
             open_.enter_context(tapped_experts(model, experts))
             open_.enter_context(tapped_logits(attention))
             if self._has_head:
-                open_.enter_context(head_read(model, self._logits))
-                model(**self.reading.arguments(batch))
+                open_.enter_context(head_read(self.loaded.language, self._logits))
+                self.loaded.language(**self.reading.arguments(batch))
             else:
                 self.reading(batch)
         self.tally.end()

@@ -11,17 +11,16 @@ import inspect
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outlierlens.architectures import BoundStack
+from outlierlens.data.media.items import PLURAL
 from outlierlens.data.texts import Batch, decoder_side
 from outlierlens.errors import BadInput
 from outlierlens.models.devices import fast_products
+from outlierlens.models.folder import kind_read
 from outlierlens.models.hooks import layer_name
-from outlierlens.models.load import LoadedModel
+from outlierlens.models.load import LoadedModel, around
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-
-NOT_TEXT = ("vision", "audio")
 
 
 class Side(NamedTuple):
@@ -30,11 +29,6 @@ class Side(NamedTuple):
     tokens: "Tensor"
     special: "Tensor"
     valid: "Tensor"
-
-
-def text_stacks(loaded: LoadedModel) -> list[BoundStack]:
-    """The streams of a model that texts reach."""
-    return [stack for stack in loaded.stacks if not stack.name.startswith(NOT_TEXT)]
 
 
 def check_padding(stack: BoundStack, layer: int, states: "Tensor", valid: "Tensor", tokens: str = "the tokens") -> None:
@@ -61,7 +55,8 @@ class TextForward:
         self.loaded, self.stacks = loaded, stacks
         self.reader = text_reader(loaded, stacks)
         self.accepts = set(inspect.signature(self.reader.forward).parameters)
-        self.shifted = "decoder" if "decoder_input_ids" in self.accepts else ""
+        sides = "decoder_input_ids" in self.accepts and loaded.config.get("is_encoder_decoder")
+        self.shifted = "decoder" if sides else ""
 
     def __call__(self, batch: Batch) -> None:
         """Run the model on `batch`; nothing is returned: hooks see the states."""
@@ -96,23 +91,15 @@ def text_reader(loaded: LoadedModel, stacks: list[BoundStack]) -> "nn.Module":
     """
     module = reader_of(loaded, stacks, "input_ids")
     if module is None:
+        kind = kind_read(loaded.model)
+        remedy = f"give it {PLURAL[kind]} (--data FOLDER)" if kind else "use a model of texts"
         raise BadInput(
-            f"{loaded.name} does not read text (it takes {getattr(loaded.model, 'main_input_name', 'other inputs')}); "
-            "observe a text model, or the text tower of this one, loaded by itself"
+            f"{loaded.name} does not read text (it takes {getattr(loaded.model, 'main_input_name', 'other inputs')}); {remedy}"
         )
     return module
 
 
 def reader_of(loaded: LoadedModel, stacks: list[BoundStack], takes: str) -> "nn.Module | None":
     """The innermost module that takes the argument `takes` and runs all of `stacks`; None where there is none."""
-    paths = [block.split(".") for stack in stacks for block in stack.blocks]
-    common = []
-    for names in zip(*paths, strict=False):
-        if len(set(names)) > 1:
-            break
-        common.append(names[0])
-    for length in range(len(common), -1, -1):
-        module = loaded.model.get_submodule(".".join(common[:length]))
-        if paths and takes in inspect.signature(module.forward).parameters:
-            return module
-    return None
+    found = around(stacks, loaded.model)
+    return next((one for one in found if takes in inspect.signature(one.forward).parameters), None)

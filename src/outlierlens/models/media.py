@@ -23,9 +23,9 @@ from outlierlens.data.token_texts import special_ids, token_words
 from outlierlens.errors import BadInput, need
 from outlierlens.models.devices import fast_products, memory_kept
 from outlierlens.models.folder import TAKES
-from outlierlens.models.forward import NOT_TEXT, Side, reader_of
+from outlierlens.models.forward import Side, reader_of
 from outlierlens.models.hooks import EMBEDDINGS, tapped
-from outlierlens.models.load import LoadedModel
+from outlierlens.models.load import NOT_TEXT, LoadedModel
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -45,6 +45,8 @@ START_ALONE = (
 )
 SPOKEN = "the decoder read the transcripts of recordings, behind its start tokens; these count as special"
 DECODER = "decoder"
+TILING = ("do_image_splitting", "crop_to_patches")  # settings of processors that cut a picture into tiles
+WHOLE = "of each image the whole is read, resized; the tiles that the processor would cut it into are not"
 TOWERS: dict[Kind, str] = {"image": "vision", "audio": "audio"}  # streams of a model that reads text too
 
 
@@ -134,15 +136,27 @@ class Prepare:
         return self._picture(part) if self.kind == "image" else self._recording(part, max_seconds)
 
     def _picture(self, part: Part) -> Prepared:
-        channels = int(getattr(self.config, "num_channels", 3))
+        channels, processor = int(getattr(self.config, "num_channels", 3)), self.loaded.processor
         if channels not in (1, 3):
             raise BadInput(f"{self.loaded.name} reads {channels} channels; pictures have 1 or 3")
         pixels = picture(part.content(), part.name, channels=channels)
-        made = self.loaded.processor(images=[pixels], return_tensors="np", input_data_format="channels_last")
+        uncut = {name: False for name in TILING if getattr(processor, name, False)}
+        made = processor(images=[pixels], return_tensors="np", input_data_format="channels_last", **uncut)
         values = np.asarray(made[self.takes], dtype=np.float32)[0]
+        tiled = getattr(processor, "image_grid_pinpoints", None) is not None  # the first is the whole picture
+        if uncut or tiled:
+            self._notes[WHOLE] = None
+        if values.ndim == 4 and (len(values) == 1 or tiled):
+            values = values[0]
         size = getattr(self.config, "image_size", None)
         wanted = (channels, *((size, size) if isinstance(size, int) else size or values.shape[1:]))
-        if values.shape != wanted and not (values.shape[0] == channels and self._is_read(values)):
+        fits = values.shape == wanted or (values.ndim == 3 and values.shape[0] == channels)
+        if "input_ids" in inspect.signature(self.reader.forward).parameters and not (fits and self._is_read(values)):
+            raise BadInput(
+                f"{self.loaded.name} reads images together with text alone: {type(self.reader).__name__} wants token ids too, "
+                f"and its row names no stream of a vision tower; give texts, or load that tower by itself"
+            )
+        if not (fits and self._is_read(values)):
             raise BadInput(
                 f"{part.name}: the image processor makes {list(values.shape)} of it, {self.loaded.name} reads {list(wanted)} "
                 f"[channel, height, width]; use the processor that belongs to the model"

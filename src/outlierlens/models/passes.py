@@ -15,7 +15,7 @@ from outlierlens.data.texts import Batch, Data, batches
 from outlierlens.data.token_texts import token_words
 from outlierlens.errors import BadInput
 from outlierlens.models.devices import memory_kept
-from outlierlens.models.forward import NOT_TEXT, TextForward, text_stacks
+from outlierlens.models.forward import TextForward
 from outlierlens.models.inputs import check_readable, token_limit
 from outlierlens.models.load import LoadedModel
 from outlierlens.models.media import ItemReading
@@ -39,7 +39,7 @@ class TextReading(TextForward):
     inputs = "texts"
 
     def __init__(self, loaded: LoadedModel, max_length: int):
-        super().__init__(loaded, text_stacks(loaded))
+        super().__init__(loaded, loaded.text_stacks)
         self.max_length = token_limit(loaded, max_length)
         self._asked = max_length
 
@@ -47,7 +47,7 @@ class TextReading(TextForward):
     def notes(self) -> tuple[str, ...]:
         """What is not read, and how."""
         said = []
-        if other := [stack.name for stack in self.loaded.stacks if stack.name.startswith(NOT_TEXT)]:
+        if other := [stack.name for stack in self.loaded.stacks if stack not in self.stacks]:
             said.append(f"not observed: stream {', '.join(other)}, which texts do not reach")
         if self.shifted:
             said.append(

@@ -30,7 +30,7 @@ from outlierlens.data.texts import NO_LIMIT, Batch, Data, Texts, collate, encode
 from outlierlens.data.token_texts import special_ids
 from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.models.devices import memory_kept
-from outlierlens.models.forward import TextForward, check_padding, text_stacks
+from outlierlens.models.forward import TextForward, check_padding
 from outlierlens.models.hooks import EMBEDDINGS, layer_name, tapped
 from outlierlens.models.inputs import check_known, check_readable, token_limit
 from outlierlens.models.load import LoadedModel
@@ -412,7 +412,7 @@ def text_stack(loaded: LoadedModel, name: str | None) -> BoundStack:
     """The stream called `name`, or the first one that reads text (the encoder, where there are two)."""
     if name is not None:
         return loaded.stack(name)
-    text = text_stacks(loaded)
+    text = loaded.text_stacks
     if not text:
         raise BadInput(f"{loaded.name} has no stream that reads text")
     return text[0]
@@ -430,7 +430,7 @@ def stack_of(loaded: LoadedModel, data: Data | Tokens | None, name: str | None) 
 def text_forward(loaded: LoadedModel, stack: BoundStack) -> TextForward:
     """The forward pass that runs `stack`: an encoder alone; a decoder behind one reads what that wrote."""
     needed = ("encoder", "decoder") if stack.name == "decoder" else (stack.name,)  # run before `stack` is whole
-    return TextForward(loaded, [one for one in text_stacks(loaded) if one.name in needed])
+    return TextForward(loaded, [one for one in loaded.text_stacks if one.name in needed])
 
 
 def wanted_layers(stack: BoundStack, layers: Sequence[int] | None) -> tuple[int, ...]:
