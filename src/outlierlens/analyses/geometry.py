@@ -430,7 +430,7 @@ def geometry(
         by_layer.append(row)
         contributions += _contributions(row, np.array(found["contributions"]), named) if spec.kind != "whiten" else ()
     drawn = {**work.drawn, "words": tuple(work.drawn["words"])}
-    notes = drawn.pop("notes")
+    notes = drawn.pop("notes", ())
     return Geometry(
         **work.found(inputs=SENTENCES if isinstance(texts, Texts) else texts.plural, n_tokens=drawn.pop("n_tokens")),
         **drawn, **work.fitted, by_layer=tuple(by_layer), contributions=tuple(contributions), clipped=work.clipping.dims,
