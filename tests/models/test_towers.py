@@ -1,6 +1,7 @@
 """Models of texts and pictures: texts have the loss of the language tower, pictures run the vision tower by itself."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -163,8 +164,9 @@ def test_texts_alone_run_every_analysis_on_the_language_tower(tower: Any, make: 
     assert {row.stack for row in range_of(loaded, TEXTS).tensors} == {stream}
     assert geometry(loaded, TEXTS, n_bootstrap=20).about.stack == stream
     assert attention(loaded, TEXTS, dims=(3,), n_random=1, n_bootstrap=20).about.stack == stream
-    off = ablate(loaded, TEXTS, [3], AblateOptions(stack=stream, n_random=1, n_matched=0))
-    swept = sweep(loaded, TEXTS, dims=(3,), stack=stream, n_random=1, n_matched=0, exact=True)
+    off = ablate(loaded, TEXTS, [3], AblateOptions(n_random=1, n_matched=0))
+    swept = sweep(loaded, TEXTS, dims=(3,), n_random=1, n_matched=0, exact=True)
+    assert (off.about.stack, swept.about.stack) == (stream, stream)  # the one that texts reach
     assert off.about.task == swept.about.task == ("output change" if make is paligemma else "causal loss")
     assert off.chosen.change.value != 0
     assert bool(off.replies) == (make is not paligemma)
@@ -195,8 +197,10 @@ def test_pictures_alone_run_the_vision_tower(tower: Any, photos: Any, make: Any)
     assert trace(loaded, photos, stack="vision", n_random=1).about.inputs == "images"
     tiles = any("the tiles that the processor would cut it into are not" in note for note in found.notes)
     assert tiles == (make in (onevision, idefics3))
-    with pytest.raises(BadInput, match="images do not reach stream 'text', only vision"):
-        attention(loaded, photos, stack="text", dims=(3,))
+    assert ablate(loaded, photos, [3], n_random=0, n_matched=0).about.stack == "vision"  # the one that they reach
+    for call in (partial(attention, dims=(3,)), partial(ablate, dims=[3]), partial(sweep, dims=(3,)), observe):
+        with pytest.raises(BadInput, match=r"images do not reach|these images do not reach it"):
+            call(loaded, photos, stack="text")
 
 
 def _off(loaded: LoadedModel) -> Any:

@@ -7,11 +7,12 @@ for batch in reading.batches(texts, batch_size=16):
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
-from outlierlens.architectures import BoundStack
+from outlierlens.architectures import BoundStack, is_mlp
 from outlierlens.data.media.items import Items
-from outlierlens.data.texts import Batch, Data, batches
+from outlierlens.data.texts import NO_LIMIT, Batch, Data, batches
 from outlierlens.data.token_texts import token_words
 from outlierlens.errors import BadInput
 from outlierlens.models.devices import memory_kept
@@ -21,6 +22,7 @@ from outlierlens.models.load import LoadedModel
 from outlierlens.models.media import ItemReading
 
 Progress = Callable[[str, int, int], None]
+Options = TypeVar("Options", bound=Any)  # of an experiment, a dataclass with `stack`
 
 
 class TextReading(TextForward):
@@ -96,13 +98,22 @@ def in_windows(
 
 def stack_read(loaded: LoadedModel, reading: Reading, name: str | None) -> BoundStack:
     """The stream called `name`, or the first that is read; raises BadInput for one that the data do not reach."""
-    stack = reading.stacks[0] if name is None else loaded.stack(name)
-    if stack not in reading.stacks:
+    stack = reading.stacks[0] if name is None else loaded.axis(name) if is_mlp(name) else loaded.stack(name)
+    if not any(one.blocks == stack.blocks for one in reading.stacks):
         raise BadInput(
             f"{loaded.name}: {reading.inputs} do not reach stream {stack.name!r}, only "
             f"{', '.join(one.name for one in reading.stacks)}; name one of these, or give other data"
         )
     return stack
+
+
+def reaching(loaded: LoadedModel, data: Data, options: Options) -> Options:
+    """`options` of an experiment with the only stream that `data` reach, where they name none; raises as `stack_read`."""
+    if len(loaded.stacks) == 1:
+        return options
+    reading = reading_of(loaded, data, NO_LIMIT)
+    first = stack_read(loaded, reading, options.stack).name
+    return replace(options, stack=first) if options.stack is None and len(reading.stacks) == 1 else options
 
 
 def reading_of(loaded: LoadedModel, data: Data, max_length: int, stream: str | None = None) -> Reading:
