@@ -226,7 +226,9 @@ def test_registers_are_no_patches_and_pictures_are_counted_one_by_one(
     with torch.no_grad():
         loaded.model.get_parameter("embeddings.register_tokens").mul_(1000)
     found = observe(loaded, items)
+    assert found.passages[0].tokens[:4] == ("[CLS]", "[register 1]", "[register 2]", "patch 0,0")
     assert found.stacks[0].peak.value > 1000
+    assert found.stacks[0].peak.token.startswith("[register")
     assert found.high_norm is not None
     assert found.high_norm.n == 0
     loaded, items = read(folder, "planted", "half")

@@ -19,6 +19,7 @@ from outlierlens.analyses.sweep.measure import sweep
 from outlierlens.analyses.sweep.options import SweepOptions
 from outlierlens.data.media import LabelledItems, read_items
 from outlierlens.data.media.read import ItemOptions
+from outlierlens.data.texts import Texts
 from outlierlens.detection.activations import ObserveOptions
 from outlierlens.detection.rules import Rule
 from outlierlens.detection.weights import ScanOptions
@@ -626,6 +627,9 @@ def test_an_encoder_of_features_is_traced(whisper: Any) -> None:
     assert found.dim == made.SOURCE
     with pytest.raises(BadInput, match="does not read images"):
         observe(loaded, read_items("image", _picture(loaded), UNLABELLED))
+    for stacks in (loaded.stacks, loaded.stacks[1:]):  # as of a row that names the decoder alone
+        with pytest.raises(BadInput, match=r"does not read text .it takes input_features.; give it recordings"):
+            observe(replace(loaded, stacks=stacks), Texts("words", ("low", "high")))
 
 
 def _picture(loaded: LoadedModel) -> Path:

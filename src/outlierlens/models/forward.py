@@ -89,9 +89,9 @@ def text_reader(loaded: LoadedModel, stacks: list[BoundStack]) -> "nn.Module":
     Raises:
         BadInput: no such module takes token ids.
     """
-    module = reader_of(loaded, stacks, "input_ids")
-    if module is None:
-        kind = kind_read(loaded.model)
+    module, kind = reader_of(loaded, stacks, "input_ids"), kind_read(loaded.model)
+    behind = kind is not None and "input_ids" not in inspect.signature(type(loaded.model).forward).parameters
+    if module is None or (behind and loaded.config.get("is_encoder_decoder")):  # a decoder reads what the encoder says
         remedy = f"give it {PLURAL[kind]} (--data FOLDER)" if kind else "use a model of texts"
         raise BadInput(
             f"{loaded.name} does not read text (it takes {getattr(loaded.model, 'main_input_name', 'other inputs')}); {remedy}"

@@ -399,7 +399,7 @@ class ItemReading:
         return {one.name: spoken.get(one.name, Side(places, batch.special, batch.valid)) for one in self.stacks}
 
     def words(self, ids: list[int], stream: str = "") -> tuple[str, ...]:
-        """What the tokens of these numbers are: "[CLS]", "patch 3,4" (row, column), "0.64 s", or a decoder's tokens."""
+        """What these tokens are: "[CLS]", "[register 1]", "patch 3,4" (row, column), "0.64 s", or what a decoder reads."""
         if self.prepare.decodes and stream == DECODER:
             return token_words(self.loaded.tokenizer, ids)
         if self._seen is None:
@@ -416,7 +416,8 @@ class ItemReading:
         if self.kind == "audio":
             return f"{place * self.prepare.step:.2f} s"
         if place < self.prepare.n_special:
-            return "[CLS]" if place == 0 else f"[special {place}]"
+            named = "register" if getattr(self.prepare.config, "num_register_tokens", 0) else "special"
+            return "[CLS]" if place == 0 else f"[{named} {place}]"
         assert self._seen is not None, "tokens are named after they were seen"
         _, columns = self.prepare.grid_of(self._seen)
         row, column = divmod(place - self.prepare.n_special, columns)
