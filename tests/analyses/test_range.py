@@ -122,7 +122,7 @@ def test_keys_and_values_are_named_by_their_row_of_the_projection(n_key_heads: i
     assert found.top("v").dim == row
     assert found.top("k").dim in (row, row + 4)  # positions turn channels 3 and 7 into each other
     assert found.top("q").dim < 32
-    assert f"row {row}, token" in found.top("v").place
+    assert f"row {row}, token" in found.top("v").place()
     assert found.top("v").n_values == 8 * n_key_heads * found.about.n_tokens
 
 

@@ -577,7 +577,9 @@ def test_ranges_hold_both_sides_and_the_logits(whisper: Any) -> None:
     from outlierlens import range_of
 
     loaded, items, logits, states = whisper
-    found = {(row.stack, row.kind, row.layer): row for row in range_of(loaded, items).tensors}
+    ranges = range_of(loaded, items)
+    assert " s') of recording " in next(iter(ranges.sentences()))
+    found = {(row.stack, row.kind, row.layer): row for row in ranges.tensors}
     for stream, every in states.items():
         for layer, name in ((1, "0"), (len(every[0]) - 1, str(len(every[0]) - 2))):
             largest = max(float(np.abs(one[layer]).max()) for one in every)

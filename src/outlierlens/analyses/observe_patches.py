@@ -259,7 +259,7 @@ def _written(
 
     def add(name: str, values: "Tensor", where: "Tensor") -> None:
         for group, rows in (("high", where), ("others", ~where)):
-            sums[f"{name} {group}"] = sums.get(f"{name} {group}", 0.0) + values[rows].double().sum(0).cpu().numpy()
+            sums[f"{name} {group}"] = sums.get(f"{name} {group}", 0.0) + values[rows].cpu().double().sum(0).numpy()
 
     for batch in in_windows(reading, items.some(pictures), observer.options.batch_size, None, ""):
         where = torch.stack([of[pictures[text]] for text in batch.texts]).to(batch.valid.device)
@@ -267,7 +267,7 @@ def _written(
         def look(_: BoundStack, layer: int, states: "Tensor", where: "Tensor" = where) -> None:
             if layer == peak:
                 add("state", states[:, start:], where)
-                add("square", states[:, start:].double().square(), where)
+                add("square", states[:, start:].float().square(), where)
 
         def use(layer: int, read: "Tensor", _: "Tensor", batch: Batch = batch, where: "Tensor" = where) -> None:
             if layer <= peak:
@@ -307,11 +307,11 @@ def _written(
 
 def _column(observer: Observer, stack: BoundStack, layer: int) -> np.ndarray:
     """The last linear's weight [dim, neuron]."""
-    weight: np.ndarray = entries(observer.loaded, stack, layer).double().cpu().numpy()
+    weight: np.ndarray = entries(observer.loaded, stack, layer).cpu().double().numpy()
     return weight
 
 
 def _times(observer: Observer, stack: BoundStack, layer: int) -> Any:
     """The learned factor of each dimension behind the last linear [dim]; 1 without."""
     name = stack.scale[layer][0].times
-    return live_parameters(observer.loaded.model)[name].detach().double().cpu().numpy() if name else 1.0
+    return live_parameters(observer.loaded.model)[name].detach().cpu().double().numpy() if name else 1.0

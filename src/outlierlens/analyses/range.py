@@ -143,12 +143,13 @@ class TensorRange(Row):
         name = f"{self.kind} {where.get(self.layer, f'of layer {self.layer}')}".strip()
         return name if self.stack == "model" else f"{name} of the {self.stack}"
 
-    @property
-    def place(self) -> str:
-        """ "MLP inner of layer 3, neuron 12, token 4 ('.') of text 5"."""
+    def place(self, inputs: str = "texts") -> str:
+        """ "MLP inner of layer 3, neuron 12, token 4 ('.') of text 5", of what `inputs` are called."""
         unit = "" if self.dim is None else f", {UNITS.get(self.kind, 'dimension')} {self.dim}"
         word = f" ({self.word!r})" if self.word else ""
-        return f"{self.name}{unit}" + (f", token {self.token}{word} of text {self.text}" if self.text >= 0 else "")
+        return f"{self.name}{unit}" + (
+            f", token {self.token}{word} of {inputs[:-1]} {self.text}" if self.text >= 0 else ""
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,12 +307,13 @@ class Ranges(Finding):
         """What is damaged or unknown, then the verdict by format."""
         yield from self._unknown()
         top, *forms = _top(self.weights or self.stored), *FORMATS
-        at = top.name if self.weights else top.place
+        at = top.name if self.weights else top.place(self.about.inputs)
         yield f"{self.verdict('fp16')}; the largest |x| is {number(top.largest)}, at {at}."
         if inside := [row for row in self.tensors if row.kind in INSIDE]:
             most = _top(inside)
             fits = _fits(most.fp16) if most.fp16 >= 1 else "overflows, unless the kernel holds it in float32"
-            yield f"Inside operations the largest number is {number(most.largest)}, at {most.place}: in fp16 it {fits}."
+            place = most.place(self.about.inputs)
+            yield f"Inside operations the largest number is {number(most.largest)}, at {place}: in fp16 it {fits}."
         yield f"{'; '.join(map(self.verdict, forms[1:]))}: unscaled, of that same value."
         for form in NARROW if self.weights else ():
             over, under = (sum(getattr(one, f"{side}_{form}") for one in self.weights) for side in ("over", "below"))
