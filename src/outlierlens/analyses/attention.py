@@ -36,7 +36,7 @@ from outlierlens.data.texts import Data
 from outlierlens.detection.targets import named_dims
 from outlierlens.errors import BadInput, pick
 from outlierlens.models.attention_maps import check_eager, eagerly
-from outlierlens.models.inputs import reader_digest
+from outlierlens.models.inputs import reader_digest, tokenizer_of
 from outlierlens.models.load import LoadedModel, fingerprint, stream_width
 from outlierlens.models.passes import Progress
 from outlierlens.options import FIND, DimsOrFind, Flag, check
@@ -346,13 +346,13 @@ def attention(
     check_eager(loaded, stack)
     width, named = stream_width(loaded.model, stack), named_dims(loaded, stack, options.dims)
     tokens = tokenise(loaded, texts, max_length=options.max_length, stack=stack.name)
-    tokenizer, control = loaded.tokenizer, tuple[int, ...]()
+    tokenizer, control = None if tokens.reading else tokenizer_of(loaded), tuple[int, ...]()
     kinds, lengths = KeyKinds(tokenizer, tokens), tokens.lengths
     if options.paper_compat:
         if tokens.reading is not None:
             raise BadInput(f"--paper-compat pads texts as the released code does; {texts.plural} are not: leave it out")
         tokens, avoid = (
-            padded(tokens, getattr(tokenizer, "pad_token_id", None) or 0),
+            padded(tokens, tokenizer_of(loaded).pad_token_id or 0),
             sorted({*named.dims, *named.found}),
         )
         (control,) = random_sets(width, min(N_CONTROL, width - len(avoid)), avoid=avoid, n=1, seed=options.seed + 1)

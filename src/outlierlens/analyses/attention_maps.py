@@ -64,11 +64,10 @@ class KeyKinds:
     def __init__(self, tokenizer: Any, tokens: Tokens):
         import torch
 
-        of_words = tokens.reading is None and tokenizer is not None
-        counts = Counter(token for ids in tokens.encoded["input_ids"] for token in ids if of_words)
-        ends = {tokenizer.sep_token_id, tokenizer.eos_token_id} - {None} if of_words else set()
+        counts = Counter(token for ids in tokens.encoded["input_ids"] for token in ids if tokenizer is not None)
+        ends = set() if tokenizer is None else {tokenizer.sep_token_id, tokenizer.eos_token_id} - {None}
         found = [token for token, _ in counts.most_common() if token in ends or is_delimiter(tokenizer.decode([token]))]
-        self.delimiters = token_words(tokenizer, found[:SHOWN]) if of_words else ()
+        self.delimiters = token_words(tokenizer, found[:SHOWN])
         self._ids = torch.tensor(sorted(found), dtype=torch.long)
 
     def of(self, batch: TokenBatch) -> "Tensor":
