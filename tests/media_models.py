@@ -176,3 +176,98 @@ def write_sounds(folder, recordings, labels, names=TONES):
     for number, (one, label) in enumerate(zip(recordings, labels, strict=True)):
         write_wav(Path(folder) / names[label] / f"{number:03}.wav", one)
     return folder
+
+
+def save_whisper(folder, *, seed=0):
+    """A Whisper that reads one second, 16,000 samples, as 50 tokens; neuron 3 of block 1 writes SOURCE far above fp16."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import (
+        PreTrainedTokenizerFast,
+        WhisperConfig,
+        WhisperFeatureExtractor,
+        WhisperForConditionalGeneration,
+    )
+
+    torch.manual_seed(seed)
+    config = WhisperConfig(
+        vocab_size=40, num_mel_bins=8, d_model=WIDTH, encoder_layers=LAYERS, decoder_layers=2, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=8, decoder_ffn_dim=8, max_source_positions=50, max_target_positions=12,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1, init_std=0.2,
+    )  # fmt: skip
+    model = WhisperForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        layer = model.model.encoder.layers[1]
+        layer.fc1.weight[3] *= 30
+        layer.fc2.weight[SOURCE, 3] = 40_000
+    letters = {name: number for number, name in enumerate(("<pad>", "<s>", "</s>", *"abcdefghijklmnopqrstuvwxyz"))}
+    inner = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
+    ).save_pretrained(folder)
+    WhisperFeatureExtractor(feature_size=8, chunk_length=1).save_pretrained(folder)
+    model.save_pretrained(folder)
+    return folder
+
+
+ROW, COLUMN, NEURON, BLOCK = 2, 1, 5, 1  # of the needle: a patch, a neuron, and the block that it is in
+WRITTEN = (11, 20)  # dimensions that it writes
+
+
+def save_dinov2(folder, *, planted=True, registers=0, whole=False, seed=0):
+    """A DINOv2 of 4 × 4 patches in `folder`; NEURON of BLOCK writes 300 times its value to WRITTEN at patches of plain red.
+
+    `whole`: its processor leaves pictures in their size.
+    """
+    import torch
+    from transformers import (
+        BitImageProcessorPil,
+        Dinov2Config,
+        Dinov2Model,
+        Dinov2WithRegistersConfig,
+        Dinov2WithRegistersModel,
+    )
+
+    torch.manual_seed(seed)
+    shape = {
+        "hidden_size": WIDTH, "num_hidden_layers": 4, "num_attention_heads": 2, "mlp_ratio": 1, "image_size": 56,
+        "patch_size": 14,
+    }  # fmt: skip
+    model = Dinov2Model(Dinov2Config(**shape))
+    if registers:
+        model = Dinov2WithRegistersModel(Dinov2WithRegistersConfig(**shape, num_register_tokens=registers))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" not in name and "lambda" not in name:
+                parameter.normal_(0, 1.0 if "embeddings." in name and "patch" not in name else 0.02)
+        patches = model.embeddings.patch_embeddings.projection
+        patches.weight[SOURCE] = torch.tensor([1.0, -1.0, -1.0])[:, None, None] / 196
+        patches.bias.normal_(0, 1.0)
+        patches.bias[SOURCE] = 0.0
+        blocks = model.layers if hasattr(model, "layers") else model.encoder.layer
+        mlp = blocks[BLOCK].mlp
+        mlp.fc1.weight[NEURON] = 0.0
+        mlp.fc1.weight[NEURON, SOURCE], mlp.fc1.bias[NEURON] = 5.0, -9.0
+        if planted:
+            mlp.fc2.weight[list(WRITTEN), NEURON] = torch.tensor([300.0, -150.0])
+    model.eval().save_pretrained(folder)
+    BitImageProcessorPil(
+        do_resize=not whole, do_center_crop=not whole, size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56},
+        image_mean=[0.5] * 3, image_std=[0.1] * 3,
+    ).save_pretrained(folder)  # fmt: skip
+    return folder
+
+
+def write_photos(folder, n=8, *, red=((ROW, COLUMN),), height=4, width=4, seed=0):
+    """`n` pictures of grey noise of `height` × `width` patches, with plain red where `red` says (row, column)."""
+    from PIL import Image
+
+    random = np.random.default_rng(seed)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for number in range(n):
+        pixels = random.integers(110, 146, (14 * height, 14 * width, 3)).astype(np.uint8)
+        for row, column in red:
+            pixels[14 * row : 14 * row + 14, 14 * column : 14 * column + 14] = (230, 40, 40)
+        Image.fromarray(pixels).save(Path(folder) / f"{height}x{width}-{number}.png")
+    return folder

@@ -176,7 +176,7 @@ WORDLESS = {
     "sweep": {"dims": "3,4", "n_random": 1, "n_matched": 0, "gradients": 0}, "attention": {"dims": 3}, "mask": {},
     "geometry": {"n_words": 0}, "attack": {"dims": 3}, "plan": {"n_random": 1},
 }  # fmt: skip
-WITH_WORDS = ("attention", "mask", "attack")
+WITH_WORDS = ("attention", "attack")
 
 
 @pytest.mark.parametrize("name", WORDLESS)

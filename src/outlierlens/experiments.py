@@ -9,7 +9,8 @@ from outlierlens.options.experiment import Experiment
 MODELS = ("options", "output", "source")
 CONDITIONS = ("subject", "task", "options", "output", "loading")
 TOKENS = ("subject", "reading", "options", "vectors", "output", "loading")
-REPAIRED = ("subject", "reading", "options", "vectors", "fitting", "output", "loading")
+REPAIRED = ("subject", "data", "options", "vectors", "fitting", "output", "loading")
+DATA = ("subject", "data", "options", "output", "loading")
 WEIGHTS = ("subject", "options", "output", "source")
 SPLITS = ("subject", "splits", "options", "output", "loading")
 VECTORS = ("subject", "options", "vectors", "fitting", "output", "loading")
@@ -344,7 +345,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "the same command goes on.",
         home="analyses.geometry", python="geometry", options="GeometryCall", takes=REPAIRED,
         shared={
-            "data": Other(REQUIRED, help="Sentences, one per row: .txt, .jsonl, .csv, .tsv, .parquet, or a hub id."),
+            "data": Other(REQUIRED, help="Sentences, one per row: .txt, .jsonl, .csv, .tsv, .parquet, or a hub id; or images."),
             "limit": Other(least=4, help="Draw from the first N sentences."),
         },
         result="Geometry", also=("FrequencyBands",),
@@ -373,9 +374,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "attention", "explain",
         "Measure where attention goes, with dimensions on and off.\n\n"
-        "Attention received by each token, its correlation with every dimension, and attention sinks. Every pass is "
-        "kept in runs/MODEL-attention: the same command goes on.",
-        home="analyses.attention", python="attention", options="AttentionOptions", result="Attention",
+        "On texts, or images, or recordings. Attention received by each token, its correlation with every dimension, and "
+        "attention sinks. Every pass is kept in runs/MODEL-attention: the same command goes on.",
+        home="analyses.attention", python="attention", options="AttentionOptions", takes=DATA, result="Attention",
         examples=(
             "attention mini-planted --data texts.txt --limit 4 --random 1 --bootstrap 20",
             "attention mini-planted --data texts.txt --limit 4 --dims 8,24 --sink-threshold 0.2 --random 1 --bootstrap 20",
@@ -468,8 +469,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "mask", "explain",
         "Find what to leave out before an autoencoder is trained.\n\n"
-        "Or before a steering vector is made: tokens and dimensions of hidden states.",
-        home="analyses.mask", places=("to",), python="mask", options="MaskCall",
+        "Or before a steering vector is made: tokens and dimensions of hidden states. Of texts, or images, or recordings.",
+        home="analyses.mask", places=("to",), python="mask", options="MaskCall", takes=DATA,
         shared={"limit": Other(64, least=4), "verbose": Other(help="Show every block too.")},
         result="Mask",
         examples=(

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from outlierlens.errors import BadInput
 from outlierlens.options import Flag
-from outlierlens.tasks.base import Reading, SplitReading, TaskReading
+from outlierlens.tasks.base import DataReading, Reading, SplitReading, TaskReading
 from outlierlens.vectors.options import Fitting, VectorReading
 
 if TYPE_CHECKING:
-    from outlierlens.data.texts import Texts
+    from outlierlens.data.texts import Data, Texts
     from outlierlens.detection.weights import ScanOptions
     from outlierlens.models.load import LoadedModel, LoadOptions
     from outlierlens.results.row_store import Keep
@@ -199,6 +199,13 @@ class Session:
 
         runs = Path(os.environ.get("OUTLIERLENS_RUNS") or "runs")
         return Keep(runs / self._run(self.name.replace(" ", "-")), fresh=self.output.overwrite)
+
+    def data(self, spare: int = 0) -> "Data":
+        """The first `limit` texts, pictures or recordings, and `spare` that follow them."""
+        read = self.reading
+        assert isinstance(read, DataReading)  # its row takes it
+        limit = None if read.limit is None else read.limit + spare
+        return replace(read, limit=limit).read(offline=self.loading.offline)
 
     def texts(self, spare: int = 0) -> "tuple[Texts, Texts | None]":
         """(the first `limit` texts, the `spare` texts that follow them, or None where there are no others)."""

@@ -323,7 +323,7 @@ def test_evaluated_sentences_reach_neither_fit_nor_choice(words: Any) -> None:
     again = embed(loaded, [task], options, fit=spaced, dev=[mixed])
     assert again.n_dropped >= len({*task.sentences} | {*clean.sentences})
     assert rhos(again).tolist() == rhos(found).tolist()
-    with pytest.raises(BadInput, match="are evaluated ones, so 0 is left to fit on; give another text"):
+    with pytest.raises(BadInput, match="are evaluated ones, so 0 is left to fit on; give other texts"):
         embed(loaded, [task], options, fit=Texts("test.parquet", task.sentences))
     with pytest.raises(
         BadInput, match="these fixes need a text to fit on, and there is none beside the evaluated ones"

@@ -24,6 +24,7 @@ from outlierlens.analyses.range import FORMATS, NARROW, RangeOptions, headroom, 
 from outlierlens.analyses.range_pass import RangeTally, below, exponents, median_of
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
+from outlierlens.models.forward import Side
 from outlierlens.models.load import LoadedModel, from_objects
 from planted import some_texts, wrap
 
@@ -121,7 +122,7 @@ def test_keys_and_values_are_named_by_their_row_of_the_projection(n_key_heads: i
     assert found.top("v").dim == row
     assert found.top("k").dim in (row, row + 4)  # positions turn channels 3 and 7 into each other
     assert found.top("q").dim < 32
-    assert f"row {row}, token" in found.top("v").place
+    assert f"row {row}, token" in found.top("v").place()
     assert found.top("v").n_values == 8 * n_key_heads * found.about.n_tokens
 
 
@@ -214,7 +215,7 @@ def test_padding_is_not_counted() -> None:
     tally = RangeTally(every=1)
     states = torch.tensor([[[1.0, -2.0], [9.0, 9.0]], [[0.5, 0.25], [-3.0, 0.0]]])
     valid = torch.tensor([[True, False], [True, True]])
-    tally.begin(valid, {"model": torch.tensor([[7, 0], [8, 9]])}, (4, 2))
+    tally.begin({"model": Side(torch.tensor([[7, 0], [8, 9]]), ~valid, valid)}, (4, 2))
     tally.add(("model", "stream", "0"), "block", states)
     tally.end()
     kept = tally.found[("model", "stream", "0")]
@@ -227,7 +228,8 @@ def test_the_first_of_equal_maxima_is_kept_whatever_the_order() -> None:
     for order in ((0, 1), (1, 0)):
         tally = RangeTally(every=1)
         for text in order:
-            tally.begin(torch.ones(1, 1, dtype=torch.bool), {"model": torch.zeros(1, 1)}, (text,))
+            there = torch.ones(1, 1, dtype=torch.bool)
+            tally.begin({"model": Side(torch.zeros(1, 1), ~there, there)}, (text,))
             tally.add(("model", "stream", "0"), "", torch.tensor([[[-4.0]]]))
             tally.end()
         assert tally.found[("model", "stream", "0")].text == 0

@@ -304,3 +304,23 @@ def test_what_is_no_data_is_named_by_what_it_is(tmp_path: Path) -> None:
         recording(b"", "a.wav", max_seconds=1)
     with pytest.raises(BadFile, match=r"a\.wav: its header promises more than the file holds"):
         recording(made.write_wav(tmp_path / "a.wav", np.zeros(9)).read_bytes()[:20], "a.wav", max_seconds=1)
+
+
+def test_transcripts_lie_beside_recordings(tmp_path: Path) -> None:
+    for name in "ab":
+        made.write_wav(tmp_path / f"{name}.wav", np.zeros(9))
+    (tmp_path / "b.txt").write_text(" two\nlines \n", "utf-8")
+    items = read_items("audio", tmp_path, UNLABELLED)
+    assert [part.transcript for part in items.parts] == ["", "two lines"]
+    without = read_items("audio", tmp_path / "b.wav", UNLABELLED).digest
+    (tmp_path / "b.txt").write_text("three", "utf-8")
+    assert read_items("audio", tmp_path / "b.wav", UNLABELLED).digest != without
+    (tmp_path / "b.txt").write_text("x" * 200_000, "utf-8")
+    with pytest.raises(BadInput, match=r"b\.txt: more than 100,000 bytes"):
+        read_items("audio", tmp_path, UNLABELLED)
+    table = tmp_path / "all.csv"
+    table.write_text("audio,sentence\na.wav,one\nb.wav,\n", "utf-8")
+    assert kind_of(table) is None  # its sentences may be what is wanted
+    assert kind_of(table, "audio") == "audio"
+    (tmp_path / "b.txt").unlink()
+    assert [part.transcript for part in read_items("audio", table, UNLABELLED).parts] == ["one", ""]

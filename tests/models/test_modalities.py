@@ -1,6 +1,7 @@
 """`scan`, `observe`, `ablate` and `sweep` on pictures and recordings, against plain loops of transformers."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from outlierlens.analyses.sweep.measure import sweep
 from outlierlens.analyses.sweep.options import SweepOptions
 from outlierlens.data.media import LabelledItems, read_items
 from outlierlens.data.media.read import ItemOptions
+from outlierlens.data.texts import Texts
 from outlierlens.detection.activations import ObserveOptions
 from outlierlens.detection.rules import Rule
 from outlierlens.detection.weights import ScanOptions
@@ -492,3 +494,156 @@ def test_options_that_do_not_belong_are_refused(words: tuple[str, ...], message:
     code, _, err = run("ablate", str(folder / "image"), "--dims", "1", *given)
     assert code == (2 if "0" in words else 1)
     assert message in err
+
+
+# --- recordings read as features, by an encoder and a decoder ---------------------------------------------------------
+
+SAID = ("low", "", "a high tone", "hm")
+
+
+def _both_sides(model: Any, features: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, dict[str, list[Any]]]:
+    """(logits [token, word], states of each layer, embeddings first [token, dim], by stream) of one recording."""
+    seen: dict[str, list[Any]] = {"encoder": [], "decoder": []}
+    hooks = []
+    for name, layers in seen.items():
+        blocks = model.get_submodule(f"model.{name}.layers")
+        hooks.append(blocks[0].register_forward_pre_hook(lambda _, args, layers=layers: layers.append(args[0][0])))
+        for one in blocks:
+            hooks.append(one.register_forward_hook(lambda *found, layers=layers: layers.append(found[2][0])))
+    with torch.no_grad():
+        logits = model(input_features=features, decoder_input_ids=ids).logits[0]
+    for hook in hooks:
+        hook.remove()
+    return logits, seen
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedModel, Any, list[Any], dict[str, list[Any]]]:
+    """(the model, recordings some with a transcript, logits [token, word] of each, states [layer, token, dim] by stream)."""
+    from transformers import AutoFeatureExtractor, AutoTokenizer, WhisperForConditionalGeneration
+
+    folder = tmp_path_factory.mktemp("whisper")
+    made.save_whisper(folder / "model")
+    random = np.random.default_rng(3)
+    recordings = [0.2 * random.standard_normal(length).astype(np.float32) for length in (5000, 14000, 9600, 8000)]
+    for number, (samples, said) in enumerate(zip(recordings, SAID, strict=True)):
+        made.write_wav(folder / "data" / f"{number}.wav", samples, rate=16_000)
+        if said:
+            (folder / "data" / f"{number}.txt").write_text(said + "\n", "utf-8")
+    extractor = AutoFeatureExtractor.from_pretrained(folder / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    model = WhisperForConditionalGeneration.from_pretrained(folder / "model").eval()
+    logits, states = [], dict[str, list[Any]](encoder=[], decoder=[])
+    for samples, said in zip(recordings, SAID, strict=True):
+        rounded = (np.round(samples.astype(np.float64) * 32767) / 32768).astype(np.float32)
+        features = extractor(rounded, sampling_rate=16_000, return_tensors="pt").input_features
+        ids = torch.tensor([[1, *(tokenizer(said).input_ids if said else ())]])
+        said_logits, seen = _both_sides(model, features, ids)
+        logits.append(said_logits)
+        for name, layers in seen.items():
+            states[name].append(torch.stack(layers).double().numpy())
+    return load_model(str(folder / "model"), PLAIN), read_items("audio", folder / "data", UNLABELLED), logits, states
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_both_sides_of_a_model_of_features_are_observed(whisper: Any, batch_size: int) -> None:
+    loaded, items, _, states = whisper
+    found = observe(loaded, items, ObserveOptions(batch_size=batch_size, passage_tokens=3))
+    assert [one.stack for one in found.stacks] == ["encoder", "decoder"]
+    for one in found.stacks:
+        vectors = np.concatenate(states[one.stack], axis=1)  # [layer, token, dim]
+        assert one.view().tokens.tolist() == [vectors.shape[1]] * len(vectors)
+        assert np.allclose(one.view().mean, vectors.mean(1), rtol=1e-4, atol=1e-4)
+        assert np.allclose(one.view().abs_max, np.abs(vectors).max(1), rtol=1e-5, atol=1e-5)
+    encoder, decoder = found.stacks
+    heard = sum(int(np.ceil(len(recording_of(part)) / 320)) for part in items.parts)  # a token is of 20 ms
+    assert encoder.view("without_special").tokens[0] == heard
+    assert decoder.view("without_special").tokens[0] == sum(len(said.replace(" ", "")) for said in SAID)
+    assert (encoder.peak.dim, encoder.peak.layer) == (made.SOURCE, "1")
+    assert encoder.peak.token == f"{encoder.peak.position * 0.02:.2f} s"
+    assert [passage.tokens for passage in found.passages] == [("0.00 s", "0.02 s", "0.04 s"), ("<s>", "l", "o")]
+    assert any("padded with silence" in note for note in found.notes)
+    assert any("read the transcripts" in note for note in found.notes)
+    assert any("recordings without a transcript" in note for note in found.notes)
+
+
+def recording_of(part: Any) -> np.ndarray:
+    from outlierlens.data.media.items import recording
+
+    return recording(part.content(), part.name, max_seconds=30).samples
+
+
+def test_ranges_hold_both_sides_and_the_logits(whisper: Any) -> None:
+    from outlierlens import range_of
+
+    loaded, items, logits, states = whisper
+    ranges = range_of(loaded, items)
+    assert " s') of recording " in next(iter(ranges.sentences()))
+    found = {(row.stack, row.kind, row.layer): row for row in ranges.tensors}
+    for stream, every in states.items():
+        for layer, name in ((1, "0"), (len(every[0]) - 1, str(len(every[0]) - 2))):
+            largest = max(float(np.abs(one[layer]).max()) for one in every)
+            assert found[stream, "stream", name].largest == pytest.approx(largest, rel=1e-5)
+    row = found["encoder", "stream", "1"]
+    assert row.dim == made.SOURCE
+    assert row.fp16 < 1
+    assert found["decoder", "logits", "head"].largest == pytest.approx(
+        max(float(one.abs().max()) for one in logits), rel=1e-5
+    )
+    assert found["decoder", "stream", "1"].word in ("<s>", *"abcdefghijklmnopqrstuvwxyz")
+
+
+@pytest.mark.parametrize("stream", ["encoder", "decoder"])
+def test_outputs_of_a_decoder_change_as_by_hand(whisper: Any, stream: str) -> None:
+    loaded, items, logits, _ = whisper
+    options = AblateOptions(stack=stream, n_random=0, n_matched=0, task=TaskOptions(batch_size=2))
+    found = ablate(loaded, items, [made.SOURCE], options)
+    assert (found.about.unit, found.about.n_tokens) == ("KL divergence (nats)", sum(map(len, logits)))
+    by_hand = []
+    with zeroed(loaded, stream), torch.no_grad():
+        for part, intact in zip(items.parts, logits, strict=True):
+            ids = torch.tensor([[1, *(loaded.tokenizer(part.transcript).input_ids if part.transcript else ())]])
+            features = loaded.processor(recording_of(part), sampling_rate=16_000, return_tensors="pt").input_features
+            now = loaded.model(input_features=features, decoder_input_ids=ids).logits[0].log_softmax(-1)
+            before = intact.log_softmax(-1)
+            by_hand.append(float((before.exp() * (before - now)).sum(-1).mean()))
+    assert found.chosen.per_text == pytest.approx(by_hand, rel=1e-3, abs=1e-6)
+    assert max(by_hand) > 1e-4
+    with_mean = ablate(
+        loaded, items, [made.SOURCE], AblateOptions(stack=stream, modes=("mean",), n_random=0, n_matched=0)
+    )
+    assert with_mean.chosen.change.value >= 0
+
+
+def zeroed(loaded: LoadedModel, stream: str) -> Any:
+    from outlierlens.ablation.switches import zeroed_weights
+
+    return zeroed_weights(loaded, [made.SOURCE], stack=stream)
+
+
+def test_an_encoder_of_features_is_traced(whisper: Any) -> None:
+    from outlierlens import trace
+
+    loaded, items, *_ = whisper
+    found = trace(loaded, items, stack="encoder", n_random=1)
+    assert found.dim == made.SOURCE
+    with pytest.raises(BadInput, match="does not read images"):
+        observe(loaded, read_items("image", _picture(loaded), UNLABELLED))
+    for stacks in (loaded.stacks, loaded.stacks[1:]):  # as of a row that names the decoder alone
+        with pytest.raises(BadInput, match=r"does not read text .it takes input_features.; give it recordings"):
+            observe(replace(loaded, stacks=stacks), Texts("words", ("low", "high")))
+
+
+def _picture(loaded: LoadedModel) -> Path:
+    folder = Path(loaded.name).parent / "pictures"
+    made.write_pictures(folder, *made.pictures(1, seed=0))
+    return folder
+
+
+def test_an_extractor_of_another_model_is_named(whisper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import WhisperFeatureExtractor
+
+    loaded, items, *_ = whisper
+    other = WhisperFeatureExtractor(feature_size=5, chunk_length=1)
+    with pytest.raises(BadInput, match=r"does not run by itself on what the feature extractor makes.*\[5, 100\]"):
+        observe(replace(loaded, processor=other), items)

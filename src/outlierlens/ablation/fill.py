@@ -115,7 +115,7 @@ class Filling:
 
 def exercise(loaded: LoadedModel, text: str, *, seed: int = 0) -> Exercise | None:
     """The passage with its blanks; None without a head for words, or where the text has no word to blank."""
-    if loaded.tokenizer is None or loaded.head not in ("masked", "causal"):
+    if loaded.tokenizer is None or loaded.head not in ("masked", "causal") or not text:
         return None
     length = token_limit(loaded, CONTEXT)
     start = int(np.random.default_rng(seed).integers(EVERY))
@@ -195,7 +195,7 @@ def fill(loaded: LoadedModel, work: Exercise) -> Filling:
     tokenizer: Any = loaded.tokenizer
     ids = torch.tensor([work.ids], device=loaded.device)
     with torch.inference_mode(), fast_products():
-        logits = loaded.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
+        logits = loaded.language(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
         there = logits[torch.tensor(work.read_at, device=logits.device)].float().softmax(-1).cpu()
     best = there.argmax(-1).tolist()
     masked = loaded.head == "masked"
@@ -204,11 +204,11 @@ def fill(loaded: LoadedModel, work: Exercise) -> Filling:
 
 
 def continuation(loaded: LoadedModel, text: str) -> tuple[str, str] | None:
-    """(prompt, greedy continuation) of the first words of `text`; None for models that are not causal."""
+    """(prompt, greedy continuation) of the first words of `text`; None for models that are not causal, or without words."""
     import torch
 
     tokenizer: Any = loaded.tokenizer
-    if tokenizer is None or loaded.head != "causal":
+    if tokenizer is None or loaded.head != "causal" or not text:
         return None
     limit = token_limit(loaded, PROMPT_WORDS * 4 + CONTINUE)
     words = " ".join(text.split()[:PROMPT_WORDS])
@@ -217,14 +217,14 @@ def continuation(loaded: LoadedModel, text: str) -> tuple[str, str] | None:
     prompt = prompt[: len(prompt) - len(behind)]  # an end would be gone on from as if another text began
     step, cache = torch.tensor([prompt], device=loaded.device), None
     whole = bool(
-        getattr(loaded.model, "_is_stateful", False)
+        getattr(loaded.language, "_is_stateful", False)
     )  # its cache is no list of keys and values: all is read anew
     said: list[int] = []
     with torch.inference_mode(), fast_products():
         while len(said) < min(CONTINUE, limit - len(prompt)):
             seen = torch.ones(1, len(prompt) + len(said), dtype=torch.long, device=loaded.device)
             kept = {} if whole else {"past_key_values": cache, "use_cache": True}
-            output = loaded.model(input_ids=step, attention_mask=seen, **kept)
+            output = loaded.language(input_ids=step, attention_mask=seen, **kept)
             cache, token = getattr(output, "past_key_values", None), int(output.logits[0, -1].argmax())
             whole = whole or cache is None
             said.append(token)

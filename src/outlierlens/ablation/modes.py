@@ -141,8 +141,8 @@ def mode_by_layer(stack: "BoundStack") -> Mode:
 
 def means_over(loaded: LoadedModel, stack: "BoundStack", texts: Data, *, length: int, batch_size: int) -> np.ndarray:
     """What mode "mean" puts in place: means [layer, dim] over the first `length` tokens of each text."""
-    read = reading_of(loaded, texts, length).batches(texts, batch_size=batch_size)
-    return mean_states(loaded, read, stack=stack.name)
+    reading = reading_of(loaded, texts, length, stack.name)
+    return mean_states(loaded, reading.batches(texts, batch_size=batch_size), stack=stack.name, run=reading)
 
 
 def tokens_read(length: int) -> str:

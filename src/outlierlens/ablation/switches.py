@@ -17,7 +17,7 @@ The three ablations agree only where blocks end in a norm of the stream (post-no
 carries what other layers wrote.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -386,8 +386,13 @@ class _Change:
         return self.settings.factor * written
 
 
-def mean_states(loaded: LoadedModel, batches: Any, *, stack: str | None = None) -> np.ndarray:
-    """Mean hidden state of each block's output over valid tokens: float64 [layer, dim], for `edited_hidden("mean")`."""
+def mean_states(
+    loaded: LoadedModel, batches: Any, *, stack: str | None = None, run: Callable[[Any], None] | None = None
+) -> np.ndarray:
+    """Mean hidden state of each block's output over valid tokens: float64 [layer, dim], for `edited_hidden("mean")`.
+
+    `run` is the pass on a batch; by default the whole model's on texts.
+    """
     import torch
 
     from outlierlens.models.inputs import model_inputs
@@ -403,7 +408,7 @@ def mean_states(loaded: LoadedModel, batches: Any, *, stack: str | None = None) 
                 total[layer] = total[layer] + part if layer in total else part
 
         with torch.inference_mode(), tapped(loaded.model, [bound], look):
-            loaded.model(**model_inputs(loaded, batch))
+            run(batch) if run else loaded.model(**model_inputs(loaded, batch))
         count += int(batch.valid.sum())
     if not count:
         raise BadInput("no token to take the mean over; give at least one text")

@@ -48,6 +48,7 @@ from outlierlens.detection.targets import Named
 from outlierlens.errors import BadInput, pick
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel, stream_width
+from outlierlens.models.passes import reaching
 from outlierlens.options import FIND, Find, Flag, Flat, check
 from outlierlens.results.advice import Advice, about
 from outlierlens.results.finding import Finding
@@ -443,7 +444,7 @@ def ablate(
         BadInput: unknown dimension, layer or mode; no usable text; a mode that the model does not allow; for several modes
             fewer than two usable texts, or a metric that is no mean over texts.
     """
-    options = options or AblateOptions()
+    options = reaching(loaded, texts, options or AblateOptions())
     stack = loaded.axis(options.stack)
     if stack.reads:
         check_neurons(stack, dims, options)
@@ -476,15 +477,14 @@ def run(session: "Session", command: Command) -> Ablation | Predictions:
         check_save(command.save, *options.modes)
     found = ablate(session.loaded, texts, command.dims, options, progress=session.progress, rows=session.kept)
     if command.save:
-        session.then = partial(_save, session, command, found.chosen.plan)
+        session.then = partial(_save, session, command.save, command.options, found)
     return found
 
 
-def _save(session: "Session", command: Command, plan: Plan) -> None:
-    options = command.options
-    switch = Switch(session.loaded, session.loaded.axis(options.stack), cast(Any, options.modes[0]), options.embeddings)
-    assert command.save
-    session.notice(f"{command.save}: model with {switch.save(plan, command.save):,} values off")
+def _save(session: "Session", folder: Path, options: AblateOptions, found: Ablation) -> None:
+    axis = session.loaded.axis(found.about.stack)
+    switch = Switch(session.loaded, axis, cast(Any, options.modes[0]), options.embeddings)
+    session.notice(f"{folder}: model with {switch.save(found.chosen.plan, folder):,} values off")
 
 
 @dataclass(frozen=True)

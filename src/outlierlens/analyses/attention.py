@@ -32,7 +32,7 @@ from outlierlens.analyses.attention_maps import (
     finite_mean,
     padded,
 )
-from outlierlens.data.texts import Texts
+from outlierlens.data.texts import Data
 from outlierlens.detection.targets import named_dims
 from outlierlens.errors import BadInput, pick
 from outlierlens.models.attention_maps import check_eager, eagerly
@@ -45,13 +45,14 @@ from outlierlens.results.row_store import Keep, kept_rows
 from outlierlens.results.rows import UNKNOWN, Draws, Estimate, More, Quiet, Row
 from outlierlens.statistics.bootstrap import finite_quantiles, percentile_interval
 from outlierlens.statistics.ranks import rank_among, rank_p
-from outlierlens.vectors.read import text_stack, tokenise
+from outlierlens.vectors.read import stack_of, tokenise
 from outlierlens.view.pictures import Lines
 from outlierlens.view.section import Change, Count, P, Rows, number, these
 
 if TYPE_CHECKING:
     from outlierlens.session import Session
 
+OF_WORDS = ("delimiter", "punctuation")  # measures that pictures and recordings do not have
 EVERY = "all"  # layer of what is a mean over all layers
 SINKS = "sink_heads"
 BAND = (0.05, 0.5, 0.95)  # quantiles over all other dimensions
@@ -200,7 +201,7 @@ class Attention(Finding):
     Attributes:
         hides: whether some layer hides keys from queries (causal, or a window), beside padding.
         mode: how dimensions are off. n_set: weights that this sets. random_sets: of as many other dimensions, off in turn.
-        threshold: mean attention on the first token that makes a head a sink.
+        threshold: mean attention on the first token that makes a head a sink. first: what that is, "" of texts.
         delimiters: those tokens of the texts that count as delimiters, the commonest first, some thirty at most.
         means: ways in which attention is averaged, the default first.
         every_r: r of all dimensions, by `means` and keys. heads_r: of each head, at `dims`.
@@ -235,6 +236,7 @@ class Attention(Finding):
     n_set: int
     random_sets: Annotated[tuple[tuple[int, ...], ...], "set"]
     threshold: float
+    first: str = ""
     delimiters: tuple[str, ...]
     control_dims: tuple[int, ...]
     means: Annotated[tuple[str, ...], "mean"]
@@ -298,7 +300,8 @@ class Attention(Finding):
                 f"{dim}: mean |r| over layers with the attention a token receives {one.size.written('.3f')}, rank {one.rank} "
                 f"of {n} dimensions, p {one.p:.3g}."
             )
-        what = {"first": "of attention goes to the first token", "special": "of attention goes to special tokens"}
+        first = f"of attention goes to the first token{f', {self.first}' if self.first else ''}"
+        what = {"first": first, "special": "of attention goes to special tokens"}
         for measure, said in (what | {SINKS: f"of the heads give it more than {self.threshold:g}"}).items():
             if measure == "special" and not self.n_special:
                 continue
@@ -325,28 +328,33 @@ class Attention(Finding):
 
 @eagerly
 def attention(
-    loaded: LoadedModel, texts: Texts, options: AttentionOptions | None = None, *,
+    loaded: LoadedModel, texts: Data, options: AttentionOptions | None = None, *,
     progress: Progress | None = None, rows: Path | Keep | None = None,
 ) -> Attention:  # fmt: skip
     """Vertical attention, its correlation with every dimension, and attention sinks: intact, outliers off, random ones off.
 
     The named dimensions are those asked for, or those that the scan of the weights finds, or the strongest where it finds
     none. Attention is eager meanwhile. `progress` is called with (label, texts done, texts). With `rows`, every pass is kept
-    there and is not read again.
+    there and is not read again. Of pictures and recordings (`media.Items`) the keys are patches and frames.
 
     Raises:
         BadInput: attention that cannot be eager, a family whose weights cannot be had, an unknown dimension or stream, or a
             state that is not finite.
     """
     options = options or AttentionOptions()
-    stack = text_stack(loaded, options.stack)
+    stack = stack_of(loaded, texts, options.stack)
     check_eager(loaded, stack)
     width, named = stream_width(loaded.model, stack), named_dims(loaded, stack, options.dims)
-    tokens = tokenise(loaded, texts, max_length=options.max_length)
-    tokenizer, control = tokenizer_of(loaded), tuple[int, ...]()
+    tokens = tokenise(loaded, texts, max_length=options.max_length, stack=stack.name)
+    tokenizer, control = None if tokens.reading else tokenizer_of(loaded), tuple[int, ...]()
     kinds, lengths = KeyKinds(tokenizer, tokens), tokens.lengths
     if options.paper_compat:
-        tokens, avoid = padded(tokens, tokenizer.pad_token_id or 0), sorted({*named.dims, *named.found})
+        if tokens.reading is not None:
+            raise BadInput(f"--paper-compat pads texts as the released code does; {texts.plural} are not: leave it out")
+        tokens, avoid = (
+            padded(tokens, tokenizer_of(loaded).pad_token_id or 0),
+            sorted({*named.dims, *named.found}),
+        )
         (control,) = random_sets(width, min(N_CONTROL, width - len(avoid)), avoid=avoid, n=1, seed=options.seed + 1)
     reading = KeyPass(
         loaded, stack, tokens, lengths, kinds, named.dims, options.batch_size, options.n_bootstrap, options.seed,
@@ -376,23 +384,26 @@ def attention(
     return Attention(
         provenance=loaded.provenance(seed=options.seed, digest=identity["model"]),
         about=About(
-            data=texts.source, data_digest=texts.digest, stack=stack.name, layers=tuple(range(stack.n_layers)),
-            dims=tuple(map(str, named.dims)), named_by=named.by, n_texts=int((lengths > 0).sum()), n_tokens=n_tokens,
-            max_length=tokens.max_length,
+            data=texts.source, data_digest=texts.digest, inputs=texts.plural, stack=stack.name,
+            layers=tuple(range(stack.n_layers)), dims=tuple(map(str, named.dims)), named_by=named.by,
+            n_texts=int((lengths > 0).sum()), n_tokens=n_tokens, max_length=0 if tokens.reading else tokens.max_length,
         ),
-        figures=tuple(_figures(intact, off, random, options.threshold)), overall=overall, correlations=correlations,
+        first=tokens.reading.words([tokens.rows.numbers[0][0]], stack.name)[0] if tokens.reading and tokens.rows else "",
+        figures=tuple(
+            row for row in _figures(intact, off, random, options.threshold)
+            if tokens.reading is None or row.measure not in OF_WORDS
+        ), overall=overall, correlations=correlations,
         hides=intact["hides"], hidden_size=width, n_special=n_tokens - intact["n_keys"]["without_special"], mode=switch.name,
         n_set=off["n_set"], random_sets=tuple(sets), threshold=options.threshold, delimiters=kinds.delimiters,
         control_dims=control, means=tuple(intact["means"]), every_r=every, heads_r=np.array(intact["r_heads"]),
         control=np.array(intact["control"]), heads=np.array([one["heads"] for one in (intact, off, *random)]),
-        notes=(*loaded.notes, *named.notes, *_notes(loaded, stack.name, intact, options)),
+        notes=(*loaded.notes, *named.notes, *tokens.notes, *_notes(loaded, stack.name, intact, options)),
     )  # fmt: skip
 
 
 def run(session: "Session", options: AttentionOptions) -> Attention:
     """What the command finds."""
-    texts, _ = session.texts()
-    return attention(session.loaded, texts, options, progress=session.progress, rows=session.kept)
+    return attention(session.loaded, session.data(), options, progress=session.progress, rows=session.kept)
 
 
 def _figures(
@@ -474,7 +485,7 @@ def _notes(loaded: LoadedModel, stack: str, intact: dict[str, Any], options: Att
     if stack == "decoder":
         yield "self-attention of the decoder; its attention to the encoder is not read"
     if intact["n_keys"]["all"] == intact["n_keys"]["without_special"]:
-        yield "the tokenizer adds no special tokens: keys with and without them are the same"
+        yield "no token is special: keys with and without special ones are the same"
     mass = finite_mean(np.array(intact["heads"])[METRICS.index("mass")], axis=-1)
     if abs(mass.min() - 1) > 1e-3:
         yield (

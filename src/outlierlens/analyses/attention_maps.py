@@ -24,6 +24,7 @@ import numpy as np
 
 from outlierlens.ablation.modes import Switch
 from outlierlens.architectures import BoundStack
+from outlierlens.data.token_texts import token_words
 from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.models.attention_maps import tapped_attention
 from outlierlens.models.devices import memory_kept
@@ -53,8 +54,8 @@ class KeyKinds:
     """The kinds of keys.
 
     A delimiter is a token of punctuation alone (Unicode categories P*), of line breaks alone, or the tokenizer's separator or
-    end token; punctuation is a delimiter that is not special. A token may be of several kinds: [CLS] is first and special,
-    [SEP] special and a delimiter.
+    end token; punctuation is a delimiter that is not special. Patches and frames are neither. A token may be of several kinds:
+    [CLS] is first and special, [SEP] special and a delimiter.
 
     Attributes:
         delimiters: those among the texts' tokens, the commonest first, `SHOWN` at most.
@@ -63,10 +64,10 @@ class KeyKinds:
     def __init__(self, tokenizer: Any, tokens: Tokens):
         import torch
 
-        counts = Counter(token for ids in tokens.encoded["input_ids"] for token in ids)
-        ends = {tokenizer.sep_token_id, tokenizer.eos_token_id} - {None}
+        counts = Counter(token for ids in tokens.encoded["input_ids"] for token in ids if tokenizer is not None)
+        ends = set() if tokenizer is None else {tokenizer.sep_token_id, tokenizer.eos_token_id} - {None}
         found = [token for token, _ in counts.most_common() if token in ends or is_delimiter(tokenizer.decode([token]))]
-        self.delimiters = tuple(str(text) for text in tokenizer.convert_ids_to_tokens(found[:SHOWN]))
+        self.delimiters = token_words(tokenizer, found[:SHOWN])
         self._ids = torch.tensor(sorted(found), dtype=torch.long)
 
     def of(self, batch: TokenBatch) -> "Tensor":
@@ -434,14 +435,15 @@ class KeyPass:
             maps[layer] = read_maps(weights, lengths, visible, with_padded=self.paper_compat)
 
         with memory_kept(), tapped_attention(self.loaded, self.stack, look):
-            for start in range(0, len(order), self.batch_size):
-                chunk = order[start : start + self.batch_size]
+            groups, size, done = self.tokens.apart(order), self.batch_size, 0
+            for chunk in (some[start : start + size] for some in groups for start in range(0, len(some), size)):
                 lengths[:] = self.lengths[chunk].tolist()
                 for batch in token_batches(self.loaded, self.tokens, read, order=chunk):
                     yield batch, maps
                 maps.clear()
+                done += len(chunk)
                 if self.progress:
-                    self.progress(label, start + len(chunk), len(order))
+                    self.progress(label, done, len(order))
 
     def _add(self, found: PassSums, batch: TokenBatch, maps: dict[int, MapSums], *, intact: bool) -> None:
         """Add one batch to the sums."""

@@ -280,8 +280,8 @@ class Basis:
         """Count what the next forward pass, on `batch`, shows; hooks are left to `inside`."""
         self.n_tokens += int(batch.valid.sum())
         self.n_special += int(batch.special.sum())
-        sides = self.observer.reading.sides(batch)[self.observer.sides[self.stack.name]]
-        tokens, marked, valid = (part.to(self.device) for part in (*sides, batch.valid))
+        side = self.observer.reading.sides(batch)[self.observer.sides[self.stack.name]]
+        tokens, marked, valid = (part.to(self.device) for part in side)
         parts = [valid & ~marked, valid & marked]
         ordinary, special = (rows_of(part, valid, tokens, batch.texts) for part in parts)
         self.observer.groups = 2 if bool(marked.any()) else self.observer.groups
@@ -300,7 +300,7 @@ class Basis:
                     sums.add(own, vectors[place])
 
         def look(stack: BoundStack, layer: int, states: "Tensor") -> None:
-            check_padding(stack, layer, states, batch.valid)
+            check_padding(stack, layer, states, valid)
             add(layer, states)
             if self.norm is not None and layer == stack.n_layers - 1:
                 add(stack.n_layers, self.norm(states))

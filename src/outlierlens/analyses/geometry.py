@@ -29,7 +29,7 @@ from outlierlens.ablation.mode_names import check_no_resampling, named_mode
 from outlierlens.analyses.frequency_counts import session_counts
 from outlierlens.analyses.geometry_figures import BY_BAND, OVERALL
 from outlierlens.analyses.geometry_passes import BLOCKS, LEAST, RAW, Bands, Replicates, Space
-from outlierlens.data.texts import Texts, read_texts
+from outlierlens.data.texts import Data, Texts
 from outlierlens.data.token_counts import TokenCounts
 from outlierlens.detection.targets import check_dims, named_dims
 from outlierlens.detection.weights import scan_stream
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from outlierlens.session import Session
 
 ALL = "all"  # bands
+SENTENCES = "sentences"
 TOP, COLUMNS = 10, 3  # dimensions of largest contribution that are kept, and that have a column of the table
 STATES = {
     "raw": "As they are",
@@ -184,6 +185,7 @@ class Geometry(Finding):
         n_sentences: whole ones, whose `about.n_tokens` tokens give intra-sentence similarity, IsoScore and effective rank.
         final_norm, special: whether vectors are behind the final norm, and special tokens were drawn too.
         fit_data, n_fit_texts: the text that fixes were fitted on, "" for none. n_shared: of it left out, for it is measured.
+        unfitted: why no fix was fitted, where none was asked for by name.
         clipped: dimensions by layer.
     """
 
@@ -209,6 +211,7 @@ class Geometry(Finding):
     special: bool
     clipped: dict[str, tuple[int, ...]]
     fit_data: str = ""
+    unfitted: str = ""
     n_fit_texts: int = 0
     n_shared: int = 0
 
@@ -249,10 +252,12 @@ class Geometry(Finding):
 
     def sentences(self) -> Iterator[str]:
         """Where vectors are most alike, what each fix makes of that, and what was measured."""
+        if self.unfitted:
+            yield f"Only raw vectors are measured, no fix: {self.unfitted}."
         first = "raw" if "raw" in self.fixes else self.fixes[0]
         worst = max((self.row(layer, first) for layer in self.layers), key=lambda row: row.anisotropy.value)
         yield (
-            f"Random tokens of different sentences have a mean cosine of {worst.anisotropy.written('.3f')} in layer "
+            f"Random tokens of different {self.about.inputs} have a mean cosine of {worst.anisotropy.written('.3f')} in layer "
             f"{worst.layer}{'' if first == 'raw' else f' after {first}'}, the most of all layers."
         )
         for row in (self.row(worst.layer, fix) for fix in self.fixes if fix != first):
@@ -262,15 +267,17 @@ class Geometry(Finding):
         if shares := [one for one in self.largest if math.isfinite(one.share)]:
             most = max(shares, key=lambda one: one.share)
             yield f"The largest share has dimension {most.dim} in layer {most.layer}: {most.share:.0%} of the mean cosine."
+        inputs = self.about.inputs
+        words = f"{len(self.words):,} words in {self.n_contexts:,} contexts, " if inputs == SENTENCES else ""
         yield (
-            f"{self.n_pairs:,} pairs of sentences, {len(self.words):,} words in {self.n_contexts:,} contexts, "
-            f"{self.about.n_tokens:,} tokens of {self.n_sentences:,} sentences, "
+            f"{self.n_pairs:,} pairs of {inputs}, {words}{self.about.n_tokens:,} tokens of {self.n_sentences:,} {inputs}, "
             f"{'with' if self.special else 'without'} special tokens."
         )
+        plural = "texts" if inputs == SENTENCES else inputs
         if n := max(row.n_fitted for row in self.by_layer):
             yield (
-                f"Fixes are fitted on {n:,} token vectors of {self.n_fit_texts:,} texts of {self.fit_data}; {self.n_shared:,} "
-                "of its texts are measured and were left out."
+                f"Fixes are fitted on {n:,} token vectors of {self.n_fit_texts:,} {plural} of {self.fit_data}; "
+                f"{self.n_shared:,} of its {plural} are measured and were left out."
             )
 
 
@@ -390,16 +397,19 @@ class FrequencyBands(Finding):
 
 def geometry(
     loaded: LoadedModel,
-    texts: Texts,
+    texts: Data,
     options: GeometryOptions | None = None,
     *,
-    fit: Texts | None = None,
+    fit: Data | None = None,
     rows: Path | Keep | None = None,
 ) -> Geometry:
     """Anisotropy, self-similarity, intra-sentence similarity, IsoScore, effective rank and cosine shares of every layer.
 
+    Of pictures and recordings (`media.Items`) each is what a sentence is; they have no words.
+
     `fit` is the text that fixes are fitted on, measured sentences left out; without it, the sentences of `texts` that no
-    measure reads. With `rows`, every layer after every fix is kept there and is not measured again.
+    measure reads. Where that leaves none and no fix is asked for, raw vectors alone are measured. With `rows`, every layer
+    after every fix is kept there and is not measured again.
 
     Raises:
         BadInput: too few sentences, too little left to fit on, an unknown layer or dimension, or a state that is not finite.
@@ -420,10 +430,12 @@ def geometry(
         by_layer.append(row)
         contributions += _contributions(row, np.array(found["contributions"]), named) if spec.kind != "whiten" else ()
     drawn = {**work.drawn, "words": tuple(work.drawn["words"])}
+    notes = drawn.pop("notes", ())
     return Geometry(
-        **work.found(inputs="sentences", n_tokens=drawn.pop("n_tokens")), **drawn, **work.fitted, by_layer=tuple(by_layer),
-        contributions=tuple(contributions), clipped=work.clipping.dims, fit_data=work.fit.source if work.fits else "",
-        notes=(*loaded.notes, *_notes(work, by_layer)),
+        **work.found(inputs=SENTENCES if isinstance(texts, Texts) else texts.plural, n_tokens=drawn.pop("n_tokens")),
+        **drawn, **work.fitted, by_layer=tuple(by_layer), contributions=tuple(contributions), clipped=work.clipping.dims,
+        fit_data=work.fit.source if work.fits else "", unfitted=work.unfitted,
+        notes=(*loaded.notes, *notes, *_notes(work, by_layer)),
     )  # fmt: skip
 
 
@@ -460,9 +472,13 @@ def _contributions(row: LayerGeometry, every: np.ndarray, named: tuple[int, ...]
 
 def _notes(work: Space, rows: list[LayerGeometry]) -> Iterator[str]:
     drawn, drawing, few = work.drawn, work.options.drawing, ENOUGH * work.width
+    of_words = isinstance(work.texts, Texts)
+    what = SENTENCES if of_words else work.texts.plural
     if drawn["n_pairs"] < drawing.n_pairs:
-        yield f"{drawn['n_pairs']:,} pairs of sentences instead of {drawing.n_pairs:,}: there are no more sentences"
-    if (n := len(drawn["words"])) < drawing.n_words:
+        yield f"{drawn['n_pairs']:,} pairs of {what} instead of {drawing.n_pairs:,}: there are no more {what}"
+    if not of_words:
+        yield f"{what} have no words: self-similarity is not measured, intra-sentence similarity is that of each one's tokens"
+    elif (n := len(drawn["words"])) < drawing.n_words:
         least = drawing.min_sentences
         yield f"{n:,} words instead of {drawing.n_words:,}: no more occur in at least {least} sentences"
     if (n := drawn["n_tokens"]) < few:
@@ -538,12 +554,11 @@ def run(session: "Session", call: GeometryCall) -> Geometry | FrequencyBands:
     if idle or (call.bands is not None and fitting != Fitting()):
         raise BadInput(f"{idle[0] if idle else '--fixes, as --clip, --fit-data and --fit-limit,'} {told}; leave it out")
     options = replace(call.options, drawing=replace(call.options.drawing, special=reads.special))
-    options = fitting.into(reads.into(options, loaded, progress=session.progress))
     if call.bands is not None:
         texts, _ = session.texts()
+        options = fitting.into(reads.into(options, loaded, progress=session.progress))
         return frequency_bands(loaded, texts, session_counts(session, call.bands), options, rows=session.kept)
-    reading, offline, limit = session.reading, session.loading.offline, session.reading.limit
-    spare = None if limit is None else limit + 2 * fitting.fit_limit
-    texts = read_texts(reading.data, column=reading.text_column, limit=spare, offline=offline)
-    fit = fitting.texts(offline=offline) or texts
-    return geometry(loaded, texts if limit is None else texts.first(limit), options, fit=fit, rows=session.kept)
+    data, limit = session.data(spare=2 * fitting.fit_limit), session.reading.limit
+    options = fitting.into(reads.into(options, loaded, progress=session.progress, data=data))
+    fit = fitting.data(offline=session.loading.offline) or data
+    return geometry(loaded, data if limit is None else data.first(limit), options, fit=fit, rows=session.kept)

@@ -21,7 +21,7 @@ from outlierlens.ablation.modes import Switch
 from outlierlens.analyses.frequency_sums import Vocabulary
 from outlierlens.analyses.geometry_figures import RANDOM, BandMeasure, LayerMeasure, bands_of
 from outlierlens.data.labelled.labels import apart, once
-from outlierlens.data.texts import Texts
+from outlierlens.data.texts import Data, Texts
 from outlierlens.data.token_counts import TokenCounts
 from outlierlens.errors import BadInput
 from outlierlens.models.hooks import EMBEDDINGS, layer_name
@@ -30,14 +30,14 @@ from outlierlens.models.load import LoadedModel, fingerprint, stream_width
 from outlierlens.results.finding import About
 from outlierlens.results.row_store import Kept
 from outlierlens.vectors.clip import Clipping, kept_clipping
-from outlierlens.vectors.fixes import ENOUGH, Fix, FixSpec, Moments, make_fix
+from outlierlens.vectors.fixes import ENOUGH, USUAL, Fix, FixSpec, Moments, make_fix, parse_fixes
 from outlierlens.vectors.read import (
     ReadOptions,
     Spans,
     Tokens,
     check_matrices,
     gather_drawn,
-    text_stack,
+    stack_of,
     token_batches,
     tokenise,
     wanted_layers,
@@ -58,10 +58,10 @@ Replicates = dict[str, np.ndarray]
 class LayerPass(ABC):
     """One stream of a model, and texts of which vectors are measured."""
 
-    def __init__(self, loaded: LoadedModel, texts: Texts, options: "GeometryOptions"):
+    def __init__(self, loaded: LoadedModel, texts: Data, options: "GeometryOptions"):
         self.loaded, self.options, self.digest = loaded, options, texts.digest
-        self.texts = replace(texts, texts=tuple(once(texts.texts).values()))
-        self.stack = text_stack(loaded, options.read.stack)
+        self.texts: Data = texts.some(list(once(texts.keys).values()))
+        self.stack = stack_of(loaded, texts, options.read.stack)
         self.width = stream_width(loaded.model, self.stack)
         self.places = {layer_name(layer): layer for layer in wanted_layers(self.stack, options.read.layers)}
         self.blocks = [name for name, layer in self.places.items() if layer != EMBEDDINGS]
@@ -76,7 +76,7 @@ class LayerPass(ABC):
     @cached_property
     def tokens(self) -> Tokens:
         """Of the texts, each once."""
-        return tokenise(self.loaded, self.texts, max_length=self.options.max_length)
+        return tokenise(self.loaded, self.texts, max_length=self.options.max_length, stack=self.stack.name)
 
     @property
     @abstractmethod
@@ -88,7 +88,8 @@ class LayerPass(ABC):
         loaded, options = self.loaded, self.options
         about = About(
             data=self.texts.source, data_digest=self.digest, stack=self.stack.name, n_texts=len(self.texts), **more,
-            layers=tuple(self.places[layer] for layer in self.blocks), max_length=token_limit(loaded, options.max_length),
+            layers=tuple(self.places[layer] for layer in self.blocks),
+            max_length=token_limit(loaded, options.max_length) if isinstance(self.texts, Texts) else 0,
         )  # fmt: skip
         provenance = loaded.provenance(seed=options.seed, digest=self.identity["model"])
         special = options.drawing.special
@@ -115,13 +116,18 @@ class LayerPass(ABC):
 class Space(LayerPass):
     """Random tokens, words and whole sentences of texts, after every fix; and the text that fixes are fitted on."""
 
-    def __init__(self, loaded: LoadedModel, texts: Texts, fit: Texts | None, options: "GeometryOptions"):
+    def __init__(self, loaded: LoadedModel, texts: Data, fit: Data | None, options: "GeometryOptions"):
         super().__init__(loaded, texts, options)
-        self.fit = self.texts if fit is None else fit
+        self.fit: Data = self.texts if fit is None else fit
+        if isinstance(self.fit, Texts) != isinstance(texts, Texts):
+            raise BadInput(
+                f"--fit-data: {self.fit.source} holds {self.fit.plural}, and {texts.plural} are measured; give such"
+            )
         self.moves = any(spec.fitted for spec in options.fixes)
         self.clips = any(spec.kind == "clip" for spec in options.fixes)
         self.fits = self.moves or (self.clips and options.clip == "auto")
         self.identity |= {"fit": self.fit.digest, "fit_limit": options.fit_limit}
+        self.unfitted = ""
         self.drawn: dict[str, Any] = {}
         self.fitted: dict[str, Any] = {}
         self.clipping = Clipping("none", {}, "no fix clips")
@@ -139,17 +145,25 @@ class Space(LayerPass):
         )
 
     @cached_property
-    def left(self) -> tuple[Texts, int]:
+    def left(self) -> tuple[Data, int]:
         """The texts to fit on, and how many are left out because they are measured."""
-        measured = [self.texts.texts[i] for i in self.sample.texts.tolist()]
+        measured = [self.texts.keys[i] for i in self.sample.texts.tolist()]
         return apart(self.fit, measured, limit=self.options.fit_limit, seed=self.options.seed)
+
+    def _unfitted(self) -> dict[str, str]:
+        """Why nothing can be fitted; "" where it can."""
+        try:
+            _ = self.left
+        except BadInput as error:
+            return {"reason": str(error)}
+        return {"reason": ""}
 
     @cached_property
     def to_fit(self) -> Tokens:
         """Of them, as many as fixes need."""
         options, left = self.options, self.left[0]
         order = np.random.default_rng([options.seed, 31]).permutation(len(left)).tolist()
-        shuffled = tokenise(self.loaded, [left.texts[i] for i in order], max_length=options.max_length)
+        shuffled = tokenise(self.loaded, left.some(order), max_length=options.max_length, stack=self.stack.name)
         counts = np.cumsum([len(kept_tokens(shuffled, i, options.drawing)) for i in range(len(order))])
         return shuffled.some(range(min(int(np.searchsorted(counts, FIT_TOKENS * self.width)) + 1, len(order))))
 
@@ -162,7 +176,13 @@ class Space(LayerPass):
 
     def measured(self, kept: Kept) -> dict[tuple[str, FixSpec], dict[str, Any]]:
         """Figures of each layer after each fix, those that are missing measured now."""
-        self.drawn = kept("drawn", self._drawn)
+        self.drawn, fixes = kept("drawn", self._drawn), self.options.fixes
+        if (
+            fixes == parse_fixes(USUAL) and self.options.clip == "auto" and self.fit.digest == self.digest
+        ):  # none is asked for
+            self.unfitted = kept("unfitted", self._unfitted)["reason"]
+        if self.unfitted:
+            fixes, self.moves, self.clips, self.fits = (RAW,), False, False, False
         if self.fits:
             self.fitted = kept("fitted" if self.moves else "observed", self._fitted)
         if self.clips:
@@ -171,7 +191,7 @@ class Space(LayerPass):
         names = {
             (layer, spec): f"{spec.name} {self.clipping.at(layer)}" if spec.kind == "clip" else spec.name
             for layer in self.places
-            for spec in self.options.fixes
+            for spec in fixes
         }
         self.read({(layer, name): partial(self._fix, layer, spec) for (layer, spec), name in names.items()}, kept)
         return {(layer, spec): kept.done[f"{layer} {name}"] for (layer, spec), name in names.items()}
@@ -184,11 +204,11 @@ class Space(LayerPass):
         one = self.sample
         return {
             "n_read": len(one.texts), "n_pairs": one.n_pairs, "words": list(one.words), "n_contexts": len(one.word),
-            "n_tokens": one.whole.stop - one.whole.start, "n_sentences": len(one.starts),
+            "n_tokens": one.whole.stop - one.whole.start, "n_sentences": len(one.starts), "notes": list(self.tokens.notes),
         }  # fmt: skip
 
     def _fitted(self) -> dict[str, int]:
-        return {"n_fit_texts": len((self.to_fit if self.moves else self.left[0]).texts), "n_shared": self.left[1]}
+        return {"n_fit_texts": len(self.to_fit.texts if self.moves else self.left[0]), "n_shared": self.left[1]}
 
 
 def token_moments(

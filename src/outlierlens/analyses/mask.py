@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, get_args
 import numpy as np
 from annotated_types import Ge, Gt, Le
 
-from outlierlens.data.texts import Texts
+from outlierlens.data.texts import Data
+from outlierlens.data.token_texts import token_words
 from outlierlens.errors import USE_FLOAT32, BadInput, comment, literal, need
-from outlierlens.models.inputs import tokenizer_of
 from outlierlens.models.load import LoadedModel
 from outlierlens.options import Flag, check
 from outlierlens.results.document import load
@@ -33,7 +33,7 @@ from outlierlens.results.rows import Row
 from outlierlens.results.safe_files import check_file, write_text
 from outlierlens.session import Session
 from outlierlens.statistics.means import share_at_most
-from outlierlens.vectors.read import ReadOptions, Tokens, text_stack, token_batches, tokenise
+from outlierlens.vectors.read import ReadOptions, Tokens, stack_of, token_batches, tokenise
 from outlierlens.view.pictures import Lines
 from outlierlens.view.section import Count, FineShare, Rows, Share, number, percent
 
@@ -155,7 +155,8 @@ class Mask(Finding):
     Attributes:
         dimensions: that stand out; `dims` are those that do on tokens that are no sinks. blocks: the sinks of every block.
         layer: the block. threshold: a token is a sink where the norm of its hidden state is larger.
-        positions: places in a text, from 0, whose tokens are left out. token_ids, words: types of tokens that are.
+        positions: places in a text, from 0, whose tokens are left out; `places` what these are in pictures and recordings.
+        token_ids, words: types of tokens that are left out.
         judged: what positions and types do on other texts.
         centre, scale: mean and standard deviation [dim] of tokens that are no sinks.
     """
@@ -176,6 +177,7 @@ class Mask(Finding):
     share: float
     threshold: float
     positions: tuple[int, ...]
+    places: tuple[str, ...] = ()
     token_ids: tuple[int, ...]
     words: tuple[str, ...]
     judged: Judged
@@ -200,7 +202,8 @@ class Mask(Finding):
             f"{number(self.threshold)} ({number(self.factor)} times the median token)."
         )
         if self.positions or self.token_ids:
-            parts = [f"position {', '.join(map(str, self.positions))}"] * bool(self.positions)
+            named = ", ".join(self.places) or f"position {', '.join(map(str, self.positions))}"
+            parts = [named] * bool(self.positions)
             more = f" and {len(self.words) - SHOWN:,} more" if len(self.words) > SHOWN else ""
             parts += [f"tokens {', '.join(map(repr, self.words[:SHOWN]))}{more}"] * bool(self.words)
             yield f"The mask leaves out {' and '.join(parts)}."
@@ -210,13 +213,13 @@ class Mask(Finding):
             yield "No token has to be left out."
         if held.n_sinks:
             yield (
-                f"On {held.n_texts:,} texts that did not make it, the mask leaves out {percent(held.recall)} of "
+                f"On {held.n_texts:,} {self.about.inputs} that did not make it, the mask leaves out {percent(held.recall)} of "
                 f"{held.n_sinks:,} sinks and {FineShare(held.false_share).written()} of the other tokens; it misses one in "
-                f"{held.n_missed_texts:,} of {held.n_sink_texts:,} texts with one, so in at most "
-                f"{percent(held.missed_at_most)} of such texts (95 % bound)."
+                f"{held.n_missed_texts:,} of {held.n_sink_texts:,} {self.about.inputs} with one, so in at most "
+                f"{percent(held.missed_at_most)} of such {self.about.inputs} (95 % bound)."
             )
         else:
-            yield f"The {held.n_texts:,} texts that did not make it hold no sink."
+            yield f"The {held.n_texts:,} {self.about.inputs} that did not make it hold no sink."
         if self.dims:
             stand = "stand" if self.dims[1:] else "stands"
             yield f"{', '.join(self.about.dims)} {stand} out on the other tokens too: clip, standardise or leave out."
@@ -235,25 +238,27 @@ class _Seen(NamedTuple):
 
 
 def mask(
-    loaded: LoadedModel, texts: Texts, options: MaskOptions | None = None, *,
+    loaded: LoadedModel, texts: Data, options: MaskOptions | None = None, *,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Mask:  # fmt: skip
     """Tokens and dimensions to leave out of one block's output, from half of `texts`, judged on the other half.
+
+    Of pictures and recordings (`media.Items`) tokens are patches and frames; their position is all that they share.
 
     Raises:
         BadInput: fewer than four texts with tokens, no such block, a model that reads no text, or a state that is not finite.
     """
     options = options or MaskOptions()
-    stack = text_stack(loaded, options.stack)
+    stack = stack_of(loaded, texts, options.stack)
     layer = stack.n_layers // 2 if options.layer is None else options.layer
     if layer >= stack.n_layers:
         raise BadInput(f"{loaded.name}: there is no block {layer}; its blocks are 0 to {stack.n_layers - 1}")
-    tokens = tokenise(loaded, texts, max_length=options.max_length)
+    tokens = tokenise(loaded, texts, max_length=options.max_length, stack=stack.name)
     order = np.random.default_rng(options.seed).permutation(np.flatnonzero(tokens.lengths > 0)).tolist()
     if len(order) < FEWEST_TEXTS:
         raise BadInput(
-            f"{texts.source}: {len(order)} texts have tokens, and half of them judge what the others say; use at least "
-            f"{FEWEST_TEXTS}"
+            f"{texts.source}: {len(order)} {texts.plural} have tokens, and half of them judge what the others say; use at "
+            f"least {FEWEST_TEXTS}"
         )
     n_fit = (len(order) + 1) // 2
     fit, held = (tokens.some(sorted(some)) for some in (order[:n_fit], order[n_fit:]))
@@ -268,19 +273,20 @@ def mask(
     ids = _mostly(seen.ids[rest], sinks[rest], options.share)
     others = _seen(loaded, held, ReadOptions(batch_size=size, stack=stack.name, layers=(layer,)))
     centre, scale = (one[layer].astype(np.float32) for one in _moments(sums[1]))
-    dimensions, tokenizer = _standing_out(sums[:, :, layer], options.dim_factor), tokenizer_of(loaded)
+    dimensions = _standing_out(sums[:, :, layer], options.dim_factor)
     return Mask(
         provenance=loaded.provenance(seed=options.seed),
         about=About(
-            data=texts.source, data_digest=texts.digest, stack=stack.name, layers=(layer,), n_texts=n_fit,
-            n_tokens=len(seen.ids), max_length=tokens.max_length,
+            data=texts.source, data_digest=texts.digest, inputs=texts.plural, stack=stack.name, layers=(layer,),
+            n_texts=n_fit, n_tokens=len(seen.ids), max_length=0 if tokens.reading else tokens.max_length,
             dims=tuple(str(dim) for dim in sorted(one.dim for one in dimensions if one.every_token)),
         ),
         dimensions=dimensions, blocks=tuple(_blocks(seen, sums, thresholds)),
         layer=layer, factor=options.factor, dim_factor=options.dim_factor, share=options.share, threshold=threshold,
-        positions=positions, token_ids=ids, words=tuple(str(tokenizer.convert_ids_to_tokens(one)) for one in ids),
+        positions=positions, places=tokens.reading.places(positions) if tokens.reading else (),
+        token_ids=ids, words=token_words(loaded.tokenizer, ids),
         judged=_judged(others, len(held.texts), threshold, np.isin(others.position, positions) | np.isin(others.ids, ids)),
-        centre=centre, scale=scale, notes=loaded.notes,
+        centre=centre, scale=scale, notes=(*loaded.notes, *tokens.notes),
     )  # fmt: skip
 
 
@@ -373,7 +379,11 @@ def _blocks(seen: _Seen, sums: np.ndarray, thresholds: np.ndarray) -> Iterator[L
 def run(session: Session, options: MaskCall) -> Mask:
     """The analysis, as the command runs it; with --for it is written for that tool too."""
     check_file(options.to, replace=session.output.overwrite)
-    texts, _ = session.texts()
+    texts = session.data()
+    if texts.plural != "texts" and options.tool not in (None, "steering"):
+        raise BadInput(
+            f"--for {options.tool}: that tool reads texts, and {texts.source} holds {texts.plural}; leave it out"
+        )
     found = mask(session.loaded, texts, options, progress=session.progress)
     if options.tool is not None and options.to is not None:
         write_text(options.to, export(options.tool, found))

@@ -20,6 +20,17 @@ from annotated_types import Ge
 import outlierlens.analyses.observe_pictures as pictures
 from outlierlens.analyses.definitions import DefinitionOptions, Definitions, definitions
 from outlierlens.analyses.observe_imatrix import SecondMoments, second_moments
+from outlierlens.analyses.observe_patches import (
+    TIMES,
+    HighNorm,
+    PatchDimension,
+    PatchNeuron,
+    PatchNorms,
+    PatchPlace,
+    patch_rows,
+    patches,
+)
+from outlierlens.data.media.items import Items
 from outlierlens.data.texts import Data
 from outlierlens.detection.activations import ObserveOptions, Observer, partly
 from outlierlens.detection.observed import LARGE, VIEWS, Passage, Size, StackObservation
@@ -164,6 +175,7 @@ class Observation(Finding):
         view: the tokens that tables and sentences are of: "all", or those "without_special". Rules look at all.
         n_special: special tokens among those read. n_sigma: of the columns with "far".
         stacks: every statistic of each stream. passages: token vectors of one input, to be drawn.
+        high_norm: of pictures, the patches of high norm; see `analyses.observe_patches`.
     """
 
     title = "Activations"
@@ -171,6 +183,7 @@ class Observation(Finding):
         Lines(rows="by_layer", x="layer", y="abs_max", by="stack", title="Largest |h|"),
         Lines(rows="by_layer", x="layer", y="gamma", by="stack", title="Mean against spread",
               where=lambda row: bool(np.isfinite(row.gamma))),
+        Lines(rows="patches", x="layer", y="times", title="Longest patch, in median patches"),
     )  # fmt: skip
 
     by_layer: tuple[LayerExtremes, ...] = ()
@@ -181,6 +194,15 @@ class Observation(Finding):
     """Largest neurons"""
     moments: tuple[SecondMoments, ...] = ()
     """Second moments of what linears read"""
+    patches: tuple[PatchNorms, ...] = ()
+    """Norms of patches"""
+    patch_places: tuple[PatchPlace, ...] = ()
+    """Where patches of high norm stand"""
+    patch_dims: tuple[PatchDimension, ...] = ()
+    """Dimensions of patches of high norm"""
+    patch_neurons: tuple[PatchNeuron, ...] = ()
+    """Neurons that write patches of high norm"""
+    high_norm: HighNorm | None = None
     view: str = "all"
     n_special: int = 0
     n_sigma: float = 0.0
@@ -210,6 +232,8 @@ class Observation(Finding):
                 if shares.size and shares.max() > 0:
                     dim, most = stack.dims[shares.argmax()], cell_text(FineShare(shares.max()))
                     yield f"Stream {stack.stack}, {end} in all blocks pooled: most often dimension {dim}, {most}."
+        if self.high_norm is not None:
+            yield from _high_norm_said(self, self.high_norm)
         counted = "count too" if self.view == "all" else "do not count"
         yield f"{self.n_special:,} of the tokens are special; they {counted}."
 
@@ -317,6 +341,44 @@ def how_large(dim: int, size: Size) -> str:
     )
 
 
+def _high_norm_said(found: Observation, high: HighNorm) -> Iterator[str]:
+    """Whether there are patches of high norm; how many, where, in which blocks and dimensions, and who writes them."""
+    if high.unlooked:
+        yield f"Patches of high norm are looked for in the first {high.n_read:,} images; {high.unlooked:,} are left out."
+    if not high.n:
+        longest = max(found.patches, key=lambda one: one.times)
+        yield (
+            f"No patch is of high norm: of {high.n_patches:,} in {high.n_read:,} images the longest is "
+            f"{number(longest.times)} times the median (after block {longest.layer}); high norms are above {TIMES:g} times."
+        )
+        return
+    here = next(one for one in found.patches if one.layer == high.block)
+    yield (
+        f"{high.n:,} of {high.n_patches:,} patches ({percent(high.n / high.n_patches)}) are of high norm after block "
+        f"{high.block}, above {number(here.cutoff)}: the median is {number(here.median)}, the largest {number(here.largest)}. "
+        f"They are in {high.n_images:,} of {high.n_read:,} images, at most {high.most:,} in one."
+    )
+    blocks = f"blocks {high.first} to {high.last}" if high.first != high.last else f"block {high.first}"
+    flat = f"; {percent(high.flat)} are among the flattest quarter of their image" if np.isfinite(high.flat) else ""
+    place = found.patch_places[0]
+    yield (
+        f"They stand out in {blocks}, most often at {place.patch} ({place.images:,} images); {percent(high.border)} lie at the "
+        f"border, of all patches {percent(high.border_all)}{flat}."
+    )
+    if found.patch_dims:
+        dims = [one.dim for one in found.patch_dims]
+        held, others = (sum(getattr(one, name) for one in found.patch_dims) for name in ("high", "others"))
+        yield (
+            f"{these(dims).capitalize()} hold{'s' * (len(dims) == 1)} {percent(held)} of their squared length, of other "
+            f"patches' {percent(others)}."
+        )
+    if found.patch_neurons:
+        written = ", ".join(f"{one.neuron} ({percent(one.share)})" for one in found.patch_neurons)
+        yield f"MLP neurons that write what sets them apart: {written}."
+    else:
+        yield f"No MLP neuron is named that writes them: {high.why or 'none writes 5 % of what sets them apart'}."
+
+
 def _standing(one: SecondMoments) -> float:
     return one.largest / one.median if one.median else one.largest
 
@@ -410,6 +472,9 @@ def observe(
         partly(rows.path_of(identity)).unlink(missing_ok=True)
     with kept_rows(rows, identity, loaded.notice) as kept:
         stacks = observer.measured(texts, kept)
+        pictured: dict[str, Any] = {}
+        if isinstance(texts, Items) and texts.kind == "image" and not stacks[0].by_neuron:
+            pictured = kept("patches", partial(patches, observer, texts))
     view = "without_special" if options.without_special else "all"
     dims = [one.dim for one in stacks[0].outliers] if len(stacks) == 1 else []
     neurons = [f"{one.layers[0]}:{one.dim}" for one in stacks[0].outliers] if stacks[0].by_neuron else []
@@ -423,7 +488,7 @@ def observe(
         ),
         view=view, n_special=observer.n_special, n_sigma=options.n_sigma, stacks=stacks,
         passages=observer.passages((options.passage,) if options.passage else texts.first(1)),
-        notes=observer.notes, **observed_rows(stacks, view),
+        notes=observer.notes, **observed_rows(stacks, view), **patch_rows(pictured),
     )  # fmt: skip
 
 

@@ -32,6 +32,7 @@ from outlierlens.data.texts import Data
 from outlierlens.errors import BadInput
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel
+from outlierlens.models.passes import reaching
 from outlierlens.options import Flag, Flat, check
 from outlierlens.results.advice import Advice, fitted
 from outlierlens.results.finding import Finding
@@ -340,7 +341,7 @@ def plan(
     Raises:
         BadInput: fewer than four texts, a scheme that does not fit the weights, a budget that holds nothing.
     """
-    options = options or PlanOptions()
+    options = reaching(loaded, texts, options or PlanOptions())
     study = PlanStudy(loaded, texts, options, rows, progress)
     rounding = rounded(loaded, study.recipe, stack=study.stack.name, places=study.places)
     with study.study, rounding as study.model:
@@ -365,6 +366,7 @@ def run(session: Session, options: PlanCall) -> PrecisionPlan:
     check_file(options.to, replace=session.output.overwrite)
     texts, _ = session.texts()
     tool, path, loaded = options.tool, options.to, session.loaded
+    options = reaching(loaded, texts, options)
     if tool is None or path is None:
         return plan(loaded, texts, options, rows=session.kept, progress=session.progress)
     options = replace(options, scheme=options.scheme or own_scheme(tool, loaded, options.stack), grain="linear")

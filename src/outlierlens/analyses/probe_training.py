@@ -81,13 +81,13 @@ def split_texts(data: Texts, dev: Texts | None, *, seed: int) -> Split:
         train, dropped = apart(data, dev.texts)
         gone = f"{dropped:,} texts of {data.source} are evaluated, so they were not trained on"
         return Split(_drawn(train, seed), _drawn(dev, seed), (gone,) if dropped else ())
-    different = tuple(once(data.texts).values())
+    different = list(once(data.keys).values())
     if len(different) < LEAST:
         raise BadInput(
             f"{data.source} holds {len(different)} different texts, and {LEAST} are needed to train on some and evaluate on "
             f"others; give more, or name others with --dev-data"
         )
-    drawn = _drawn(replace(data, texts=different), seed)
+    drawn = _drawn(data.some(different), seed)
     n = len(drawn) // HELD_OUT
     note = f"{n:,} of {len(drawn):,} texts of {data.source} were held out for evaluation, drawn by the seed"
     return Split(replace(drawn, texts=drawn.texts[n:]), drawn.first(n), (note,))

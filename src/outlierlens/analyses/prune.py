@@ -33,6 +33,7 @@ from outlierlens.detection.targets import named_dims
 from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadInput, TooMuchToRead
 from outlierlens.models.load import LoadedModel
+from outlierlens.models.passes import reaching
 from outlierlens.options import FIND, DimsOrFind, Flag, Flat, check
 from outlierlens.results.document import Provenance
 from outlierlens.results.finding import About, Finding
@@ -448,7 +449,7 @@ def prune_test(
     Raises:
         BadInput: no outlier to force the budget onto, unknown positions, or no usable text.
     """
-    options = options or PruneTestOptions()
+    options = reaching(loaded, texts, options or PruneTestOptions())
     reading = replace(options.task, seed=options.seed)
     task, stack = make_task(loaded, texts, reading), loaded.stack(options.stack)
     shapes = {name: tuple(value.shape) for name, value in live_parameters(loaded.model).items()}

@@ -28,6 +28,7 @@ from outlierlens.data.texts import Data
 from outlierlens.detection.running_statistics import LARGE
 from outlierlens.errors import BadInput, pick
 from outlierlens.models.load import LoadedModel
+from outlierlens.models.passes import reaching
 from outlierlens.options import FIND, DimsOrFind, Flag, Flat, check
 from outlierlens.results.advice import Advice, about
 from outlierlens.results.finding import Finding
@@ -326,7 +327,7 @@ def quantize(
     Raises:
         BadInput: a dimension that does not exist, a scheme that does not fit the weights, or no usable text.
     """
-    options = options or QuantizeOptions()
+    options = reaching(loaded, texts, options or QuantizeOptions())
     model = RoundingSettings(loaded, texts, options, calibration or texts)
     with Study(loaded, model.task, texts, model.identity, rows=rows, progress=progress) as study:
         recipe = next((one for one in options.schemes if one.inputs is not None), options.schemes[0])

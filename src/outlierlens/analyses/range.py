@@ -144,12 +144,13 @@ class TensorRange(Row):
         name = f"{self.kind} {where.get(self.layer, f'of layer {self.layer}')}".strip()
         return name if self.stack == "model" else f"{name} of the {self.stack}"
 
-    @property
-    def place(self) -> str:
-        """ "MLP inner of layer 3, neuron 12, token 4 ('.') of text 5"."""
+    def place(self, inputs: str = "texts") -> str:
+        """ "MLP inner of layer 3, neuron 12, token 4 ('.') of text 5", of what `inputs` are called."""
         unit = "" if self.dim is None else f", {UNITS.get(self.kind, 'dimension')} {self.dim}"
         word = f" ({self.word!r})" if self.word else ""
-        return f"{self.name}{unit}" + (f", token {self.token}{word} of text {self.text}" if self.text >= 0 else "")
+        return f"{self.name}{unit}" + (
+            f", token {self.token}{word} of {inputs[:-1]} {self.text}" if self.text >= 0 else ""
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,12 +308,13 @@ class Ranges(Finding):
         """What is damaged or unknown, then the verdict by format."""
         yield from self._unknown()
         top, *forms = _top(self.weights or self.stored), *FORMATS
-        at = top.name if self.weights else top.place
+        at = top.name if self.weights else top.place(self.about.inputs)
         yield f"{self.verdict('fp16')}; the largest |x| is {number(top.largest)}, at {at}."
         if inside := [row for row in self.tensors if row.kind in INSIDE]:
             most = _top(inside)
             fits = _fits(most.fp16) if most.fp16 >= 1 else "overflows, unless the kernel holds it in float32"
-            yield f"Inside operations the largest number is {number(most.largest)}, at {most.place}: in fp16 it {fits}."
+            place = most.place(self.about.inputs)
+            yield f"Inside operations the largest number is {number(most.largest)}, at {place}: in fp16 it {fits}."
         yield f"{'; '.join(map(self.verdict, forms[1:]))}: unscaled, of that same value."
         for form in NARROW if self.weights else ():
             over, under = (sum(getattr(one, f"{side}_{form}") for one in self.weights) for side in ("over", "below"))
@@ -419,7 +421,7 @@ def tensor_rows(one: Pass) -> tuple[TensorRange, ...]:
         largest, median = max(kept.largest, 0.0), median_of(counts)
         found.append(TensorRange(
             stack=stack, kind=kind, layer=layer, module=kept.module, largest=largest, text=kept.text, token=kept.token,
-            word=one.reading.words([kept.word])[0], dim=kept.dim if kept.dim >= 0 else None, nan=kept.nan,
+            word=one.reading.words([kept.word], stack)[0], dim=kept.dim if kept.dim >= 0 else None, nan=kept.nan,
             n_values=int(counts.sum()), median=median, coarseness=largest / 127 / median if median > 0 else math.nan,
             **{form: headroom(largest, form) for form in NARROW},
             **{f"below_{form}": below(counts, FORMATS[form][1]) for form in NARROW},

@@ -28,6 +28,7 @@ from outlierlens.models.load import LoadedModel
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from outlierlens.models.forward import Side
     from outlierlens.models.passes import Reading
 
 Key = tuple[str, str, str]  # stream, kind, layer
@@ -64,25 +65,25 @@ class RangeTally:
 
     every: int
     found: dict[Key, Kept] = field(default_factory=dict)
-    valid: Any = None  # of the batch that runs; `begin` says what they are
-    tokens: Any = None
+    sides: dict[str, Any] = field(default_factory=dict)  # of the batch that runs; `begin` says what they are
     texts: tuple[int, ...] = ()
-    _sample: Any = None
+    _samples: dict[str, Any] = field(default_factory=dict)
     _last: Any = None  # the tensor that came last, and what it was taken for: several linears read one
     _keys: set[Key] = field(default_factory=set)
     _seen: list[tuple[Any, ...]] = field(default_factory=list)  # maxima of this batch, still on the device
 
-    def begin(self, valid: "Tensor", tokens: dict[str, "Tensor"], texts: tuple[int, ...]) -> None:
-        """A batch: bool `valid` [batch, token], numbers of `tokens` [batch, token] by stream, and its `texts`.
+    def begin(self, sides: "dict[str, Side]", texts: tuple[int, ...]) -> None:
+        """A batch: what each stream reads of its `texts`.
 
         Which tokens are counted does not depend on how texts are batched.
         """
         import torch
 
-        number = torch.tensor(texts, device=valid.device)[:, None]
-        chosen = valid & ((number + torch.arange(valid.shape[1], device=valid.device)) % self.every == 0)
-        self.valid, self.tokens, self.texts = valid, tokens, texts
-        self._sample = chosen.flatten().nonzero().flatten()
+        self.sides, self.texts = sides, texts
+        for name, (_, _, valid) in sides.items():
+            number = torch.tensor(texts, device=valid.device)[:, None]
+            chosen = valid & ((number + torch.arange(valid.shape[1], device=valid.device)) % self.every == 0)
+            self._samples[name] = chosen.flatten().nonzero().flatten()
 
     def add(self, key: Key, module: str, states: "Tensor") -> None:
         """Take a tensor [batch, token, dim]; of another shape all rows count, and nobody knows whose they are.
@@ -99,8 +100,8 @@ class RangeTally:
         flat = states.reshape(-1, states.shape[-1])
         sizes = states.amax(-1).maximum(-states.amin(-1))  # much faster than one pass of `aminmax` over rows
         kept = self.peak(key, module, sizes, flat)
-        known = sizes.shape == self.valid.shape
-        for part in (flat.index_select(0, self._sample) if known else flat[:: self.every]).split(ROWS):
+        known = sizes.shape == self.sides[key[0]].valid.shape
+        for part in (flat.index_select(0, self._samples[key[0]]) if known else flat[:: self.every]).split(ROWS):
             counts = exponents(part)
             kept.counts = counts if kept.counts is None else kept.counts + counts
 
@@ -114,9 +115,10 @@ class RangeTally:
         """
         import torch
 
-        known, sizes = rows is not None or sizes.shape == self.valid.shape, sizes.float().flatten()
+        valid = self.sides[key[0]].valid
+        known, sizes = rows is not None or sizes.shape == valid.shape, sizes.float().flatten()
         if known and rows is None:
-            sizes = sizes.masked_fill(~self.valid.flatten(), -1.0)
+            sizes = sizes.masked_fill(~valid.flatten(), -1.0)
         value, row = sizes.nan_to_num(nan=math.inf, posinf=math.inf).max(0)
         dim = row.new_tensor(-1)
         if flat is not None:
@@ -134,14 +136,14 @@ class RangeTally:
         if not seen:
             return
         values, places = (torch.stack([one[column] for one in seen]).tolist() for column in (3, 4))
-        tokens = {name: numbers.cpu() for name, numbers in self.tokens.items()}
+        tokens = {name: side.tokens.cpu() for name, side in self.sides.items()}
         for (key, module, known, *_), value, (row, dim, nan) in zip(seen, values, places, strict=True):
             kept = self.found[key]
             kept.nan |= bool(nan)
             if not known:
                 kept.take(value, (-1, -1, -1, dim), module)
             elif value >= 0:
-                text, token = divmod(row, self.valid.shape[1])
+                text, token = divmod(row, tokens[key[0]].shape[1])
                 kept.take(value, (self.texts[text], token, int(tokens[key[0]][text, token]), dim), module)
 
 
@@ -315,15 +317,16 @@ class Pass:
     def __post_init__(self) -> None:
         self.tally, self.fed = RangeTally(self.every), set[str]()
         self.running = [_StreamInPass(self.loaded, stack) for stack in self.reading.stacks]
-        head: Any = getattr(self.loaded.model, "get_output_embeddings", lambda: None)()
-        self._has_head = head is not None and self.reading.inputs == "texts"
+        head: Any = getattr(self.loaded.language, "get_output_embeddings", lambda: None)()
+        self._has_head = head is not None and (
+            self.reading.inputs == "texts" or self.reading.stacks[-1].name == "decoder"
+        )
 
     def consume(self, batch: Batch) -> None:
         """Run the model on a batch and take all its tensors."""
         import torch
 
-        tokens = {name: numbers for name, (numbers, _) in self.reading.sides(batch).items()}
-        self.tally.begin(batch.valid, tokens, batch.texts)
+        self.tally.begin(self.reading.sides(batch), batch.texts)
         looks: dict[Any, Callable[..., None]] = {}
         experts: dict[str, Callable[..., None]] = {}
         for one in self.running:
@@ -338,8 +341,8 @@ class Pass:
             open_.enter_context(tapped_experts(model, experts))
             open_.enter_context(tapped_logits(attention))
             if self._has_head:
-                open_.enter_context(head_read(model, self._logits))
-                model(**self.reading.arguments(batch))
+                open_.enter_context(head_read(self.loaded.language, self._logits))
+                self.loaded.language(**self.reading.arguments(batch))
             else:
                 self.reading(batch)
         self.tally.end()
@@ -358,10 +361,10 @@ class Pass:
         """Take the input and output of a module, in the layer that runs."""
         if given.numel():
             self.fed.add(place.name)
-        read, gave = (self._as_rows(one.stack, states) for states in (given, made))
+        read, gave = (self._as_rows(one, states) for states in (given, made))
         for side, states in (("reads", read), ("gives", gave)):
             if (place.name, side) in self.watched:
-                valid = self.tally.valid
+                valid = self._valid(one)
                 tokens = states[valid] if states.shape[:2] == valid.shape else states.flatten(0, -2)
                 self._watch((place.name, side), tokens)
         # Where attention and MLP run side by side, the second norm reads the block's input too.
@@ -394,13 +397,18 @@ class Pass:
         squares = given.norm(dim=-1).square()
         if place.centred:
             squares = (squares - given.sum(-1).square() / given.shape[-1]).clamp_min(0)
-        rows = self._as_rows(one.stack, squares[..., None])
+        rows = self._as_rows(one, squares[..., None])
         return rows.amax(-1) if rows.ndim == 3 else squares
 
-    def _as_rows(self, stack: BoundStack, states: "Tensor") -> "Tensor":
+    def _valid(self, one: _StreamInPass) -> "Tensor":
+        """Which tokens of the stream are no padding, bool [batch, token]."""
+        valid: Tensor = self.tally.sides[one.stack.name].valid
+        return valid
+
+    def _as_rows(self, one: _StreamInPass, states: "Tensor") -> "Tensor":
         """[batch, token, dim] of a tensor that has the batch's tokens in another order of axes; else as it is."""
-        shape = self.tally.valid.shape
-        if stack.stack.token_first and states.shape[:2] == shape[::-1] and states.ndim > 2:
+        shape = self._valid(one).shape
+        if one.stack.stack.token_first and states.shape[:2] == shape[::-1] and states.ndim > 2:
             states = states.transpose(0, 1)
         if states.ndim == 4 and states.shape[:2] != shape and states.shape[::2][:2] == shape:
             states = states.transpose(1, 2)  # [batch, head, token, dim]
@@ -413,7 +421,7 @@ class Pass:
     def _attended(self, name: str, states: "Tensor") -> None:
         if one := self._inside():
             self.tally.add(one.key(name), "", states)
-            valid = self.tally.valid
+            valid = self._valid(one)
             if self.cache is not None and name != "q" and states.shape[:2] == valid.shape:
                 self.cache.add(one.layer, name, states, valid)
 
@@ -423,7 +431,7 @@ class Pass:
 
     def _logits(self, states: "Tensor", head: Callable[["Tensor"], "Tensor"]) -> None:
         """Logits of the tokens that are no padding, some at a time."""
-        valid = self.tally.valid
+        valid = self._valid(self.running[-1])
         if states.shape[:2] == valid.shape:
             flat = states.reshape(-1, states.shape[-1])
             for some in valid.flatten().nonzero().flatten().split(HEAD_ROWS):

@@ -31,7 +31,7 @@ from outlierlens.errors import BadInput
 from outlierlens.models.attention_maps import check_eager, eagerly
 from outlierlens.models.hooks import EMBEDDINGS, edited_calls, layer_name
 from outlierlens.models.load import LoadedModel, stream_width
-from outlierlens.models.passes import reading_of
+from outlierlens.models.passes import reading_of, stack_read
 from outlierlens.options import Flag, Flat, check
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.row_store import Keep
@@ -328,13 +328,8 @@ def trace(
             writer cannot be seen, or one in which something writes that its row does not declare.
     """
     options = options or TraceOptions()
-    reading = reading_of(loaded, texts, options.task.max_length)
-    stack = reading.stacks[0] if options.stack is None else loaded.stack(options.stack)
-    if stack not in reading.stacks:
-        raise BadInput(
-            f"{loaded.name}: {reading.inputs} do not reach stream {stack.name!r}, only "
-            f"{', '.join(one.name for one in reading.stacks)}; name one of these, or give other data"
-        )
+    reading = reading_of(loaded, texts, options.task.max_length, options.stack)
+    stack = stack_read(loaded, reading, options.stack)
     refuse(loaded, stack)
     check_dims([] if options.dim is None else [options.dim], stack, stream_width(loaded.model, stack))
     batches = [b for b in reading.batches(texts, batch_size=options.task.batch_size) if int(b.valid.sum(1).max()) > 1]

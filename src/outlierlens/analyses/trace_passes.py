@@ -83,8 +83,8 @@ def carriers(
         for row, text in enumerate(batch.texts):
             places[text] = at = int(sizes[row].argmax())
             if float(sizes[row, at]) > best:
-                ids = reading.sides(batch)[stack.name][0]
-                best, where = (float(sizes[row, at]), (text, at, reading.words([int(ids[row, at])])[0]))
+                ids = reading.sides(batch)[stack.name].tokens
+                best, where = (float(sizes[row, at]), (text, at, reading.words([int(ids[row, at])], stack.name)[0]))
     return peak, places, where
 
 

@@ -28,7 +28,7 @@ def __getattr__(name: str) -> App:
 
 
 def _run(experiment: Experiment, *, options: Any = None, **groups: Any) -> None:
-    names = {"task": "reading", "splits": "reading", "source": "loading"}
+    names = {"task": "reading", "splits": "reading", "data": "reading", "source": "loading"}
     session = Session(
         **{names.get(group, group): one for group, one in groups.items()},
         name=experiment.name,

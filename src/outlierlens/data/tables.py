@@ -23,7 +23,8 @@ from outlierlens.results.safe_files import parse_json
 PARQUET_ROWS = 128  # unpacked at once: a value may be stored once and stand in every row
 MAX_UNPACKED, MAX_RATIO = 1 << 28, 1000  # bytes of a row group, and from one byte of the file, that need no explanation
 ENDINGS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
-OF_ITEMS = "observe, ablate, sweep, range, trace and repair"  # commands that read images and recordings
+# Commands that read images and recordings.
+OF_ITEMS = "observe, ablate, sweep, range, trace, repair, attention, mask and geometry"
 MAX_TEXT = 2_000_000  # characters of one text, those of a long novel; a tokenizer may take 200 bytes for each
 
 

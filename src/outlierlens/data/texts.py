@@ -57,6 +57,11 @@ class Data(ABC):
         return self.some(range(min(n, len(self))))
 
     @property
+    @abstractmethod
+    def keys(self) -> tuple[str, ...]:
+        """What tells one from another: those with equal keys are the same; see `labelled.labels.once`."""
+
+    @property
     def plural(self) -> str:
         """What tables call it."""
         return "texts"
@@ -83,6 +88,10 @@ class Texts(Data):
             if isinstance(text, TokenText):
                 digest.update(repr(text.ids).encode() + b"\0")
         return digest.hexdigest()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return self.texts
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -252,14 +261,20 @@ def batches(
         yield collate(tokenizer, {key: [found[key][i] for i in rows] for key in found}, rows, device)
 
 
+def start_token(config: Mapping[str, Any]) -> int:
+    """The token that the decoder of an encoder-decoder model begins with; raises BadInput where the config names none."""
+    start = config.get("decoder_start_token_id")
+    if start is None:
+        raise BadInput("the config has no decoder_start_token_id, so the decoder cannot be fed; set it")
+    return int(start)
+
+
 def decoder_side(batch: Batch, config: Mapping[str, Any]) -> tuple["Tensor", "Tensor"]:
     """(token ids, special tokens) [batch, token] that feed the decoder of an encoder-decoder model: the text shifted by one.
 
     Each row begins with the decoder's start token, which counts as special; `batch.valid` holds for both sides.
     """
-    start = config.get("decoder_start_token_id")
-    if start is None:
-        raise BadInput("the config has no decoder_start_token_id, so the decoder cannot be fed; set it")
+    start = start_token(config)
     first = batch.valid & (batch.valid.long().cumsum(1) == 1)
     ids = batch.inputs["input_ids"].roll(1, 1).masked_fill(first, start)
     return ids, (batch.special.roll(1, 1) | first) & batch.valid

@@ -92,6 +92,15 @@ def unknown_id(tokenizer: Any) -> int | None:
     return None if any(getattr(tokenizer, role, None) == found for role in OTHER_ROLES) else found
 
 
+def token_words(tokenizer: Any, ids: Sequence[int]) -> tuple[str, ...]:
+    """The tokens with these ids, "" for a negative one; without a tokenizer "id 101"."""
+    if tokenizer is None:
+        return tuple(f"id {token}" if token >= 0 else "" for token in ids)
+    known = [token for token in ids if token >= 0]
+    text = dict(zip(known, tokenizer.convert_ids_to_tokens(known), strict=True))
+    return tuple(str(text.get(token) or "") for token in ids)
+
+
 def special_ids(tokenizer: Any) -> frozenset[int]:
     """Ids of tokens that stand for no text: [CLS], <s>, … An unknown word is a word: its token is not among them.
 

@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Annotated, Any
@@ -219,14 +220,14 @@ class Observer:
         import torch
 
         sides = self.reading.sides(batch)
-        if any(bool(special.any()) for _, special in sides.values()):
+        if any(bool(side.special.any()) for side in sides.values()):
             self.groups = 2
         kept = self.columns_per_layer()
         rows = {}
         for name, side in self.sides.items():
-            tokens, special = sides[side]
+            tokens, special, valid = sides[side]
             device = self.streams[name].device
-            parts = [t.to(device) for t in (batch.valid & ~special, special, batch.valid, tokens)]
+            parts = [t.to(device) for t in (valid & ~special, special, valid, tokens)]
             rows[name] = (
                 rows_of(parts[0], parts[2], parts[3], batch.texts),
                 rows_of(parts[1], parts[2], parts[3], batch.texts),
@@ -234,7 +235,7 @@ class Observer:
 
         # What `fast_products` does to each function of the model is not needed here, and takes time at each.
         def look(stack: BoundStack, layer: int, states: "Tensor") -> None:
-            check_padding(stack, layer, states, batch.valid)
+            check_padding(stack, layer, states, sides[self.sides[stack.name]].valid)
             with torch._C.DisableTorchFunction():
                 self.streams[stack.name].add(layer, states, *rows[stack.name], self.groups, kept)
 
@@ -268,7 +269,7 @@ class Observer:
     def _summaries(self, rows: Mapping[str, Any]) -> tuple[StackObservation, ...]:
         return tuple(
             summarise(stack, [rows[k] for k, (name, _) in self.places.items() if name == stack.name],
-                      self.reading.words, self.options)
+                      partial(self.reading.words, stream=self.sides[stack.name]), self.options)
             for stack in self.stacks
         )  # fmt: skip
 
@@ -294,7 +295,8 @@ class Observer:
             dims = np.arange(vectors.shape[2])
             if len(dims) > PASSAGE_DIMS:
                 dims = np.sort(np.abs(vectors).max((0, 1)).argsort()[::-1][:PASSAGE_DIMS])
-            tokens = self.reading.words(sides[self.sides[stack.name]][0][0, :limit].tolist())
+            stream = self.sides[stack.name]
+            tokens = self.reading.words(sides[stream].tokens[0, :limit].tolist(), stream)
             layers = tuple(layer_name(taps(stack)[row]) for row in shown)
             found.append(Passage(stack.name, tokens, layers, tuple(dims.tolist()), vectors[shown][:, :, dims]))
         return tuple(found)

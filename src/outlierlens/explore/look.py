@@ -30,7 +30,6 @@ from outlierlens.detection.weights import StackScan
 from outlierlens.errors import BadInput, operand, option, pick, shell
 from outlierlens.explore.state import EXAMPLES, VIEWS, State, parse_views
 from outlierlens.models.attention_maps import check_eager, tapped_attention
-from outlierlens.models.forward import text_stacks
 from outlierlens.models.hooks import layer_name, tapped
 from outlierlens.models.inputs import token_limit, tokenizer_of
 from outlierlens.models.load import LoadedModel, LoadOptions, fingerprint, load_model, stream_width
@@ -279,7 +278,7 @@ class _Look:
         """Of the views by layer: the text runs once under each condition, without the head."""
         reading = TextReading(self.loaded, LENGTH)
         (batch,) = reading.batches([self.text], batch_size=1)
-        ids, mask = (side[0].cpu().numpy() for side in reading.sides(batch)[self.stack.name])
+        ids, mask, _ = (one[0].cpu().numpy() for one in reading.sides(batch)[self.stack.name])
         words, special = reading.words(ids.tolist()), mask.astype(bool)
         largest, sinks, cosines = list[LargestValue](), list[AttentionSink](), list[TextCosine]()
         no_weights = ""
@@ -348,7 +347,7 @@ class Explorer:
     def __init__(self, loaded: LoadedModel, options: LoadOptions | None = None):
         tokenizer_of(loaded)
         self.loaded, self.options = loaded, options or LoadOptions()
-        self.stacks = text_stacks(loaded)
+        self.stacks = loaded.text_stacks
         self.scan = scan_live(loaded)
         self.fingerprint = fingerprint(loaded.model)
         self._lock = threading.RLock()

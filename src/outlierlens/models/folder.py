@@ -236,7 +236,8 @@ def _linked(row: Format, path: Path, making: Path, weights: bool, notice: Progre
 
 # --- processors ------------------------------------------------------------------------------------------------------
 
-TAKES: dict[Kind, str] = {"image": "pixel_values", "audio": "input_values"}
+# Arguments of a model that reads them; of recordings their samples, or features of them by frame.
+TAKES: dict[Kind, tuple[str, ...]] = {"image": ("pixel_values",), "audio": ("input_values", "input_features")}
 LOADERS: dict[Kind, str] = {"image": "AutoImageProcessor", "audio": "AutoFeatureExtractor"}
 FILES = ("preprocessor_config.json", "processor_config.json")
 
@@ -244,7 +245,7 @@ FILES = ("preprocessor_config.json", "processor_config.json")
 def kind_read(model: "nn.Module") -> Kind | None:
     """What a model reads: "image", "audio", or None for text and all else."""
     taken = inspect.signature(type(model).forward).parameters
-    return next((kind for kind, name in TAKES.items() if name in taken), None)
+    return next((kind for kind, names in TAKES.items() if taken.keys() & set(names)), None)
 
 
 def processor_beside(model: "nn.Module", source: str, common: dict[str, Any]) -> Any:

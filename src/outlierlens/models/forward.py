@@ -2,31 +2,33 @@
 
     run = TextForward(loaded, stacks)
     run(batch)                                 # hooks see the hidden states
-    run.sides(batch)["decoder"]                # (token ids, special tokens) that the stream reads
+    run.sides(batch)["decoder"]                # a `Side`: the tokens that the stream reads, which are special, which padding
 
 Encoder-decoders read each text twice: the encoder as it is, the decoder shifted by one behind its start token.
 """
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outlierlens.architectures import BoundStack
+from outlierlens.data.media.items import PLURAL
 from outlierlens.data.texts import Batch, decoder_side
 from outlierlens.errors import BadInput
 from outlierlens.models.devices import fast_products
+from outlierlens.models.folder import kind_read
 from outlierlens.models.hooks import layer_name
-from outlierlens.models.load import LoadedModel
+from outlierlens.models.load import LoadedModel, around
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-NOT_TEXT = ("vision", "audio")
+class Side(NamedTuple):
+    """What one stream reads of a batch: numbers of its tokens, which are special, which no padding; all [batch, token]."""
 
-
-def text_stacks(loaded: LoadedModel) -> list[BoundStack]:
-    """The streams of a model that texts reach."""
-    return [stack for stack in loaded.stacks if not stack.name.startswith(NOT_TEXT)]
+    tokens: "Tensor"
+    special: "Tensor"
+    valid: "Tensor"
 
 
 def check_padding(stack: BoundStack, layer: int, states: "Tensor", valid: "Tensor", tokens: str = "the tokens") -> None:
@@ -54,7 +56,8 @@ class TextForward:
         self.loaded, self.stacks = loaded, stacks
         self.reader = text_reader(loaded, stacks)
         self.accepts = set(inspect.signature(self.reader.forward).parameters)
-        self.shifted = "decoder" if "decoder_input_ids" in self.accepts else ""
+        sides = "decoder_input_ids" in self.accepts and loaded.config.get("is_encoder_decoder")
+        self.shifted = "decoder" if sides else ""
 
     def __call__(self, batch: Batch) -> None:
         """Run the model on `batch`; nothing is returned: hooks see the states."""
@@ -67,17 +70,17 @@ class TextForward:
         """Keyword arguments of the reader."""
         inputs: dict[str, Any] = {name: value for name, value in batch.inputs.items() if name in self.accepts}
         if self.shifted:
-            inputs["decoder_input_ids"] = self.sides(batch)[self.shifted][0]
+            inputs["decoder_input_ids"] = self.sides(batch)[self.shifted].tokens
             inputs["decoder_attention_mask"] = batch.valid.to(inputs["decoder_input_ids"].dtype)
         if "use_cache" in self.accepts:
             inputs["use_cache"] = False
         return inputs
 
-    def sides(self, batch: Batch) -> dict[str, tuple["Tensor", "Tensor"]]:
-        """{stream: (token ids, special tokens)}, both [batch, token]; the decoder's are shifted."""
-        sides = {stack.name: (batch.inputs["input_ids"], batch.special) for stack in self.stacks}
+    def sides(self, batch: Batch) -> dict[str, Side]:
+        """What each stream reads; the decoder's token ids are shifted."""
+        sides = {stack.name: Side(batch.inputs["input_ids"], batch.special, batch.valid) for stack in self.stacks}
         if self.shifted:
-            sides[self.shifted] = decoder_side(batch, self.loaded.config)
+            sides[self.shifted] = Side(*decoder_side(batch, self.loaded.config), batch.valid)
         return sides
 
 
@@ -87,25 +90,17 @@ def text_reader(loaded: LoadedModel, stacks: list[BoundStack]) -> "nn.Module":
     Raises:
         BadInput: no such module takes token ids.
     """
-    module = reader_of(loaded, stacks, "input_ids")
-    if module is None:
+    module, kind = reader_of(loaded, stacks, "input_ids"), kind_read(loaded.model)
+    behind = kind is not None and "input_ids" not in inspect.signature(type(loaded.model).forward).parameters
+    if module is None or (behind and loaded.config.get("is_encoder_decoder")):  # a decoder reads what the encoder says
+        remedy = f"give it {PLURAL[kind]} (--data FOLDER)" if kind else "use a model of texts"
         raise BadInput(
-            f"{loaded.name} does not read text (it takes {getattr(loaded.model, 'main_input_name', 'other inputs')}); "
-            "observe a text model, or the text tower of this one, loaded by itself"
+            f"{loaded.name} does not read text (it takes {getattr(loaded.model, 'main_input_name', 'other inputs')}); {remedy}"
         )
     return module
 
 
 def reader_of(loaded: LoadedModel, stacks: list[BoundStack], takes: str) -> "nn.Module | None":
     """The innermost module that takes the argument `takes` and runs all of `stacks`; None where there is none."""
-    paths = [block.split(".") for stack in stacks for block in stack.blocks]
-    common = []
-    for names in zip(*paths, strict=False):
-        if len(set(names)) > 1:
-            break
-        common.append(names[0])
-    for length in range(len(common), -1, -1):
-        module = loaded.model.get_submodule(".".join(common[:length]))
-        if paths and takes in inspect.signature(module.forward).parameters:
-            return module
-    return None
+    found = around(stacks, loaded.model)
+    return next((one for one in found if takes in inspect.signature(one.forward).parameters), None)

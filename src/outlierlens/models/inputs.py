@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def model_inputs(loaded: LoadedModel, batch: Batch) -> dict[str, Any]:
     """Keyword arguments of the model for `batch`; raises BadInput for a decoder without a start token."""
     inputs: dict[str, Any] = dict(batch.inputs)
-    if loaded.config.get("is_encoder_decoder"):
+    if loaded.config.get("is_encoder_decoder") and "input_ids" in inputs:  # recordings bring what their decoder reads
         inputs["decoder_input_ids"], _ = decoder_side(batch, loaded.config)
         inputs["decoder_attention_mask"] = batch.valid.long()
     return inputs
@@ -46,8 +46,8 @@ def tokenizer_of(loaded: LoadedModel) -> Any:
     kind = kind_read(loaded.model)
     if kind is not None:
         raise BadInput(
-            f"{loaded.name} reads {PLURAL[kind]}, not text; {OF_ITEMS} take them (--data FOLDER), all that counts, asks or "
-            f"attends to words does not"
+            f"{loaded.name} reads {PLURAL[kind]}, not text; {OF_ITEMS} take them (--data FOLDER), "
+            f"commands about words do not"
         )
     raise BadInput(f"{loaded.name}: {NO_TOKENIZER}")
 

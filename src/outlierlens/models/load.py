@@ -8,6 +8,8 @@ loaded.stacks                                        # residual streams, bound t
 import contextlib
 import difflib
 import hashlib
+import inspect
+import itertools
 import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -34,6 +36,7 @@ from outlierlens.errors import (
     need,
 )
 from outlierlens.models import variants
+from outlierlens.models.changes import evaluating
 from outlierlens.models.devices import pick_device, whole_float32
 from outlierlens.models.folder import guard_rows, model_folder, processor_beside, row_count, tokenizer_beside
 from outlierlens.models.model_class import (
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Head = Literal["causal", "masked", "other", "none"]
+NOT_TEXT = ("vision", "audio")  # streams that texts do not reach begin so
 STORED = "checkpoint"
 BY_NEURON = "scan, observe, ablate and sweep"
 DTYPES = ("float32", "bfloat16", "float16", STORED)
@@ -125,6 +129,20 @@ class LoadedModel:
             count[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
         return count.most_common(1)[0][0]
 
+    @property
+    def text_stacks(self) -> list[BoundStack]:
+        """The streams that texts reach; of several none that only a module with pictures runs (a Q-Former)."""
+        found = [stack for stack in self.stacks if not stack.name.startswith(NOT_TEXT)]
+        if len(found) < 2 or self.config.get("is_encoder_decoder"):
+            return found
+        return [one for one in found if any(takes_alone(it, "input_ids") for it in around([one], self.model))]
+
+    @property
+    def language(self) -> "nn.Module":
+        """What predicts words from text alone: the model itself, or a part of one that wants pictures too (BLIP-2)."""
+        found = reversed(around(self.text_stacks, self.model))
+        return next((one for one in found if _has_words(one) and takes_alone(one, "input_ids")), self.model)
+
     def provenance(self, *, command: str = "", seed: int | None = None, digest: str = "") -> Provenance:
         """Of a result of this model, made now; `digest` is its `fingerprint`, taken here (1 s/GB) where none is given.
 
@@ -191,9 +209,54 @@ def from_objects(
             raise BadInput(f"{wrapped}: an adapter of peft is around this weight; {remedy}") from None
         raise
     guard_rows(model, tokenizer, name or type(model).__name__)
-    return LoadedModel(
+    loaded = LoadedModel(
         name or type(model).__name__, model, tokenizer, _head_of(model, tokenizer), bound, config, processor
     )
+    tower = type(model).__name__.endswith("ForConditionalGeneration") and not config.get("is_encoder_decoder")
+    return replace(loaded, head="causal") if tower and _looks_left(loaded.language) else loaded
+
+
+def around(stacks: "list[BoundStack]", model: "nn.Module") -> "list[nn.Module]":
+    """The modules that hold all blocks of `stacks`, the innermost first and the model itself last; [] of no block."""
+    paths = [block.split(".") for stack in stacks for block in stack.blocks]
+    common = [names[0] for names in itertools.takewhile(lambda names: len({*names}) == 1, zip(*paths, strict=False))]
+    return [model.get_submodule(".".join(common[:length])) for length in range(len(common), -1, -1) if paths]
+
+
+def takes_alone(module: "nn.Module", argument: str) -> bool:
+    """Whether a module can be called with this argument and nothing else."""
+    parameters = inspect.signature(module.forward).parameters
+    needed = (
+        name for name, one in parameters.items() if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
+    )
+    return argument in parameters and not {*needed} - {argument}
+
+
+def _has_words(module: "nn.Module") -> bool:
+    """Whether its outputs are logits of a vocabulary."""
+    head: Any = getattr(module, "get_output_embeddings", lambda: None)
+    try:
+        return head() is not None
+    except (AttributeError, NotImplementedError):
+        return False
+
+
+def _looks_left(module: "nn.Module") -> bool:
+    """Whether logits from text alone depend on what stands before alone: tried on two rows that differ in their last token."""
+    import torch
+
+    weight = next(module.parameters())
+    if weight.is_meta or not _has_words(module):
+        return False
+    ids = torch.tensor([[3, 4, 5, 6], [3, 4, 5, 7]], device=weight.device)
+    try:
+        with torch.inference_mode(), evaluating(module):
+            logits: Any = module(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.float()
+    except (TypeError, ValueError, RuntimeError, IndexError):  # it wants pictures as well
+        return False
+    close = 1e-5 if weight.dtype is torch.float32 else 1e-2
+    apart = (logits[0] - logits[1]).abs().amax(-1)  # [token]
+    return bool(apart[:3].max() <= close * logits.abs().max()) and bool(apart[3] > 0)
 
 
 def config_dict(model: "nn.Module") -> dict[str, Any]:
@@ -389,6 +452,9 @@ def _head_of(model: "nn.Module", tokenizer: Any = None) -> Head:
     "other" are therefore: XLNet (both directions unless it is given a permutation mask), encoder families whose config
     says is_decoder false (BertLMHeadModel, RobertaForCausalLM, …), XLM and Flaubert with causal false, and Gemma with
     use_bidirectional_attention; and a masked model whose tokenizer has no mask token, such as a tagger with that head.
+
+    Of a model of texts and pictures (ForConditionalGeneration) `from_objects` tries whether its words depend on what stands
+    before alone.
     """
     inner: Any = getattr(model, "_orig_mod", getattr(model, "module", model))
     name, config = type(inner).__name__, config_dict(inner)

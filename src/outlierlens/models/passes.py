@@ -7,17 +7,22 @@ for batch in reading.batches(texts, batch_size=16):
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
+from outlierlens.architectures import BoundStack, is_mlp
 from outlierlens.data.media.items import Items
-from outlierlens.data.texts import Batch, Data, batches
+from outlierlens.data.texts import NO_LIMIT, Batch, Data, batches
+from outlierlens.data.token_texts import token_words
+from outlierlens.errors import BadInput
 from outlierlens.models.devices import memory_kept
-from outlierlens.models.forward import NOT_TEXT, TextForward, text_stacks
+from outlierlens.models.forward import TextForward
 from outlierlens.models.inputs import check_readable, token_limit
 from outlierlens.models.load import LoadedModel
 from outlierlens.models.media import ItemReading
 
 Progress = Callable[[str, int, int], None]
+Options = TypeVar("Options", bound=Any)  # of an experiment, a dataclass with `stack`
 
 
 class TextReading(TextForward):
@@ -36,7 +41,7 @@ class TextReading(TextForward):
     inputs = "texts"
 
     def __init__(self, loaded: LoadedModel, max_length: int):
-        super().__init__(loaded, text_stacks(loaded))
+        super().__init__(loaded, loaded.text_stacks)
         self.max_length = token_limit(loaded, max_length)
         self._asked = max_length
 
@@ -44,7 +49,7 @@ class TextReading(TextForward):
     def notes(self) -> tuple[str, ...]:
         """What is not read, and how."""
         said = []
-        if other := [stack.name for stack in self.loaded.stacks if stack.name.startswith(NOT_TEXT)]:
+        if other := [stack.name for stack in self.loaded.stacks if stack not in self.stacks]:
             said.append(f"not observed: stream {', '.join(other)}, which texts do not reach")
         if self.shifted:
             said.append(
@@ -65,14 +70,9 @@ class TextReading(TextForward):
                         self.loaded.known.add(tokenizer, ids[:valid])
                 yield batch
 
-    def words(self, ids: list[int]) -> tuple[str, ...]:
-        """The tokens with these ids; without a tokenizer "id 101"."""
-        tokenizer: Any = self.loaded.tokenizer
-        if tokenizer is None:
-            return tuple(f"id {token}" if token >= 0 else "" for token in ids)
-        known = [token for token in ids if token >= 0]
-        text = dict(zip(known, tokenizer.convert_ids_to_tokens(known), strict=True))
-        return tuple(str(text.get(token) or "") for token in ids)
+    def words(self, ids: list[int], stream: str = "") -> tuple[str, ...]:
+        """The tokens with these ids, of whichever stream; without a tokenizer "id 101"."""
+        return token_words(self.loaded.tokenizer, ids)
 
 
 Reading = TextReading | ItemReading
@@ -96,9 +96,32 @@ def in_windows(
                     progress(label, done, len(data))
 
 
-def reading_of(loaded: LoadedModel, data: Data, max_length: int) -> Reading:
-    """How `loaded` reads `data`, at most `max_length` tokens of each text, while its states are looked at."""
+def stack_read(loaded: LoadedModel, reading: Reading, name: str | None) -> BoundStack:
+    """The stream called `name`, or the first that is read; raises BadInput for one that the data do not reach."""
+    stack = reading.stacks[0] if name is None else loaded.axis(name) if is_mlp(name) else loaded.stack(name)
+    if not any(one.blocks == stack.blocks for one in reading.stacks):
+        raise BadInput(
+            f"{loaded.name}: {reading.inputs} do not reach stream {stack.name!r}, only "
+            f"{', '.join(one.name for one in reading.stacks)}; name one of these, or give other data"
+        )
+    return stack
+
+
+def reaching(loaded: LoadedModel, data: Data, options: Options) -> Options:
+    """`options` of an experiment with the only stream that `data` reach, where they name none; raises as `stack_read`."""
+    if len(loaded.stacks) == 1:
+        return options
+    reading = reading_of(loaded, data, NO_LIMIT)
+    first = stack_read(loaded, reading, options.stack).name
+    return replace(options, stack=first) if options.stack is None and len(reading.stacks) == 1 else options
+
+
+def reading_of(loaded: LoadedModel, data: Data, max_length: int, stream: str | None = None) -> Reading:
+    """How `loaded` reads `data`, at most `max_length` tokens of each text, while its states are looked at.
+
+    Batches are of the tokens of `stream`, by default of the first: the two sides of a model of recordings differ in length.
+    """
     if isinstance(data, Items):
-        return ItemReading(loaded, data.kind)
+        return ItemReading(loaded, data, stream)
     check_readable(loaded, data)
     return TextReading(loaded, max_length)

@@ -16,11 +16,13 @@ from typing import Any, Literal
 from outlierlens.options import Option, Other, changed
 
 # What a command takes beside its own options, in the order of its help, and where that is declared. `Session` has what comes
-# of them: `loaded` of "subject" and "loading", `texts()` of "reading", `task_reading.read()` of "task", `output`; and `kept`,
+# of them: `loaded` of "subject" and "loading", `texts()` of "reading", `data()` of "data", `task_reading.read()` of "task",
+# `output`; and `kept`,
 # the rows of a run, without an option.
 GROUPS = {
     "subject": "session:Subject",
     "reading": "session:Reading",
+    "data": "session:DataReading",
     "task": "session:TaskReading",
     "splits": "session:SplitReading",
     "vectors": "vectors.options:VectorReading",

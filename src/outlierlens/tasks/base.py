@@ -283,7 +283,45 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class TaskReading(Reading):
+class DataReading(Reading):
+    """Which texts, pictures or recordings are read, whatever their labels."""
+
+    max_seconds: Annotated[float | None, Gt(0)] = None
+    """Seconds of a recording that are read. Default: 30."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.max_seconds is not None and self.kind != "audio":
+            raise BadInput("--max-seconds belongs to recordings (a folder of .wav)")
+
+    @cached_property
+    def kind(self) -> "Kind | None":
+        """What is read where it is no text: pictures or recordings, by what the data looks like."""
+        from outlierlens.data.media.read import kind_of
+        from outlierlens.data.texts import SHIPPED
+
+        return None if self.data in SHIPPED else kind_of(self.data, self.text_column)
+
+    def items(self, kind: "Kind", *, offline: bool, labelled: bool = False, **more: Any) -> "Data":
+        """The pictures or recordings; raises BadInput as `read_items` does."""
+        from outlierlens.data.media.read import ItemOptions, read_items
+
+        if self.max_seconds is not None:
+            more["max_seconds"] = self.max_seconds
+        options = ItemOptions(labelled=labelled, column=self.text_column, limit=self.limit, **more)
+        return read_items(kind, self.data, options, offline=offline)
+
+    def read(self, *, offline: bool = False) -> "Data":
+        """The texts, pictures or recordings; raises BadInput as `read_texts` and `read_items` do."""
+        from outlierlens.data.texts import read_texts
+
+        if self.kind is not None:
+            return self.items(self.kind, offline=offline)
+        return read_texts(self.data, column=self.text_column, limit=self.limit, offline=offline)
+
+
+@dataclass(frozen=True)
+class TaskReading(DataReading):
     """What is read, and what of it becomes a number.
 
     Raises:
@@ -305,11 +343,9 @@ class TaskReading(Reading):
     """classify, regress: the second text."""
     label_column: str = "label"
     """Your own data: the label."""
-    max_seconds: Annotated[float | None, Gt(0)] = None
-    """Seconds of a recording that are read. Default: 30."""
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if self.measure not in MEASURES:
             raise BadInput(f"--measure is {self.measure!r}; use {', '.join(MEASURES)}")
         if self.metric is not None and self.measure != "metric":
@@ -319,8 +355,6 @@ class TaskReading(Reading):
         elif self.task not in PLAIN:
             own = () if self.task in OF_ITEMS else ("text_column", "label_column")
             belong(f"to {', '.join(PLAIN)}, not to {self.task}", self, "pair_column", *own)
-        if self.max_seconds is not None and self.kind != "audio":
-            raise BadInput("--max-seconds belongs to recordings (a folder of .wav)")
         if self.task == "tokens" and self.pair_column:
             raise BadInput("--pair-column belongs to classify and regress: words of tokens have no second text")
 
@@ -347,30 +381,19 @@ class TaskReading(Reading):
     @cached_property
     def kind(self) -> "Kind | None":
         """What is read where it is no text: pictures or recordings, by the task, else by what the data looks like."""
-        from outlierlens.data.media.read import TASKS, kind_of
-        from outlierlens.data.texts import SHIPPED
+        from outlierlens.data.media.read import TASKS
 
-        if self.is_labelled:
-            return TASKS.get(self.task)
-        return None if self.data in SHIPPED else kind_of(self.data)
+        return TASKS.get(self.task) if self.is_labelled else super().kind
 
     def read(self, *, offline: bool = False) -> "Data":
         """The texts, examples or items; raises BadInput as `read_texts`, `read_examples` and `read_items` do."""
-        from outlierlens.data.texts import read_texts
-
+        if not self.is_labelled:
+            return super().read(offline=offline)
         if self.kind is not None:
-            from outlierlens.data.media.read import ItemOptions, read_items
-
             if self.data == Reading.data:
                 raise BadInput(f"--task {self.task} needs your own data: --data FOLDER, with one sub-folder a class")
-            more = {} if self.max_seconds is None else {"max_seconds": self.max_seconds}
-            options = ItemOptions(
-                labelled=self.is_labelled, label=self.label_column, column=self.text_column, limit=self.limit,
-                split=self.split or "test", labels=self._names or (), metric=self.metric, **more,
-            )  # fmt: skip
-            return read_items(self.kind, self.data, options, offline=offline)
-        if not self.is_labelled:
-            return read_texts(self.data, column=self.text_column, limit=self.limit, offline=offline)
+            more = {"label": self.label_column, "split": self.split or "test", "labels": self._names or ()}
+            return self.items(self.kind, offline=offline, labelled=True, metric=self.metric, **more)
         from outlierlens.data.labelled import read_examples
         from outlierlens.data.labelled.labels import says_task_order
 

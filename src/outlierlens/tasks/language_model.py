@@ -69,7 +69,7 @@ class LanguageModelLoss(Task):
     is_loss = True
 
     def __init__(self, loaded: LoadedModel, texts: Sequence[str], options: TaskOptions):
-        self.loaded, self.options = loaded, options
+        self.loaded, self.options, self.model = loaded, options, loaded.language
         self.max_length = token_limit(loaded, options.max_length)
         self.n_known = row_count(loaded.model)
         windows = [window for window in self._all_windows(texts) if window.positions]
@@ -151,7 +151,7 @@ class LanguageModelLoss(Task):
         import torch
         from torch.nn import functional
 
-        with head_only_at(self.loaded.model, feed.positions):
+        with head_only_at(self.model, feed.positions):
             logits = self._run(feed).logits
         parts = [
             functional.cross_entropy(
@@ -165,7 +165,7 @@ class LanguageModelLoss(Task):
         """The same from the head's weights, a part of the vocabulary at a time: no [selected, vocabulary] is ever kept."""
         import torch
 
-        model: Any = self.loaded.model
+        model: Any = self.model
         narrow = nullcontext() if self._norm is None else only_at(self._norm, feed.read)
         with narrow:
             states = head_inputs(model, feed.positions if self._norm is None else feed.places, lambda: self._run(feed))
@@ -187,7 +187,7 @@ class LanguageModelLoss(Task):
         """Whether the head is a plain linear whose output nothing changes, tried on one text."""
         import torch
 
-        model: Any = self.loaded.model
+        model: Any = self.model
         if not isinstance(model.get_output_embeddings(), torch.nn.Linear):
             return False
         feed = next(self.feeds([int(self.lengths.argmin())]))
@@ -226,7 +226,7 @@ class LanguageModelLoss(Task):
 
     def _run(self, feed: PredictionRows) -> Any:
         with fast_products():
-            return self.loaded.model(**feed.inputs, **({"use_cache": False} if self.loaded.head == "causal" else {}))
+            return self.model(**feed.inputs, **({"use_cache": False} if self.loaded.head == "causal" else {}))
 
     @cached_property
     def _passes(self) -> list[PredictionRows]:

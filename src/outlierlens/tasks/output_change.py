@@ -20,9 +20,9 @@ from outlierlens.data.media import Items
 from outlierlens.data.texts import Batch, collate, encoded
 from outlierlens.errors import BadInput
 from outlierlens.models.devices import fast_products, ordered_weights
-from outlierlens.models.forward import text_reader, text_stacks
+from outlierlens.models.forward import text_reader
 from outlierlens.models.inputs import check_readable, model_inputs, token_limit
-from outlierlens.models.load import LoadedModel, stream_width
+from outlierlens.models.load import LoadedModel, stream_width, takes_alone
 from outlierlens.models.media import ItemRows
 from outlierlens.tasks.base import Task, TaskOptions, in_passes, weighted_mean
 
@@ -66,17 +66,21 @@ class OutputChange(Task):
         self._rows = (
             ItemRows(loaded, texts) if isinstance(texts, Items) else _TextRows(loaded, texts, options.max_length)
         )
-        read = text_stacks(loaded)
-        # Of a model of texts and pictures without a head, texts run the tower that reads them.
-        apart = loaded.head == "none" and not isinstance(texts, Items) and 0 < len(read) < len(loaded.stacks)
-        self._reader: Any = text_reader(loaded, read) if apart else loaded.model
+        # Of a model of texts and pictures, pictures run the tower that reads them; so do texts without a head of their own.
+        self._reader: Any = loaded.model
+        if isinstance(self._rows, ItemRows):
+            if len(self._rows.prepare.stacks) < len(loaded.stacks):
+                self._reader = self._rows.prepare.reader
+        elif loaded.head == "none" or not takes_alone(loaded.model, "input_ids"):
+            read = loaded.text_stacks
+            self._reader = text_reader(loaded, read) if 0 < len(read) < len(loaded.stacks) else loaded.model
         self.text, self.lengths = self._rows.what, self._rows.lengths
         self.notes = self._rows.notes
         self.texts, self.n_texts = self._rows.texts, len(self.lengths)
         self.weights = self._weights()
         self.n_tokens = int(self.lengths.sum())
         # A single logit (a regression, a detector of replaced tokens) is no distribution: vectors are compared there.
-        classes = _classes(loaded)
+        classes = _classes(loaded) if self._reader is loaded.model else 1
         needed = self.n_tokens * (classes + stream_width(loaded.model, loaded.stacks[-1])) * 4
         if needed > MAX_KEPT_BYTES:
             raise BadInput(
@@ -109,7 +113,7 @@ class OutputChange(Task):
         """(token vectors [batch, token, dim], logits or an empty tensor), as float32."""
         import torch
 
-        headless = self.loaded.head == "none"
+        headless = self.loaded.head == "none" or self._reader is not self.loaded.model
         with torch.inference_mode(), fast_products():
             output: Any = self._reader(**model_inputs(self.loaded, feed.batch), output_hidden_states=not headless)
         states = getattr(output, "last_hidden_state", None)

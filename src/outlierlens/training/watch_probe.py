@@ -21,7 +21,7 @@ from outlierlens.data.texts import EXCERPT, Batch, Texts, beginnings, collate, r
 from outlierlens.errors import BadInput
 from outlierlens.models.changes import evaluating, temporary
 from outlierlens.models.folder import row_count
-from outlierlens.models.forward import TextForward, check_padding, text_stacks
+from outlierlens.models.forward import TextForward, check_padding
 from outlierlens.models.hooks import EMBEDDINGS, refuse_compiled, tapped
 from outlierlens.models.inputs import check_known, token_limit
 from outlierlens.models.load import LoadedModel
@@ -42,7 +42,7 @@ class Probe:
 
     def __init__(self, loaded: LoadedModel, batch: Batch):
         self.loaded, self.batch = loaded, batch
-        self.stacks = text_stacks(loaded)
+        self.stacks = loaded.text_stacks
         forward = TextForward(loaded, self.stacks)
         self.reader, self.inputs = forward.reader, forward.arguments(batch)
         digest = hashlib.sha256(str(tuple(batch.valid.shape)).encode())

@@ -18,13 +18,13 @@ from typing import Any
 from outlierlens.ablation.switches import check_dims
 from outlierlens.architectures import ARCHITECTURES, BoundStack
 from outlierlens.architectures.stack import Specification
-from outlierlens.data.texts import Texts
+from outlierlens.data.texts import Data
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.models.hooks import EMBEDDINGS, layer_name
 from outlierlens.models.load import LoadedModel
 from outlierlens.results.row_store import Kept
 from outlierlens.results.safe_files import read_json, read_toml
-from outlierlens.vectors.read import text_stack
+from outlierlens.vectors.read import stack_of
 
 AUTO_TEXTS = 1000  # texts that "auto" observes at most: shares of token vectors settle long before
 MAX_FILE_BYTES = 2**20
@@ -62,7 +62,7 @@ class Clipping:
 
 
 def resolve_clipping(
-    asked: str, loaded: LoadedModel, *, fit_texts: Texts | None = None, stack: str | None = None
+    asked: str, loaded: LoadedModel, *, fit_texts: Data | None = None, stack: str | None = None
 ) -> Clipping:
     """What `asked` means for this model: "auto", "none", dimensions, layers with dimensions, a specification or a file.
 
@@ -76,7 +76,7 @@ def resolve_clipping(
     """
     from outlierlens.models.load import stream_width
 
-    bound = text_stack(loaded, stack)
+    bound = stack_of(loaded, fit_texts, stack)
     width = stream_width(loaded.model, bound)
     if asked == "none":
         return Clipping(asked, {}, "nothing is clipped, as asked for")
@@ -94,7 +94,7 @@ def resolve_clipping(
 
 
 def kept_clipping(
-    kept: Kept, asked: str, loaded: LoadedModel, texts: Callable[[], Texts], stack: str | None = None
+    kept: Kept, asked: str, loaded: LoadedModel, texts: Callable[[], Data], stack: str | None = None
 ) -> Clipping:
     """`resolve_clipping`, of "auto" what was observed on `texts()` once; raises what that raises."""
     if asked != "auto":
@@ -103,7 +103,7 @@ def kept_clipping(
     return Clipping(asked, {layer: tuple(dims) for layer, dims in found["dims"].items()}, found["source"])
 
 
-def _observed(loaded: LoadedModel, bound: BoundStack, texts: Texts | None) -> Clipping:
+def _observed(loaded: LoadedModel, bound: BoundStack, texts: Data | None) -> Clipping:
     from outlierlens.detection.activations import ObserveOptions, Observer
     from outlierlens.models.passes import reading_of
 
@@ -123,8 +123,8 @@ def _observed(loaded: LoadedModel, bound: BoundStack, texts: Texts | None) -> Cl
     rule = options.rules
     said = (
         f"smallest or largest entry of at least {rule.luo_share:.0%} of a layer's token vectors in at least "
-        f"{rule.luo_layer_fraction:.0%} of the blocks, observed on {len(some):,} texts ({observer.n_tokens:,} tokens) of "
-        f"{texts.source}"
+        f"{rule.luo_layer_fraction:.0%} of the blocks, observed on {len(some):,} {some.plural} ({observer.n_tokens:,} tokens) "
+        f"of {texts.source}"
     )
     return Clipping("auto", dims, said if dims else f"no dimension is the {said}; nothing is clipped")
 

@@ -20,7 +20,7 @@ from outlierlens.errors import BadInput
 from outlierlens.options import Flag, check, parse_layers
 
 if TYPE_CHECKING:
-    from outlierlens.data.texts import Texts
+    from outlierlens.data.texts import Data, Texts
     from outlierlens.models.load import LoadedModel
     from outlierlens.vectors.clip import Clipping
     from outlierlens.vectors.fixes import FixSpec
@@ -60,9 +60,10 @@ class VectorReading:
         *,
         final_norm: bool = False,
         progress: "Callable[[str, int, int], None] | None" = None,
+        data: "Data | None" = None,
     ) -> Options:
         """`options` of an experiment with what is said here, in the fields of it that take it: read, special, max_length."""
-        read = self.options(loaded, final_norm=final_norm, progress=progress)
+        read = self.options(loaded, final_norm=final_norm, progress=progress, data=data)
         return _filled(options, read=read, special=self.special, max_length=self.max_length)
 
     def options(
@@ -71,13 +72,17 @@ class VectorReading:
         *,
         final_norm: bool = False,
         progress: "Callable[[str, int, int], None] | None" = None,
+        data: "Data | None" = None,
     ) -> "ReadOptions":
-        """How vectors are read; `final_norm` is what the command does unless --final-norm or --no-final-norm is given."""
-        from outlierlens.vectors.read import ReadOptions, text_stack
+        """How vectors of `data` (texts, unless they are given) are read.
+
+        `final_norm` is what the command does unless --final-norm or --no-final-norm is given.
+        """
+        from outlierlens.vectors.read import ReadOptions, stack_of
 
         layers: tuple[int, ...] | None = None
         if self.layers == "last":
-            layers = (text_stack(loaded, self.stack).n_layers - 1,)
+            layers = (stack_of(loaded, data, self.stack).n_layers - 1,)
         elif self.layers != "all":
             layers = _named_layers(self.layers)
         return ReadOptions(
@@ -144,6 +149,12 @@ class Fitting:
         if self.fit_data is None:
             return None
         return read_texts(self.fit_data, column=self.fit_column, offline=offline)
+
+    def data(self, *, offline: bool = False) -> "Data | None":
+        """The same of a command that takes pictures and recordings too."""
+        from outlierlens.tasks.base import DataReading
+
+        return None if self.fit_data is None else DataReading(self.fit_data, self.fit_column).read(offline=offline)
 
     def clipping(self, loaded: "LoadedModel", fit: "Texts | None", stack: str | None = None) -> "Clipping":
         """The dimensions that --clip names, layer by layer; "auto" observes them on `fit`."""

@@ -1,5 +1,7 @@
 """One forward pass over texts, from which the vectors of all layers are taken: of sentences, words or single tokens.
 
+Pictures and recordings can stand for texts: their tokens are patches or frames, and they have no words.
+
     tokens = tokenise(loaded, ["A plane is taking off.", …], max_length=128)
     spans = tokens.sentences()                         # or tokens.words(text, start, end), tokens.single(text, token)
     vectors = gather(loaded, tokens, spans)
@@ -23,14 +25,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.architectures import BoundStack
-from outlierlens.data.texts import Batch, Texts, collate, encoded
+from outlierlens.data.media.items import Items
+from outlierlens.data.texts import NO_LIMIT, Batch, Data, Texts, collate, encoded
 from outlierlens.data.token_texts import special_ids
 from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.models.devices import memory_kept
-from outlierlens.models.forward import TextForward, check_padding, text_stacks
+from outlierlens.models.forward import TextForward, check_padding
 from outlierlens.models.hooks import EMBEDDINGS, layer_name, tapped
 from outlierlens.models.inputs import check_known, check_readable, token_limit
 from outlierlens.models.load import LoadedModel
+from outlierlens.models.media import ItemReading, ItemRows
+from outlierlens.models.passes import reading_of, stack_read
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -131,6 +136,8 @@ class Tokens:
         special: bool [token] of each text: added by the tokenizer.
         offsets: int [token, 2] of each text: first and last character (excluded); None where the tokenizer has none.
         max_length: at which texts were cut.
+        reading, rows: of pictures or recordings, how they are read, and all of them; None for texts.
+        numbers: of those `rows` that these are.
     """
 
     texts: tuple[str, ...]
@@ -138,6 +145,27 @@ class Tokens:
     special: tuple[np.ndarray, ...]
     offsets: tuple[np.ndarray, ...] | None
     max_length: int
+    reading: ItemReading | None = None
+    rows: ItemRows | None = None
+    numbers: tuple[int, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the results should know of how pictures or recordings were read."""
+        if self.reading is None or self.rows is None:
+            return ()
+        return tuple(dict.fromkeys((*self.reading.notes, *self.rows.notes)))
+
+    @property
+    def plural(self) -> str:
+        """What the texts are called."""
+        return "sentences" if self.rows is None else self.rows.items.plural
+
+    def apart(self, order: Sequence[int]) -> list[list[int]]:
+        """The texts in `order` in groups that can share batches, each in that order."""
+        if self.rows is None:
+            return [list(order)]
+        return [[order[i] for i in some] for some in self.rows.apart([self.numbers[i] for i in order])]
 
     @property
     def lengths(self) -> np.ndarray:
@@ -172,6 +200,9 @@ class Tokens:
             tuple(self.special[i] for i in kept),
             None if self.offsets is None else tuple(self.offsets[i] for i in kept),
             self.max_length,
+            self.reading,
+            self.rows,
+            tuple(self.numbers[i] for i in kept) if self.numbers else (),
         )
 
     def words(self, text: Sequence[int], start: Sequence[int], end: Sequence[int]) -> Spans:
@@ -243,17 +274,28 @@ class Vectors:
         return self.values[self.layers.index(layer)]
 
 
-def tokenise(loaded: LoadedModel, texts: Texts | Sequence[str], *, max_length: int = 128) -> Tokens:
+def tokenise(
+    loaded: LoadedModel, texts: Data | Sequence[str], *, max_length: int = 128, stack: str | None = None
+) -> Tokens:
     """`texts` as token ids, cut at `max_length` tokens, or fewer where the model has no more positions.
 
+    Pictures and recordings are read whole; the numbers of their tokens are those of stream `stack`.
+
     Raises:
-        BadInput: no tokenizer, or `max_length` below 2.
+        BadInput: no tokenizer, or `max_length` below 2; or the model reads no such items.
     """
+    if isinstance(texts, Items):
+        reading = reading_of(loaded, texts, NO_LIMIT, stack)
+        assert isinstance(reading, ItemReading), "items are read as such"
+        rows = ItemRows(loaded, texts, reading.prepare)
+        places = {"input_ids": [list(one) for one in rows.numbers]}
+        names = tuple(part.name for part in texts.parts)
+        return Tokens(names, places, tuple(rows.special), None, NO_LIMIT, reading, rows, rows.texts)
     tokenizer = loaded.tokenizer
     check_readable(loaded, texts)
     if max_length < 2:
         raise BadInput(f"max_length is {max_length}; it must be at least 2")
-    given = tuple(texts.texts if isinstance(texts, Texts) else texts)
+    given = tuple(texts.texts if isinstance(texts, Texts) else texts)  # type: ignore[arg-type]
     length = token_limit(loaded, max_length)
     fast = bool(getattr(tokenizer, "is_fast", False))
     made: dict[str, Any] = {"input_ids": []}
@@ -281,8 +323,8 @@ def token_batches(
     import torch
 
     options = options or ReadOptions()
-    stack = text_stack(loaded, options.stack)
-    run = text_forward(loaded, stack)
+    stack = stack_of(loaded, tokens, options.stack)
+    run = tokens.reading or text_forward(loaded, stack)
     wanted = wanted_layers(stack, options.layers)
     norm = final_norm(loaded, stack) if options.final_norm else None
     found: dict[int, Tensor] = {}
@@ -297,13 +339,13 @@ def token_batches(
             found.clear()
             with torch.inference_mode():
                 run(batch)
-            ids, special = run.sides(batch)[stack.name]
+            ids, special, valid = run.sides(batch)[stack.name]
             states = tuple(found[layer] for layer in wanted)
             for layer, one in zip(wanted, states, strict=True):
-                check_padding(stack, layer, one, batch.valid)
+                check_padding(stack, layer, one, valid)
             names = tuple(layer_name(layer) for layer in wanted)
             shift = int(run.shifted == stack.name)
-            yield TokenBatch(batch.texts, names, states, batch.valid, batch.valid & ~special, ids, shift)
+            yield TokenBatch(batch.texts, names, states, valid, valid & ~special, ids, shift)
             done += len(batch.texts)
             if options.progress:
                 options.progress("reading", done, len(tokens.texts))
@@ -320,7 +362,7 @@ def gather(
     import torch
 
     options = options or ReadOptions()
-    stack = text_stack(loaded, options.stack)
+    stack = stack_of(loaded, tokens, options.stack)
     wanted = wanted_layers(stack, options.layers)
     values: np.ndarray | None = None
     n_tokens = np.zeros(len(spans), dtype=np.int64)
@@ -370,16 +412,25 @@ def text_stack(loaded: LoadedModel, name: str | None) -> BoundStack:
     """The stream called `name`, or the first one that reads text (the encoder, where there are two)."""
     if name is not None:
         return loaded.stack(name)
-    text = text_stacks(loaded)
+    text = loaded.text_stacks
     if not text:
         raise BadInput(f"{loaded.name} has no stream that reads text")
     return text[0]
 
 
+def stack_of(loaded: LoadedModel, data: Data | Tokens | None, name: str | None) -> BoundStack:
+    """The stream called `name`, or the first that `data` reach; raises BadInput where they do not."""
+    if isinstance(data, Items):
+        return stack_read(loaded, reading_of(loaded, data, NO_LIMIT), name)
+    if isinstance(data, Tokens) and data.reading is not None:
+        return stack_read(loaded, data.reading, name)
+    return text_stack(loaded, name)
+
+
 def text_forward(loaded: LoadedModel, stack: BoundStack) -> TextForward:
     """The forward pass that runs `stack`: an encoder alone; a decoder behind one reads what that wrote."""
     needed = ("encoder", "decoder") if stack.name == "decoder" else (stack.name,)  # run before `stack` is whole
-    return TextForward(loaded, [one for one in text_stacks(loaded) if one.name in needed])
+    return TextForward(loaded, [one for one in loaded.text_stacks if one.name in needed])
 
 
 def wanted_layers(stack: BoundStack, layers: Sequence[int] | None) -> tuple[int, ...]:
@@ -422,6 +473,12 @@ def _batches(loaded: LoadedModel, tokens: Tokens, batch_size: int, wanted: Seque
     lengths = tokens.lengths
     longest_first = np.argsort(-lengths, kind="stable").tolist()
     order = [i for i in (longest_first if wanted is None else wanted) if lengths[i]]
+    if tokens.rows is not None:
+        for group in tokens.apart(order):
+            for start in range(0, len(group), batch_size):
+                mine = tuple(group[start : start + batch_size])
+                yield replace(tokens.rows.batch([tokens.numbers[i] for i in mine]), texts=mine)
+        return
     for start in range(0, len(order), batch_size):
         rows = tuple(order[start : start + batch_size])
         encoded = {key: [values[i] for i in rows] for key, values in tokens.encoded.items()}

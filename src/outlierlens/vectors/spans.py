@@ -80,6 +80,8 @@ class Sample:
 def draw(tokens: Tokens, drawing: Drawing, seed: int = 0) -> Sample:
     """The sample of `tokens`, whose texts are all different.
 
+    Pictures and recordings stand for sentences; they have no words.
+
     Raises:
         BadInput: fewer than four sentences with a token, or a tokenizer that does not say where its tokens stand.
     """
@@ -89,7 +91,7 @@ def draw(tokens: Tokens, drawing: Drawing, seed: int = 0) -> Sample:
     drawn = order[: min(2 * drawing.n_pairs, len(order) // 2 * 2)]
     if len(drawn) < 4:
         raise BadInput(
-            f"only {len(order)} of {len(allowed):,} different sentences hold a token that counts; at least 4 are needed"
+            f"only {len(order)} of {len(allowed):,} different {tokens.plural} hold a token that counts; at least 4 are needed"
         )
     places = [int(random.choice(allowed[text])) for text in drawn]
     words, contexts = _contexts(tokens, drawing, random)
@@ -133,7 +135,7 @@ def kept_tokens(tokens: Tokens, text: int, drawing: Drawing) -> np.ndarray:
 
 def _contexts(tokens: Tokens, drawing: Drawing, random: Any) -> tuple[list[str], dict[str, list[tuple[int, int, int]]]]:
     """Drawn words, and (text, start, end) of each eligible word, at most `max_contexts`, one a sentence: its first there."""
-    if not drawing.n_words:
+    if not drawing.n_words or tokens.rows is not None:
         return [], {}
     if tokens.offsets is None:
         raise BadInput(

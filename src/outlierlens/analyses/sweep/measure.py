@@ -45,6 +45,7 @@ from outlierlens.detection.weights import scan_stream
 from outlierlens.models.devices import memory_kept
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel, fingerprint
+from outlierlens.models.passes import reaching
 from outlierlens.options import FIND
 from outlierlens.results.finding import About
 from outlierlens.results.row_store import Keep, Kept, kept_rows, nine_digits
@@ -87,7 +88,7 @@ def sweep(
     Raises:
         BadInput: no usable text, an unknown dimension, layer or mode, or `rows` of other work.
     """
-    options = options or SweepOptions()
+    options = reaching(loaded, texts, options or SweepOptions())
     with memory_kept(), ExitStack() as held:
         runner = make_runner(loaded, texts, options)
         stack, task = runner.stack, runner.task
@@ -145,6 +146,7 @@ def run(session: Session, call: SweepCall) -> Sweep:
     options = call.options(session.task_reading)
     texts = session.task_reading.read(offline=session.loading.offline)
     loaded, machines, engine = session.loaded, call.machines, None
+    options = reaching(loaded, texts, options)
     stack = loaded.axis(options.stack)
     named = scan_stream(loaded, stack.name).dims if call.dims == FIND and not stack.reads else ()
     if machines.engine == "ray":

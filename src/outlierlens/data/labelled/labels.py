@@ -12,46 +12,49 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from outlierlens.data.labelled.table import TASKS, LabelledTask
-from outlierlens.data.texts import Texts, beginnings
+from outlierlens.data.texts import Data, beginnings
 from outlierlens.errors import BadInput
 
 if TYPE_CHECKING:
     from outlierlens.data.labelled.examples import Examples
 
 
-def apart(fit: Texts, evaluated: Collection[str], *, limit: int | None = None, seed: int = 0) -> tuple[Texts, int]:
-    """(texts of `fit` that are not `evaluated`, how many are), each once, and of them `limit` drawn by `seed`.
+AnyData = TypeVar("AnyData", bound=Data)
 
-    Texts are the same where they differ in spaces at most.
+
+def apart(fit: AnyData, evaluated: Collection[str], *, limit: int | None = None, seed: int = 0) -> tuple[AnyData, int]:
+    """(texts of `fit` that are not `evaluated`, by their keys, how many are), each once, and of them `limit` drawn by `seed`.
+
+    Texts are the same where they differ in spaces at most; pictures and recordings where their files are equal.
 
     Raises:
         BadInput: less than two texts are left, as where `fit` is the evaluated data itself.
     """
     seen = {plain_text(text) for text in evaluated}
-    given = once(fit.texts)
-    left = [text for key, text in given.items() if key not in seen]
+    given = once(fit.keys)
+    left = [number for key, number in given.items() if key not in seen]
     dropped = len(given) - len(left)
     if len(left) < 2:
         raise BadInput(
-            f"{fit.source}: {dropped:,} of its {len(given):,} texts are evaluated ones, so {len(left)} is left to fit "
-            f"on; give another text (--fit-data)"
+            f"{fit.source}: {dropped:,} of its {len(given):,} {fit.plural} are evaluated ones, so {len(left)} is left to fit "
+            f"on; give other {fit.plural} (--fit-data)"
         )
     if limit is not None and limit < len(left):
         drawn = np.random.default_rng([seed, 11]).permutation(len(left))[:limit]
         left = [left[i] for i in sorted(drawn.tolist())]
-    return Texts(fit.source, tuple(left), fit.column), dropped
+    return fit.some(left), dropped
 
 
-def once(texts: Sequence[str]) -> dict[str, str]:
-    """{plain text: the first text that is so}, in order."""
-    found: dict[str, str] = {}
-    for text in texts:
-        found.setdefault(plain_text(text), text)
+def once(keys: Sequence[str]) -> dict[str, int]:
+    """{plain text: number of the first of the `keys` that is so}, in order."""
+    found: dict[str, int] = {}
+    for number, key in enumerate(keys):
+        found.setdefault(plain_text(key), number)
     return found
 
 

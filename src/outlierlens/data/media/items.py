@@ -131,11 +131,15 @@ MAX_SECONDS = 30.0  # of a recording that is read unless more is asked for: atte
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Where one item lies: the file `path`, or the bytes `data` of a file; `name` is for messages."""
+    """Where one item lies: the file `path`, or the bytes `data` of a file; `name` is for messages.
+
+    `transcript` is what is said in a recording, "" where nothing says it.
+    """
 
     name: str
     path: Path | None = None
     data: bytes | None = None
+    transcript: str = ""
 
     def content(self) -> bytes:
         """The bytes of the file; raises BadInput where it cannot be read, BadFile where it is too large."""
@@ -177,9 +181,14 @@ class Items(Data):
         digest = hashlib.sha256(f"{self.kind}\0".encode())
         if self.kind == "audio":
             digest.update(f"{self.max_seconds}\0".encode())
-        for part in self.parts:
-            digest.update(hashlib.sha256(part.content()).digest())
+        for part, key in zip(self.parts, self.keys, strict=True):
+            digest.update(bytes.fromhex(key) + part.transcript.encode("utf-8", "surrogatepass"))
         return digest
+
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
+        """SHA-256 of each file."""
+        return tuple(hashlib.sha256(part.content()).hexdigest() for part in self.parts)
 
     def __len__(self) -> int:
         return len(self.parts)

@@ -25,8 +25,10 @@ FILES: dict[Kind, tuple[str, ...]] = {
 }
 COLUMNS: dict[Kind, tuple[str, ...]] = {"image": ("image", "img"), "audio": ("audio",)}
 PATHS = ("file", "path", "file_name", "filename")
+TRANSCRIPTS = ("transcription", "transcript", "sentence", "text")  # columns of what is said in recordings
 TASKS: dict[str, Kind] = {"image-classification": "image", "audio-classification": "audio"}
 MAX_ITEMS = 1_000_000
+MAX_TRANSCRIPT = 100_000  # bytes; half a minute of speech has less than a thousand
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ def read_items(kind: Kind, data: str | Path, options: ItemOptions | None = None,
     else:
         found = _from_table(kind, open_table(data, offline=offline, split=options.split), path, options)
     n = options.limit or len(found.parts)
+    if kind == "audio":
+        found = replace(found, parts=[_transcribed(part) for part in found.parts[:n]] + found.parts[n:])
     if not found.parts:
         raise BadInput(f"{data}: holds no {PLURAL[kind]}; files end in {', '.join(FILES[kind])}")
     if len(found.parts) > MAX_ITEMS and n > MAX_ITEMS:
@@ -116,8 +120,21 @@ def read_items(kind: Kind, data: str | Path, options: ItemOptions | None = None,
     return LabelledItems(str(data), kind, parts, options.max_seconds, task=task.labelled(names), labels=labels)
 
 
-def kind_of(data: str | Path) -> Kind | None:
-    """Whether a path holds pictures or recordings, by endings and names alone; None for what may be text."""
+def _transcribed(part: Part) -> Part:
+    """The recording with the text of the .txt file of its name beside it, where there is one."""
+    beside = None if part.path is None else part.path.with_suffix(".txt")
+    if part.transcript or beside is None or not beside.is_file():
+        return part
+    if beside.stat().st_size > MAX_TRANSCRIPT:
+        raise BadInput(f"{beside}: more than {MAX_TRANSCRIPT:,} bytes for what is said in one recording; shorten it")
+    return replace(part, transcript=" ".join(beside.read_text("utf-8", errors="replace").split()))
+
+
+def kind_of(data: str | Path, column: str | None = None) -> Kind | None:
+    """Whether a path holds pictures or recordings, by endings and names alone; None for what may be text.
+
+    Where a table has columns of text too, `column` says which is read.
+    """
     path = Path(data)
     if path.is_dir():
         endings = {file.suffix.lower() for file in itertools.islice(path.glob("*"), 1000) if file.is_file()}
@@ -132,6 +149,8 @@ def kind_of(data: str | Path) -> Kind | None:
             columns = open_table(path).names
         except OutlierlensError:
             return None  # whoever reads it says what is wrong
+        if column is not None:
+            columns = (column,)
         if set(TEXT_COLUMNS) & set(columns):
             return None
         return next((kind for kind, wanted in COLUMNS.items() if set(wanted) & set(columns)), None)
@@ -168,14 +187,16 @@ def _from_folder(kind: Kind, path: Path, options: ItemOptions) -> _Found:
 
 def _from_table(kind: Kind, table: Table, path: Path, options: ItemOptions) -> _Found:
     column = table.column(options.column, (*COLUMNS[kind], *PATHS), PLURAL[kind])
-    columns = (column, options.label) if options.labelled else (column,)
+    said = next((name for name in TRANSCRIPTS if name in table.names and name != column), None)
+    columns = (column, options.label) if options.labelled else (column, said) if said and kind == "audio" else (column,)
     folder = path.resolve().parent if path.is_file() else None
     parts, raw = [], []
-    for number, (value, *label) in enumerate(
+    for number, (value, *more) in enumerate(
         itertools.islice(table.rows(columns, lists=True), options.limit or MAX_ITEMS + 1), 1
     ):
-        parts.append(_part(kind, value, f"{table.source}, row {number}", folder))
-        raw += label
+        part = _part(kind, value, f"{table.source}, row {number}", folder)
+        raw += more
+        parts.append(part if options.labelled or not more else replace(part, transcript=str(more[0] or "")))
     return _Found(parts, raw if options.labelled else None, table.classes.get(options.label))
 
 
