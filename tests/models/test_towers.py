@@ -172,7 +172,7 @@ def test_texts_alone_run_every_analysis_on_the_language_tower(tower: Any, make: 
     assert bool(off.replies) == (make is not paligemma)
     if make is blip2:
         notes = observe(loaded, TEXTS).notes
-        assert "not observed: stream vision, encoder, which texts do not reach" in notes
+        assert "not observed: stream encoder, vision, which texts do not reach" in notes
 
 
 @pytest.mark.parametrize("make", [llava, clip, onevision, idefics3, blip2])
