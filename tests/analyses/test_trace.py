@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+import mixtures
 from architectures import FAMILIES, build
 from media_models import PLANTED, RATE, pictures, png, save_vit, sounds, write_pictures, write_wav
+from mixtures import MIXTURES, mixture
 from outlierlens import trace
 from outlierlens.analyses import trace_passes
 from outlierlens.analyses.trace import GROUPS, Trace, TraceOptions
@@ -30,9 +32,6 @@ W2 = 7  # the id of w2 in the tests' tokenizer
 # Why a family has no account; all others have one.
 REFUSED = {
     "xlnet": "writes as a bare parameter",
-    "mixtral": "writes as a bare parameter",
-    "qwen3_moe": "writes as a bare parameter",
-    "gpt_oss": "writes as a bare parameter",
     "deberta-v2-convolution": "something else writes there",
 }
 
@@ -57,6 +56,44 @@ def test_the_parts_sum_to_the_value_in_every_block_of_every_family(family: str) 
         assert 0 < found.error <= 1e-5
         _sums(found)
         _against(found, Oracle(loaded, TEXTS, 8).by_text[stack.name])
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_the_expert_that_writes_a_massive_value_is_named(name: str, words: Any) -> None:
+    loaded = from_objects(mixture(name), words(kind="causal"), name=name)
+    found = trace(loaded, TEXTS, TraceOptions(dim=mixtures.DIM, n_random=1, task=TaskOptions(max_length=16)))
+    assert 0 < found.error <= 1e-5
+    _sums(found)
+    first = found.writers[0]
+    assert (first.kind, first.layer, first.expert, first.index) == (
+        "neuron", str(mixtures.LAYER), mixtures.EXPERT, mixtures.NEURON
+    )  # fmt: skip
+    assert first.named == "neuron 3 of expert 2 in block 1"
+    assert first.share == pytest.approx(1, abs=0.05)
+    weight = found.weights[0]
+    turned = name in ("gpt_oss", "llama4_text")
+    assert weight.place == ((mixtures.EXPERT, mixtures.NEURON, mixtures.DIM) if turned else (2, mixtures.DIM, 3))
+    assert weight.parameter.endswith("experts.down_proj")
+    assert weight.value == 30.0
+    if name == "gpt_oss":  # each expert's bias, times the router's weight, is a part of its own
+        biases = {(one.layer, one.expert) for one in found.parts if one.kind == "bias" and "experts" in one.name}
+        assert {expert for _, expert in biases} == {0, 1, 2, 3}
+    shared = {one.name.rpartition(".")[0] for one in found.parts if one.kind == "neuron" and one.expert is None}
+    at = {
+        "deepseek_v3": "mlp.shared_experts",
+        "qwen2_moe": "mlp.shared_expert",
+        "llama4_text": "feed_forward.shared_expert",
+    }
+    assert (f"model.layers.1.{at[name]}" in shared) if name in at else True
+
+
+def test_experts_that_no_text_reached_are_said(words: Any) -> None:
+    loaded = from_objects(mixture("mixtral"), words(kind="causal"), name="mixtral")
+    found = trace(loaded, Texts("two", ("w1 w2",)), TraceOptions(dim=1, n_random=1))
+    written = {(one.layer, one.expert) for one in found.parts if one.expert is not None}
+    assert written
+    (note,) = (note for note in found.notes if "reached" in note)
+    assert note.startswith(f"no token reached {12 - len(written)} of 12 experts")
 
 
 @pytest.mark.parametrize(
