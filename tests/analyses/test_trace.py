@@ -87,6 +87,28 @@ def test_the_expert_that_writes_a_massive_value_is_named(name: str, words: Any) 
     assert (f"model.layers.1.{at[name]}" in shared) if name in at else True
 
 
+def test_experts_that_are_modules_of_their_own_are_named_too(words: Any) -> None:
+    """Switch: an encoder-decoder of few experts, each a module."""
+    import transformers
+
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_heads": 2, "num_layers": 2, "num_decoder_layers": 2}
+    config = transformers.SwitchTransformersConfig(
+        vocab_size=40, num_experts=4, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, pad_token_id=0,
+        decoder_start_token_id=0, **sizes,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model: Any = transformers.SwitchTransformersForConditionalGeneration(config).eval()
+    expert = model.encoder.block[1].layer[1].mlp.experts["expert_1"]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        expert.wi.weight[7] *= 60
+        expert.wo.weight[5, 7] = 30.0
+    found = trace(from_objects(model, words(), name="switch"), TEXTS, TraceOptions(dim=5, stack="encoder", n_random=1))
+    assert found.error <= 1e-5
+    assert (found.writers[0].named, found.weights[0].place) == ("neuron 7 of expert 1 in block 1", (5, 7))
+
+
 def test_experts_that_no_text_reached_are_said(words: Any) -> None:
     loaded = from_objects(mixture("mixtral"), words(kind="causal"), name="mixtral")
     found = trace(loaded, Texts("two", ("w1 w2",)), TraceOptions(dim=1, n_random=1))

@@ -16,6 +16,7 @@ from outlierlens.architectures.bind import (
     Param,
     bind,
     bind_live,
+    expert_of,
     live_parameters,
     refuse_packed,
     refuse_sharded,
@@ -23,7 +24,6 @@ from outlierlens.architectures.bind import (
 from outlierlens.architectures.neurons import (
     MLP,
     Neuron,
-    expert_of,
     is_mlp,
     last_linears,
     mlp_axes,

@@ -70,6 +70,7 @@ def _shape(tensors: Mapping[str, Any], name: str) -> tuple[int, ...]:
 
 MAX_LAYERS = 4096
 NO_EXPERT = -1  # inside this package only: an MLP that is no expert's
+NUMBERED = re.compile(r"\.experts\.(?:expert_)?(\d{1,9})(?=\.)")  # one of experts that are modules of their own
 # Modules that compilers and trainers put around a block; what they do to the start of a name is part of the prefix.
 _WRAPPED = re.compile(r"(?<=\.\d)((?:\d)*)(?:\._orig_mod|\._fsdp_wrapped_module|\._checkpoint_wrapped_module)+(?=\.)")
 
@@ -201,7 +202,7 @@ def bind(stacks: tuple[Stack, ...], names: Collection[str], config: Config | Non
     bound: dict[str, BoundStack] = {}
     for stack in stacks:
         if stack.name not in bound and (prefix := _prefix(stack, index)) is not None:
-            bound[stack.name] = _Binder(stack, index, prefix, config or {}).bind()
+            bound[stack.name] = _Binder(_all_experts(stack, index), index, prefix, config or {}).bind()
     if not bound:
         raise UnknownArchitecture(_nothing_fits(stacks, names, config or {}))
     if not isinstance(names, Mapping):
@@ -212,6 +213,31 @@ def bind(stacks: tuple[Stack, ...], names: Collection[str], config: Config | Non
         stack = of_one_width(one, names, told)
         found.append(one if stack is one.stack else _Binder(stack, index, one.prefix, config or {}).bind())
     return found
+
+
+def expert_of(name: str) -> int:
+    """The number of the expert that a module or parameter is of by its name; `NO_EXPERT` of any other, and of packed ones."""
+    number = NUMBERED.search(name)
+    return int(number[1]) if number else NO_EXPERT
+
+
+def _all_experts(stack: Stack, names: "_Names") -> Stack:
+    """The stack with every numbered expert that there is: a row names those of a small model that a few tokens reached."""
+    found: dict[str, tuple[str, ...]] = {}
+    for one in stack.last_linear:
+        if number := NUMBERED.search(one):
+            start, end = one[: number.start(1)], one[number.end(1) :]
+            like = re.compile(rf"{re.escape(start)}(\d{{1,9}}){re.escape(end)}\.weight\Z")
+            numbers = sorted({int(match[1]) for name in names.real if (match := like.search(name))})
+            found[one] = tuple(f"{start}{each}{end}" for each in numbers) or (one,)
+    if not found:
+        return stack
+
+    def whole(some: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(each for one in some for each in found.get(one, (one,))))
+
+    layouts = tuple(tuple(sorted(whole(one))) for one in stack.layouts)
+    return replace(stack, last_linear=whole(stack.last_linear), layouts=layouts)
 
 
 class _Names:

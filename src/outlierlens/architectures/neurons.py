@@ -11,18 +11,16 @@ elsewhere. Its number means something in its own MLP only. An expert is an MLP o
 has no number.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outlierlens.architectures.bind import NO_EXPERT, BoundStack, LastLinear, Param
+from outlierlens.architectures.bind import NO_EXPERT, NUMBERED, BoundStack, LastLinear, Param, expert_of
 from outlierlens.architectures.stack import parameter
 from outlierlens.errors import BadInput
 
 MLP = "mlp"
 SHARED_BLOCKS = "layers share one block, so its MLP has no layer of its own"
-_NUMBER = re.compile(r"\.experts\.(?:expert_)?(\d{1,9})(?=\.)")
 
 
 @dataclass(frozen=True, order=True)
@@ -75,12 +73,6 @@ def streams_of(bound: Sequence[BoundStack], name: str | None, where: str) -> lis
         choices = [f"{one}.{MLP}" if len(names) > 1 else MLP for one in names] if is_mlp(name) else names
         raise BadInput(f"{where}: --stack must be one of {', '.join(choices)}, not {name!r}")
     return [one for one in bound if wanted in (None, one.name)]
-
-
-def expert_of(name: str) -> int:
-    """The number of the expert that a module or parameter is of by its name; `NO_EXPERT` of any other, and of packed ones."""
-    number = _NUMBER.search(name)
-    return int(number[1]) if number else NO_EXPERT
 
 
 def packs_experts(param: Param, shape: Sequence[int]) -> bool:
@@ -170,7 +162,7 @@ def mlp_axes(bound: BoundStack, tensors: Mapping[str, Any], name: str = MLP) -> 
     kinds: dict[str, list[LastLinear]] = {}
     for one in last_linears(bound, tensors):
         path = one.path.removeprefix(f"{bound.blocks[one.layer]}.")
-        kinds.setdefault(_NUMBER.sub(".experts", path), []).append(one)
+        kinds.setdefault(NUMBERED.sub(".experts", path), []).append(one)
     return tuple(
         _axis(bound, tuple(mlps), path, name if len(kinds) == 1 else f"{name} ({path})") for path, mlps in kinds.items()
     )

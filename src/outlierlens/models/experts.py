@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outlierlens.architectures import live_parameters
+from outlierlens.architectures import NO_EXPERT, expert_of, live_parameters
 from outlierlens.models.changes import hang, temporary
 from outlierlens.models.hooks import function_calls, refuse_compiled
 from outlierlens.view.section import runs
@@ -83,8 +83,12 @@ class _Watch:
         self.open: list[tuple[str, ExpertCall]] = []
 
     def modules(self) -> "list[nn.Module]":
-        """The modules that hold the parameters, or the experts."""
-        paths = {name.removesuffix(".weight").rpartition(".")[0] for name in self.looks}
+        """The modules that hold all experts of a block: packed ones are parameters of theirs, others modules below them."""
+        paths = {
+            name.partition(".experts.")[0] + ".experts" if expert_of(name) != NO_EXPERT
+            else name.removesuffix(".weight").rpartition(".")[0]
+            for name in self.looks
+        }  # fmt: skip
         return [self.model.get_submodule(path) for path in sorted(paths)]
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
