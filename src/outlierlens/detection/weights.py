@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 MAX_READ = 500_000_000
 MAP_CELLS = 400_000  # scale and bias together; beyond it a result keeps the most extreme dimensions only
 QUIET_READ = 1_000_000
+GGUF_BLOCK = "blk."
 TIMES = 10.0  # the median of its block, from which a neuron is named
 BY_NORMS = ", or use --view reading, which reads the norms alone"
 View = Literal["last", "reading"]
@@ -509,17 +510,17 @@ class _Inside:
                 digest.update(name.encode() + read[name].astype(np.float64).tobytes())
             self.held |= read
         down = one.matrix(self.held[one.param.name]).astype(np.float64)
-        rows = [_rows(one, self.held[name]).astype(np.float64) for name in ups]
+        rows = [_rows(one, name, self.held[name]).astype(np.float64) for name in ups]
         if len(rows) == 1 and len(rows[0]) == 2 * down.shape[1]:
             rows = [rows[0][::2], rows[0][1::2]] if self.alternating and one.packed else np.split(rows[0], 2)
         scale = self.held[self.norm.name].astype(np.float64) - self.norm.off if self.norm else np.ones(rows[0].shape[1])
         return _reach([each * scale for each in rows]), down
 
 
-def _rows(one: LastLinear, values: np.ndarray) -> np.ndarray:
-    """What a first linear of an MLP holds for each output [neuron, in]: it is stored as the last one is."""
+def _rows(one: LastLinear, name: str, values: np.ndarray) -> np.ndarray:
+    """What a first linear of an MLP holds for each output [neuron, in]: it is stored as the last one is, but for GGUF's own."""
     own = values[one.expert] if one.packed else values
-    return own.T if one.param.axis == -2 else own
+    return own.T if one.param.axis == -2 and not name.startswith(GGUF_BLOCK) else own
 
 
 def _reach(rows: list[np.ndarray]) -> np.ndarray:
@@ -539,10 +540,12 @@ def first_linears(checkpoint: Checkpoint, bound: BoundStack, last: LastLinear) -
     turn, n_experts = -1 if last.param.axis == -2 else 1, tensors[last.param.name].shape[: int(last.packed)]
     width, n_neurons = tensors[last.param.name].shape[int(last.packed) :][::turn]
     shapes = {(*n_experts, *(n, width)[::turn]) for n in (n_neurons, 2 * n_neurons)}
+    apart = (*n_experts, n_neurons, width)  # GGUF holds gate and up of experts apart, by names of its own
     names = [
         name for name, stored in tensors.items()
-        if name.startswith(f"{block}.") and (last.packed or name.endswith(".weight")) and name != last.param.name
-        and tuple(stored.shape) in shapes
+        if (name.startswith(f"{block}.") and (last.packed or name.endswith(".weight")) and name != last.param.name
+        and tuple(stored.shape) in shapes)
+        or (last.packed and name.startswith(f"{GGUF_BLOCK}{last.layer}.") and tuple(stored.shape) == apart)
     ]  # fmt: skip
     parent = last.param.name.removesuffix(".weight").rpartition(".")[0]
     beside = [name for name in names if name.startswith(f"{parent}.")] or names
