@@ -92,3 +92,5 @@ def test_experts_that_no_token_reached_are_said() -> None:
     assert "(layer 0: 3; layer 1: 0–3)" in note
     (note,) = unreached([], experts)
     assert note.endswith("layer 3: 0–3; and some in 2 other layers)")
+    (note,) = unreached([(0, expert) for expert in range(0, 64, 2)], [(0, expert) for expert in range(64)])
+    assert note.endswith("(layer 0: 32 of them)")

@@ -8,7 +8,7 @@ Packed experts are parameters [expert, …] and no modules, so products with the
 these lie in. Experts run one by one meanwhile; what they give is added to the tokens that they were given, which names these.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 TOLD = 4  # layers whose experts a note lists
+LISTED = 8  # of a layer
 
 
 @dataclass(frozen=True)
@@ -159,8 +160,14 @@ def unreached(reached: Collection[tuple[int, int]], experts: Collection[tuple[in
     if not missing:
         return ()
     n, told = sum(map(len, missing.values())), list(missing.items())[:TOLD]
-    listed = "; ".join(f"layer {layer}: {runs(numbers)}" for layer, numbers in told)
+    listed = "; ".join(f"layer {layer}: {_few(numbers)}" for layer, numbers in told)
     more = f"; and some in {len(missing) - TOLD} other layers" if len(missing) > TOLD else ""
     return (
         f"no token reached {n:,} of {len(experts):,} experts, so nothing is known of their values ({listed}{more})",
     )
+
+
+def _few(numbers: Sequence[int]) -> str:
+    """ "0–2, 5", of many how many."""
+    parts = runs(numbers)
+    return parts if parts.count(",") < LISTED else f"{len(numbers)} of them"
