@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from mixtures import MIXTURES, experts_of, last_of, mixture
+from outlierlens.analyses.observe import observe
+from outlierlens.analyses.range import range_of
+from outlierlens.data.texts import Texts
+from outlierlens.detection.activations import ObserveOptions
+from outlierlens.errors import BadInput
 from outlierlens.models.experts import ExpertCall, tapped_experts, unreached
+from outlierlens.models.load import from_objects
 
 IDS = torch.arange(4, 40).reshape(4, 9)
 
@@ -82,6 +88,33 @@ def test_the_way_experts_run_is_put_back() -> None:
     with tapped_experts(model, {"model.layers.1.mlp.experts.down_proj": lambda call: None}):
         assert model.model.layers[1].mlp.experts.config._experts_implementation == "eager"
     assert model.config._experts_implementation == before != "eager"
+
+
+def test_experts_that_multiply_in_a_way_of_their_own_are_refused(words: Any) -> None:
+    """Nobody says of them that no token reached them."""
+    model = mixture("mixtral")
+    experts = experts_of(model)
+
+    def forward(states: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        gate, up = torch.einsum("td,eid->tei", states, experts.gate_up_proj).chunk(2, -1)
+        made = torch.einsum("tei,edi->ted", experts.act_fn(gate) * up, experts.down_proj)
+        index = chosen[..., None].expand(-1, -1, made.shape[-1])
+        return (made.gather(1, index) * weights[..., None]).sum(1)
+
+    experts.forward = forward
+    loaded = from_objects(model, words(kind="causal"), name="own")
+    texts = Texts("one", ("w1 w2 w3 w4",))
+    with pytest.raises(
+        BadInput, match=r"layers\.1\.mlp\.experts\.down_proj: these experts multiply in a way of their own"
+    ):
+        observe(loaded, texts, ObserveOptions(stack="mlp"))
+    found = range_of(loaded, texts)
+    assert {one.layer for one in found.experts} == {"0", "2"}
+    said = [note for note in found.notes if note.startswith("not seen: what ")]
+    assert [note.split()[3] for note in said] == [
+        f"model.layers.1.mlp.experts.{part}" for part in ("down_proj", "gate_up_proj")
+    ]
+    assert not any("layers.1" in name for name in found.never_fed)
 
 
 def test_experts_that_no_token_reached_are_said() -> None:

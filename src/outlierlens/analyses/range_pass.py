@@ -331,7 +331,7 @@ class Pass:
     peaks: dict[tuple[str, str], "Tensor"] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.tally, self.fed = RangeTally(self.every), set[str]()
+        self.tally, self.fed, self.blind = RangeTally(self.every), set[str](), set[str]()
         self.running = [_StreamInPass(self.loaded, stack) for stack in self.reading.stacks]
         head: Any = getattr(self.loaded.model, "get_output_embeddings", lambda: None)()
         self._has_head = head is not None and self.reading.inputs == "texts"
@@ -353,7 +353,7 @@ class Pass:
         with torch.inference_mode(), ExitStack() as open_:
             open_.enter_context(tapped(model, self.reading.stacks, self._stream))
             open_.enter_context(tapped_calls(model, looks))
-            open_.enter_context(tapped_experts(model, experts))
+            open_.enter_context(tapped_experts(model, experts, blind=self.blind))
             open_.enter_context(tapped_logits(attention))
             if self._has_head:
                 open_.enter_context(head_read(model, self._logits))
@@ -464,7 +464,10 @@ class Pass:
 
     def unreached(self) -> tuple[str, ...]:
         """Notes on experts that no token reached."""
-        notes = list[str]()
+        notes = [
+            f"not seen: what {name} reads and gives; its experts multiply in a way of their own"
+            for name in sorted(self.blind)
+        ]
         for one in self.running:
             experts = {(layer, expert): told in self.fed for layer, expert, told in self._experts(one)}
             notes += unreached([place for place, fed in experts.items() if fed], experts)
@@ -473,7 +476,7 @@ class Pass:
     def _experts(self, one: _StreamInPass) -> Iterator[tuple[int, int, str]]:
         """(layer, expert, how it is told) of all experts of a stream, of each parameter."""
         layers = {block: layer for layer, block in enumerate(one.stack.blocks)}
-        for name in one.experts:
+        for name in (name for name in one.experts if name not in self.blind):
             weight, number = self.loaded.model.get_parameter(name), expert_of(name)
             layer = next(layer for block, layer in layers.items() if name.startswith(f"{block}."))
             if number != NO_EXPERT:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.architectures import NO_EXPERT, expert_of, live_parameters
+from outlierlens.errors import BadInput
 from outlierlens.models.changes import hang, temporary
 from outlierlens.models.hooks import function_calls, refuse_compiled
 from outlierlens.view.section import runs
@@ -49,18 +50,21 @@ Look = Callable[[ExpertCall], "Tensor | None"]
 
 
 @temporary
-def tapped_experts(model: "nn.Module", looks: Mapping[str, Look]) -> Iterator[None]:
+def tapped_experts(model: "nn.Module", looks: Mapping[str, Look], *, blind: set[str] | None = None) -> Iterator[None]:
     """Call the function of each parameter, packed or one expert's own, at its products with one expert's matrix.
 
     What it returns, if anything, goes on in place of what a last linear has given.
+
+    Raises:
+        BadInput: in a pass, experts ran and multiplied in a way of their own; with `blind` their parameters are added to that.
     """
     if not looks:
         yield
         return
     refuse_compiled(model)
-    watch = _Watch(model, looks)
+    watch = _Watch(model, looks, blind)
     with ExitStack() as undo:
-        for module in watch.modules():
+        for module in watch.held:
             hang(undo, module.register_forward_hook, watch.leave)
             config: Any = getattr(module, "config", None)
             if hasattr(config, "_experts_implementation"):
@@ -73,7 +77,7 @@ def tapped_experts(model: "nn.Module", looks: Mapping[str, Look]) -> Iterator[No
 class _Watch:
     """Products that were seen in the experts that run, until it is known whose tokens they are."""
 
-    def __init__(self, model: "nn.Module", looks: Mapping[str, Look]):
+    def __init__(self, model: "nn.Module", looks: Mapping[str, Look], blind: set[str] | None):
         import torch
         from torch.nn import functional
 
@@ -82,15 +86,12 @@ class _Watch:
         self.products = {functional.linear, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
         self.batched, self.added = {torch.bmm, torch.Tensor.bmm}, torch.Tensor.index_add_
         self.open: list[tuple[str, ExpertCall]] = []
-
-    def modules(self) -> "list[nn.Module]":
-        """The modules that hold all experts of a block: packed ones are parameters of theirs, others modules below them."""
-        paths = {
-            name.partition(".experts.")[0] + ".experts" if expert_of(name) != NO_EXPERT
-            else name.removesuffix(".weight").rpartition(".")[0]
-            for name in self.looks
-        }  # fmt: skip
-        return [self.model.get_submodule(path) for path in sorted(paths)]
+        self.blind, self.seen = blind, False  # whether any product was, in the experts that run
+        self.held: dict[nn.Module, list[str]] = {}  # by the module that holds experts, their parameters
+        for name in looks:
+            above = name.removesuffix(".weight").rpartition(".")[0]
+            path = name.partition(".experts.")[0] + ".experts" if expert_of(name) != NO_EXPERT else above
+            self.held.setdefault(model.get_submodule(path), []).append(name)
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one of torch's functions, and see whether it is an expert's."""
@@ -107,7 +108,7 @@ class _Watch:
         name = self.names.get(matrix.untyped_storage().data_ptr())
         if name is None:
             return
-        packed, expert = self.live[name], 0
+        packed, expert, self.seen = self.live[name], 0, True
         if packed.ndim == 3:
             expert = (matrix.storage_offset() - packed.storage_offset()) // packed.stride(0)
             bias = self.live.get(f"{name}_bias")
@@ -135,6 +136,7 @@ class _Watch:
         name = self.names.get(packed.untyped_storage().data_ptr())
         if name is None or packed.ndim != 3 or len(packed) != len(self.live[name]):
             return
+        self.seen = True
         for expert in range(len(packed)):
             tokens = read[expert].any(-1).nonzero().flatten()
             if not len(tokens):
@@ -144,11 +146,18 @@ class _Watch:
             if (changed := self.looks[name](call)) is not None:
                 made[expert, tokens] = changed
 
-    def leave(self, *_: Any) -> None:
+    def leave(self, module: "nn.Module", args: tuple[Any, ...], output: Any) -> None:
         """The experts of a block are done: whose tokens the calls are that are left is not known."""
-        calls, self.open = self.open, []
+        calls, self.open, seen, self.seen = self.open, [], self.seen, False
         for name, call in calls:
             self.looks[name](call)
+        if seen or (args and not args[0].numel()):
+            return
+        if self.blind is None:
+            raise BadInput(
+                f"{self.held[module][0]}: these experts multiply in a way of their own, which cannot be watched"
+            )
+        self.blind.update(self.held[module])
 
 
 def unreached(reached: Collection[tuple[int, int]], experts: Collection[tuple[int, int]]) -> tuple[str, ...]:
