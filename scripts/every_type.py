@@ -33,10 +33,23 @@ TASKS = (
     "CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "SPEECH_SEQ_2_SEQ", "TEXT_ENCODING", "IMAGE",
     "IMAGE_CLASSIFICATION", "AUDIO_CLASSIFICATION", "CTC",
 )  # fmt: skip
+ROWS_ALONE = False  # of each type its rows, and nothing is planted
 DIM, TIMES, SECONDS, MEMORY = 11, 30.0, 120, 6 << 30
 TEXTS = ["the cat sat on the mat .", "a dog saw a cat .", "the mat was red , the dog was not ."] * 2
 
-STARTS = ("encoder-decoder", "florence2", "longt5", "marian", "mbart", "plbart", "pp_formulanet", "t5", "t5gemma2")
+STARTS = (
+    "encoder-decoder",
+    "florence2",
+    "longt5",
+    "marian",
+    "mbart",
+    "plbart",
+    "pop2piano",
+    "pp_formulanet",
+    "switch_transformers",
+    "t5",
+    "t5gemma2",
+)
 ATTENTION = ("full_attention", "sliding_attention")
 # Values without which the default config of a type is no model that can be built or run.
 FILLED: dict[str, dict[str, Any]] = {
@@ -49,7 +62,8 @@ FILLED: dict[str, dict[str, Any]] = {
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512, "n_shared_experts": 1},
     "emu3": {"vocabulary_map": {"<image>": 1, "<|extra_200|>": 2}},
     "esm": {"vocab_size": 33, "mask_token_id": 32, "pad_token_id": 1},
-    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 16},
+    "granite": {"residual_multiplier": 0.22},
+    "granitemoehybrid": {"residual_multiplier": 0.22, "layer_types": ["linear_attention", "full_attention"] * 16},
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 4, "moe_topk": 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
@@ -59,6 +73,31 @@ FILLED: dict[str, dict[str, Any]] = {
     "reformer": {"is_decoder": True},
     "xmod": {"default_language": "en_XX"},
 }
+
+
+# Configs of a type that are built in another way than its default and are common, of which the package has rows, too.
+VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
+    "bert": ({"is_decoder": True, "add_cross_attention": True},),
+    "deberta": ({"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": -1},),
+    "deberta-v2": ({"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 256,
+                    "norm_rel_ebd": "layer_norm", "share_att_key": True, "position_biased_input": False,
+                    "max_relative_positions": -1},
+                   {"conv_kernel_size": 3, "conv_act": "gelu"}, {"embedding_size": 512}),
+    "dinov2": ({"use_swiglu_ffn": True},),
+    "electra": ({"embedding_size": 256},),
+    "falcon": ({"new_decoder_architecture": True, "num_kv_heads": 8}, {"new_decoder_architecture": True, "num_kv_heads": 8,
+               "num_ln_in_parallel_attn": 1}, {"parallel_attn": False, "alibi": True, "bias": True, "multi_query": False}),
+    "gpt2": ({"add_cross_attention": True},),
+    "gpt_neox": ({"use_parallel_residual": False},),
+    "llama": ({"attention_bias": True, "mlp_bias": True},),
+    "opt": ({"do_layer_norm_before": False, "word_embed_proj_dim": 512},),
+    "phi": ({"qk_layernorm": True},),
+    "qwen3_moe": ({"mlp_only_layers": [0]}, {"decoder_sparse_step": 2}),
+    "t5": ({"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},),
+    "mt5": ({"feed_forward_proj": "relu"},),
+    "wav2vec2": ({"do_stable_layer_norm": True, "feat_extract_norm": "layer", "conv_bias": True},
+                 {"do_stable_layer_norm": True, "feat_extract_norm": "layer", "conv_bias": True, "adapter_attn_dim": 16}),
+}  # fmt: skip
 
 
 def types() -> dict[str, str]:
@@ -85,8 +124,9 @@ def config_of(model_type: str) -> dict[str, Any]:
 
 def one_type(model_type: str, task: str) -> dict[str, Any]:
     """What was seen of a type."""
+    from outlierlens.architectures import family_of
     from outlierlens.architectures.experiment.derive import derive
-    from outlierlens.errors import OutlierlensError
+    from outlierlens.errors import OutlierlensError, takes_a_line, told
 
     said: dict[str, Any] = {"type": model_type, "task": task}
     begun = time.process_time()
@@ -94,25 +134,38 @@ def one_type(model_type: str, task: str) -> dict[str, Any]:
         config = config_of(model_type)
     except Exception as error:  # of the family's own code
         return said | {"config": f"{type(error).__name__}: {error}"[:300]}
+    by_hand = family_of(config).stacks
     try:
-        found = derive(config)
-        said |= {"row": found.row, "seconds": round(time.process_time() - begun, 1)}
+        if by_hand:
+            stacks = by_hand(config)
+        else:
+            found = derive(config)
+            stacks = found.stacks
+            said["rows"] = [found.row, *(derive(config | variant).row for variant in VARIANTS.get(model_type, ()))]
+        said["seconds"] = round(time.process_time() - begun, 1)
         said["gigabytes"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20), 1)
     except OutlierlensError as error:
         return said | {"refused": str(error)}
+    if ROWS_ALONE:
+        return said
     with tempfile.TemporaryDirectory() as folder:
         os.environ["OUTLIERLENS_CACHE"] = str(Path(folder) / "cache")
         try:
-            small = planted(config, found.stacks, Path(folder) / "model")
+            small = planted(config, stacks, Path(folder) / "model")
         except Exception as error:
             return said | {"planted": f"{type(error).__name__}: {error}"[:300]}
-        for name, look in (("scan", scanned), ("observe", observed), ("ablate", ablated), ("range", ranged)):
-            if name != "scan" and "input_ids" not in small.inputs:
-                break
+        looks = [("scan", scanned)]
+        if "input_ids" in small.inputs:
+            looks += [("observe", observed), ("ablate", ablated), ("range", ranged)]
+        if task == "CAUSAL_LM":
+            looks += [("trace", traced)]
+        for name, look in looks:
             try:
                 said[name] = look(str(Path(folder) / "model"))
-            except OutlierlensError as error:
-                said[name] = f"refused: {error}"[:400]
+            except Exception as error:
+                if not takes_a_line(error):
+                    raise
+                said[name] = f"refused: {told(error)}"[:400]
     return said
 
 
@@ -185,6 +238,15 @@ def ranged(folder: str) -> str:
     return "ran"
 
 
+def traced(folder: str) -> str:
+    """ "exact", where the account of a dimension misses no state by 1e-5 of what is summed."""
+    from outlierlens import TraceOptions, load_model, trace
+
+    loaded = load_model(folder)
+    error = trace(loaded, TEXTS, TraceOptions(dim=DIM, stack=loaded.stacks[-1].name, n_random=1)).error
+    return "exact" if error <= 1e-5 else f"misses by {error:.1g}"
+
+
 def in_child(model_type: str, task: str, look: Callable[[str, str], dict[str, Any]]) -> dict[str, Any]:
     """What `look` says, from a process that may run out of time or memory."""
     read, write = os.pipe()
@@ -224,19 +286,21 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def summary(all_said: list[dict[str, Any]]) -> str:
     """How many types are named and analysed, and why the others are not."""
-    looks = ("scan", "observe", "ablate", "range")
+    looks = ("scan", "observe", "ablate", "range", "trace")
+    good = ("named", "ran", "exact")
     unbuilt = ("cannot be built", "no small version", "takes no such")
     built = [
         one for one in all_said if "config" not in one and not any(why in one.get("refused", "") for why in unbuilt)
     ]
-    done = {look: sum(said.get(look) in ("named", "ran") for said in built) for look in looks}
+    done = {look: sum(said.get(look) in good for said in built) for look in looks}
     share = done["scan"] / max(1, len(built))
     out = [f"{len(all_said)} types, {len(built)} built small; scan names the plant of {done['scan']} ({share:.0%})"]
     reads = sum("observe" in said for said in built)
-    out.append(f"of {reads} that read text: " + ", ".join(f"{look} {done[look]}" for look in looks[1:]))
+    out.append(f"of {reads} that read text: " + ", ".join(f"{look} {done[look]}" for look in looks[1:-1]))
+    out.append(f"of {sum('trace' in said for said in built)} causal ones trace's account is exact for {done['trace']}")
     for said in all_said:
         wrong = {key: said[key] for key in ("config", "refused", "planted", "bug", "ended") if key in said}
-        wrong |= {look: said[look] for look in looks if said.get(look, "ran") not in ("named", "ran")}
+        wrong |= {look: said[look] for look in looks if said.get(look, "ran") not in good}
         reasons = "; ".join(f"{key}: {' '.join(str(value).split())[:200]}" for key, value in wrong.items())
         if wrong:
             out.append(f"{said['type']}: {reasons}")
@@ -251,11 +315,14 @@ def page(all_said: list[dict[str, Any]], version: str) -> str:
     rows, refused = [], []
     for said in sorted(all_said, key=lambda one: one["type"]):
         name = said["type"]
-        if "row" in said:
-            stacks = {stack.get("name", "model"): stack for stack in said["row"]["stacks"]}
+        if "rows" in said:
+            row = said["rows"][0]
+            stacks = {stack.get("name", "model"): stack for stack in row["stacks"]}
             streams = "; ".join(f"{stream}: {stack.get('norm_site', 'read')}" for stream, stack in stacks.items())
-            unsettled = markdown("; ".join(said["row"]["unsettled"]))
-            rows.append(f"| {name}{' *' * (name in ARCHITECTURES)} | {streams} | {unsettled} |")
+            unsettled = markdown("; ".join(row["unsettled"]))
+            rows.append(f"| {name} | {streams} | {unsettled} |")
+        elif (family := ARCHITECTURES.get(name)) and family.stacks:
+            rows.append(f"| {name} | declared by hand | |")
         else:
             why = said.get("refused") or said.get("config") or said.get("bug") or said.get("ended") or ""
             refused.append(f"| {name} | {markdown(' '.join(why.split('; write a row')[0].split())[:300])} |")
@@ -263,7 +330,7 @@ def page(all_said: list[dict[str, Any]], version: str) -> str:
 
 Made by `python scripts/every_type.py --write` with transformers {version}: of {len(all_said)} types {len(rows)} were taken
 apart ([how](architectures.md)). A row serves every config of its type that is built like the default one; another is taken
-apart when it is first met. Types with * have a row by hand, which goes first. `read`, `write`, `stream` say where norms stand.
+apart when it is first met. `read`, `write`, `stream` say where norms stand.
 
 | type | streams | not established |
 |---|---|---|
@@ -283,10 +350,12 @@ def main() -> None:
     parser.add_argument("--in", dest="file", type=Path, default=Path("types.jsonl"), help="where what was seen is kept")
     parser.add_argument("--some", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rows", action="store_true", help="derive, and plant nothing")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     import torch
 
+    globals()["ROWS_ALONE"] = options.rows
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     wanted = types()
@@ -306,7 +375,7 @@ def main() -> None:
     if options.write:
         import transformers
 
-        rows = {one["type"]: [one["row"]] for one in sorted(said, key=lambda one: one["type"]) if "row" in one}
+        rows = {one["type"]: one["rows"] for one in sorted(said, key=lambda one: one["type"]) if "rows" in one}
         PAGE.write_text(page(said, transformers.__version__), "utf-8")
         each = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
         ROWS.write_text(

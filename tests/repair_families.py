@@ -18,8 +18,9 @@ import torch
 
 from architectures import FAMILIES, Family, batch, build
 from outlierlens.analyses.repair import NEAR, difference_of
-from outlierlens.analyses.repair_factors import KINDS, CheckData, Kind, Sizes, pairs_of, sizes_of
+from outlierlens.analyses.repair_factors import CheckData, Sizes, pairs_of, sizes_of
 from outlierlens.analyses.repair_rewriting import RewritingPlan, repaired, stream_plan
+from outlierlens.architectures.pairs import KINDS, Kind
 from outlierlens.data.texts import Batch
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel, from_objects

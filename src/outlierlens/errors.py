@@ -108,18 +108,29 @@ def of_a_library(error: BaseException) -> str:
     Of the tokenizers library: a bare Exception, from a line of transformers that calls it. Of a model's own code in
     transformers: what its config.json asks for and it cannot do.
     """
-    if type(error) is not Exception and not isinstance(error, (ValueError, TypeError)):
+    if type(error) is not Exception and not isinstance(
+        error, (ValueError, TypeError, RuntimeError, LookupError, AttributeError)
+    ):
         return ""
     from pathlib import PurePath  # not on the way to --help
     from traceback import walk_tb
 
-    places = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
+    frames = [frame.f_code for frame, _ in walk_tb(error.__traceback__)]
+    # A product of torch, and what watches it, stand behind the line that asks for it.
+    places = [one.co_filename for one in frames if one.co_name != "__torch_function__"]
+    while places and "torch" in PurePath(places[-1]).parts:
+        places.pop()
     file = PurePath(places[-1]) if places else PurePath()
     if type(error) is Exception:
         said = "the tokenizer cannot read these texts ({}); give others, or another --tokenizer"
         return said.format(error) if file.name.startswith("tokenization_") else ""
-    if "transformers" in file.parts and (file.name.startswith("modeling_") or file.name == "pytorch_utils.py"):
-        said = "the model's code in transformers fails ({}: {}); use the config.json that belongs to its weights"
+    missing = isinstance(error, TypeError) and ".forward() missing" in str(error)
+    code = file.name.startswith("modeling_") or file.name == "pytorch_utils.py"
+    if missing or (code and "transformers" in file.parts):
+        said = (
+            "the model's code in transformers fails ({}: {}); use the config.json that belongs to its weights, and data of the "
+            "kind that it reads"
+        )
         return said.format(type(error).__name__, error)
     return ""
 

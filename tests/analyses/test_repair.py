@@ -23,8 +23,9 @@ from forked import status
 from media_models import pictures, save_speech, save_vit, sounds, write_wav
 from outlierlens.analyses import repair_files
 from outlierlens.analyses.repair import RepairOptions, repair
-from outlierlens.analyses.repair_factors import Pair, Sizes, check_of, outputs, pairs_of, sizes_of
+from outlierlens.analyses.repair_factors import Sizes, check_of, outputs, pairs_of, sizes_of
 from outlierlens.analyses.repair_rewriting import TOLERANCE, RewritingPlan, repaired
+from outlierlens.architectures.pairs import Pair
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.models.load import load_model

@@ -12,9 +12,10 @@ from transformers import AutoModelForSeq2SeqLM
 
 from architectures import FAMILIES, batch
 from outlierlens.analyses.repair import difference_of, stays_wide
-from outlierlens.analyses.repair_factors import Kind, pairs_of
+from outlierlens.analyses.repair_factors import pairs_of
 from outlierlens.analyses.repair_rewriting import RewritingPlan, epsilons, repaired, stream_plan
 from outlierlens.architectures import live_parameters
+from outlierlens.architectures.pairs import Kind
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel
 from repair_families import END, EXPONENT, KINDS, START, load, output, paired, rectified, rescaled, seen, table
@@ -24,7 +25,12 @@ LOADED = {name: load(one) for name, one in FAMILIES.items()}  # nothing runs whi
 POST = {name for name, one in LOADED.items() if any(bound.stack.norm_site == "stream" for bound in one.stacks)}
 # What is refused for another reason, and what the check of the command refuses.
 FIXED = {"wav2vec2-stable": "positional convolution", "wav2vec2-adapters": "positional convolution"}
-FIXED |= {"whisper": "GELU", "gemma3": "projector", "opt": "written in the model's code", "modernbert": "head.norm"}
+FIXED |= {
+    "whisper": "before its first block",
+    "gemma3": "pictures",
+    "opt": "written in the model's code",
+    "modernbert": "head.norm",
+}
 NEAR = {"gemma2", "gemma3_text", "outlierlens-bert-pre-norm", "outlierlens-bert-pre-rmsnorm"}
 SCALED = sorted(FAMILIES.keys() - POST - FIXED.keys())
 NO_HALF = {"olmo2"}  # its linears read the stream itself, and stay as large as it was

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import mixtures
-from architectures import FAMILIES, build
+from architectures import FAMILIES, TEXT, build
 from media_models import PLANTED, RATE, pictures, png, save_vit, sounds, write_pictures, write_wav
 from mixtures import MIXTURES, mixture
 from outlierlens import trace
@@ -116,6 +117,20 @@ def test_experts_that_no_text_reached_are_said(words: Any) -> None:
     assert written
     (note,) = (note for note in found.notes if "reached" in note)
     assert note.startswith(f"no token reached {12 - len(written)} of 12 experts")
+
+
+def test_constants_that_multiply_what_is_added_are_measured(words: Any) -> None:
+    torch.manual_seed(0)
+    config = transformers.GraniteConfig(
+        **TEXT, num_key_value_heads=2, residual_multiplier=0.22, embedding_multiplier=3.0
+    )
+    loaded = from_objects(transformers.GraniteForCausalLM(config).eval(), words(kind="causal"), name="granite")
+    found = trace(loaded, TEXTS, TraceOptions(dim=DIM, n_random=1, task=TaskOptions(max_length=8)))
+    assert 0 < found.error <= 1e-5
+    _against(found, Oracle(loaded, TEXTS, 8).by_text["model"])
+    layers = ", ".join(map(str, range(config.num_hidden_layers)))
+    for linear in ("self_attn.o_proj", "mlp.down_proj"):
+        assert f"a constant multiplies {linear} by 0.22 in layer {layers}: measured, no row declares it" in found.notes
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,13 @@ from outlierlens.architectures import (
     stacks_of,
     to_toml,
 )
-from outlierlens.architectures.rows_decoders import GPT2, LLAMA, MIXTRAL
-from outlierlens.architectures.rows_encoders import BERT
+from outlierlens.architectures.derived import packaged_stacks
 from outlierlens.architectures.stack import Heads
 from outlierlens.errors import BadFile, BadInput, UnknownArchitecture
+
+BERT, GPT2, LLAMA, MIXTRAL = (
+    packaged_stacks({"model_type": name})[0][0] for name in ("bert", "gpt2", "llama", "mixtral")
+)
 
 
 def names_of(layers: int = 2, prefix: str = "", norm: tuple[str, str] = ("weight", "bias")) -> list[str]:
@@ -131,14 +134,17 @@ def test_errors_of_binding() -> None:
         BadFile, match=r"layers\.0\.mlp\.experts\.down_proj is missing; the checkpoint is incomplete, or"
     ):
         bind((both,), ["layers.0.mlp.down_proj.weight"])
-    written = replace(BERT, embeddings=(), embedding_norm="", exact=True)
+    plain, crossed = (
+        replace(stack, embeddings=(), embedding_norm="", exact=True)
+        for cross in (False, True)
+        for ((stack,),) in [packaged_stacks({"model_type": "bert", "add_cross_attention": cross})]
+    )
     cross = (
         r"the row names crossattention\.output\.LayerNorm\.weight, crossattention\.output\.dense\.weight, and the model"
     )
     with pytest.raises(UnknownArchitecture, match=cross):
-        bind((written,), names)
-    written = replace(written, other_writes=("attention.output.dense",), other_norms=("attention.output.LayerNorm",))
-    assert bind((written,), names)
+        bind((crossed,), names)
+    assert bind((plain,), names)
     for wrong in (
         {"other_writes": ("attention.output.dens",)},
         {"reading_norms": ("norm",)},
@@ -149,7 +155,7 @@ def test_errors_of_binding() -> None:
         {"write_scales": {"output.dens": "output.dense.bias"}},
     ):
         with pytest.raises(UnknownArchitecture, match="correct the row, or write exact = false into it"):
-            bind((replace(written, **wrong),), names)  # type: ignore[arg-type]
+            bind((replace(plain, **wrong),), names)  # type: ignore[arg-type]
     many = [f"layers.{layer}.mlp.down_proj.weight" for layer in range(4097)]
     with pytest.raises(BadFile, match=r"4,097 layers"):
         bind((LLAMA,), many)
@@ -163,8 +169,6 @@ def test_errors_of_the_table() -> None:
         stacks_of({"model_type": "qwen4"})
     with pytest.raises(UnknownArchitecture, match=r"no model_type in here; name the family that it is built like"):
         stacks_of({}, where="here")
-    with pytest.raises(UnknownArchitecture, match="its blocks add to normed values"):
-        stacks_of({"model_type": "bloom", "apply_residual_connection_post_layernorm": True})
 
 
 def test_a_bound_dimension_count_is_by_hand() -> None:

@@ -17,7 +17,8 @@ import numpy as np
 from annotated_types import Ge
 
 from outlierlens.analyses.range_pass import BINS, CacheErrors, Kept, Key, Pass, below, median_of
-from outlierlens.architectures import GATES, NO_EXPERT
+from outlierlens.architectures import NO_EXPERT
+from outlierlens.architectures.derived import gates
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
 from outlierlens.data.texts import Data
 from outlierlens.errors import BadInput
@@ -258,7 +259,7 @@ class Ranges(Finding):
             return
         names = [row.module for row in self.tensors if row.kind == "gate/up"]
         gated = any(
-            name.endswith(f".{first}") for name in names for _, first in GATES
+            name.endswith(f".{first}") for name in names for _, first in gates()
         )  # factors pass from one to the other
         known = [row for row in self.stored if math.isfinite(row.coarseness)]
         coarse = max(known, key=lambda row: row.coarseness, default=None)

@@ -21,7 +21,7 @@ from annotated_types import Ge, Gt, Lt
 
 from outlierlens.ablation.controls import random_sets
 from outlierlens.ablation.study import Condition, Measurement, Progress, Study
-from outlierlens.analyses.trace_account import Account, Entry, account, refuse
+from outlierlens.analyses.trace_account import Account, Entry, account, factor_notes, refuse
 from outlierlens.analyses.trace_passes import TokenAttention, carriers, groups, overview
 from outlierlens.analyses.trace_trials import Passes, Restored, like, zeroed
 from outlierlens.architectures import NO_EXPERT, BoundStack, live_parameters
@@ -359,7 +359,8 @@ def trace(
     back = Restored(loaded, stack, dim, tuple(sorted({entry.layer for entry in writers})), peak)
     task = Passes(make_task(loaded, texts, options.task), back.recording)
     trials = _trials(task, texts, weights, back, options, rows, progress)
-    notes: tuple[str, ...] = (*loaded.notes, *dict.fromkeys((*reading.notes, *task.notes)), *found.unreached)
+    notes: tuple[str, ...] = (*loaded.notes, *dict.fromkeys((*reading.notes, *task.notes)))
+    notes += (*found.unreached, *factor_notes(found, stack))
     read: dict[str, Any] = {}
     try:
         check_eager(loaded, stack)
@@ -413,11 +414,19 @@ def _writers(found: Account, stack: BoundStack, turn: tuple[int, int], least: fl
     """
     lifts, peak = turn
     values, post_norm = found.values, stack.stack.norm_site == "stream"
+    carried = np.array([found.factors.get((layer, ""), 1.0) for layer in range(stack.n_layers)])
     before = values[lifts] if post_norm and lifts > EMBEDDINGS else np.zeros(len(GROUPS))
     total = float((values[lifts + 1] - before)[LARGEST] if post_norm else values[peak + 1, LARGEST])
     parts = []
     for one in found.entries:
-        entry = replace(one, kind="norm scale", values=one.values - before) if one.kind == "carried" else one
+        later = (
+            1.0 if post_norm else float(carried[one.layer + 1 : peak + 1].prod())
+        )  # what the blocks after it make of it
+        entry = (
+            replace(one, kind="norm scale", values=one.values - before)
+            if one.kind == "carried"
+            else replace(one, values=one.values * later)
+        )
         if entry.layer == lifts if post_norm else entry.layer <= peak and entry.kind != "norm scale":
             parts.append(entry)
     parts.sort(key=lambda one: -abs(one.values[LARGEST]))

@@ -11,7 +11,7 @@ multiplies its experts and its shared expert by is told from its output. Sums ar
 experts one by one.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -69,6 +69,7 @@ class Account:
         shares: of each state's sum of squares, less its mean where norms take that away, what the dimension makes
             [layer + 1, group].
         unreached: notes on experts that no token reached.
+        factors: {(layer, module of a write, "" for the stream that comes in): constant that multiplies it}, where it is not 1.
     """
 
     values: np.ndarray
@@ -76,6 +77,7 @@ class Account:
     error: float
     shares: np.ndarray
     unreached: tuple[str, ...] = ()
+    factors: Mapping[tuple[int, str], float] = field(default_factory=dict)
 
 
 @dataclass
@@ -95,17 +97,17 @@ class _Term:
     heads: int = 0
     expert: int = NO_EXPERT
     tokens: "Tensor | None" = None
+    write: str = ""  # the module whose output is added to the stream: a linear, or the norm behind it
 
     def multiply(self, factor: "Tensor") -> None:
         """By a factor of each token [batch, token]."""
         self.scale = self.scale * (factor if self.tokens is None else factor.flatten()[self.tokens])
 
-    def add_to(self, total: "Tensor", amount: "Tensor") -> None:
-        """Add `amount`, like `scale`, to the tokens of `total` [batch, token] that it is of."""
+    def by_token(self, amount: "Tensor", like: "Tensor") -> "Tensor":
+        """`amount`, like `scale`, of all tokens [batch, token]: 0 where it has none."""
         if self.tokens is None:
-            total += amount
-        else:
-            total.view(-1).index_add_(0, self.tokens, amount)
+            return amount
+        return (like * 0).view(-1).index_add(0, self.tokens, amount).view(like.shape)
 
 
 @dataclass
@@ -122,6 +124,7 @@ class _Running:
     )  # with [group, input]
     values: dict[int, np.ndarray] = field(default_factory=dict)
     shares: dict[int, np.ndarray] = field(default_factory=dict)
+    factors: dict[tuple[int, str], float] = field(default_factory=dict)
     error: float = 0.0
     shape: tuple[int, int] = (0, 0)
     reached: set[tuple[int, int]] = field(default_factory=set)  # (layer, expert)
@@ -151,6 +154,7 @@ def account(
     return Account(
         np.stack([state.values[layer] for layer in layers]), entries, state.error,
         np.stack([state.shares[layer] for layer in layers]), unreached(state.reached, _experts(loaded, stack)),
+        {place: factor for place, factor in state.factors.items() if factor != 1},
     )  # fmt: skip
 
 
@@ -164,6 +168,18 @@ def _experts(loaded: LoadedModel, stack: BoundStack) -> list[tuple[int, int]]:
                 numbers = range(len(weight)) if packs_experts(one, weight.shape) else [expert_of(one.name)]
                 found |= dict.fromkeys((layer, number) for number in numbers if number != NO_EXPERT)
     return list(found)
+
+
+def factor_notes(found: Account, stack: BoundStack) -> tuple[str, ...]:
+    """Which constants multiply what is added to the stream, in words."""
+    each: dict[tuple[str, str], list[str]] = {}
+    for (layer, module), factor in found.factors.items():
+        name = module.removeprefix(f"{stack.blocks[layer]}.") or "the stream that a block is given"
+        each.setdefault((name, f"{factor:.5g}"), []).append(layer_name(layer))
+    return tuple(
+        f"a constant multiplies {name} by {factor} in layer {', '.join(layers)}: measured, no row declares it"
+        for (name, factor), layers in each.items()
+    )
 
 
 def refuse(loaded: LoadedModel, stack: BoundStack) -> None:
@@ -257,9 +273,12 @@ def _linear(state: _Running, block: str, name: str, *, neurons: bool) -> "Callab
         amount = read.detach().double().reshape(*state.shape, -1)
         scale = torch.full(state.shape, factor, dtype=torch.float64, device=amount.device)
         kind: Kind = "neuron" if neurons else "head"
-        state.terms.append(_Term(kind, path, amount, row, scale, f"{path}.weight", places, heads))
+        made = [_Term(kind, path, amount, row, scale, f"{path}.weight", places, heads)]
         if bias is not None:
-            state.terms.append(_one("bias", path, bias[state.dim] * scale, f"{path}.bias", ((state.dim,),)))
+            made.append(_one("bias", path, bias[state.dim] * scale, f"{path}.bias", ((state.dim,),)))
+        for term in made:
+            term.write = path
+        state.terms += made
 
     return take
 
@@ -287,7 +306,7 @@ def _expert(state: _Running, param: Param, mixture: "_Mixture") -> Callable[[Exp
             at = (f"{name}_bias" if packed else f"{path}.bias", ((*own, state.dim),))
             terms.append(_Term("bias", path, add, torch.ones_like(row[:1]), call.weights, *at))
         for term in terms:
-            term.expert, term.tokens = (call.expert if packed else number), call.tokens
+            term.expert, term.tokens, term.write = (call.expert if packed else number), call.tokens, path
         state.terms += terms
         mixture.add(call)
 
@@ -343,13 +362,13 @@ class _Mixture:
             size = self.experts.norm(dim=1) + beside.norm(dim=1)
             if bool(((made - self.experts - beside).norm(dim=1) > TOLERANCE / 10 * size).any()):
                 for term in self.state.terms[self.first :]:
-                    of_experts, of_beside = _factors(made, self.experts, beside)
+                    of_experts, of_beside = _multiples(made, self.experts, beside)
                     factor = of_beside if term.expert == NO_EXPERT else of_experts
                     term.multiply(factor.reshape(self.state.shape))
         return output
 
 
-def _factors(made: "Tensor", one: "Tensor", other: "Tensor") -> "tuple[Tensor, Tensor]":
+def _multiples(made: "Tensor", one: "Tensor", other: "Tensor") -> "tuple[Tensor, Tensor]":
     """a and b [token] for which a · one + b · other is nearest to `made`, all [token, dim]."""
     inner, across, outer = (one * one).sum(1), (one * other).sum(1), (other * other).sum(1)
     to_one, to_other = (made * one).sum(1), (made * other).sum(1)
@@ -388,14 +407,19 @@ def _norm(state: _Running, path: str, *, embeddings: bool = False) -> "Callable[
         on_stream = embeddings or state.stack.stack.norm_site == "stream"
         for term in state.terms[0 if on_stream else state.fresh :]:
             term.multiply(factor)
+            if not on_stream:
+                term.write = path
             if term.kind == "carried" and weight is not None:
                 term.name, term.parameter, term.places = (path, f"{path}.weight", ((state.dim,),))
+        n_before = len(state.terms)
         if mean is not None:
             state.terms.append(_one("norm mean", path, -mean * factor))
         if (bias := getattr(module, "bias", None)) is not None:
             state.terms.append(
                 _one("norm bias", path, bias[state.dim].expand(state.shape), f"{path}.bias", ((state.dim,),))
             )
+        for term in state.terms[n_before:]:
+            term.write = path
         state.fresh = len(state.terms)
 
     return take
@@ -450,11 +474,18 @@ def _close(state: _Running, batch: Batch, weights: "Tensor", layer: int, states:
     value = wide[..., state.dim]
     if layer == EMBEDDINGS and not state.stack.embedding_norm:
         _rest(state, value)
-    total, size = torch.zeros_like(value), torch.zeros_like(value)
     weigh = weights.to(value)
+    sums = [term.by_token((term.amount @ term.row) * term.scale, value) for term in state.terms]
+    sizes = [term.by_token((term.amount.abs() @ term.row.abs()) * term.scale.abs(), value) for term in state.terms]
+    worst = _miss(sums, value, sizes, batch.valid)
+    if layer != EMBEDDINGS and (state.factors or not worst <= TOLERANCE):
+        factors = _factors(state, layer, sums, value, batch.valid)
+        sums = [one * factor for one, factor in zip(sums, factors, strict=True)]
+        sizes = [one * abs(factor) for one, factor in zip(sizes, factors, strict=True)]
+        worst = _miss(sums, value, sizes, batch.valid)
+        for term, factor in zip(state.terms, factors, strict=True):
+            term.scale = term.scale * factor
     for term in state.terms:
-        term.add_to(total, (term.amount @ term.row) * term.scale)
-        term.add_to(size, (term.amount.abs() @ term.row.abs()) * term.scale.abs())
         flat = weigh.flatten(1) if term.tokens is None else weigh.flatten(1)[:, term.tokens]
         amount = torch.einsum("gn,n,ni->gi", flat, term.scale.flatten(), term.amount.flatten(0, -2)) * term.row
         if term.tokens is not None and bool(batch.valid.flatten()[term.tokens].any()):
@@ -462,8 +493,6 @@ def _close(state: _Running, batch: Batch, weights: "Tensor", layer: int, states:
         key = (layer, term.kind, term.name, term.expert)
         _, held = state.sums.setdefault(key, (term, np.zeros(tuple(amount.shape))))
         held += amount.cpu().numpy()
-    off = ((total - value).abs() / size.clamp(min=1e-30))[batch.valid]
-    worst = float(off.max()) if len(off) else 0.0
     if not worst <= TOLERANCE:
         raise BadInput(
             f"{state.loaded.name}, stream {state.stack.name!r}: in layer {layer_name(layer)} the parts that its row declares "
@@ -476,6 +505,38 @@ def _close(state: _Running, batch: Batch, weights: "Tensor", layer: int, states:
         now = torch.einsum("gbt,bt->g", weigh, what * batch.valid).cpu().numpy()
         into[layer] = into.get(layer, 0.0) + now
     state.terms, state.fresh = [_one("carried", "", value)], 1
+
+
+def _miss(sums: "list[Tensor]", value: "Tensor", sizes: "list[Tensor]", valid: "Tensor") -> float:
+    """By how much of their sizes the sums of terms [batch, token] miss the value, at the worst token."""
+    zero = value - value
+    off = ((sum(sums, zero) - value).abs() / sum(sizes, zero).clamp(min=1e-30))[valid]
+    return float(off.max()) if len(off) else 0.0
+
+
+def _factors(state: _Running, layer: int, sums: "list[Tensor]", value: "Tensor", valid: "Tensor") -> list[float]:
+    """The constant of each term's write in this block: those known, else those that make the account exact, else 1 [term].
+
+    Constants are found by least squares over the tokens of a batch that has twice as many as there are writes.
+    """
+    import torch
+
+    writes = list(dict.fromkeys(term.write for term in state.terms))
+    if any((layer, write) not in state.factors for write in writes):
+        grouped = [
+            sum((one for one, term in zip(sums, state.terms, strict=True) if term.write == write), value - value)
+            for write in writes
+        ]
+        columns = torch.stack([one[valid] for one in grouped], -1)  # [token, write]
+        if len(columns) < 2 * len(writes):
+            return [1.0] * len(sums)
+        sizes = columns.norm(dim=0).clamp(min=1e-30)  # columns of one size: the constants may differ by far
+        found = torch.linalg.lstsq(columns / sizes, value[valid][:, None], driver="gelsd").solution[:, 0] / sizes
+        state.factors |= {
+            (layer, write): 1.0 if abs(factor - 1) < TOLERANCE else factor
+            for write, factor in zip(writes, found.tolist(), strict=True)
+        }
+    return [state.factors[layer, term.write] for term in state.terms]
 
 
 def _reads_centred(state: _Running) -> bool:

@@ -15,12 +15,9 @@ from outlierlens.architectures.bind import (
     LastLinear,
     Param,
     bind,
-    bind_live,
     expert_of,
-    live_parameters,
-    refuse_packed,
-    refuse_sharded,
 )
+from outlierlens.architectures.live import bind_live, live_parameters, refuse_packed, refuse_sharded
 from outlierlens.architectures.neurons import (
     MLP,
     Neuron,
@@ -34,7 +31,6 @@ from outlierlens.architectures.neurons import (
 )
 from outlierlens.architectures.rows import (
     ARCHITECTURES,
-    GATES,
     RowChoice,
     bound_stacks,
     families,
@@ -49,7 +45,6 @@ from outlierlens.architectures.stack import Stack, load_toml, to_toml
 
 __all__ = [
     "ARCHITECTURES",
-    "GATES",
     "MLP",
     "NO_EXPERT",
     "BoundStack",

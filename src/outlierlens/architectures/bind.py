@@ -1,7 +1,6 @@
 """Resolve declared stacks against real names: a checkpoint's keys or a live model's parameters.
 
 bound = bind(stacks, names, config)          # a `BoundStack` a stream; every part of it has one width
-bound = bind_live(stacks_of(config), model)  # models whose weights are no parameters that can be set are refused
 """
 
 import math
@@ -9,13 +8,10 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outlierlens.architectures.stack import Config, Stack, parameter
-from outlierlens.errors import BadFile, BadInput, UnknownArchitecture
-
-if TYPE_CHECKING:
-    from torch import nn
+from outlierlens.errors import BadFile, UnknownArchitecture
 
 WIDTHS = ("hidden_size", "d_model", "n_embd", "dim")  # what configs call the width of their only stream
 
@@ -272,6 +268,10 @@ class _Binder:
             required = [parameter(module, "weight") for module in stack.last_linear]
         else:
             scale, bias = (self.norms((stack.last_norm,), leaf) for leaf in ("weight", "bias"))
+            raw = tuple(name for name in stack.last_linear if name in stack.raw_writes)
+            normed = [bool(layer) for layer in scale]
+            scale = _where(normed, scale, self.linears(raw, "weight"))
+            bias = _where(normed, bias, self.linears(raw, "bias"))
             required = [f"{stack.last_norm}.weight"]
         if stack.layouts:
             self.refuse_other_layouts()
@@ -335,10 +335,9 @@ class _Binder:
     def writes(self) -> tuple[tuple[Param, ...], ...]:
         stack = self.stack
         norms = (*stack.other_norms, stack.last_norm)
-        if stack.norm_site == "write":
-            return _join(self.norms(norms, "weight"), self.norms(norms, "bias"))
-        linears = (*stack.other_writes, *stack.last_linear)
-        return _join(self.linears(linears, "weight"), self.linears(linears, "bias"), self.norms(norms, "bias"))
+        linears = (*stack.other_writes, *stack.last_linear) if stack.norm_site != "write" else stack.raw_writes
+        scales = self.norms(norms, "weight") if stack.norm_site == "write" else self.norms((), "weight")
+        return _join(self.linears(linears, "weight"), self.linears(linears, "bias"), scales, self.norms(norms, "bias"))
 
     def linears(self, modules: tuple[str, ...], leaf: str) -> tuple[tuple[Param, ...], ...]:
         return self.columns(dict(self.linear_param(module, leaf) for module in modules), everywhere=True)
@@ -421,11 +420,11 @@ class _Binder:
         found: list[str] = []
         while (expert := pattern.replace("{expert}", str(len(found)))) in self.names.real:
             found.append(self.names.real[expert])
-        expected = _config_value(self.config, self.stack.experts) if self.stack.experts else None
-        if found and isinstance(expected, int) and expected != len(found):
+        key, expected = number_of_experts(self.stack, self.config)
+        if found and expected is not None and expected != len(found):
             raise BadFile(
                 f"stack {self.stack.name!r}: {pattern} is stored for {len(found)} experts but the config's "
-                f"{self.stack.experts} is {expected}; the checkpoint is incomplete or belongs to another config"
+                f"{key} is {expected}; the checkpoint is incomplete or belongs to another config"
             )
         return found
 
@@ -449,21 +448,32 @@ def _join(*columns: tuple[tuple[Param, ...], ...]) -> tuple[tuple[Param, ...], .
     return tuple(tuple(chain(*layer)) for layer in zip(*columns, strict=True))
 
 
+def _where(here: list[bool], *columns: tuple[tuple[Param, ...], ...]) -> tuple[tuple[Param, ...], ...]:
+    """Of two columns, the first in the layers that are `here` and the second elsewhere."""
+    return tuple(first if one else second for one, first, second in zip(here, *columns, strict=True))
+
+
 def _aliases(name: str, stack: Stack) -> list[str]:
     stem, _, leaf = name.rpartition(".")
     old = {"weight": "gamma", "bias": "beta"}.get(leaf)  # TensorFlow-born checkpoints
     return [name, *([f"{stem}.{old}"] if old else []), *stack.stored_as.get(name, ())]
 
 
-def _anchor(stack: Stack) -> str:
-    """The parameter whose place shows where the stack's blocks are."""
-    return f"{stack.last_norm}.weight" if stack.norm_site != "read" else parameter(stack.last_linear[0], "weight")
+def _anchors(stack: Stack) -> list[str]:
+    """The parameters whose place shows where the stack's blocks are: the first that the first block has."""
+    anchors = [f"{stack.last_norm}.weight"] if stack.norm_site != "read" else []
+    anchors += [parameter(linear, "weight") for linear in stack.last_linear]
+    return anchors if stack.layouts else anchors[:1]
 
 
 def _prefix(stack: Stack, names: _Names) -> str | None:
-    first = stack.block(0)
-    aliases = _aliases(_anchor(stack), stack)
-    found = {prefix for alias in aliases for prefix in names.prefixes(f"{first}.{alias.replace('{expert}', '0')}")}
+    first, found = stack.block(0), set[str]()
+    for anchor in _anchors(stack):
+        aliases = [alias.replace("{expert}", "0") for alias in _aliases(anchor, stack)]
+        if found := {prefix for alias in aliases for prefix in names.prefixes(f"{first}.{alias}")}:
+            break
+    if "" in found:  # the path is whole
+        return ""
     if len(found) > 1:
         raise BadFile(
             f"stack {stack.name!r}: {stack.blocks} stands under several prefixes, "
@@ -471,6 +481,15 @@ def _prefix(stack: Stack, names: _Names) -> str | None:
             "pass --arch row.toml with the full path in `blocks`"
         )
     return found.pop() if found else None
+
+
+def number_of_experts(stack: Stack, config: Config) -> tuple[str, int | None]:
+    """(config key, its value) of a stream with experts, by either of transformers' names; ("", None) without one."""
+    first, _, last = stack.experts.rpartition(".")
+    names = [last, *({"num_experts", "num_local_experts"} - {last} if last.startswith("num_") else ())]
+    keys = [f"{first}.{name}".lstrip(".") for name in names if last]
+    found = [(key, value) for key in keys if isinstance(value := _config_value(config, key), int)]
+    return found[0] if found else ("", None)
 
 
 def _config_value(config: Config, key: str) -> Any:
@@ -481,7 +500,7 @@ def _config_value(config: Config, key: str) -> Any:
 
 
 def _nothing_fits(stacks: tuple[Stack, ...], names: Collection[str], config: Config) -> str:
-    wanted = " or ".join(dict.fromkeys(f"{stack.blocks}.{_anchor(stack)}" for stack in stacks))
+    wanted = " or ".join(dict.fromkeys(f"{stack.blocks}.{_anchors(stack)[0]}" for stack in stacks))
     packed = _config_value(config, "quantization_config.quant_method")
     packed = packed or next((name for name in names if name.endswith("weight_quantized")), None)
     if packed:
@@ -494,69 +513,3 @@ def _nothing_fits(stacks: tuple[Stack, ...], names: Collection[str], config: Con
         f"no parameter matches {wanted}; names that look like norms: {', '.join(norms[:4]) or 'none'}; "
         "pass --arch row.toml (`outlierlens scan --propose` drafts one)"
     )
-
-
-# --- live models -----------------------------------------------------------------------------------------------------
-
-_SHARDING = {"FullyShardedDataParallel", "FSDPModule"}
-
-
-def live_parameters(model: "nn.Module") -> dict[str, Any]:
-    """{name: parameter} of a live model, every name of a shared parameter included."""
-    return dict(model.named_parameters(remove_duplicate=False))
-
-
-def bind_live(stacks: tuple[Stack, ...], model: "nn.Module") -> list[BoundStack]:
-    """`bind` to the parameters of a live model.
-
-    Raises:
-        BadInput: the weights that the stacks name are no parameters, see `refuse_packed`. UnknownArchitecture, BadFile: see
-            `bind`.
-    """
-    try:
-        return bind(stacks, live_parameters(model))
-    except (UnknownArchitecture, BadFile):
-        refuse_packed(model)
-        raise
-
-
-def refuse_packed(model: "nn.Module", inside: Collection[str] = ("",)) -> None:
-    """Raise BadInput where linears inside the modules at these paths have no weight to set.
-
-    They hold packed integers in place of it, or compute it at every pass from parameters of other names.
-    """
-    for name, _ in model.named_parameters():
-        if name.startswith(tuple(inside)) and (name.endswith(("_orig", "weight_g")) or ".parametrizations." in name):
-            raise BadInput(
-                f"{name}: this weight is computed from others at every pass (torch.nn.utils.prune, or a parametrization), so "
-                f"it cannot be set; make it permanent first (prune.remove, remove_parametrizations)"
-            )
-    for name, module in model.named_modules():
-        # A quantized module gives its weight by a method; plain ones have a parameter.
-        if callable(getattr(module, "weight", None)) and name.startswith(tuple(inside)):
-            raise BadInput(
-                f"{name} holds its weights packed as integers (quantize_dynamic), which can neither be read nor set as "
-                "parameters; use the model as it was before it was quantized"
-            )
-
-
-def sharded_part(model: "nn.Module") -> str:
-    """A module or parameter of which this process holds only its part (FSDP, fully_shard, ZeRO-3); "" where there is none.
-
-    Between passes, fully_shard may leave parameters whole for a while: the module still is one that will part with them.
-    """
-    modules = (
-        type(one).__name__ for one in model.modules() if _SHARDING & {base.__name__ for base in type(one).__mro__}
-    )
-    values = model.named_parameters()
-    parameters = (name for name, value in values if type(value).__name__ == "DTensor" or hasattr(value, "ds_id"))
-    return next(chain(modules, parameters), "")
-
-
-def refuse_sharded(model: "nn.Module") -> None:
-    """Raise BadInput for a model of which this process holds only its part."""
-    if part := sharded_part(model):
-        raise BadInput(
-            f"this model is sharded over processes ({part}), so none of them holds whole vectors; load it in one process, "
-            "without FSDP, fully_shard or ZeRO-3"
-        )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from outlierlens.architectures.stack import Config, Stack
-from outlierlens.architectures.structure import fits, read_stacks
+from outlierlens.architectures.structure import nearest, read_stacks
 from outlierlens.errors import BadInput, OutlierlensError
 from outlierlens.results.safe_files import cache_root, read_json, write_text
 
@@ -25,16 +25,17 @@ FORM = 1  # of the file and of the cache
 
 
 def stacks_of(config: Config) -> tuple[Stack, ...]:
-    """The streams of a model whose type has no row written by hand; a note of each says what they rest on.
+    """The streams of a model; notes say what is not established, and what a row rests on that is not the package's.
 
     Raises:
         UnknownArchitecture: transformers has no such type, or none of its streams could be established.
         MissingExtra: no row is at hand, and torch or transformers is not installed.
     """
     model_type = str(config.get("model_type"))
-    for row in (*packaged().get(model_type, ()), *_cached(model_type)):
-        if fits(row["structure"], config):
-            return read_stacks(row, model_type)
+    if row := nearest(packaged().get(model_type, ()), config):
+        return read_stacks(row, model_type, told=False)
+    if row := nearest(_cached(model_type), config):
+        return read_stacks(row, model_type)
     from outlierlens.architectures.experiment.derive import derive
 
     row = derive(config).row
@@ -55,6 +56,26 @@ def packaged() -> dict[str, list[dict[str, Any]]]:
     """The rows that come with the package, by type."""
     rows: dict[str, list[dict[str, Any]]] = _file()["rows"]
     return rows
+
+
+def packaged_stacks(config: Config) -> list[tuple[Stack, ...]]:
+    """The streams by the row of the package that serves a config; by all rows of its type where none does."""
+    model_type = str(config.get("model_type"))
+    rows = packaged().get(model_type, [])
+    row = nearest(rows, config)
+    return [read_stacks(one, model_type, told=False) for one in ([row] if row else rows)]
+
+
+@cache
+def gates() -> frozenset[tuple[str, str]]:
+    """(last linear of an MLP, another one whose neurons multiply what it reads), by the ends of their names, of all types."""
+    return frozenset(
+        (last, first.partition("[")[0].removesuffix("()"))
+        for rows in packaged().values()
+        for row in rows
+        for stack in row["stacks"]
+        for last, first in stack.get("neurons", {}).items()
+    )
 
 
 def version() -> str:

@@ -1,4 +1,4 @@
-"""THE table: `model_type` -> all that is known of that family; and which row describes a model.
+"""THE table: `model_type` -> what no experiment shows of that family; its streams; and which row describes a model.
 
     stacks_of(config)                                             # its residual streams
     family_of(config).head_reads_last                             # a fact beside them
@@ -14,6 +14,7 @@ A row lies with those it resembles, in a file `rows_….py`. To add a family: on
 
 import difflib
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,24 +32,15 @@ ARCHITECTURES: dict[str, Family] = {
     for model_type, row in rows.items()
 }
 
-# (last linear of an MLP, another one whose neurons multiply what it reads), by the ends of their names.
-GATES = frozenset(
-    (last, first.partition("[")[0].removesuffix("()"))
-    for family in ARCHITECTURES.values()
-    if not callable(family.stacks)
-    for stack in family.stacks
-    for last, first in stack.neurons.items()
-)
-
-# Families of transformers without streams here: a row of the user's own may describe their models.
+# Families that may be decoders, and of which there is nothing else to say.
 _BARE = {
-    model_type: Family((), causal="is_decoder")
+    model_type: Family(causal="is_decoder")
     for model_type in (
         "bert-generation", "big_bird", "data2vec-text", "ernie", "megatron-bert", "rembert", "roberta-prelayernorm",
         "roc_bert", "roformer", "xlm-roberta-xl", "xmod",
     )
 }  # fmt: skip
-_UNKNOWN = Family(())
+_UNKNOWN = Family()
 
 # The last part of an embedding table's name -> what a row of it stands for: what many families call them, then each one's own.
 TABLES = {
@@ -67,26 +59,31 @@ def family_of(config: Config) -> Family:
 
 
 def stacks_of(config: Config, where: str = "config.json") -> tuple[Stack, ...]:
-    """The streams declared for `config["model_type"]`; `where` names the config in the error.
+    """The streams of `config["model_type"]`; `where` names the config in the error.
 
     Raises:
-        UnknownArchitecture: no row was written by hand, and none can be derived; the message says why, and what helps.
-        MissingExtra: a row must be derived, and torch or transformers is not installed.
+        UnknownArchitecture: none can be derived; the message says why, and what helps.
+        MissingExtra: they must be derived, and torch or transformers is not installed.
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise UnknownArchitecture(
             f"no model_type in {where}; name the family that it is built like (--family bert), or {BY_HAND}"
         )
-    row = ARCHITECTURES.get(model_type)
-    if row is None:
-        try:
-            return derived.stacks_of(config)
-        except UnknownArchitecture as error:
-            near = difflib.get_close_matches(model_type, ARCHITECTURES, n=3, cutoff=0.4)
-            hint = f"; near: {', '.join(near)}" if near else ""
-            raise UnknownArchitecture(f"{where}: {error}{hint}") from error
-    return row.stacks(config) if callable(row.stacks) else row.stacks
+    row = family_of(config)
+    if row.stacks is not None:
+        return row.stacks(config)
+    try:
+        found = derived.stacks_of(config)
+    except UnknownArchitecture as error:
+        near = difflib.get_close_matches(model_type, derived.packaged(), n=3, cutoff=0.4)
+        hint = f"; near: {', '.join(near)}" if near and model_type not in near else ""
+        raise UnknownArchitecture(f"{where}: {error}{hint}") from error
+    return _amended(row, config, found)
+
+
+def _amended(row: Family, config: Config, found: tuple[Stack, ...]) -> tuple[Stack, ...]:
+    return tuple(row.amended(config, stack) for stack in found) if row.amended else found
 
 
 def kind_of(parameter: str) -> str:
@@ -172,7 +169,7 @@ def families(names: Collection[str], config: Config | None = None, where: str = 
     among = sorted(family for family, row in ARCHITECTURES.items() if len(begun) != 1 or row.prefix in begun)
     if len(among) == 1:
         return (among[0],)
-    fits = [fit for family in among if (fit := _fit(family, names, config or {})) is not None]
+    fits = [fit for family in among if (fit := _fit_of(family, names, config or {})) is not None]
     most = max((fit.n_parameters for fit in fits), default=0)
     best = [fit for fit in fits if fit.n_parameters == most]
     best = [fit for fit in best if fit.has_heads] or best
@@ -205,15 +202,32 @@ class _Fit:
 
 def of_weights(stack: Stack) -> Stack:
     """What a scan rests on, without how heads, neurons and readers are paired in a model that runs."""
-    return replace(stack, heads=(), readers={}, rectified={}, neurons={}, activation="")
+    return replace(
+        stack,
+        embeddings=tuple(sorted(stack.embeddings)),
+        heads=(),
+        readers={},
+        raw_readers={},
+        rectified={},
+        neurons={},
+        activation="",
+    )
 
 
-def _fit(family: str, names: Collection[str], config: Config) -> _Fit | None:
-    try:
-        stacks = stacks_of({**config, "model_type": family})
-        bound = bind(stacks, names, config)
-    except OutlierlensError:
-        return None
+def _fit_of(family: str, names: Collection[str], config: Config) -> _Fit | None:
+    """The row of the family that serves the config, or else the best of its rows, where the tensors fit it."""
+    config, row = {**config, "model_type": family}, ARCHITECTURES[family]
+    rows = (row.stacks(config),) if row.stacks else derived.packaged_stacks(config)
+    fits = list[_Fit]()
+    for stacks in rows:
+        amended = _amended(row, config, stacks)
+        with suppress(OutlierlensError):
+            if fit := _fit(family, amended, bind(amended, names, config), names):
+                fits.append(fit)
+    return max(fits, key=lambda fit: fit.n_parameters, default=None)
+
+
+def _fit(family: str, stacks: tuple[Stack, ...], bound: list[BoundStack], names: Collection[str]) -> _Fit | None:
     if not all(map(_whole, bound)):
         return None
     parameters = {
@@ -237,6 +251,8 @@ def _whole(bound: BoundStack) -> bool:
     declared = bound.stack
     blocks = (*declared.last_linear, *declared.other_writes, declared.last_norm, *declared.other_norms)
     wanted = [name for name in (*blocks, *declared.reading_norms) if name and "cross" not in name]
+    if declared.layouts:  # the last block is one of several kinds, which was checked: what every kind has
+        wanted = [name for name in wanted if all(name in layout for layout in declared.layouts)]
     have = [name for name, layers in (*bound.norms.items(), *bound.linears.items()) if layers[-1]]
     before = [param.name.removeprefix(bound.prefix) for param in (*bound.embeddings, *bound.embedding_norm)]
     outside = [name for name in (*declared.embedding_linears, declared.embedding_norm) if name]

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from outlierlens.architectures.derived import packaged_stacks
 from outlierlens.architectures.stack import (
     LAYER_NORM_KEYS,
     AttentionWeights,
@@ -13,130 +14,6 @@ from outlierlens.architectures.stack import (
     Stack,
     heads,
 )
-
-_ATTENTION_READ = ("attention.q_proj", "attention.k_proj", "attention.v_proj")
-
-BERT = Stack(
-    blocks="encoder.layer.{layer}",
-    norm_site="stream",
-    last_norm="output.LayerNorm",
-    last_linear=("output.dense",),
-    other_writes=("attention.output.dense", "crossattention.output.dense"),
-    other_norms=("attention.output.LayerNorm", "crossattention.output.LayerNorm"),
-    embeddings=("embeddings.word_embeddings", "embeddings.position_embeddings", "embeddings.token_type_embeddings"),
-    embedding_norm="embeddings.LayerNorm",
-    rectified={"output.dense": "intermediate.dense"},
-    heads=tuple(
-        replace(heads(f"{around}.self", "query key value query"), output=f"{around}.output.dense")
-        for around in ("attention", "crossattention")
-    ),
-)
-DISTILBERT = Stack(
-    blocks="transformer.layer.{layer}",
-    layers="n_layers",
-    norm_site="stream",
-    last_norm="output_layer_norm",
-    last_linear=("ffn.lin2",),
-    other_writes=("attention.out_lin",),
-    other_norms=("sa_layer_norm",),
-    embeddings=("embeddings.word_embeddings", "embeddings.position_embeddings"),
-    embedding_norm="embeddings.LayerNorm",
-    rectified={"ffn.lin2": "ffn.lin1"},
-    activation="activation",
-    heads=(heads("attention", "q_lin k_lin v_lin out_lin"),),
-)
-MPNET = Stack(
-    blocks="encoder.layer.{layer}",
-    norm_site="stream",
-    last_norm="output.LayerNorm",
-    last_linear=("output.dense",),
-    other_writes=("attention.attn.o",),
-    other_norms=("attention.LayerNorm",),
-    embeddings=("embeddings.word_embeddings", "embeddings.position_embeddings"),
-    embedding_norm="embeddings.LayerNorm",
-    rectified={"output.dense": "intermediate.dense"},
-    heads=(heads("attention.attn", "q k v o"),),
-)
-MODERNBERT = Stack(
-    blocks="layers.{layer}",
-    last_linear=("mlp.Wo",),
-    other_writes=("attn.Wo",),
-    reading_norms=("attn_norm", "mlp_norm"),  # the first block reads the normed embeddings: its attn_norm is none
-    embeddings=("embeddings.tok_embeddings",),
-    embedding_norm="embeddings.norm",
-    final_norm="final_norm",
-    raw_readers={"attn.Wqkv": "attn_norm"},
-    neurons={"mlp.Wo": "mlp.Wi[1/2]"},
-    heads=(Heads("attn.Wo", ("attn.Wqkv[2/3]",), ("attn.Wqkv[1/3]",), ("attn.Wqkv[0/3]",), rotary="halves"),),
-    readers={"attn_norm": ("attn.Wqkv",), "mlp_norm": ("mlp.Wi",)},
-)
-XLNET = Stack(
-    blocks="layer.{layer}",
-    layers="n_layer",
-    norm_site="stream",
-    last_norm="ff.layer_norm",
-    last_linear=("ff.layer_2",),
-    other_writes=("rel_attn.o()",),
-    other_norms=("rel_attn.layer_norm",),
-    embeddings=("word_embedding",),
-    axes={"rel_attn.o": 0},  # [dim, head, dim of a head]
-    token_first=True,
-    rectified={"ff.layer_2": "ff.layer_1"},
-    activation="ff_activation",
-)
-VIT = Stack(
-    blocks="layers.{layer}",
-    last_linear=("mlp.fc2",),
-    other_writes=("attention.o_proj",),
-    reading_norms=("layernorm_before", "layernorm_after"),
-    embeddings=("embeddings.cls_token", "embeddings.position_embeddings"),
-    embedding_linears=("embeddings.patch_embeddings.projection",),
-    final_norm="layernorm",
-    rectified={"mlp.fc2": "mlp.fc1"},
-    heads=(heads("attention", "q_proj k_proj v_proj o_proj"),),
-    readers={"layernorm_before": _ATTENTION_READ, "layernorm_after": ("mlp.fc1",)},
-)
-VIT_STORED = replace(
-    VIT, blocks="encoder.layer.{layer}", last_linear=("output.dense",), other_writes=("attention.output.dense",)
-)
-DINOV2 = Stack(
-    blocks="encoder.layer.{layer}",
-    last_linear=("mlp.fc2",),
-    other_writes=("attention.o_proj",),
-    write_scales={"mlp.fc2": "layer_scale2.lambda1", "attention.o_proj": "layer_scale1.lambda1"},
-    reading_norms=("norm1", "norm2"),
-    embeddings=("embeddings.cls_token", "embeddings.position_embeddings", "embeddings.register_tokens"),
-    embedding_linears=("embeddings.patch_embeddings.projection",),
-    final_norm="layernorm",
-    stored_as={
-        "attention.o_proj.weight": ("attention.output.dense.weight",),
-        "attention.o_proj.bias": ("attention.output.dense.bias",),
-    },
-    rectified={"mlp.fc2": "mlp.fc1"},
-    neurons={"mlp.down_proj": "mlp.up_proj"},
-    heads=VIT.heads,
-    readers={"norm1": _ATTENTION_READ, "norm2": ("mlp.fc1", "mlp.gate_proj", "mlp.up_proj")},
-)
-CLIP_TEXT = Stack(
-    blocks="encoder.layers.{layer}",
-    last_linear=("mlp.fc2",),
-    other_writes=("self_attn.out_proj",),
-    reading_norms=("layer_norm1", "layer_norm2"),
-    embeddings=("embeddings.token_embedding", "embeddings.position_embedding"),
-    final_norm="final_layer_norm",
-    rectified={"mlp.fc2": "mlp.fc1"},
-    heads=(heads("self_attn", "q_proj k_proj v_proj out_proj"),),
-    readers={"layer_norm1": tuple(f"self_attn.{one}_proj" for one in "qkv"), "layer_norm2": ("mlp.fc1",)},
-)
-CLIP_VISION = replace(
-    CLIP_TEXT,
-    embeddings=("embeddings.class_embedding", "embeddings.position_embedding"),
-    embedding_linears=("embeddings.patch_embedding",),
-    embedding_norm="pre_layrnorm",  # spelled so in the model
-    final_norm="post_layernorm",
-)
-SIGLIP_VISION = replace(CLIP_VISION, embeddings=("embeddings.position_embedding",), embedding_norm="")
-
 
 # Positions have keys and queries of their own; DeBERTa's biases are no linear's.
 _DEBERTA = Heads(
@@ -155,7 +32,8 @@ _DEBERTA_V2 = Heads(
 
 def variant(config: Config) -> tuple[Stack, ...]:
     """BERT, or its pre-norm sibling; the names of norms are the same for LayerNorm and RMSNorm."""
-    stack = replace(BERT, heads=tuple(replace(one, rotary="halves") for one in BERT.heads))
+    ((bert,),) = packaged_stacks({"model_type": "bert"})
+    stack = replace(bert, heads=tuple(replace(one, rotary="halves") for one in bert.heads))
     if config.get("norm_order", "post") == "post":
         return (stack,)
     return (
@@ -172,13 +50,6 @@ def variant(config: Config) -> tuple[Stack, ...]:
             },
         ),
     )
-
-
-def electra(config: Config) -> tuple[Stack, ...]:
-    """BERT; a generator's embeddings are narrower than the stream and projected into it after their norm."""
-    if _narrow_embeddings(config, default=128):
-        return (replace(BERT, embeddings=(), embedding_norm="", embedding_linears=("embeddings_project",)),)
-    return (BERT,)
 
 
 def albert(config: Config) -> tuple[Stack, ...]:
@@ -210,106 +81,50 @@ def albert(config: Config) -> tuple[Stack, ...]:
     )
 
 
-def deberta(config: Config) -> tuple[Stack, ...]:
-    """BERT, with a convolution after the first block in some sizes, and sometimes projected embeddings."""
-    stack = replace(BERT, heads=(_DEBERTA if config.get("model_type") == "deberta" else _DEBERTA_V2,))
-    if _narrow_embeddings(config, default=config.get("hidden_size")):
-        stack = replace(stack, embeddings=(), embedding_linears=("embeddings.embed_proj",))
-    if config.get("conv_kernel_size", 0):
-        note = "a convolution with a norm of its own (encoder.conv) runs on the stream between blocks 0 and 1"
-        stack = replace(stack, notes=(note,))
-    return (stack,)
+def deberta(_: Config, stack: Stack) -> Stack:
+    """Values, keys and queries of several terms each."""
+    return replace(stack, heads=(_DEBERTA,))
 
 
-def dinov2(config: Config) -> tuple[Stack, ...]:
-    """Pre-norm, each write multiplied by LayerScale; the giant's MLP is gated, and its last linear has another name."""
-    if not config.get("use_swiglu_ffn", False):
-        return (DINOV2,)
-    scales = {"mlp.down_proj": "layer_scale2.lambda1", "attention.o_proj": "layer_scale1.lambda1"}
-    stored = {f"mlp.down_proj.{leaf}": (f"mlp.weights_out.{leaf}",) for leaf in ("weight", "bias")}
-    stored_as = {**DINOV2.stored_as, **stored}
-    return (replace(DINOV2, last_linear=("mlp.down_proj",), write_scales=scales, stored_as=stored_as),)
+def deberta_v2(_: Config, stack: Stack) -> Stack:
+    """Positions may have keys and queries of their own."""
+    return replace(stack, heads=(_DEBERTA_V2,))
 
 
-def wav2vec2(config: Config) -> tuple[Stack, ...]:
-    """Post-norm, or pre-norm with `do_stable_layer_norm`; language adapters write last where there are any."""
-    stack = Stack(
-        blocks="encoder.layers.{layer}",
-        norm_site="stream",
-        last_norm="final_layer_norm",
-        last_linear=("feed_forward.output_dense",),
-        other_writes=("attention.out_proj",),
-        other_norms=("layer_norm",),
+def wav2vec2(config: Config, stack: Stack) -> Stack:
+    """What writes before block 0 does so through a convolution of positions too; a language adapter has a ReLU of its own."""
+    stack = replace(
+        stack,
         embeddings=("masked_spec_embed",),
         embedding_linears=("feature_projection.projection",),
-        embedding_norm="encoder.layer_norm",
-        rectified={"feed_forward.output_dense": "feed_forward.intermediate_dense"},
-        heads=(heads("attention", "q_proj k_proj v_proj out_proj"),),
         notes=(
             "the positional convolution also writes before block 0; its weights are normed over all dimensions, so it "
             "is not among the embeddings",
         ),
     )
-    if not config.get("do_stable_layer_norm", False):
-        return (stack,)
-    stack = replace(
-        stack,
-        norm_site="read",
-        last_norm="",
-        other_norms=(),
-        reading_norms=("layer_norm", "final_layer_norm"),
-        readers={"layer_norm": _ATTENTION_READ, "final_layer_norm": ("feed_forward.intermediate_dense",)},
-        embedding_norm="",
-        final_norm="encoder.layer_norm",
-        fixed_scale="its positional convolution reads the stream without a norm, and a GELU follows",
-    )
-    if config.get("adapter_attn_dim") is not None:
+    if stack.norm_site == "read":
         stack = replace(
-            stack,
-            last_linear=("adapter_layer.linear_2",),
-            mlp="feed_forward.output_dense",
-            neurons={"adapter_layer.linear_2": "adapter_layer.linear_1"},  # a ReLU whatever the config says
-            readers={**stack.readers, "adapter_layer.norm": ("adapter_layer.linear_1",)},
-            other_writes=("attention.out_proj", "feed_forward.output_dense"),
-            reading_norms=(*stack.reading_norms, "adapter_layer.norm"),
+            stack, fixed_scale="its positional convolution reads the stream without a norm, and a GELU follows"
         )
-    return (stack,)
-
-
-def _inside(module: str, stack: Stack, *, name: str, layers: str) -> Stack:
-    """`stack` as the tower `module` of a model that has several."""
-
-    def under(names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(f"{module}.{path}" if path else "" for path in names)
-
-    blocks, embedding_norm, final_norm = under((stack.blocks, stack.embedding_norm, stack.final_norm))
+    if config.get("adapter_attn_dim") is None:
+        return stack
+    first = "adapter_layer.linear_1"
     return replace(
         stack,
-        name=name,
-        blocks=blocks,
-        embeddings=under(stack.embeddings),
-        embedding_linears=under(stack.embedding_linears),
-        embedding_norm=embedding_norm,
-        final_norm=final_norm,
-        layers=layers,
+        mlp="feed_forward.output_dense",
+        neurons={"adapter_layer.linear_2": first},
+        rectified={last: one for last, one in stack.rectified.items() if one != first},
     )
-
-
-def _narrow_embeddings(config: Config, default: object) -> bool:
-    """Whether token embeddings have another width than the stream."""
-    width = config.get("embedding_size") or default
-    return width != config.get("hidden_size", width)
 
 
 _FOUND = "Luo et al. 2021, appendix A"
 _CASING = "the paper does not say which casing"
 _CLIP_TEXT_TABLES = {"token_embedding": "token", "position_embedding": "position"}
 _CLIP_VISION_TABLES = {"class_embedding": "class", "position_embedding": "position"}
-_ROBERTA = Family((BERT,), prefix="roberta", first_position="padding", counts_skipped=True, causal="is_decoder")
+_ROBERTA = Family(prefix="roberta", first_position="padding", counts_skipped=True, causal="is_decoder")
 
 ROWS: dict[str, Family] = {
     "bert": Family(
-        (BERT,),
         prefix="bert",
         causal="is_decoder",
         vocabulary="vocab.txt",
@@ -370,137 +185,37 @@ ROWS: dict[str, Family] = {
     ),
     "xlm-roberta": _ROBERTA,
     "camembert": _ROBERTA,
-    "electra": Family(electra, prefix="electra", causal="is_decoder"),
+    "electra": Family(prefix="electra", causal="is_decoder"),
     "distilbert": Family(
-        (DISTILBERT,),
         prefix="distilbert",
         clipped={"luo-distilbert": Specification(6, 768, ((1, 6, 557),), _FOUND, _CASING)},
     ),
-    "albert": Family(albert, prefix="albert"),
-    "mpnet": Family((MPNET,), prefix="mpnet", first_position=2, counts_skipped=True, attention=AttentionWeights()),
-    "deberta": Family(deberta, prefix="deberta", attention=AttentionWeights()),
-    "deberta-v2": Family(deberta, prefix="deberta", attention=AttentionWeights()),
-    "modernbert": Family((MODERNBERT,), tables={"tok_embeddings": "token"}),
-    "outlierlens-bert": Family(variant),
+    "albert": Family(stacks=albert, prefix="albert"),
+    "mpnet": Family(prefix="mpnet", first_position=2, counts_skipped=True, attention=AttentionWeights()),
+    "deberta": Family(amended=deberta, prefix="deberta", attention=AttentionWeights()),
+    "deberta-v2": Family(amended=deberta_v2, prefix="deberta", attention=AttentionWeights()),
+    "modernbert": Family(tables={"tok_embeddings": "token"}),
+    "outlierlens-bert": Family(stacks=variant),
     "xlnet": Family(
-        (XLNET,),
         tables={"word_embedding": "token"},
         causal="never",
         head_reads_last=True,
         attention=AttentionWeights(index=2, query_first=True),
     ),
-    "vit": Family((VIT, VIT_STORED), tables={"cls_token": "class"}),
-    "dinov2": Family(dinov2, tables={"cls_token": "class", "register_tokens": "register"}),
-    "dinov2_with_registers": Family(dinov2, tables={"cls_token": "class", "register_tokens": "register"}),
-    "clip": Family(
-        (
-            _inside("text_model", CLIP_TEXT, name="text", layers="text_config.num_hidden_layers"),
-            _inside("vision_model", CLIP_VISION, name="vision", layers="vision_config.num_hidden_layers"),
-        ),
-        tables=_CLIP_TEXT_TABLES | _CLIP_VISION_TABLES,
-    ),
-    "clip_text_model": Family((CLIP_TEXT,), tables=_CLIP_TEXT_TABLES),
-    "clip_vision_model": Family((CLIP_VISION,), tables=_CLIP_VISION_TABLES),
-    "wav2vec2": Family(wav2vec2, prefix="wav2vec2", tables={"masked_spec_embed": "mask"}),
+    "vit": Family(tables={"cls_token": "class"}),
+    "dinov2": Family(tables={"cls_token": "class", "register_tokens": "register"}),
+    "dinov2_with_registers": Family(tables={"cls_token": "class", "register_tokens": "register"}),
+    "clip": Family(tables=_CLIP_TEXT_TABLES | _CLIP_VISION_TABLES),
+    "clip_text_model": Family(tables=_CLIP_TEXT_TABLES),
+    "clip_vision_model": Family(tables=_CLIP_VISION_TABLES),
+    "wav2vec2": Family(amended=wav2vec2, prefix="wav2vec2", tables={"masked_spec_embed": "mask"}),
 }
 
 # --- encoder-decoders ------------------------------------------------------------------------------------------------
 
-_SELF = heads("self_attn", "q_proj k_proj v_proj out_proj")
-_CROSS = heads("encoder_attn", "q_proj k_proj v_proj out_proj")
-_READ = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-_NORMS = {"self_attn_layer_norm": _READ, "final_layer_norm": ("fc1",)}
-
-
-def _t5(name: str, layers: str, reads: tuple[tuple[str, ...], ...]) -> Stack:
-    """The stream `name`: each attention reads by `reads`, in order; then comes the MLP."""
-    attentions = [one[0].rpartition(".")[0] for one in reads]
-    mlp = f"layer.{len(reads)}.DenseReluDense"
-    norms = tuple(f"layer.{number}.layer_norm" for number in range(len(reads) + 1))
-    other = "decoder" if name == "encoder" else "encoder"
-    return Stack(
-        name=name,
-        blocks=f"{name}.block.{{layer}}",
-        layers=layers,
-        last_linear=(f"{mlp}.wo",),
-        neurons={f"{mlp}.wo": f"{mlp}.wi_1"},
-        rectified={f"{mlp}.wo": f"{mlp}.wi"},
-        activation="feed_forward_proj",
-        heads=tuple(heads(one, "q k v o") for one in attentions),
-        readers=dict(zip(norms, (*reads, (f"{mlp}.wi", f"{mlp}.wi_0", f"{mlp}.wi_1")), strict=True)),
-        other_writes=tuple(f"{one}.o" for one in attentions),
-        reading_norms=norms,
-        embeddings=(f"{name}.embed_tokens",),
-        final_norm=f"{name}.final_layer_norm",
-        stored_as={f"{name}.embed_tokens.weight": ("shared.weight", f"{other}.embed_tokens.weight")},
-    )
-
-
-_T5_SELF = tuple(f"layer.0.SelfAttention.{one}" for one in "qkv")
-T5_ENCODER = _t5("encoder", "num_layers", (_T5_SELF,))
-T5_DECODER = _t5("decoder", "num_decoder_layers", (_T5_SELF, ("layer.1.EncDecAttention.q",)))
-BART_ENCODER = Stack(
-    name="encoder",
-    blocks="encoder.layers.{layer}",
-    layers="encoder_layers",
-    norm_site="stream",
-    last_norm="final_layer_norm",
-    last_linear=("fc2",),
-    other_writes=("self_attn.out_proj",),
-    other_norms=("self_attn_layer_norm",),
-    embeddings=("encoder.embed_tokens", "encoder.embed_positions"),
-    embedding_norm="encoder.layernorm_embedding",
-    stored_as={"encoder.embed_tokens.weight": ("shared.weight", "decoder.embed_tokens.weight")},
-    rectified={"fc2": "fc1"},
-    activation="activation_function",
-    heads=(_SELF,),
-)
-BART_DECODER = replace(
-    BART_ENCODER,
-    name="decoder",
-    blocks="decoder.layers.{layer}",
-    layers="decoder_layers",
-    other_writes=("self_attn.out_proj", "encoder_attn.out_proj"),
-    other_norms=("self_attn_layer_norm", "encoder_attn_layer_norm"),
-    embeddings=("decoder.embed_tokens", "decoder.embed_positions"),
-    embedding_norm="decoder.layernorm_embedding",
-    stored_as={"decoder.embed_tokens.weight": ("shared.weight", "encoder.embed_tokens.weight")},
-    heads=(_SELF, _CROSS),
-)
-WHISPER_ENCODER = Stack(
-    name="encoder",
-    blocks="encoder.layers.{layer}",
-    layers="encoder_layers",
-    last_linear=("fc2",),
-    other_writes=("self_attn.out_proj",),
-    reading_norms=("self_attn_layer_norm", "final_layer_norm"),
-    embeddings=("encoder.embed_positions",),
-    embedding_linears=("encoder.conv2",),
-    final_norm="encoder.layer_norm",
-    fixed_scale="its last convolution is followed by a GELU before it adds to the stream",
-    rectified={"fc2": "fc1"},
-    activation="activation_function",
-    heads=(_SELF,),
-    readers=_NORMS,
-)
-WHISPER_DECODER = Stack(
-    name="decoder",
-    blocks="decoder.layers.{layer}",
-    layers="decoder_layers",
-    last_linear=("fc2",),
-    other_writes=("self_attn.out_proj", "encoder_attn.out_proj"),
-    reading_norms=("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
-    embeddings=("decoder.embed_tokens", "decoder.embed_positions"),
-    final_norm="decoder.layer_norm",
-    rectified={"fc2": "fc1"},
-    activation="activation_function",
-    heads=(_SELF, _CROSS),
-    readers={**_NORMS, "encoder_attn_layer_norm": ("encoder_attn.q_proj",)},
-)
-
 ENCODER_DECODERS: dict[str, Family] = {
-    "bart": Family((BART_ENCODER, BART_DECODER), tables={"shared": "token"}, first_position=2),
-    "t5": Family((T5_ENCODER, T5_DECODER), tables={"shared": "token"}),
-    "mt5": Family((T5_ENCODER, T5_DECODER), tables={"shared": "token"}),
-    "whisper": Family((WHISPER_ENCODER, WHISPER_DECODER)),
+    "bart": Family(tables={"shared": "token"}, first_position=2),
+    "t5": Family(tables={"shared": "token"}),
+    "mt5": Family(tables={"shared": "token"}),
+    "whisper": Family(),
 }

@@ -1,6 +1,6 @@
 """What is declared of a model family: its residual streams (`Stack`), its attention (`Heads`), and the rest (`Family`).
 
-    Family(stacks=(BERT,), causal="is_decoder", prefix="bert")                # most rows need no more than the streams
+    Family(causal="is_decoder", prefix="bert")                                # the streams are derived (derived.py)
     Heads(output="self_attn.o_proj", value=("self_attn.v_proj",), key=("self_attn.k_proj",), query=("self_attn.q_proj",))
     heads("self_attn", "q_proj k_proj v_proj o_proj", rotary="halves")         # the same, and keys that are turned
     Heads(output="attn.c_proj", value=("attn.c_attn[2/3]",), …)                # the last third of a fused linear
@@ -101,14 +101,16 @@ class Stack:
         blocks: dotted path of a block, without the prefix a task head puts before it; "{layer}" is its number.
         name: the stream's name: "model", or "encoder" / "decoder" / "text" / "vision" where there are several. Two
             stacks of one name are two layouts of the same stream (live and stored); the first that fits is bound.
-        norm_site: "stream" (post-norm: the block's last operation is a norm of the stream itself), "write" (all that
-            the block adds is normed before it is added), or "read" (pre-norm: only what is read is normed).
-        last_norm: the norm that is the block's last operation ("stream") or norms its last write ("write").
+        norm_site: "stream" (post-norm: the block's last operation is a norm of the stream itself), "write" (what the
+            block adds is normed before it is added), or "read" (pre-norm: only what is read is normed).
+        last_norm: the norm that is the block's last operation ("stream") or norms its last write ("write"); a block
+            without it ends in the last of its linears.
         last_linear: linears whose output is the block's last write; several when experts' writes are summed.
             A name ending in "()" is a bare parameter rather than a module: "mlp.experts.down_proj()".
         other_writes: linears of the block that write to the stream before the last one (attention output). One that
             only some configs have (cross-attention) may be named: it counts where a block has it.
-        other_norms: further norms on the stream or on a write (after attention), in order.
+        other_norms: further norms, in order: on a write (after attention) where `norm_site` is "write", else on the stream.
+        raw_writes: linears of a stream whose writes are normed that add as they are: in some of its blocks, or beside those.
         reading_norms: norms that only scale what attention and MLP read; a separate view.
         embeddings: tables (relative to the model, prefix as for `blocks`) that write to the stream before block 0.
         embedding_linears: linears or convolutions [out, ...] that write to the stream before block 0.
@@ -146,6 +148,7 @@ class Stack:
     last_linear: tuple[str, ...] = ()
     other_writes: tuple[str, ...] = ()
     other_norms: tuple[str, ...] = ()
+    raw_writes: tuple[str, ...] = ()
     reading_norms: tuple[str, ...] = ()
     embeddings: tuple[str, ...] = ()
     embedding_linears: tuple[str, ...] = ()
@@ -361,8 +364,8 @@ class Gguf:
         yarn: settings of YaRN that the metadata does not hold.
         others: metadata key -> what the file is of instead where it has that key.
         kin: further families whose config.json fits these tensors.
-        model_type, norm_shift: the Hugging Face `model_type`, and what the converter added to the weight of every norm;
-            filled in from the family's row.
+        norm_shift: what the converter added to the weight of every norm.
+        model_type: the Hugging Face `model_type`, filled in from the family's row.
     """
 
     architecture: str
@@ -383,8 +386,8 @@ class Gguf:
     yarn: Mapping[str, Any] = field(default_factory=dict)
     others: Mapping[str, str] = field(default_factory=dict)
     kin: tuple[str, ...] = ()
-    model_type: str = ""
     norm_shift: float = 0.0
+    model_type: str = ""
 
     def translate(self, stored: str) -> Translation:
         """The Hugging Face name of a GGUF tensor, or `stored` itself where the table has none."""
@@ -484,10 +487,11 @@ class Specification:
 
 @dataclass(frozen=True)
 class Family:
-    """A row of the table: a family's residual streams, and what else sets it apart.
+    """A row of the table: what no experiment shows of a family.
 
     Attributes:
-        stacks: its residual streams, or a function of the config where the layout depends on it.
+        stacks: its residual streams by its config, for a family that no experiment takes apart.
+        amended: a derived stream with what the experiment does not see of it.
         prefix: module name with which its parameters start (transformers' base_model_prefix), and those of families that
             declare the same alone.
         tables: what a row of an embedding table stands for ("token", "position", "segment", …), by the last part of the
@@ -505,7 +509,8 @@ class Family:
         clipped: dimensions that papers name, by the name to ask for.
     """
 
-    stacks: tuple[Stack, ...] | Callable[[Config], tuple[Stack, ...]]
+    stacks: Callable[[Config], tuple[Stack, ...]] | None = None
+    amended: Callable[[Config, Stack], Stack] | None = None
     prefix: str = ""
     tables: Mapping[str, str] = field(default_factory=dict)
     first_position: int | Literal["padding"] = 0
@@ -520,10 +525,9 @@ class Family:
     clipped: Mapping[str, Specification] = field(default_factory=dict)
 
     def named(self, model_type: str) -> "Family":
-        """The row with its `model_type` and what follows from its streams filled in below."""
-        shift = self.stacks[0].norm_offset if isinstance(self.stacks, tuple) and self.stacks else 0.0
+        """The row with its `model_type` filled in below."""
         return replace(
             self,
-            gguf=tuple(replace(one, model_type=model_type, norm_shift=shift) for one in self.gguf),
+            gguf=tuple(replace(one, model_type=model_type) for one in self.gguf),
             clipped={name: replace(spec, model_type=model_type) for name, spec in self.clipped.items()},
         )

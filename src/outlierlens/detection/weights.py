@@ -264,7 +264,8 @@ def sites_of(stack: BoundStack, view: View) -> list[Site]:
     if view == "last":
         scales = declared.write_scales
         linears = [f"{name} × {scales[name]}" if name in scales else name for name in declared.last_linear]
-        names = [declared.last_norm] if stack.ends_in_norm else linears
+        raw = [name for name in declared.last_linear if name in declared.raw_writes]
+        names = [declared.last_norm, *raw] if stack.ends_in_norm else linears
         scale, bias = (tuple(values[layer] for layer in layers) for values in (stack.scale, stack.bias))
         return [Site(stack, " + ".join(name.removesuffix("()") for name in names), scale, bias, stack.ends_in_norm)]
     sites = []

@@ -34,7 +34,8 @@ def check_padding(stack: BoundStack, layer: int, states: "Tensor", valid: "Tenso
     if states.shape[:2] != valid.shape:
         raise BadInput(
             f"stream {stack.name}, layer {layer_name(layer)}: states are {list(states.shape)}, {tokens} "
-            f"{list(valid.shape)}; load the model with attention 'eager' or 'sdpa', which keep padding in place"
+            f"{list(valid.shape)}; its attention takes padding out (load it with attention 'eager' or 'sdpa'), or the model "
+            f"adds tokens of its own, which cannot be told from those of the text"
         )
 
 

@@ -307,8 +307,16 @@ def head_only_at(model: "nn.Module", positions: tuple["Tensor", "Tensor"]) -> It
         yield
 
 
-def _head(model: Any) -> "nn.Module":
+def vocabulary_head(model: Any) -> "nn.Module | None":
+    """The linear that gives logits; None without one, or where a family multiplies by the matrix of its embeddings."""
+    from torch import nn
+
     head: nn.Module | None = model.get_output_embeddings()
+    return None if isinstance(head, nn.Embedding) else head
+
+
+def _head(model: Any) -> "nn.Module":
+    head = vocabulary_head(model)
     if head is None:
         raise BadInput(f"{type(model).__name__} has no vocabulary head")
     return head
@@ -433,7 +441,7 @@ def head_read(model: "nn.Module", look: Callable[["Tensor", Callable[["Tensor"],
 
     `head(some)` gives the logits of some of them [..., vocabulary], unseen by any hook. Nothing is called without a head.
     """
-    head: Any = model.get_output_embeddings()  # type: ignore[operator]
+    head: Any = vocabulary_head(model)
 
     def cut(module: "nn.Module", args: tuple[Any, ...]) -> Any:
         look(args[0], head.forward)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import outlierlens.architectures as arch
+from outlierlens.architectures.bind import number_of_experts
 from outlierlens.checkpoints import as_weights
 from outlierlens.checkpoints.base import Checkpoint, load_config
 from outlierlens.checkpoints.formats import config_folder, files_of, open_file, write_header
@@ -226,7 +227,9 @@ def _class_that_fits(config: Mapping[str, Any], shapes: Shapes, where: str) -> s
     """
     experts = {shape[0] for name, shape in shapes.items() if ".experts." in name}
     row = arch.family_of(config)
-    claimed = next((config[stack.experts] for stack in arch.stacks_of(config) if stack.experts in config), None)
+    claimed = next(
+        (n for stack in arch.stacks_of(config, where) if (n := number_of_experts(stack, config)[1]) is not None), None
+    )
     if experts and experts != {claimed}:
         raise BadFile(f"{where}: claims {claimed} experts, and there are {sorted(experts)}; the file is corrupt")
     model = _without_values(config, where, deepest=len(shapes), causal=row.causal == "always")

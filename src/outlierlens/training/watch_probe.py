@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.architectures import BoundStack
-from outlierlens.architectures.bind import sharded_part
+from outlierlens.architectures.live import sharded_part
 from outlierlens.data.texts import EXCERPT, Batch, Texts, beginnings, collate, read_texts
 from outlierlens.errors import BadInput
 from outlierlens.models.changes import evaluating, temporary

@@ -3,8 +3,9 @@
     probe = BlockProbe(block, args, kwargs, width)
     anatomy = probe.peel()           # from the block's end to its start: norms, linears, how each writes
 
-A parameter writes to a dimension when changing its slice changes that dimension of the output and no other. Switching
-off what was found brings the next write to light, until a dimension that comes in as 0 goes out as 0: then nothing was missed.
+A parameter writes to a dimension when changing its slice changes that dimension of the output and no other; where a block mixes
+copies of its stream, when it changes that one most. Switching off what was found brings the next write to light, until a
+dimension that comes in as 0 goes out as 0: then nothing was missed.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 DIM = 3
 OUTPUT = ""  # the tap point that is the block's output; others are the inputs of named norms
 MAX_STEPS = 16
+MIXED = 0.25  # of the change of the dimension, that of any other
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,20 @@ class Step:
 class Anatomy:
     """A block taken apart, from its end to its start.
 
-    `idle` are the parts of the block that did not run; `problem` says what stopped the search, if anything did.
+    Attributes:
+        idle: parts of the block that did not run. mixed: parameters whose slice changes other dimensions, too, if less.
+        raw_readers: linears that read the stream without a norm. scales: {linear: vector that multiplies what it writes}.
+        complete: nothing else writes. problem: what stopped the search, "" for nothing.
     """
 
     steps: list[Step] = field(default_factory=list)
     reading_norms: tuple[str, ...] = ()
     norm_offset: float = 0.0
     idle: tuple[str, ...] = ()
+    mixed: tuple[str, ...] = ()
+    raw_readers: tuple[str, ...] = ()
+    scales: dict[str, str] = field(default_factory=dict)
+    complete: bool = True
     problem: str = ""
 
 
@@ -77,14 +86,29 @@ class BlockProbe:
 
     def silent(self, tap: str = OUTPUT) -> bool:
         """Whether nothing writes with the parameters as they are now: the dimension is 0 at `tap` where it comes in as 0."""
-        return not self._look(silent=True).at(tap)[..., DIM].any()
+        return not self._look(factor=0.0).at(tap)[..., DIM].any()
 
     def peel(self) -> Anatomy:
         """The block from its end to its start; parameters are put back afterwards."""
         anatomy = Anatomy()
         with restored(self.block):
             self._peel(anatomy)
+        anatomy.scales = {linear: one for step in anatomy.steps for linear, one in self._scales(step.rows)}
         return anatomy
+
+    def _scales(self, rows: tuple[Row, ...]) -> Iterator[tuple[str, str]]:
+        """(linear, vector that multiplies what it writes): twice the one and half of the other give the same."""
+        intact, named = self.output(), dict(self.block.named_parameters())
+        linears = [row for row in rows if row.n_axes > 1]
+        for vector in (row.name for row in rows if row.n_axes == 1 and row.name.rpartition(".")[2] != "bias"):
+            for row in linears:
+                bias = named.get(f"{row.name.rpartition('.')[0]}.bias")
+                with restored(self.block):
+                    for one, factor in ((named[row.name], 2.0), (bias, 2.0), (named[vector], 0.5)):
+                        if one is not None:
+                            one.mul_(factor)
+                    if same(self.output(), intact):
+                        yield row.name, vector
 
     def _peel(self, anatomy: Anatomy) -> None:
         tap = OUTPUT
@@ -106,19 +130,35 @@ class BlockProbe:
                 tap = norm
                 continue
             rows = self._rows(tap)
+            if not rows and (rows := self._rows(tap, alone=False)):
+                anatomy.mixed += tuple(row.name for row in rows)
             normed = [name for name in self._norms_run(trace) if name in {row.name.rpartition(".")[0] for row in rows}]
             if normed:
                 step = Step("write", normed[-1], tuple(self._rows(normed[-1])))
             else:
                 step = Step("read", rows=tuple(self._in_order(rows, trace)))
-            if not rows or not step.rows:
-                anatomy.problem = "no parameter was found that writes to one dimension only"
-                return
+            if not step.rows:
+                anatomy.complete = False
+                break
+            if step.kind == "write" and not anatomy.mixed:
+                self.off |= {row.name for row in step.rows}
             anatomy.steps.append(step)
             self._switch_off(step)
         else:
             anatomy.problem = f"after {MAX_STEPS} steps something still writes"
             return
+        if not any(step.rows for step in anatomy.steps):
+            anatomy.problem = (
+                "no parameter was found that writes to one dimension only"
+                if not anatomy.complete
+                else "it adds nothing to its input"
+            )
+            return
+        raw = {row.name for step in anatomy.steps if step.kind == "read" for row in step.rows}
+        # A norm between a linear and the stream is on the way of its write only if the linear has no other way.
+        anatomy.steps = [
+            step for step in anatomy.steps if step.kind != "write" or not raw & {row.name for row in step.rows}
+        ]
         trace = self._look()
         on_path = {step.norm for step in anatomy.steps}
         # With all writes off, a norm that reads the stream gets the block's input, or what a stream norm made of it.
@@ -128,15 +168,41 @@ class BlockProbe:
             for name in self._norms_run(trace)
             if name not in on_path and any(same(trace.inputs[name][0], states) for states in stream)
         )
+        anatomy.raw_readers = self._reading(stream) if anatomy.steps[0].kind != "stream" else ()
         offsets = {self.norms[name] for name in (*on_path - {""}, *anatomy.reading_norms)}
         if len(offsets) > 1:
             anatomy.problem = "some norms multiply by their weight and others by 1 + weight"
         anatomy.norm_offset = max(offsets, default=0.0)
 
-    def _look(self, *, track: bool = False, silent: bool = False) -> _Trace:
+    def _reading(self, stream: list["Tensor"]) -> tuple[str, ...]:
+        """Linears that get one of these states themselves."""
+        found: dict[str, None] = {}
+        with ExitStack() as hooks:
+            for name, module in self.block.named_modules():
+                weight = getattr(module, "weight", None)
+                if weight is None or getattr(weight, "ndim", 0) != 2:
+                    continue
+
+                def seen(_: Any, args: Any, kwargs: Any, name: str = name) -> None:
+                    with suppress(TypeError):
+                        if any(same(self._as_stream(given_to(args, kwargs)), states) for states in stream):
+                            found[name] = None
+
+                hooks.enter_context(module.register_forward_pre_hook(seen, with_kwargs=True))
+            self._look()
+        return tuple(found)
+
+    def output(self, *, track: bool = False, factor: float | None = None) -> "Tensor":
+        """What the block gives with the parameters as they are now, and states that are multiplied by `factor`.
+
+        `track` keeps how it depends on the parameters.
+        """
+        return self._look(track=track, factor=factor).output
+
+    def _look(self, *, track: bool = False, factor: float | None = None) -> _Trace:
         """What one run of the block shows; `track` keeps how its states depend on the parameters.
 
-        `silent` gives it states whose dimension `DIM` is 0.
+        It is given states that are multiplied by `factor`; by 0 in their dimension `DIM` alone.
         """
         import torch
 
@@ -152,8 +218,9 @@ class BlockProbe:
 
                 hooks.enter_context(module.register_forward_hook(seen, with_kwargs=True))
             try:
-                zeroed = self.given if silent else None
-                output = self.block(*_copied(self.args, zeroed), **_copied(self.kwargs, zeroed))
+                changed = None if factor is None else self.given
+                times = factor or 0.0
+                output = self.block(*_copied(self.args, changed, times), **_copied(self.kwargs, changed, times))
             except Exception as error:  # of the family's own code
                 said = " ".join(str(error).split())[:200]
                 raise UnknownArchitecture(
@@ -171,15 +238,16 @@ class BlockProbe:
         once = [name for name in trace.order if len(trace.outputs.get(name, ())) == 1]
         return [name for name in once if trace.outputs[name][0].shape[-1] == self.width]
 
-    def _rows(self, tap: str) -> list[Row]:
-        """Parameters that write to one dimension of the tap point and to no other."""
+    def _rows(self, tap: str, *, alone: bool = True) -> list[Row]:
+        """Parameters that write to one dimension of the tap point and to no other, or not `alone` but to that one most."""
         named = {name: p for name, p in self.block.named_parameters() if name not in self.off and self.width in p.shape}
         intact = self._look().at(tap)
         rows: list[Row] = []
-        for name, axis in candidates(lambda: self._look(track=True).at(tap), named, self.width):
+        most = 1e-5 if alone else MIXED
+        for name, axis in candidates(lambda: self._look(track=True).at(tap), named, self.width, alone=alone):
             with changed_at(named[name], axis):
                 changed = self._look().at(tap)
-            if only_dim_changed(intact, changed) and name not in {row.name for row in rows}:
+            if only_dim_changed(intact, changed, most=most) and name not in {row.name for row in rows}:
                 rows.append(Row(name, axis - named[name].ndim, named[name].ndim))
         return rows
 
@@ -194,7 +262,6 @@ class BlockProbe:
         named = dict(self.block.named_parameters())
         with torch.no_grad():
             if step.kind == "write":
-                self.off |= {row.name for row in step.rows}
                 for name, parameter in self.block.get_submodule(step.norm).named_parameters():
                     parameter.fill_(-self.norms[step.norm] if name != "bias" else 0.0)
                     self.off.add(f"{step.norm}.{name}")
@@ -205,9 +272,9 @@ class BlockProbe:
 
 
 def candidates(
-    states: Callable[[], "Tensor"], named: Mapping[str, "nn.Parameter"], width: int
+    states: Callable[[], "Tensor"], named: Mapping[str, "nn.Parameter"], width: int, *, alone: bool = True
 ) -> list[tuple[str, int]]:
-    """(parameter, axis from the start) whose slices each may write to one dimension of `states` alone, by their derivatives.
+    """(parameter, axis from the start) whose slices each may write to one dimension of `states` `alone`, by their derivatives.
 
     A slice that writes to `DIM` alone is all that `DIM` depends on in its parameter, and nothing else depends on it. Where
     states cannot be differentiated, every axis as wide as the stream.
@@ -232,16 +299,16 @@ def candidates(
         return every
     mine, others = dict(zip(named, of_dim, strict=True)), dict(zip(named, of_rest, strict=True))
 
-    def alone(name: str, axis: int) -> bool:
+    def may_write(name: str, axis: int) -> bool:
         gradient, rest = mine[name], others[name]
         if gradient is None:
             return False
         by_slice = gradient.abs().movedim(axis, 0).reshape(width, -1).sum(1)  # [width]
         at = float(by_slice[DIM])
         besides = 0.0 if rest is None else float(rest.select(axis, DIM).abs().sum())
-        return at > 0 and float(by_slice.sum()) - at <= 1e-4 * at and besides <= 1e-4 * at
+        return at > 0 and (not alone or (float(by_slice.sum()) - at <= 1e-4 * at and besides <= 1e-4 * at))
 
-    return [(name, axis) for name, axis in every if alone(name, axis)]
+    return [(name, axis) for name, axis in every if may_write(name, axis)]
 
 
 @contextmanager
@@ -273,13 +340,13 @@ def norm_offset(module: "nn.Module", width: int) -> float | None:
     x = torch.randn(1, 4, width, generator=torch.Generator().manual_seed(0)) * 4
     try:
         with torch.no_grad(), restored(module):
-            if not torch.allclose(module(3 * x), module(x), rtol=1e-3, atol=1e-3):
+            if not torch.allclose(first_tensor(module(3 * x)), first_tensor(module(x)), rtol=1e-3, atol=1e-3):
                 return None
             if "bias" in parameters:
                 parameters["bias"].zero_()
             for offset in (0.0, 1.0):
                 parameters["weight"].fill_(-offset)
-                if not module(x).any():
+                if not first_tensor(module(x)).any():
                     return offset
     except (TypeError, RuntimeError, ValueError, AttributeError):
         return None  # it takes something else than one tensor, so it is no plain norm
@@ -319,14 +386,14 @@ def same(left: "Tensor", right: "Tensor") -> bool:
     return torch.allclose(left, right, rtol=0, atol=2e-6 * max(scale, 1e-6))
 
 
-def only_dim_changed(before: "Tensor", after: "Tensor", dim: int = DIM) -> bool:
-    """Whether the last axis changed at `dim` and, but for rounding, nowhere else."""
+def only_dim_changed(before: "Tensor", after: "Tensor", dim: int = DIM, *, most: float = 1e-5) -> bool:
+    """Whether the last axis changed at `dim` and nowhere else by more than the share `most` of that: but for rounding."""
     if before.shape != after.shape:
         return False
     change = (after - before).abs().flatten(0, -2).amax(0)  # [dim]
     here = float(change[dim])
     change[dim] = 0
-    return here > 1e-5 and float(change.max()) <= 1e-5 * here
+    return here > 1e-5 and float(change.max()) <= most * here
 
 
 @contextmanager
@@ -337,28 +404,29 @@ def restored(module: "nn.Module") -> Iterator[None]:
     named = dict(module.named_parameters())
     saved = {name: named[name].detach().clone() for name in named}
     try:
-        yield
+        with torch.no_grad():
+            yield
     finally:
         with torch.no_grad():
             for name, values in saved.items():
                 named[name].copy_(values)
 
 
-def _copied(value: Any, zeroed: "Tensor | None" = None) -> Any:
+def _copied(value: Any, changed: "Tensor | None" = None, factor: float = 0.0) -> Any:
     """Tensors of an argument list cloned: a block may add in place. Keys and values that were kept of a call are left out.
 
-    Where a tensor is `zeroed`, its dimension `DIM` is 0 in the copy.
+    The tensor `changed` is multiplied by `factor` in the copy; by 0 in its dimension `DIM` alone.
     """
     import torch
     from transformers import Cache
 
     if isinstance(value, torch.Tensor):
         copy = value.clone()
-        if zeroed is not None and value is zeroed:
-            copy[..., DIM] = 0
+        if changed is not None and value is changed:
+            (copy if factor else copy[..., DIM]).mul_(factor)
         return copy
     if isinstance(value, Cache):
         return None  # it grows with every call
     if isinstance(value, dict):
-        return {key: _copied(item, zeroed) for key, item in value.items()}
-    return tuple(_copied(item, zeroed) for item in value) if type(value) in (tuple, list) else value
+        return {key: _copied(item, changed, factor) for key, item in value.items()}
+    return tuple(_copied(item, changed, factor) for item in value) if type(value) in (tuple, list) else value

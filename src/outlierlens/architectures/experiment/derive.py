@@ -8,15 +8,25 @@ Nothing is concluded from a name: a linear writes to the stream when changing on
 not be alike: one of each kind is taken apart, and the row is then held against all of them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from outlierlens.architectures.bind import bind, live_parameters
+from outlierlens.architectures.bind import bind
 from outlierlens.architectures.experiment.anatomy import DIM, Anatomy, BlockProbe, Row
+from outlierlens.architectures.experiment.factors import Factors, agreed
+from outlierlens.architectures.experiment.inputs import N_INPUTS
 from outlierlens.architectures.experiment.names import FileNames
-from outlierlens.architectures.experiment.small import N_INPUTS, SmallModel, number_of_blocks, quiet, small_model
+from outlierlens.architectures.experiment.small import (
+    SmallModel,
+    number_of_blocks,
+    number_of_experts,
+    quiet,
+    small_model,
+)
 from outlierlens.architectures.experiment.streams import Stream, Surroundings, find_streams
+from outlierlens.architectures.live import live_parameters
 from outlierlens.architectures.stack import BY_HAND, Config, Stack, parameter, to_toml
 from outlierlens.architectures.structure import row_of, structure
 from outlierlens.errors import OutlierlensError, UnknownArchitecture, comment, need
@@ -89,6 +99,7 @@ def derive(config: Config) -> Derivation:
         why = "; ".join(unsettled) or "no list of two or more blocks hands a stream from one block to the next"
         raise UnknownArchitecture(f"no row can be drafted for {config['model_type']!r}: {why}; {BY_HAND}")
     given = " and ".join(key for key in small.inputs if key != "use_cache")
+    done.sort(key=lambda draft: draft.is_tower)  # words first
     stacks = [(stack, draft.evidence) for draft in done for stack in (draft.stack, draft.stored) if stack is not None]
     return Derivation(
         model_type=str(config["model_type"]),
@@ -126,6 +137,11 @@ class _Draft:
     evidence: dict[str, str] = field(default_factory=dict)
     unsettled: list[str] = field(default_factory=list)
 
+    @property
+    def is_tower(self) -> bool:
+        """Whether pictures or sounds run through it."""
+        return self.name.startswith(("vision", "audio"))
+
     def inner(self, name: str) -> str:
         """The name of a module or parameter without what stands before the model inside its heads."""
         return name.removeprefix(self.small.prefix)
@@ -140,14 +156,18 @@ class _Draft:
         )
         if stream.n_links < n_blocks - 1:
             self.unsettled.append("something runs on the stream between some of the blocks; it is not in the row")
-        if stream.calls[0].got.shape[0] != N_INPUTS and stream.calls[0].got.shape[1] == N_INPUTS:
+        shape = stream.calls[0].got.shape
+        if len(shape) == 3 and shape[0] != N_INPUTS and shape[1] == N_INPUTS:
             values["token_first"] = True
             self.evidence["token_first"] = f"{N_INPUTS} inputs were given, and they are the second axis"
         kinds = [self.kind(layer) for layer in range(n_blocks)]
         layouts: list[dict[str, Any]] = []
+        incomplete: set[int] = set()
+        readers: dict[str, None] = {}
         for kind in dict.fromkeys(kinds):
             # The second of a kind where there is one: a first block may differ.
-            layer = [number for number, one in enumerate(kinds) if one == kind][:2][-1]
+            alike = [number for number, one in enumerate(kinds) if one == kind]
+            layer = alike[:2][-1]
             call = stream.calls[layer]
             block = self.small.model.get_submodule(f"{stream.path}.{layer}")
             anatomy = BlockProbe(block, call.args, call.kwargs, stream.width).peel()
@@ -155,21 +175,39 @@ class _Draft:
                 self.unsettled.append(
                     f"{', '.join(anatomy.idle)} of the block did not run on the inputs that were given"
                 )
+            readers |= dict.fromkeys(anatomy.raw_readers)
             layout: dict[str, Any] = {}
+            if anatomy.scales:
+                layout["write_scales"] = {_named(linear): vector for linear, vector in anatomy.scales.items()}
+                self.evidence["write_scales"] = "half of the one and twice of the other leave the output as it was"
             if problem := anatomy.problem or self._place_norms(anatomy, layout):
                 self.unsettled.append(f"block {layer}: {problem}")
                 return
+            if anatomy.mixed:
+                layout["fixed_scale"] = "its blocks mix copies of the stream"
+                self.unsettled.append(
+                    f"block {layer}: what {', '.join(anatomy.mixed)} write to a dimension reaches others, too, through what "
+                    f"mixes the stream"
+                )
+            if not anatomy.complete:
+                incomplete |= {*alike}
+                layout["fixed_scale"] = "not all that writes to it is known"
+                self.unsettled.append(
+                    f"block {layer}: something else writes that no parameter sets for one dimension alone"
+                )
             layouts.append(layout)
         if problem := self._join(layouts, values):
             self.unsettled.append(problem)
             return
         self._count_layers(values)
+        self._count_experts(values)
         self._before_and_after(values)
         stack = Stack(**values)
-        if problem := _verify(self.small, stream, stack):
+        if problem := _verify(self.small, stream, stack, incomplete):
             self.unsettled.append(problem)
             return
-        self.evidence["blocks"] += f"; the whole row was verified on all {n_blocks} blocks"
+        stack = self._with_factors(stack, readers)
+        self.evidence["blocks"] += f"; the row was verified on {n_blocks - len(incomplete)} of {n_blocks} blocks"
         self.stack = stack
 
     def kind(self, layer: int) -> frozenset[str]:
@@ -182,36 +220,46 @@ class _Draft:
     def _place_norms(self, anatomy: Anatomy, values: dict[str, Any]) -> str:
         """Turn the steps into fields; the problem in words where they do not fit."""
         steps = anatomy.steps
-        kinds = [step.kind for step in steps]
+        site = steps[0].kind
         norms = [step.norm for step in steps if step.norm]
-        groups = [step.rows for step in steps if step.rows]
-        if not groups:
-            return "the block adds nothing to its input"
-        if kinds[0] == "stream" and set(kinds) == {"stream", "read"}:
-            values |= {"norm_site": "stream", "last_norm": norms[0], "other_norms": tuple(reversed(norms[1:]))}
+        raw = [step for step in steps if step.kind == "read"]
+        values["norm_site"] = site
+        if site != "read":
+            values["last_norm"] = norms.pop(0)
+        if norms:
+            values["other_norms"] = tuple(reversed(norms))
+        if site == "stream":
+            if any(step.kind == "write" for step in steps):
+                return "some norms stand on the stream and others on what is added to it"
             self.evidence["norm_site"] = "the block's output is the output of a norm"
             self.evidence["last_norm"] = "its output is the block's output"
-        elif set(kinds) == {"write"}:
-            values |= {"norm_site": "write", "last_norm": norms[0], "other_norms": tuple(reversed(norms[1:]))}
+        elif site == "write":
+            if any(step.kind == "stream" for step in steps):
+                return "some norms stand on the stream and others on what is added to it"
             self.evidence["norm_site"] = "each write is the output of a norm, added to the stream"
             self.evidence["last_norm"] = "changing one value of its scale changes one dimension of the block's output"
-        elif set(kinds) == {"read"}:
-            values["norm_site"] = "read"
-            self.evidence["norm_site"] = "linears add to the stream directly; their norms only scale what is read"
+            if raw:
+                values["raw_writes"] = tuple(dict.fromkeys(_module(row) for step in raw for row in step.rows))
+                self.evidence["raw_writes"] = "no norm stands between these and the stream"
         else:
-            return f"its steps from the end, {', '.join(kinds)}, fit none of stream, write, read"
+            if any(step.kind == "write" for step in steps):
+                return "its last write is added as it is and others through a norm"
+            self.evidence["norm_site"] = "linears add to the stream directly; their norms only scale what is read"
+            if norms:
+                values["fixed_scale"] = "norms inside its blocks stand on the stream itself"
         if values.get("other_norms"):
-            self.evidence["other_norms"] = "found likewise after the last write was switched off"
+            self.evidence["other_norms"] = "found likewise, after what stands behind them was switched off"
         if anatomy.reading_norms:
             values["reading_norms"] = anatomy.reading_norms
             self.evidence["reading_norms"] = "with all writes off they get the stream itself, and are not on its path"
-        if norms or anatomy.reading_norms:
+        if any(step.norm for step in steps) or anatomy.reading_norms:
             values["norm_offset"] = anatomy.norm_offset
             self.evidence["norm_offset"] = f"the norms return zeros with their weight at {-anatomy.norm_offset + 0.0:g}"
-        return self._place_linears(groups, values)
+        return self._place_linears([step.rows for step in steps if step.rows], values)
 
     def _place_linears(self, groups: list[tuple[Row, ...]], values: dict[str, Any]) -> str:
-        weights = [[row for row in group if not _is_bias(row)] for group in groups]
+        scales = set(values.get("write_scales", {}).values())
+        weights = [[row for row in group if not _is_bias(row) and row.name not in scales] for group in groups]
         modules = {_module(row) for group in weights for row in group}
         # A bias of no linear that writes, as of all experts together, is a write of its own.
         alone = [row for group in groups for row in group if _is_bias(row) and _module(row) not in modules]
@@ -246,9 +294,16 @@ class _Draft:
 
     def _join(self, layouts: list[dict[str, Any]], values: dict[str, Any]) -> str:
         """The fields of all kinds of blocks as those of one row; the problem in words where they do not fit together."""
-        for key in ("norm_site", "last_norm"):
-            if len(each := {layout.get(key, "") for layout in layouts}) > 1:
-                return f"kinds of blocks differ in {key}: {', '.join(sorted(map(repr, each)))}"
+        sites = {layout["norm_site"] for layout in layouts}
+        if sites not in ({"read", "write"}, {next(iter(sites))}):
+            return f"kinds of blocks differ in norm_site: {', '.join(sorted(map(repr, sites)))}"
+        if len(each := {layout["last_norm"] for layout in layouts if "last_norm" in layout}) > 1:
+            return f"kinds of blocks differ in last_norm: {', '.join(sorted(map(repr, each)))}"
+        if len(sites) > 1:  # blocks without the norm add as they are
+            for layout in layouts:
+                if layout["norm_site"] == "read":
+                    layout["raw_writes"] = (*layout.get("other_writes", ()), *layout["last_linear"])
+            layouts.sort(key=lambda layout: layout["norm_site"] != "write")
         offsets = {layout["norm_offset"] for layout in layouts if "norm_offset" in layout}
         if len(offsets) > 1:
             return "some norms multiply by their weight and others by 1 + weight"
@@ -257,16 +312,20 @@ class _Draft:
             values["norm_offset"] = offsets.pop()
         if len(layouts) == 1:
             return ""
-        for key in ("last_linear", "other_writes", "other_norms", "reading_norms"):
+        if fixed := next(filter(None, (layout.get("fixed_scale") for layout in layouts)), ""):
+            values["fixed_scale"] = fixed
+        values |= _joined(layouts, "write_scales")
+        for key in ("last_linear", "other_writes", "raw_writes", "other_norms", "reading_norms"):
             if joined := tuple(dict.fromkeys(name for layout in layouts for name in layout.get(key, ()))):
                 values[key] = joined
         if both := set(values["last_linear"]) & set(values.get("other_writes", ())):
             return f"{', '.join(sorted(both))} writes last in some blocks and before others in the rest"
+        if both := set(values.get("other_norms", ())) & set(values.get("reading_norms", ())):
+            return f"{', '.join(sorted(both))} norms what is written in some blocks and what is read in the rest"
         turned = [layout.pop("weight_is_in_by_out", False) for layout in layouts]
         if any(turned) and not all(turned):
             return "some blocks hold linears [in, out] and others [out, in]"
-        if axes := {name: axis for layout in layouts for name, axis in layout.get("axes", {}).items()}:
-            values["axes"] = axes
+        values |= _joined(layouts, "axes")
         sets = [
             tuple(sorted({*layout["last_linear"], *layout.get("other_writes", ()), *layout.get("other_norms", ())}))
             for layout in layouts
@@ -276,6 +335,40 @@ class _Draft:
             f"{len(layouts)} kinds of blocks, by the names of their parameters; one of each was taken apart"
         )
         return ""
+
+    def _with_factors(self, stack: Stack, raw_readers: Iterable[str]) -> Stack:
+        """`stack` with what can take factors in its blocks: neurons, heads, and norms with all that reads them."""
+        (bound,) = bind((stack,), live_parameters(self.small.model), self.small.config)
+        blocks = [Factors(self.small, bound, layer, call) for layer, call in enumerate(self.stream.calls)]
+        found = agreed([(block, block.search()) for block in blocks])
+        activation = _activation(self.small.config, stack.layers)
+        if not activation:
+            found.pop("rectified", None)  # which function it is, no config says
+        elif "rectified" in found:
+            found["activation"] = activation
+        through = {name: norm for norm, names in found.get("readers", {}).items() for name in names}
+        if raw := {name: through.get(name, "") for name in raw_readers}:
+            found["raw_readers"] = raw
+            self.evidence["raw_readers"] = "with all writes off they get the stream itself, in some blocks or in all"
+        if (
+            not stack.fixed_scale
+            and stack.norm_site != "stream"
+            and not all(block.keep_factor(raw) for block in blocks)
+        ):
+            found["fixed_scale"] = "its blocks do not keep a factor of the stream"
+        found["axes"] = {**stack.axes, **found.get("axes", {})}
+        remarks = {
+            "neurons": "factors on the rows of the one and the columns of the other leave the output as it was",
+            "rectified": "each row of the one reaches one column of the other alone, through an activation",
+            "heads": "factors on what gives values, or keys, and on what takes them leave the output as it was",
+            "activation": "transformers knows the value of this config key as an activation",
+            "mlp": "of what writes, this has neurons of its own",
+            "readers": "factors on the norm's weights and the columns of all these leave the output as it was",
+        }
+        self.evidence |= {name: remark for name, remark in remarks.items() if name in found}
+        if found.get("fixed_scale", stack.fixed_scale):
+            self.evidence["fixed_scale"] = "why repair leaves the scale of this stream as it is"
+        return replace(stack, **found)
 
     def _count_layers(self, values: dict[str, Any]) -> None:
         """The config key that sets the number of blocks: changing it changes their number."""
@@ -287,6 +380,17 @@ class _Draft:
             else "no config key was found that sets the number of blocks, so it is not checked"
         )
 
+    def _count_experts(self, values: dict[str, Any]) -> None:
+        """The config key that sets the number of experts, where one parameter holds all of theirs."""
+        packed = [name.removesuffix("()") for name in values["last_linear"] if name.endswith("()")]
+        for layer in range(len(self.stream.calls)):
+            for name in packed:
+                path = f"{self.stream.path}.{layer}.{name}"
+                if path in dict(self.small.model.named_parameters()) and (key := number_of_experts(self.small, path)):
+                    values["experts"] = key
+                    self.evidence["experts"] = f"with one more there, {name} holds one more"
+                    return
+
     def _before_and_after(self, values: dict[str, Any]) -> None:
         outside = Surroundings(self.small, self.stream, self.streams)
         embedding_norm, tables, linears = outside.before()
@@ -297,6 +401,10 @@ class _Draft:
             found = ", ".join((*tables, *linears)) or "nothing"
             self.unsettled.append(f"not all that writes before the first block was found ({found} was); left out")
             tables = linears = ()
+        if not outside.scales and values["norm_site"] != "stream" and not embedding_norm:
+            values.setdefault("fixed_scale", "what writes before its first block passes no factor on to it")
+        if not self.is_tower and any(re.search("(image|audio|video|speech)_token", key) for key in self.small.config):
+            values.setdefault("fixed_scale", "pictures or sounds are written to it, too")
         if tables:
             values["embeddings"] = tuple(map(self.inner, tables))
             self.evidence["embeddings"] = "changing one column changes one dimension before the first block"
@@ -340,6 +448,22 @@ class _Draft:
             self.stored = replace(stack, blocks=blocks.path, stored_as=other)
 
 
+def _joined(layouts: Sequence[Mapping[str, Any]], key: str) -> dict[str, Any]:
+    """The table `key` of all layouts as one, under its key; {} where none has it."""
+    joined = {name: one for layout in layouts for name, one in layout.get(key, {}).items()}
+    return {key: joined} if joined else {}
+
+
+def _activation(config: Config, layers: str) -> str:
+    """The config key, beside that of the number of `layers`, that names an activation; "" without one."""
+    from transformers.activations import ACT2FN
+
+    for part in layers.split(".")[:-1]:
+        config = config[part]
+    named = [key for key, value in config.items() if isinstance(value, str) and value in ACT2FN]
+    return next((key for key in ("hidden_act", "activation_function", *named) if key in named), "")
+
+
 def _inside(stack: Stack) -> Iterable[str]:
     """Parameters of a block that a row names."""
     for linear in dict.fromkeys((*stack.other_writes, *stack.last_linear)):
@@ -360,18 +484,20 @@ def _is_bias(row: Row) -> bool:
 
 
 def _module(row: Row) -> str:
-    """A linear as `Stack` names it: its module, or "name()" for a bare parameter."""
-    module, _, leaf = row.name.rpartition(".")
-    if leaf in ("weight", "bias"):
-        return module
-    return f"{row.name.removesuffix('_bias')}()" if row.name.endswith("_bias") else f"{row.name}()"
+    return _named(row.name)
+
+
+def _named(name: str) -> str:
+    """The linear of a parameter as `Stack` names it: its module, or "name()" for a bare parameter."""
+    module, _, leaf = name.rpartition(".")
+    return module if leaf in ("weight", "bias") else f"{name.removesuffix('_bias')}()"
 
 
 # --- the row against the model ---------------------------------------------------------------------------------------
 
 
-def _verify(small: SmallModel, stream: Stream, stack: Stack) -> str:
-    """The first way in which the whole model contradicts the stack, in words."""
+def _verify(small: SmallModel, stream: Stream, stack: Stack, incomplete: Collection[int]) -> str:
+    """The first way in which the whole model contradicts the stack, in words; of `incomplete` layers nothing is claimed."""
     import torch
 
     try:
@@ -380,11 +506,17 @@ def _verify(small: SmallModel, stream: Stream, stack: Stack) -> str:
         return f"the row does not fit the model: {str(error).partition(';')[0]}"
     if stack.norm_site == "stream":
         layers = [(*scale, *bias) for scale, bias in zip(bound.scale, bound.bias, strict=True)]
-    else:
-        layers = list(bound.writes)
+    else:  # a norm of the stream itself, between the writes, gives less its mean of what comes in as 0
+        between = [bound.norms[norm] for norm in stack.other_norms if norm in bound.norms]
+        layers = [
+            tuple(dict.fromkeys((*writes, *(param for norm in between for param in norm[layer]))))
+            for layer, writes in enumerate(bound.writes)
+        ]
     named = live_parameters(small.model)
     with torch.no_grad():
         for layer, (params, call) in enumerate(zip(layers, stream.calls, strict=True)):
+            if layer in incomplete:
+                continue
             block = small.model.get_submodule(bound.blocks[layer])
             saved = [(param, named[param.name].select(param.axis, DIM).clone()) for param in params]
             for param in params:

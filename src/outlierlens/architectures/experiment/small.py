@@ -1,59 +1,37 @@
 """A small random model with the structure that a config describes, and inputs that it takes.
 
-    small = small_model(config)      # fewer layers, narrower, random weights; needs transformers, no weights, no network
-    small.run()                      # one forward pass
-
-Layers are cut to the first that hold every kind of block that the whole model has: a dense one before those with experts, the
-attention between linear ones. What the whole model looks like is seen without memory, on the meta device.
+small = small_model(config)      # fewer layers, narrower, random weights; needs transformers, no weights, no network
+small.run()                      # one forward pass
 """
 
 import copy
-import inspect
-import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from outlierlens.architectures.bind import WIDTHS
+from outlierlens.architectures.experiment.inputs import made_inputs
+from outlierlens.architectures.experiment.shrink import (
+    bare_model,
+    config_object,
+    dotted,
+    fewer_layers,
+    first_line,
+    numbers,
+    put,
+    same_node,
+    smaller_configs,
+    values_of,
+    with_fewer,
+)
 from outlierlens.architectures.stack import BY_HAND, Config
 from outlierlens.errors import UnknownArchitecture
 
 if TYPE_CHECKING:
     from torch import nn
 
-LAYERS = 3  # the fewest that have a first, a middle and a last
-MAX_LAYERS = 16  # of kinds of blocks that begin later nothing is seen
-WIDTH = 64
-LEAST = 16  # dimensions of a stream
-N_INPUTS = 2
-N_TOKENS = 7
 MAX_PARAMETERS = 160_000_000  # 640 MB
-# Of layers, heads, experts: a config that asks for more is not believed, for a module would be built for each.
-MAX_COUNT, MAX_LAYERS_BELIEVED = 65_536, 4096
-_COUNTED = ("layer", "depth", "block", "expert", "stage", "head", "group", "codebook", "level")
-_NO_COUNT = ("size", "dim", "length", "capacity", "position", "token", "vocab", "_id")
-
-_WIDTH_KEYS = {*WIDTHS, "embedding_size", "word_embed_proj_dim", "embed_dim"}
-_KEY_HEAD_KEYS = {"num_key_value_heads", "num_kv_heads"}
-_HEAD_KEYS = {"num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", *_KEY_HEAD_KEYS}
-_HEAD_KEYS |= {"decoder_attention_heads"}
-_HEAD_WIDTH_KEYS = {"head_dim", "d_kv", "d_head"}
-_INNER_KEYS = {"intermediate_size", "ffn_dim", "d_ff", "n_inner", "hidden_dim", "encoder_ffn_dim", "decoder_ffn_dim"}
-_INNER_KEYS |= {"moe_intermediate_size", "ffn_hidden_size", "d_inner", "shared_expert_intermediate_size"}
-_FEW = dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 4)
-_FEW |= dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k"), 2)
-_FEW |= {"n_group": 2, "num_expert_group": 2, "topk_group": 1, "n_shared_experts": 1, "moe_num_shared_experts": 1}
-_FEW |= {"linear_num_heads": 4, "linear_num_value_heads": 4, "linear_num_key_heads": 2}  # of attention that is linear
-_FEW |= dict.fromkeys(("linear_head_dim", "linear_key_head_dim", "linear_value_head_dim"), 16)
-_FEW |= {"max_source_positions": 16, "mamba_chunk_size": 8, "chunk_size": 8}
-_MANY = 4096  # words, positions: as many as this are cut to `_WORDS`
-_WORDS = 512
-# What says where a model came from or how it is stored, and lists that name its layers one by one.
-_DROPPED = {"auto_map", "quantization_config", "torch_dtype", "dtype", "_name_or_path", "transformers_version"}
-_DROPPED |= {"out_features", "out_indices", "stage_names"}
 
 
 @dataclass(frozen=True)
@@ -103,35 +81,55 @@ def small_model(config: Config) -> SmallModel:
     """
     full = config_object(config)
     reasons: list[str] = []
+    unread: SmallModel | None = None  # runs, and transformers takes no file of its config
+    made = next(classes_of(full), None)
+    if made is None:
+        raise UnknownArchitecture(f"transformers has no model for {full.model_type}")
     try:
-        shallow, unseen = _fewer_layers(full)
+        shallow, unseen = fewer_layers(full, made)
     except UnknownArchitecture:
         raise
     except Exception as error:  # of the family's own code
         raise UnknownArchitecture(
-            f"a model of this {full.model_type} config cannot be built ({_first_line(error)}); {BY_HAND}"
+            f"a model of this {full.model_type} config cannot be built ({first_line(error)}); {BY_HAND}"
         ) from error
     fewer = "" if values_of(shallow) == values_of(full) else "fewer layers"
-    for narrower, smaller in _smaller(shallow):
+    for narrower, smaller in smaller_configs(shallow):
         words = ", ".join(filter(None, (fewer, narrower))) or "as it is"
         for made in classes_of(full):
             try:
                 model = _build(made, smaller)
                 getattr(model.config, "validate", tuple)()  # as it is read and written
             except Exception as error:
-                reasons.append(f"{words}: {_first_line(error)}")
+                reasons.append(f"{words}: {first_line(error)}")
                 continue
-            for inputs in _inputs(model):
+            for inputs in made_inputs(model):
                 small = SmallModel(model, inputs, values_of(model.config), words, values_of(full), unseen)
                 try:
                     small.run()
                 except Exception as error:
-                    reasons.append(f"{words}, given {' and '.join(inputs)}: {_first_line(error)}")
+                    reasons.append(f"{words}, given {' and '.join(inputs)}: {first_line(error)}")
                     continue
-                return replace(small, towers=_towers(small))
+                if _is_read_back(small):
+                    return replace(small, towers=_towers(small))
+                unread = unread or small
+    if unread:
+        return replace(unread, towers=_towers(unread))
     raise UnknownArchitecture(
         f"no small version of this {full.model_type} config runs ({'; '.join(dict.fromkeys(reasons[:3]))}); {BY_HAND}"
     )
+
+
+def _is_read_back(small: SmallModel) -> bool:
+    """Whether a file of its config gives the model again."""
+    import torch
+
+    try:
+        with torch.device("meta"):
+            again = bare_model(type(small.model), config_object(small.config))
+    except Exception:  # of the family's own code
+        return False
+    return [one.shape for one in again.parameters()] == [one.shape for one in small.model.parameters()]
 
 
 def _towers(small: SmallModel) -> dict[str, dict[str, Any]]:
@@ -152,64 +150,12 @@ def _towers(small: SmallModel) -> dict[str, dict[str, Any]]:
             tuple(f"{one}." for one in found)
         ):
             continue
-        for inputs in _inputs(module):
+        for inputs in made_inputs(module):
             with suppress(Exception):  # of the family's own code
                 replace(small, model=module, inputs=inputs).run()
                 found[path] = inputs
                 break
     return found
-
-
-# --- configs and classes ---------------------------------------------------------------------------------------------
-
-
-def config_object(config: Config) -> Any:
-    """`config` as transformers holds it.
-
-    Raises:
-        UnknownArchitecture: transformers does not know the family, or refuses a value.
-    """
-    import transformers
-
-    model_type = config.get("model_type")
-    if not isinstance(model_type, str) or model_type not in transformers.CONFIG_MAPPING:
-        raise UnknownArchitecture(
-            f"transformers {transformers.__version__} has no model_type {model_type!r}, so no model can be built from "
-            f"this config; upgrade transformers, or {BY_HAND}"
-        )
-    _check_counts(dict(config))  # before a list is made of so many
-    kind: Any = transformers.CONFIG_MAPPING[model_type]
-    values = {key: _number(value) for key, value in config.items() if key not in _DROPPED}
-    try:
-        return kind.from_dict(copy.deepcopy(values))
-    except Exception as error:
-        first = error
-    # A file may hold what transformers wrote and does not take back: endless limits, tuples that JSON made lists.
-    try:
-        default = values_of(kind())
-        kept = {key: value for key, value in values.items() if default.get(key) != value}
-        return kind.from_dict(copy.deepcopy(kept))
-    except Exception:
-        raise UnknownArchitecture(
-            f"transformers {transformers.__version__} takes no such {model_type} config ({_first_line(first)})"
-        ) from first
-
-
-def _number(value: Any) -> Any:
-    """A value of a config file with the endless numbers that transformers writes as tables."""
-    if isinstance(value, dict):
-        return (
-            float(value["__float__"])
-            if value.keys() == {"__float__"}
-            else {key: _number(one) for key, one in value.items()}
-        )
-    return [_number(one) for one in value] if isinstance(value, list) else value
-
-
-def values_of(config: Any) -> dict[str, Any]:
-    """The values of a config as JSON has them."""
-    values: dict[str, Any] = json.loads(json.dumps(config.to_dict(), default=str))
-    return values
 
 
 def classes_of(config: Any) -> Iterator[Any]:
@@ -242,12 +188,12 @@ def _build(made: Any, config: Any) -> "nn.Module":
     import torch
 
     with torch.device("meta"):
-        n_parameters = sum(parameter.numel() for parameter in _bare(made, config).parameters())
+        n_parameters = sum(parameter.numel() for parameter in bare_model(made, config).parameters())
     if n_parameters > MAX_PARAMETERS:
         raise UnknownArchitecture(f"{n_parameters:,} parameters are more than {MAX_PARAMETERS:,}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = _bare(made, config).float().eval()
+        model = bare_model(made, config).float().eval()
         with torch.no_grad():
             for parameter in model.parameters():
                 # Initial scales of 1 and biases of 0 would hide what they do.
@@ -255,277 +201,28 @@ def _build(made: Any, config: Any) -> "nn.Module":
     return model
 
 
-def _bare(made: Any, config: Any) -> "nn.Module":
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model: nn.Module = made._from_config(copy.deepcopy(config), attn_implementation="eager")
-    return model
-
-
-# --- fewer layers ----------------------------------------------------------------------------------------------------
-
-
-def _fewer_layers(full: Any) -> tuple[Any, tuple[str, ...]]:
-    """(`full` with as few layers as hold every kind of block, kinds of blocks that were left out, in words)."""
-    made = next(classes_of(full), None)
-    if made is None:
-        raise UnknownArchitecture(f"transformers has no model for {full.model_type}")
-    lists = block_lists(made, full)
-    config, unseen = full, []
-    for path, kinds in lists.items():
-        needed = max(LAYERS, max(kinds.index(kind) for kind in kinds) + 1)
-        if needed > MAX_LAYERS:
-            unseen.append(
-                f"{path} has kinds of blocks that begin after block {MAX_LAYERS - 1}; nothing was seen of them"
-            )
-            needed = MAX_LAYERS
-        now = len(block_lists(made, config).get(path, ())) if config is not full else len(kinds)
-        if now > needed:
-            config, _ = _cut(made, config, path, now, needed)
-    return config, tuple(unseen)
-
-
-def _check_counts(config: Any) -> None:
-    """Raise UnknownArchitecture for more of what is counted than any model has."""
-    for node in _nodes(config):
-        for key, value in _items(node):
-            name = str(key)
-            if not any(word in name for word in _COUNTED) or any(word in name for word in _NO_COUNT):
-                continue
-            most = MAX_LAYERS_BELIEVED if "layer" in name else MAX_COUNT
-            each = value if isinstance(value, list | tuple) else (value,)
-            if len(each) > most or any(type(one) is int and one > most for one in each):
-                raise UnknownArchitecture(f"{key} is over {most:,}, and no model has as many; correct the config")
-
-
 def number_of_blocks(small: SmallModel, path: str) -> str:
     """The dotted config key that sets the number of blocks in the list `path`; "" where none was found."""
     model: Any = small.model
     config = model.config
     n = len(list(small.model.get_submodule(path).children()))
-    _, key = _cut(type(small.model), config, path, n, n - 1)
+    _, key = with_fewer(type(small.model), config, path, n, n - 1)
     return key
 
 
-def block_lists(made: Any, config: Any) -> dict[str, list[frozenset[str]]]:
-    """{path of a list of blocks: the kind of each, which is the names of its parameters}, built without memory."""
+def number_of_experts(small: SmallModel, parameter: str) -> str:
+    """The dotted config key that sets the first axis of a parameter of all experts; "" where none was found."""
     import torch
-    from torch import nn
 
-    with torch.device("meta"):
-        model = _bare(made, config)
-    found: dict[str, list[frozenset[str]]] = {}
-    for path, module in model.named_modules():
-        if not isinstance(module, nn.ModuleList) or any(path.startswith(f"{outer}.") for outer in found):
-            continue
-        kinds = [frozenset(name for name, _ in child.named_parameters()) for child in module]
-        if len(kinds) > 1 and any(len(kind) > 2 for kind in kinds):
-            found[path] = kinds
-    return found
-
-
-def _cut(made: Any, config: Any, path: str, n: int, few: int) -> tuple[Any, str]:
-    """(`config` with `few` blocks in the list `path` in place of `n`, the key that sets them), both as before without one."""
-    places = [(node, key) for node, key, value in _numbers(config) if value == n]
-    places.sort(key=lambda place: not any(word in str(place[1]) for word in ("layer", "depth", "block")))
-    for node, key in places:
-        trial = copy.deepcopy(config)
-        inside = _same_node(config, trial, node)
-        try:
-            _set(inside, key, few)
-            for name, value in _items(inside):
-                if (shorter := _shortened(name, value, n, few)) is not value:
-                    _set(inside, name, shorter)
-            if len(block_lists(made, trial).get(path, ())) == few:
-                return _of_few(trial, few), _dotted(config, node, key)
-        except Exception:  # of the family's own code: another number
-            continue
-    return config, ""
-
-
-def _of_few(config: Any, few: int) -> Any:
-    """`config` without the settings of single layers that it no longer has, which transformers keeps beside its values."""
-
-    def shorter(table: dict[str, Any]) -> dict[str, Any]:
-        inner = {key: shorter(value) if isinstance(value, dict) else value for key, value in table.items()}
-        return {
-            key: _shortened(key, value, few + 1, few) if key == "per_layer_config" else value
-            for key, value in inner.items()
-        }
-
-    values = config.to_dict()
-    return config if shorter(values) == values else type(config).from_dict(shorter(values))
-
-
-def _dotted(config: Any, node: Any, key: Any) -> str:
-    """Where a config file has the value `key` of a config or table inside `config`."""
-    if config is node:
-        return str(key)
-    inner = [(name, value) for name, value in _items(config) if isinstance(value, dict) or hasattr(value, "to_dict")]
-    found = next((name, value) for name, value in inner if any(one is node for one in _nodes(value)))
-    return f"{found[0]}.{_dotted(found[1], node, key)}"
-
-
-def _shortened(name: Any, value: Any, n: int, few: int) -> Any:
-    """A setting of `n` layers for the first `few`: lists and strings of that length, numbers of layers, settings by number."""
-    if isinstance(value, list | tuple) and len(value) == n:
-        return value[:few]
-    if isinstance(value, str) and len(value) == n and "pattern" in str(name):
-        return value[:few]
-    numbered = isinstance(value, list | tuple) and value and all(type(one) is int and 0 <= one < n for one in value)
-    if (
-        numbered
-        and list(value) == sorted(set(value))
-        and any(word in str(name) for word in ("layer", "ind", "idx", "ids"))
-    ):
-        return type(value)(one for one in value if one < few)
-    if isinstance(value, dict) and value and all(str(key).isdecimal() for key in value):
-        return {key: one for key, one in value.items() if int(key) < few}
-    return value
-
-
-def _nodes(config: Any) -> Iterator[Any]:
-    """A config and every config or table inside."""
-    yield config
-    for _, value in _items(config):
-        if isinstance(value, dict) or hasattr(value, "to_dict"):
-            yield from _nodes(value)
-
-
-def _items(node: Any) -> list[tuple[Any, Any]]:
-    values = node if isinstance(node, dict) else vars(node)
-    return [(key, value) for key, value in values.items() if not str(key).startswith("_")]
-
-
-def _set(node: Any, key: Any, value: Any) -> None:
-    if isinstance(node, dict):
-        node[key] = value
-    else:
-        setattr(node, key, value)
-
-
-def _numbers(config: Any) -> list[tuple[Any, Any, int]]:
-    """(config or table, key, value) of every whole number."""
-    return [(node, key, value) for node in _nodes(config) for key, value in _items(node) if type(value) is int]
-
-
-def _same_node(config: Any, copied: Any, node: Any) -> Any:
-    """The part of `copied` that is `node` in `config`."""
-    return next(two for one, two in zip(_nodes(config), _nodes(copied), strict=True) if one is node)
-
-
-# --- narrower --------------------------------------------------------------------------------------------------------
-
-
-def _smaller(config: Any) -> Iterator[tuple[str, Any]]:
-    """(what was changed, config), the smallest first."""
-    ways: tuple[tuple[str, Callable[[Any], None]], ...] = (
-        ("narrower", lambda node: _narrow(node, WIDTH)),
-        ("fewer heads", lambda node: _narrow(node, None)),
-        *((f"narrower heads by {factor}", partial(_divide, factor=factor)) for factor in (64, 32, 16, 8, 4)),
-        ("fewer words and experts", _fewer),
-    )
-    for words, change in ways:
-        smaller = copy.deepcopy(config)
-        try:
-            for node in _nodes(smaller):
-                change(node)
-                _fewer(node)
-            for node in _nodes(smaller):
-                _known_words(node)
-        except Exception:  # a config that checks what is set
-            continue
-        if values_of(smaller) != values_of(config):
-            yield words, smaller
-    yield "", config
-
-
-def _width(node: Any) -> int:
-    values = dict(_items(node))
-    width = next((values[key] for key in (*WIDTHS, "embed_dim") if values.get(key)), 0)
-    return width if isinstance(width, int) else 0
-
-
-def _narrow(node: Any, new_width: int | None) -> None:
-    """Fewer heads in a stream of `new_width`; None leaves heads as wide as they are."""
-    values, width = dict(_items(node)), _width(node)
-    heads = next((values[key] for key in sorted(_HEAD_KEYS - _KEY_HEAD_KEYS) if values.get(key)), None)
-    if not width and new_width and {"num_heads", "head_dim"} <= values.keys():  # heads of a kind of their own
-        _set(node, "num_heads", 4)
-        _set(node, "head_dim", new_width // 4)
-    if not isinstance(heads, int) or width <= WIDTH:
-        return
-    target = new_width or 4 * int(values.get("head_dim") or width // heads)
-    for key, value in values.items():
-        if isinstance(value, list) and key in _INNER_KEYS:
-            _set(node, key, [target * 3 // 2 for _ in value])
-        if type(value) is not int:
-            continue
-        if key in _WIDTH_KEYS:
-            _set(node, key, max(16, target * value // width))
-        elif key in _HEAD_KEYS:
-            _set(node, key, 4 if value == heads else 1 if value == 1 else 2)
-        elif key in _HEAD_WIDTH_KEYS and new_width:
-            _set(node, key, new_width // 4)
-        elif key in _INNER_KEYS:
-            _set(node, key, target * 3 // 2)
-
-
-_WIDE = ("size", "dim", "rank", "width", "channels", "d_", "hidden", "intermediate", "inner")
-_NOT_WIDE = (
-    "num",
-    "patch",
-    "image",
-    "window",
-    "kernel",
-    "vocab",
-    "conv",
-    "chunk",
-    "position",
-    "type",
-    "layers",
-    "tile",
-)
-
-
-def _divide(node: Any, factor: int) -> None:
-    """Every width by the same number where all can be, counts as they are."""
-    if 0 < _width(node) < LEAST * factor:
-        raise ValueError(f"a stream of {_width(node)} would become too narrow")
-    for key, value in _items(node):
-        name = str(key)
-        counted = name.startswith("n_") or any(word in name for word in _NOT_WIDE)
-        wide = any(word in name for word in _WIDE) and not counted
-        if type(value) is int and wide and value > 1:
-            if value % factor or value // factor < 2:
-                raise ValueError(f"{key} = {value} cannot be divided by {factor}")
-            _set(node, key, value // factor)
-
-
-def _fewer(node: Any) -> None:
-    """Fewer experts, words and positions."""
-    for key, value in _items(node):
-        if type(value) is not int or str(key).endswith(("_id", "_index")):
-            continue
-        if key in _FEW:
-            _set(node, key, min(value, _FEW[key]))
-        elif value > _MANY and any(
-            word in str(key) for word in ("vocab", "position", "num_embeddings", "codebook", "n_words")
-        ):
-            _set(node, key, _WORDS)
-
-
-def _known_words(node: Any) -> None:
-    """Numbers of tokens that the fewer words do not have are those of the last ones."""
-    words = dict(_items(node)).get("vocab_size")
-    last = words if isinstance(words, int) else _WORDS
-    for key, value in _items(node):
-        if str(key).endswith(("_token_id", "_token_index")) and type(value) is int and value >= last:
-            last -= 1
-            _set(node, key, last)
-
-
-# --- inputs ----------------------------------------------------------------------------------------------------------
+    model: Any = small.model
+    n = len(model.get_parameter(parameter))
+    for node, key, _ in (one for one in numbers(model.config) if one[2] == n and "expert" in str(one[1])):
+        trial = copy.deepcopy(model.config)
+        put(same_node(model.config, trial, node), key, n + 1)
+        with suppress(Exception), torch.device("meta"):  # of the family's own code: another number
+            if len(bare_model(type(model), trial).get_parameter(parameter)) == n + 1:
+                return dotted(model.config, node, key)
+    return ""
 
 
 @contextmanager
@@ -542,45 +239,3 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
-
-
-def _inputs(model: "nn.Module") -> Iterator[dict[str, Any]]:
-    """Inputs that the model may take, the likeliest first."""
-    import torch
-
-    random = torch.Generator().manual_seed(0)
-    config: Any = model.config
-    text, vision = (getattr(config, f"{part}_config", None) or config for part in ("text", "vision"))
-    takes = inspect.signature(model.forward).parameters
-    n_words = getattr(text, "vocab_size", 0) or 100
-    ids = torch.randint(min(5, n_words // 2), max(6, n_words * 3 // 4), (N_INPUTS, N_TOKENS), generator=random)
-    decoder = {"decoder_input_ids": ids[:, :5]} if "decoder_input_ids" in takes else {}
-
-    def image() -> dict[str, Any]:
-        size = getattr(vision, "image_size", None) or 32
-        height, breadth = size if isinstance(size, list | tuple) else (size, size)
-        shape = (N_INPUTS, getattr(vision, "num_channels", 3), height, breadth)
-        return {"pixel_values": torch.randn(shape, generator=random)}
-
-    def features() -> dict[str, Any]:
-        n_frames = 2 * (getattr(config, "max_source_positions", 0) or 50)
-        shape = (N_INPUTS, getattr(config, "num_mel_bins", 80), n_frames)
-        return {"input_features": torch.randn(shape, generator=random), **decoder}
-
-    words: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **decoder}
-    makers: list[tuple[str, Callable[[], Mapping[str, Any]]]] = [
-        ("input_values", lambda: {"input_values": torch.randn(N_INPUTS, 1200, generator=random)}),
-        ("input_features", features),
-        ("pixel_values", lambda: {**image(), "input_ids": ids} if "input_ids" in takes else image()),
-        ("input_ids", lambda: {key: value for key, value in words.items() if key in takes}),
-    ]
-    cache = {"use_cache": False} if "use_cache" in takes else {}
-    for name, make in makers:
-        if name in takes:
-            yield {**make(), **cache}
-
-
-def _first_line(error: Exception) -> str:
-    """What an error says, in one line."""
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines[:2]) or 'no message'}"[:240]

@@ -58,7 +58,9 @@ def find_streams(small: SmallModel) -> tuple[list[Stream], list[str]]:
     lists = {
         name: list(module)
         for name, module in small.model.named_modules()
-        if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1
+        if isinstance(module, nn.ModuleList | nn.Sequential)
+        and len(module) > 1
+        and not all(isinstance(one, nn.ModuleList) for one in module)  # of lists, which never run
     }
     seen: dict[int, list[Call]] = {}
     ran: set[int] = set()
@@ -109,7 +111,7 @@ class Surroundings:
 
     def __init__(self, small: SmallModel, stream: Stream, streams: Sequence[Stream]):
         self.small, self.stream = small, stream
-        self.complete = False
+        self.complete = self.scales = False  # all that writes was found; factors on it are factors of the stream
         inside = tuple(f"{one.path}." for one in streams)
         self.parameters = {name: p for name, p in small.model.named_parameters() if not name.startswith(inside)}
         self.norms = {
@@ -137,11 +139,33 @@ class Surroundings:
                 changed = self._run(whole=False)[tap][0]
             if only_dim_changed(intact, changed):
                 found.append((parameter, axis))
-                module, _, leaf = name.rpartition(".")
+                module, _, leaf = self._inside(name).rpartition(".")
                 is_table = axis == parameter.ndim - 1 and (leaf != "bias" or parameter.ndim > 1)
-                (tables if is_table else linears)[module if leaf in ("weight", "bias") else name] = None
+                path = f"{module}.{leaf}" if module else leaf
+                (tables if is_table else linears)[module if leaf in ("weight", "bias") else path] = None
         self.complete = self._all_off(found, tap)
+        self.scales = self.complete and self._is_doubled([parameter for parameter, _ in found], tap)
         return norm, tuple(tables), tuple(linears)
+
+    def _inside(self, name: str) -> str:
+        """A parameter's name in the model without its heads, where it has one there, too."""
+        live = dict(self.small.model.named_parameters(remove_duplicate=False))
+        return next(
+            (one for one, values in live.items() if values is live[name] and one.startswith(self.small.prefix)), name
+        )
+
+    def _is_doubled(self, found: Sequence["nn.Parameter"], tap: str) -> bool:
+        """Whether twice what these parameters hold gives twice what comes of them."""
+        import torch
+
+        intact = self._run(whole=False)[tap][0]
+        with torch.no_grad():
+            for parameter in found:
+                parameter.mul_(2)
+            doubled = self._run(whole=False)[tap][0]
+            for parameter in found:
+                parameter.mul_(0.5)
+        return torch.allclose(doubled, 2 * intact, rtol=0, atol=1e-3 * float(intact.abs().max()))
 
     def after(self) -> str:
         """The norm that gets the last block's output, all of it or its first token."""
