@@ -60,12 +60,16 @@ def oracle(model: Any, path: str, neurons: list[int], change: Any = torch.zeros_
 def test_names_are_read_and_printed_in_one_way() -> None:
     assert str(Neuron(11, 1229)) == "11:1229"
     assert Neuron.parse(" 11:1229") == Neuron(11, 1229)
+    assert str(Neuron(11, 1229, 3)) == "11:3:1229"
+    assert Neuron.parse("11:3:1229") == Neuron(11, 1229, 3)
     assert neurons_of({11: (1229, 3), 2: (5,)}) == (Neuron(2, 5), Neuron(11, 3), Neuron(11, 1229))
-    for bad in ("1229", "11:", ":3", "a:3", "1:2:3", "-1:3"):
+    for bad in ("1229", "11:", ":3", "a:3", "1:2:3:4", "1::3", "-1:3"):
         with pytest.raises(BadInput, match="such as 11:1229"):
             Neuron.parse(bad)
     assert parse_dims("11:1229,12:40,12:41") == {11: (1229,), 12: (40, 41)}
     assert parse_dims("0:1,2,3:4") == {0: (1, 2), 3: (4,)}
+    with pytest.raises(BadInput, match=r"11:3:1229 is a neuron of an expert, .* goes layer by layer"):
+        parse_dims("2:7; 11:3:1229")
     assert parse_dims("10,11:678,5") == {10: (678, 5), 11: (678, 5)}  # layers before the first colon
 
 
@@ -118,8 +122,8 @@ def test_means_are_of_what_the_linear_reads() -> None:
 
 
 def test_what_has_no_such_axis_is_told_in_one_line() -> None:
-    for name in ("mixtral", "albert"):
-        with pytest.raises(BadInput, match=r"has no MLP axis: .*\(experts, or blocks that layers share\)"):
+    for name, why in (("mixtral", "has experts"), ("albert", "layers share one block")):
+        with pytest.raises(BadInput, match=why):
             loaded(name).axis("mlp")
     with pytest.raises(BadInput, match=r"must be one of encoder\.mlp, decoder\.mlp"):
         loaded("t5").axis("mlp")

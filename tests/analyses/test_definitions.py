@@ -13,6 +13,7 @@ import pytest
 import torch
 from scipy import stats
 
+import mixtures
 from architectures import FAMILIES, Family, build
 from outlierlens.analyses import super_weights as module
 from outlierlens.analyses.definitions import (
@@ -37,18 +38,20 @@ from outlierlens.analyses.super_weights import (
     SuperActivations,
     entries,
     largest_places,
-    last_linears,
     random_places,
     scaled,
     super_weights,
+    tapped_mlps,
     trials,
 )
+from outlierlens.architectures import LastLinear
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.data.texts import Texts
 from outlierlens.detection.activations import ObserveOptions
 from outlierlens.detection.running_statistics import QUANTILE_ERROR
 from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadInput
+from outlierlens.models.experts import ExpertCall
 from outlierlens.models.load import LoadedModel, from_objects, stream_width
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
@@ -250,14 +253,17 @@ def test_everything_gathered_against_numpy(name: str, special: bool, words: Any)
 def test_other_families_say_what_does_not_apply(name: str, words: Any) -> None:
     loaded = from_objects(build(FAMILIES[name]), words(), name=name)
     there = definitions(loaded, some_texts(6), DefinitionOptions(max_length=8, nulls=("rotated",)))
+    albert = "stream 'model' has no MLP axis: layers share one block, so its MLP has no layer of its own"
     assert there.about.stack == loaded.stacks[0].name
     if name == "t5":
         assert there.of("super-weight").n is not None
         assert there.of("puccetti").why_not.endswith("has no bias, and the rule wants both lists")
     else:
         assert there.weights == ()
-        assert "no single module of its own" in there.of("super-weight").why_not
-        assert there.of("bondarenko-ffn").why_not == there.of("super-weight").why_not
+        assert there.of("super-weight").why_not == ("" if name == "mixtral" else albert)
+        assert there.of("bondarenko-ffn").why_not.startswith(
+            "stream 'model' has experts" if name == "mixtral" else albert
+        )
         assert np.isnan(numbers(there, "bondarenko_ffn")).all()
 
 
@@ -306,6 +312,25 @@ def test_a_planted_super_weight_in_every_kind_of_mlp(
     assert list(tested) == [
         "intact", "zeroed", "restored", "× 1", "× 0", "random 0", "largest"
     ]  # fmt: skip
+    assert all(torch.equal(value, before[key]) for key, value in loaded.model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss", "deepseek_v3", "llama4_text"])
+def test_a_planted_super_weight_of_an_expert(name: str, words: Any) -> None:
+    loaded = from_objects(mixtures.mixture(name), words(kind="causal"), name=name)
+    (stack,) = loaded.stacks
+    before = {key: value.clone() for key, value in loaded.model.state_dict().items()}
+    text = " ".join(f"w{number}" for number in range(30))
+    (weight,), _ = super_weights(loaded, stack, text, LIMITS | {"super_spike": 10, "super_rounds": 1})
+    assert weight.place == f"layer {mixtures.LAYER}, expert {mixtures.EXPERT}, [{mixtures.DIM}, {mixtures.NEURON}]"
+    assert weight.weight == 30.0
+    task = make_task(loaded, Texts("made", (text,)), TaskOptions(max_length=32))
+    tested = {
+        one.label: one for one in trials(SuperActivations(loaded, stack, 0.0), [weight], task, Texts("made", (text,)))
+    }
+    assert abs(tested["zeroed"].change.value) > 1e-3
+    assert tested["restored"].change.value == pytest.approx(0, abs=1e-5)
+    assert tested["restored"].n_restored > 0
     assert all(torch.equal(value, before[key]) for key, value in loaded.model.state_dict().items())
 
 
@@ -383,12 +408,12 @@ def test_what_the_last_linear_shows_may_be_replaced(words: Any) -> None:
     ids = torch.tensor([[5, 6, 7]])
     shapes = []
 
-    def use(layer: int, read: torch.Tensor, written: torch.Tensor) -> torch.Tensor | None:
-        shapes.append((layer, tuple(read.shape), tuple(written.shape)))
-        return torch.zeros_like(written) if layer == 2 else None
+    def use(one: LastLinear, call: ExpertCall) -> torch.Tensor | None:
+        shapes.append((one.layer, tuple(call.read.shape), tuple(call.given.shape)))
+        return torch.zeros_like(call.given) if one.layer == 2 else None
 
     with torch.no_grad():
-        with last_linears(loaded, stack, use):
+        with tapped_mlps(loaded, stack, use):
             loaded.model(input_ids=ids)
         assert shapes == [(layer, (1, 3, 24), (1, 3, 16)) for layer in range(3)]  # [batch, token, …], not XLNet's order
         again = loaded.model(input_ids=ids).last_hidden_state

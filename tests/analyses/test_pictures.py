@@ -236,13 +236,17 @@ def test_registers_are_no_patches_and_pictures_are_counted_one_by_one(
     assert high is not None
     assert (high.n, high.n_images, high.most, high.border) == (8, 4, 2, 1)
     monkeypatch.setattr(observe_patches, "PICTURES", 5)
-    monkeypatch.setattr(observe_patches, "linear_paths", lambda _: None)
+
+    def unknown(*_: object) -> None:
+        raise BadInput("its layers share blocks")
+
+    monkeypatch.setattr(observe_patches, "last_linears", unknown)
     few = observe(loaded, items)
     assert few.high_norm is not None
     assert (few.high_norm.n_read, few.high_norm.unlooked, few.patch_neurons) == (5, 3, ())
     said = list(few.sentences())
     assert "Patches of high norm are looked for in the first 5 images; 3 are left out." in said
-    assert any("No MLP neuron is named that writes them: its MLPs' last linears are no single" in one for one in said)
+    assert any("No MLP neuron is named that writes them: its layers share blocks" in one for one in said)
 
 
 def test_a_layer_scale_stands_between_a_neuron_and_the_stream(folder: Path) -> None:

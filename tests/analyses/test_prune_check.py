@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 from torch.nn.utils import prune
 
 from architectures import FAMILIES, build
+from mixtures import DIM, EXPERT, NAME, NEURON, last_of, mixture
 from outlierlens.ablation.switches import zero_weights_
 from outlierlens.analyses.prune import PositionCheck, PruneCheck, PruneCheckOptions, prune_check
 from outlierlens.analyses.prune_cells import Removal
@@ -286,8 +287,20 @@ def test_the_first_line_says_where_single_weights_were_not_looked_at(folder: Any
     small = replace(OUTLIERS, scan=ScanOptions(max_read=3000))
     verdict = prune_check(folder("bert"), folder("bert"), small).verdict
     assert re.search(r"single weights were not looked at \(.*allow it with --max-read 1MB\)$", verdict)
-    mixtral = prune_check(folder("mixtral"), folder("mixtral"), OUTLIERS).verdict
-    assert "single weights were not looked at (stream 'model' has no MLP axis: " in mixtral
+    albert = prune_check(folder("albert"), folder("albert"), OUTLIERS).verdict
+    assert "single weights were not looked at (stream 'model' has no MLP axis: " in albert
+
+
+def test_a_single_weight_of_an_expert(tmp_path: Path) -> None:
+    model, places = mixture("mixtral"), [tmp_path / name for name in ("before", "after")]
+    for place in places:
+        model.save_pretrained(place)
+        with torch.no_grad():
+            last_of(model)[EXPERT, DIM, NEURON] = 0.0
+    (weight,) = prune_check(str(places[0]), str(places[1]), OUTLIERS).weights
+    assert (weight.neuron, weight.dim, weight.weight, weight.gone) == (NAME, DIM, 30.0, True)
+    (weight,) = prune_check(str(places[0]), str(places[0]), OUTLIERS).weights
+    assert not weight.gone
 
 
 def test_whole_layers_that_are_gone_cannot_be_checked(folder: Any, tmp_path: Path) -> None:

@@ -373,3 +373,5 @@ def test_an_expert_that_no_token_reached_is_named(words: Any) -> None:
     }
     assert set(found.never_fed) == names
     assert next(found.sentences()).startswith("Never fed by these texts: model.layers.")
+    (note,) = (note for note in found.notes if "reached" in note)
+    assert note.startswith(f"no token reached {len(unread)} of {4 * len(model.model.layers)} experts")

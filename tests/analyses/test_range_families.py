@@ -1,5 +1,6 @@
 """Ranges of every family: each kind against plain hooks of the test's own, text by text without padding."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -71,7 +72,9 @@ def test_blooms_products_are_those_of_its_linear(words: Any) -> None:
 def test_packed_experts_are_seen(name: str, words: Any) -> None:
     """What their last matrix reads, against the same experts one token after another."""
     loaded = wrap(FAMILIES[name], words())
-    found = range_of(loaded, TEXTS, RangeOptions(batch_size=1, every=1))
+    table = loaded.model.get_submodule("embed_tokens").weight
+    table[0] = -table[7]  # padding, whose values would be among the largest
+    found = range_of(loaded, TEXTS, RangeOptions(batch_size=4, every=1))
     experts: Any = loaded.model.get_submodule("layers.1.mlp.experts")
     calls: list[Any] = []
     hook = experts.register_forward_pre_hook(
@@ -82,10 +85,14 @@ def test_packed_experts_are_seen(name: str, words: Any) -> None:
         if ids:
             loaded.model(torch.tensor([ids]))
     hook.remove()
-    inner = outer = 0.0
-    for states, chosen, _ in calls:
-        for row, numbers in zip(states.reshape(-1, states.shape[-1]), chosen, strict=True):
-            for expert in numbers:
+    n_tokens = Counter[int]()
+    inner, outer = (dict[int, tuple[float, str]]() for _ in range(2))
+    texts = [text for text in TEXTS.texts if loaded.tokenizer(text)["input_ids"]]
+    for text, (states, chosen, _) in zip(texts, calls, strict=True):
+        ids = loaded.tokenizer(text)["input_ids"]
+        for row, numbers, token in zip(states.reshape(-1, states.shape[-1]), chosen, ids, strict=True):
+            word = loaded.tokenizer.decode([token])
+            for expert in numbers.tolist():
                 up, down = experts.gate_up_proj[expert], experts.down_proj[expert]
                 if name == "gpt_oss":
                     both = row @ up + experts.gate_up_proj_bias[expert]
@@ -95,11 +102,21 @@ def test_packed_experts_are_seen(name: str, words: Any) -> None:
                     gate, other = (both := up @ row).chunk(2)
                     made = experts.act_fn(gate) * other
                     given = down @ made
-                inner, outer = max(inner, float(made.abs().max())), max(outer, float(given.abs().max()))
-    row = next(one for one in found.of("MLP inner") if one.layer == "1")
-    assert row.largest == pytest.approx(inner, rel=1e-4)
-    assert row.module == "layers.1.mlp.experts.down_proj"
-    assert row.text == -1
-    (written,) = (one for one in found.of("MLP output") if one.layer == "1")
-    assert written.largest == pytest.approx(outer, rel=1e-4)
+                n_tokens[expert] += 1
+                for top, values in ((inner, made), (outer, given)):
+                    top[expert] = max(top.get(expert, (0.0, "")), (float(values.abs().max()), word))
+    for kind, by_hand in (("MLP inner", inner), ("MLP output", outer)):
+        row = next(one for one in found.of(kind) if one.layer == "1")
+        expert = max(by_hand, key=lambda one: by_hand[one][0])
+        assert (row.expert, row.word, row.module) == (expert, by_hand[expert][1], "layers.1.mlp.experts.down_proj")
+        assert row.largest == pytest.approx(by_hand[expert][0], rel=1e-4)
+        assert f"layer 1, expert {expert}, " in row.place
+        assert row.place.endswith(f"({row.word!r}) of text {row.text}")
+        each = {one.expert: one for one in found.experts if (one.kind, one.layer) == (kind, "1")}
+        assert each.keys() == by_hand.keys()
+        for number, one in each.items():
+            assert one.largest == pytest.approx(by_hand[number][0], rel=1e-4)
+            assert one.word == by_hand[number][1]
+            assert one.n_values == n_tokens[number] * (made if kind == "MLP inner" else given).numel()
+        assert row.n_values == sum(one.n_values for one in each.values())
     assert loaded.model.config._experts_implementation == "grouped_mm"  # type: ignore[union-attr]

@@ -10,8 +10,10 @@ import pytest
 import torch
 import transformers
 
+import mixtures
 from architectures import FAMILIES, TEXT, build
 from media_models import PLANTED, RATE, pictures, png, save_vit, sounds, write_pictures, write_wav
+from mixtures import MIXTURES, mixture
 from outlierlens import trace
 from outlierlens.analyses import trace_passes
 from outlierlens.analyses.trace import GROUPS, Trace, TraceOptions
@@ -31,9 +33,6 @@ W2 = 7  # the id of w2 in the tests' tokenizer
 # Why a family has no account; all others have one.
 REFUSED = {
     "xlnet": "writes as a bare parameter",
-    "mixtral": "writes as a bare parameter",
-    "qwen3_moe": "writes as a bare parameter",
-    "gpt_oss": "writes as a bare parameter",
     "deberta-v2-convolution": "something else writes there",
 }
 
@@ -58,6 +57,66 @@ def test_the_parts_sum_to_the_value_in_every_block_of_every_family(family: str) 
         assert 0 < found.error <= 1e-5
         _sums(found)
         _against(found, Oracle(loaded, TEXTS, 8).by_text[stack.name])
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_the_expert_that_writes_a_massive_value_is_named(name: str, words: Any) -> None:
+    loaded = from_objects(mixture(name), words(kind="causal"), name=name)
+    found = trace(loaded, TEXTS, TraceOptions(dim=mixtures.DIM, n_random=1, task=TaskOptions(max_length=16)))
+    assert 0 < found.error <= 1e-5
+    _sums(found)
+    first = found.writers[0]
+    assert (first.kind, first.layer, first.expert, first.index) == (
+        "neuron", str(mixtures.LAYER), mixtures.EXPERT, mixtures.NEURON
+    )  # fmt: skip
+    assert first.named == "neuron 3 of expert 2 in block 1"
+    assert first.share == pytest.approx(1, abs=0.05)
+    weight = found.weights[0]
+    turned = name in ("gpt_oss", "llama4_text")
+    assert weight.place == ((mixtures.EXPERT, mixtures.NEURON, mixtures.DIM) if turned else (2, mixtures.DIM, 3))
+    assert weight.parameter.endswith("experts.down_proj")
+    assert weight.value == 30.0
+    if name == "gpt_oss":  # each expert's bias, times the router's weight, is a part of its own
+        biases = {(one.layer, one.expert) for one in found.parts if one.kind == "bias" and "experts" in one.name}
+        assert {expert for _, expert in biases} == {0, 1, 2, 3}
+    shared = {one.name.rpartition(".")[0] for one in found.parts if one.kind == "neuron" and one.expert is None}
+    at = {
+        "deepseek_v3": "mlp.shared_experts",
+        "qwen2_moe": "mlp.shared_expert",
+        "llama4_text": "feed_forward.shared_expert",
+    }
+    assert (f"model.layers.1.{at[name]}" in shared) if name in at else True
+
+
+def test_experts_that_are_modules_of_their_own_are_named_too(words: Any) -> None:
+    """Switch: an encoder-decoder of few experts, each a module."""
+    import transformers
+
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_heads": 2, "num_layers": 2, "num_decoder_layers": 2}
+    config = transformers.SwitchTransformersConfig(
+        vocab_size=40, num_experts=4, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, pad_token_id=0,
+        decoder_start_token_id=0, **sizes,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model: Any = transformers.SwitchTransformersForConditionalGeneration(config).eval()
+    expert = model.encoder.block[1].layer[1].mlp.experts["expert_1"]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        expert.wi.weight[7] *= 60
+        expert.wo.weight[5, 7] = 30.0
+    found = trace(from_objects(model, words(), name="switch"), TEXTS, TraceOptions(dim=5, stack="encoder", n_random=1))
+    assert found.error <= 1e-5
+    assert (found.writers[0].named, found.weights[0].place) == ("neuron 7 of expert 1 in block 1", (5, 7))
+
+
+def test_experts_that_no_text_reached_are_said(words: Any) -> None:
+    loaded = from_objects(mixture("mixtral"), words(kind="causal"), name="mixtral")
+    found = trace(loaded, Texts("two", ("w1 w2",)), TraceOptions(dim=1, n_random=1))
+    written = {(one.layer, one.expert) for one in found.parts if one.expert is not None}
+    assert written
+    (note,) = (note for note in found.notes if "reached" in note)
+    assert note.startswith(f"no token reached {12 - len(written)} of 12 experts")
 
 
 def test_constants_that_multiply_what_is_added_are_measured(words: Any) -> None:

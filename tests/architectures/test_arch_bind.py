@@ -3,11 +3,23 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from architectures import FAMILIES, build
-from outlierlens.architectures import Param, bind, live_parameters, load_toml, stacks_of, to_toml
+from outlierlens.architectures import (
+    NO_EXPERT,
+    Param,
+    Stack,
+    bind,
+    expert_of,
+    last_linears,
+    live_parameters,
+    load_toml,
+    stacks_of,
+    to_toml,
+)
 from outlierlens.architectures.derived import packaged_stacks
 from outlierlens.architectures.stack import Heads
 from outlierlens.errors import BadFile, BadInput, UnknownArchitecture
@@ -82,6 +94,21 @@ def test_experts_are_stored_in_either_layout() -> None:
         BadFile, match="2 experts but the config's num_local_experts is 3; the checkpoint is incomplete"
     ):
         bind((MIXTRAL,), names[:-1], {"num_local_experts": 3})
+
+
+def test_numbered_experts_that_a_row_does_not_name_are_bound_too() -> None:
+    dense, sparse = "ffn.fc2", "ffn.experts.expert_{}.fc2"
+    row = Stack(
+        blocks="layers.{layer}", last_linear=(dense, sparse.format(0), sparse.format(1)),
+        layouts=((dense,), (sparse.format(0), sparse.format(1))),
+    )  # fmt: skip
+    names = [f"layers.0.{dense}.weight", *(f"layers.1.{sparse.format(expert)}.weight" for expert in range(12))]
+    (stack,) = bind((row,), names)
+    assert [param.name for param in stack.scale[1]] == names[1:]
+    mlps = last_linears(stack, {name: np.zeros((4, 8)) for name in names})
+    assert [one.row for one in mlps] == ["0", *(f"1:{expert}" for expert in range(12))]
+    assert {one.param.axis for one in mlps} == {-1}
+    assert expert_of(names[0]) == NO_EXPERT
 
 
 def test_errors_of_binding() -> None:

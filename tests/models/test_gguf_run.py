@@ -14,8 +14,10 @@ import torch
 
 from architectures import FAMILIES, Family, build
 from llama_cpp import CONVERTED, byte_level, write_gguf
+from outlierlens.analyses.scan import scan
+from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadFile, OutlierlensError, UnknownArchitecture
-from outlierlens.models.load import LoadOptions, fingerprint, load_config, load_model, load_tokenizer
+from outlierlens.models.load import LoadOptions, fingerprint, from_objects, load_config, load_model, load_tokenizer
 
 TEXTS = [f"The {word} was {how}, and number {n} of it cost ${n}.50!" for n, (word, how) in enumerate(
     [("film", "good"), ("book", "bad"), ("song", "long"), ("play", "short"), ("naïve café", "déjà vu")] * 4)]  # fmt: skip
@@ -66,6 +68,15 @@ def test_every_family_computes_from_its_file_what_the_model_computes(name: str, 
     assert loaded.tokenizer is not None
     for text in TEXTS[:5]:
         assert loaded.tokenizer(text)["input_ids"] == BPE.encode(text).ids
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "gpt_oss"])
+def test_neurons_of_experts_are_those_of_the_model(name: str, tmp_path: Path) -> None:
+    model = gguf(tmp_path / "model.gguf", name)
+    options = ScanOptions(stack="mlp")
+    stored, live = scan(str(tmp_path / "model.gguf"), options), scan(from_objects(model, name=name), options)
+    assert [one.largest for one in stored.mlps] == pytest.approx([one.largest for one in live.mlps], rel=1e-5)
+    assert {one.n_experts for one in stored.mlps} == {4}
 
 
 ROPES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -16,7 +16,7 @@ from outlierlens import charts
 from outlierlens.errors import OutlierlensError
 from outlierlens.results.document import HOMES, decode_document, to_json
 
-MUTANTS = hostile.number("MUTANTS", 6)  # of a kind
+MUTANTS = hostile.number("MUTANTS", 10)  # of a kind
 WORDS = (
     "a\x1b[31mred\x1b]0;title\x07", "x\n# head\r\u2028y\x85z\x9b31m", "<script>alert(1)</script>|`[l](http://e)", "",
     "\u202eabc\ud800",

@@ -33,8 +33,15 @@ from outlierlens.analyses.definitions_sums import (
     shuffled,
 )
 from outlierlens.analyses.super_weights import SuperActivations, SuperWeight, WeightTrial, super_weights, trials
-from outlierlens.architectures import BoundStack, bound_stacks, streams_of
-from outlierlens.architectures.bind import NO_LINEAR, is_mlp, linear_paths, neurons_of
+from outlierlens.architectures import (
+    BoundStack,
+    bound_stacks,
+    is_mlp,
+    last_linears,
+    live_parameters,
+    neurons_of,
+    streams_of,
+)
 from outlierlens.checkpoints import Checkpoint
 from outlierlens.data.texts import Data, Texts
 from outlierlens.detection.activations import ObserveOptions
@@ -481,8 +488,10 @@ class _Judge:
         if not isinstance(texts, Texts):
             self.nothing("searched on a prompt, and these data are no texts", "super-weight")
             return
-        if linear_paths(stream) is None:
-            self.nothing(NO_LINEAR, "super-weight")
+        try:
+            last_linears(stream, live_parameters(loaded.model))
+        except BadInput as error:
+            self.nothing(str(error), "super-weight")
             return
         prompt, length = texts.texts[0] if self.options.prompt is None else self.options.prompt, self.options.max_length
         self.weights, self.stopped = super_weights(loaded, stream, prompt, self.limits, max_length=length)
@@ -518,7 +527,7 @@ class _Judge:
         for name, pairs, dims in judged(seen, self.options):
             self.keep(name, pairs, dims)
             if name == "bondarenko-ffn" and np.isnan(seen.written).all():
-                self.nothing(NO_LINEAR, name)
+                self.nothing(seen.unwritten, name)
         for i, layer in enumerate(seen.layers):
             numbers = {name: float(values[i]) for name, values in seen.numbers.items()}
             self.numbers.append(LayerNumbers(condition=self.condition, layer=layer, **numbers))

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.ablation.study import Progress
-from outlierlens.analyses.super_weights import last_linears
-from outlierlens.architectures import BoundStack
+from outlierlens.analyses.super_weights import tapped_mlps
+from outlierlens.architectures import BoundStack, LastLinear, live_parameters, mlp_axis
 from outlierlens.checkpoints import Checkpoint
 from outlierlens.data.texts import Batch, Data
 from outlierlens.detection.activations import Observer, Stream, every_statistic, rule_inputs, taps
@@ -30,6 +30,7 @@ from outlierlens.detection.rules import Measured, Outlier, Rule, activation_outl
 from outlierlens.detection.running_statistics import LayerStats, Moments, rows_of
 from outlierlens.detection.weights import Site, measure, sites_of
 from outlierlens.errors import BadInput
+from outlierlens.models.experts import ExpertCall
 from outlierlens.models.forward import check_padding
 from outlierlens.models.hooks import layer_name, tapped, tapped_reads
 from outlierlens.models.load import LoadedModel
@@ -251,6 +252,17 @@ def gathered(
     return bases
 
 
+def _unwritten(loaded: LoadedModel, stack: BoundStack) -> str:
+    """Why what the last linears write is not seen as one; "" where it is."""
+    if stack.reads:
+        return "of neurons, which are what the last linear reads"
+    try:
+        mlp_axis(stack, live_parameters(loaded.model))
+    except BadInput as error:
+        return str(error)
+    return ""
+
+
 class Basis:
     """What is gathered in one basis, the model's own or that of `turn` [dim, dim]; once finished, float64 arrays.
 
@@ -259,6 +271,7 @@ class Basis:
         measured: for `detection.rules`, over the layers without the final norm.
         energy, variances, contributions: sums of h², variance of the texts' own vectors, parts of the mean cosine [layer, dim].
         fourth, written: parts of the kurtosis of states, and of what the last linear writes [layer, dim]; NaN without a tap.
+        unwritten: why there is none, "" where there is.
         medians: of |h| [layer, dim], NaN where memory did not reach; high: the quantile of all |h| [layer].
         mean_abs: of |h| [layer]. numbers: further ones [layer] by name. n_tokens, n_special: read, padding not counted.
     """
@@ -272,6 +285,7 @@ class Basis:
         self.sums: dict[int, LayerSums] = {}
         self.linears: dict[int, SequenceKurtosis] = {}
         self.norm, self.n_tokens, self.n_special = final_norm(loaded, stack), 0, 0
+        self.unwritten = _unwritten(loaded, stack)
         self.last = loaded.head == "causal" or stack.name.startswith(
             "decoder"
         )  # this token stands for a text, else the first
@@ -308,16 +322,16 @@ class Basis:
         def look_at_read(_: BoundStack, layer: int, part: int, read: "Tensor") -> None:
             self.stats.add_read(layer, part, self.turned(read), (ordinary, special))
 
-        def look_at_linear(layer: int, _: "Tensor", written: "Tensor") -> None:
-            values = self.turned(written.reshape(*valid.shape, -1)).double()
-            kurtosis = self.linears.setdefault(layer, SequenceKurtosis(values.shape[-1], self.device))
+        def look_at_linear(one: LastLinear, call: ExpertCall) -> None:
+            values = self.turned(call.given.reshape(*valid.shape, -1)).double()
+            kurtosis = self.linears.setdefault(one.layer, SequenceKurtosis(values.shape[-1], self.device))
             for row, kept in zip(values, counted, strict=True):
                 kurtosis.add(row[kept])
 
         inside.enter_context(tapped(self.loaded.model, [self.stack], look))
         inside.enter_context(tapped_reads(self.loaded.model, [self.stack], look_at_read))
-        if not self.stack.reads:
-            inside.enter_context(last_linears(self.loaded, self.stack, look_at_linear))
+        if not self.unwritten:
+            inside.enter_context(tapped_mlps(self.loaded, self.stack, look_at_linear))
 
     def turned(self, values: "Tensor") -> "Tensor":
         """`values` [..., dim] on the device of the counters, in this basis, float32."""
@@ -345,7 +359,7 @@ class Basis:
         view, width = "all" if self.options.special else "without_special", self.energy.shape[1]
         inside = {layer: stats[layer] for layer in expected if layer < n_layers}
         large = np.stack([self.stats.large_share(layer) for layer in inside])
-        self.measured = rule_inputs([*inside], every_statistic(inside, view), large)
+        self.measured = rule_inputs(list(map(layer_name, inside)), every_statistic(inside, view), large)
         share = self.options.limits["macocco_quantile"]
         medians, high, gamma = zip(*(_summary(stats[layer], view, share, width) for layer in expected), strict=True)
         self.medians, self.high = np.stack(medians), np.array(high)

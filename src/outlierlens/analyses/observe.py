@@ -216,7 +216,10 @@ class Observation(Finding):
             return
         for stack in self.stacks:
             if stack.by_neuron:
-                top = next(one for one in self.neurons if one.stack == stack.stack)
+                top = next((one for one in self.neurons if one.stack == stack.stack), None)
+                if top is None:
+                    yield f"Stream {stack.stack}: no token reached any of its experts."
+                    continue
                 yield (
                     f"Stream {stack.stack}: the largest neuron is {top.neuron}, |x| {cell_text(top.abs_max)} at {top.token}, "
                     f"{cell_text(top.times_median)} times the largest of its block's median neuron."
@@ -397,10 +400,11 @@ def observed_rows(stacks: Sequence[StackObservation], view: str) -> dict[str, An
     """The tables of an observation, of the tokens of `view`, by field."""
     several = len(stacks) > 1
     streams = [(stack, stack.stack if several else "") for stack in stacks if not stack.by_neuron]
+    neurons = [one for stack in stacks if stack.by_neuron for one in _neurons(stack, view)]
     return {
         "by_layer": tuple(one for stack, name in streams for one in _layers(stack, name, view)),
         "outliers": tuple(one for stack, name in streams for one in _outliers(stack, name)),
-        "neurons": tuple(one for stack in stacks if stack.by_neuron for one in _neurons(stack, view)),
+        "neurons": tuple(sorted(neurons, key=lambda one: -one.abs_max)),
     }
 
 
@@ -477,13 +481,14 @@ def observe(
             pictured = kept("patches", partial(patches, observer, texts))
     view = "without_special" if options.without_special else "all"
     dims = [one.dim for one in stacks[0].outliers] if len(stacks) == 1 else []
-    neurons = [f"{one.layers[0]}:{one.dim}" for one in stacks[0].outliers] if stacks[0].by_neuron else []
+    by_neuron = stacks[0].by_neuron
+    neurons = [f"{one.layers[0]}:{one.dim}" for stack in stacks for one in stack.outliers] if by_neuron else []
     return Observation(
         provenance=loaded.provenance(command=command),
         about=About(
             data=texts.source, data_digest=texts.digest, inputs=observer.reading.inputs,
-            stack=", ".join(stack.stack for stack in stacks), layers=tuple(range(observer.stacks[0].n_layers)),
-            dims=tuple(neurons or dict.fromkeys(map(str, dims))), kind="neuron" if stacks[0].by_neuron else "dimension",
+            stack=", ".join(stack.stack for stack in stacks), layers=tuple(range(observer.n_layers)),
+            dims=tuple(neurons or dict.fromkeys(map(str, dims))), kind="neuron" if by_neuron else "dimension",
             n_texts=len(texts), n_tokens=observer.n_tokens, max_length=observer.max_length,
         ),
         view=view, n_special=observer.n_special, n_sigma=options.n_sigma, stacks=stacks,

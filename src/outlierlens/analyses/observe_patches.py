@@ -15,17 +15,19 @@ they stand out most: a neuron adds to that, along it, the difference of its valu
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from outlierlens.analyses.super_weights import entries, last_linears
-from outlierlens.architectures import BoundStack, live_parameters
-from outlierlens.architectures.bind import Neuron, linear_paths
+from outlierlens.analyses.super_weights import entries, tapped_mlps
+from outlierlens.architectures import NO_EXPERT, BoundStack, LastLinear, Neuron, last_linears, live_parameters
 from outlierlens.data.media.items import Items
 from outlierlens.data.texts import Batch
 from outlierlens.detection.activations import Observer
+from outlierlens.errors import BadInput
+from outlierlens.models.experts import ExpertCall
 from outlierlens.models.hooks import tapped
 from outlierlens.models.media import ItemReading
 from outlierlens.models.passes import in_windows
@@ -253,6 +255,7 @@ def _written(
     import torch
 
     items, seen, high = chosen
+    unknown = _unknown_neurons(observer, stack)
     pictures = sorted({*seen.image[high].tolist()})
     start, sums = reading.prepare.n_special, dict[str, Any]()
     of = {picture: torch.from_numpy(high[seen.image == picture]) for picture in pictures}  # [patch]
@@ -269,14 +272,14 @@ def _written(
                 add("state", states[:, start:], where)
                 add("square", states[:, start:].float().square(), where)
 
-        def use(layer: int, read: "Tensor", _: "Tensor", batch: Batch = batch, where: "Tensor" = where) -> None:
-            if layer <= peak:
-                add(str(layer), read.reshape(*batch.valid.shape, -1)[:, start:], where)
+        def use(mlp: LastLinear, call: ExpertCall, batch: Batch = batch, where: "Tensor" = where) -> None:
+            if mlp.layer <= peak:
+                add(str(mlp.layer), call.read.reshape(*batch.valid.shape, -1)[:, start:], where)
 
         with (
             torch.inference_mode(),
             tapped(observer.loaded.model, [stack], look),
-            last_linears(observer.loaded, stack, use),
+            nullcontext() if unknown else tapped_mlps(observer.loaded, stack, use),
         ):
             reading(batch)
     n_high = sum(int(one.sum()) for one in of.values())
@@ -288,8 +291,8 @@ def _written(
         "dims": [{"dim": dim, "high": float(held[dim]), "others": float(others[dim])} for dim in dims],
         "neurons": [],
     }
-    if linear_paths(stack) is None or stack.stack.norm_site != "read":
-        return found, "its MLPs' last linears are no single modules, or do not add to the stream as they are"
+    if unknown:
+        return found, unknown
     apart = means["state high"] - means["state others"]
     neurons = list[dict[str, Any]]()
     for layer in range(peak + 1):
@@ -303,6 +306,17 @@ def _written(
         ]  # fmt: skip
     found["neurons"] = sorted(neurons, key=lambda one: -one["share"])[:LISTED]
     return found, ""
+
+
+def _unknown_neurons(observer: Observer, stack: BoundStack) -> str:
+    """Why the share of neurons in a state cannot be told; "" where it can."""
+    try:
+        mlps = last_linears(stack, live_parameters(observer.loaded.model))
+    except BadInput as error:
+        return str(error)
+    if any(one.expert != NO_EXPERT for one in mlps):
+        return "its MLPs are experts, each of which has tokens of its own"
+    return "" if stack.stack.norm_site == "read" else "its MLPs' last linears do not add to the stream as they are"
 
 
 def _column(observer: Observer, stack: BoundStack, layer: int) -> np.ndarray:

@@ -18,7 +18,7 @@ import numpy as np
 import outlierlens.architectures as arch
 from outlierlens.analyses.prune_cells import Cells, per_dim_off
 from outlierlens.analyses.scan import scan_checkpoint
-from outlierlens.architectures import BoundStack, Neuron, Param, mlp_axis
+from outlierlens.architectures import BoundStack, LastLinear, Neuron, Param, last_linears
 from outlierlens.checkpoints import Checkpoint, as_weights, open_checkpoint, with_adapter
 from outlierlens.detection.weights import LargeNeuron, check_size, scan_mlps, sites_of
 from outlierlens.errors import BadFile, BadInput
@@ -192,21 +192,31 @@ class Evidence:
         """
         bound = pruned.cells.bound
         _, found = scan_mlps(self.model, bound, self.options.scan, digest)
-        for layer, neurons in groupby(sorted(found, key=_place), key=lambda one: _place(one).layer):
-            left = self._last_linear(bound, pruned.later, layer)
+        before, later = (
+            {one.row: one for one in last_linears(stack, source.tensors)}
+            for stack, source in (
+                (bound, self.model),
+                (pruned.later, self.second if self.masks is None else self.model),
+            )
+        )
+        for row, neurons in groupby(sorted(found, key=_order), key=lambda one: one.neuron.rpartition(":")[0]):
+            left = self._last_linear(bound, before[row], later.get(row))
             for one in neurons:
                 yield one, left is not None and not left[one.dim, _place(one).neuron].any()
 
-    def _last_linear(self, bound: BoundStack, later: BoundStack, layer: int) -> np.ndarray | None:
-        """The last linear of a pruned MLP, or its mask, [row, column]; None where it has no mask."""
-        before, param = (mlp_axis(one).scale[layer][0] for one in (bound, later))
-        name = self.masks.find(param.name, bound.prefix) if self.masks else param.name
+    def _last_linear(self, bound: BoundStack, before: LastLinear, later: LastLinear | None) -> np.ndarray | None:
+        """The last linear of a pruned MLP, or its mask, [dimension, neuron]; None where it has no mask."""
+        if later is None:
+            raise BadInput(f"the pruned model has no MLP {before.row}, so what became of its neurons cannot be told")
+        name = self.masks.find(later.param.name, bound.prefix) if self.masks else later.param.name
         if name is None:
             return None
-        if self.second.tensors[name].shape[param.axis] != self.model.tensors[before.name].shape[before.axis]:
+        shape, other = self.second.tensors[name].shape, self.model.tensors[before.param.name].shape
+        if shape[later.param.axis] != other[before.param.axis]:
             raise BadInput("the pruned MLPs have fewer neurons, and which ones are left cannot be told from the files")
         ((_, values),) = self.second.read([name])
-        return values.T if bound.stack.weight_is_in_by_out else values
+        left: np.ndarray = later.matrix(values)
+        return left
 
     def outliers(self, cells: Cells) -> tuple[tuple[int, ...], str]:
         """(the outliers of a stream, who names them)."""
@@ -238,6 +248,11 @@ def _zeros(source: Checkpoint, params: Sequence[Param], width: int) -> np.ndarra
             raise BadFile(f"{source.name}: {name} holds NaN: the weights are damaged; fetch or train them again")
         found += per_dim_off(values == by_name[name].off, by_name[name])
     return found
+
+
+def _order(one: LargeNeuron) -> tuple[int, int, int]:
+    neuron = _place(one)
+    return neuron.layer, neuron.expert, neuron.neuron
 
 
 def _place(one: LargeNeuron) -> Neuron:

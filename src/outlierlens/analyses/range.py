@@ -8,7 +8,7 @@ weights_range(checkpoint)                    # of stored weights, without runnin
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from annotated_types import Ge
 
-from outlierlens.analyses.range_pass import BINS, CacheErrors, Pass, below, median_of
+from outlierlens.analyses.range_pass import BINS, CacheErrors, Kept, Key, Pass, below, median_of
+from outlierlens.architectures import NO_EXPERT
 from outlierlens.architectures.derived import gates
 from outlierlens.checkpoints import Checkpoint
 from outlierlens.data.texts import Data
@@ -64,7 +65,8 @@ STREAM = ("stream", "stream after attention", "attention output", "MLP output")
 HEADS = ("q", "k", "v", "attention mix")
 MARGIN = 4  # times fp16's largest number that shall stay free
 AMPLE = 1000.0  # times headroom, from which nobody asks how much more
-SHOWN = 12  # stored tensors without --verbose
+SHOWN = 12  # stored tensors, and those of experts, without --verbose
+UNFED = 8  # modules that are named in a sentence
 BLOCK = 2**22  # stored values that are held at once, where the file allows it
 
 
@@ -111,6 +113,8 @@ class TensorRange(Row):
     """largest: |x|; inf where a value was infinite or NaN"""
     word: str
     """token: that holds it"""
+    expert: int | None = None
+    """expert: that it is of"""
     dim: int | None
     """dim: dimension, neuron or token of the vocabulary; of q, k and v head × width + channel, the row of the projection that
     gives it, where a head that several queries share counts once, as in the cache; none of sums and products"""
@@ -129,7 +133,7 @@ class TensorRange(Row):
     module: Annotated[str, More]
     """module: that with the largest value; "" where the tensor is no module's own"""
     text: Annotated[int, Quiet]
-    """number of the text; −1 where rows cannot be told (experts)"""
+    """number of the text; −1 where rows cannot be told"""
     token: Annotated[int, Quiet]
     """place in it"""
     n_values: Annotated[int, Quiet] = 0
@@ -145,10 +149,11 @@ class TensorRange(Row):
         return name if self.stack == "model" else f"{name} of the {self.stack}"
 
     def place(self, inputs: str = "texts") -> str:
-        """ "MLP inner of layer 3, neuron 12, token 4 ('.') of text 5", of what `inputs` are called."""
+        """ "MLP inner of layer 3, expert 7, neuron 12, token 4 ('.') of text 5", of what `inputs` are called."""
+        expert = "" if self.expert is None else f", expert {self.expert}"
         unit = "" if self.dim is None else f", {UNITS.get(self.kind, 'dimension')} {self.dim}"
         word = f" ({self.word!r})" if self.word else ""
-        return f"{self.name}{unit}" + (
+        return f"{self.name}{expert}{unit}" + (
             f", token {self.token}{word} of {inputs[:-1]} {self.text}" if self.text >= 0 else ""
         )
 
@@ -216,6 +221,8 @@ class Ranges(Finding):
 
     tensors: tuple[TensorRange, ...] = ()
     """Tensors"""
+    experts: tuple[TensorRange, ...] = ()
+    """Experts: What the last linear of each reads and gives, before the router's weight; the largest unless --verbose."""
     weights: tuple[WeightRange, ...] = ()
     """Stored weights"""
     cache: tuple[CacheError, ...] = ()
@@ -300,8 +307,11 @@ class Ranges(Finding):
     def laid_out(self, name: str, rows: tuple[Row, ...], head: str, note: str, *, verbose: bool) -> Rows:
         """In short: of each kind the layer with the largest value, and the largest weights."""
         kinds = dict.fromkeys((row.stack, row.kind) for row in self.tensors)
+        largest = sorted(self.experts, key=lambda row: -row.largest)[:SHOWN]
         worst = (_top([row for row in self.tensors if (row.stack, row.kind) == one]) for one in kinds)
-        short: dict[str, tuple[Row, ...]] = {"tensors": tuple(worst), "weights": self.weights[:SHOWN]}
+        short: dict[str, tuple[Row, ...]] = {
+            "tensors": tuple(worst), "weights": self.weights[:SHOWN], "experts": tuple(largest),
+        }  # fmt: skip
         return super().laid_out(name, rows if verbose else short.get(name, rows), head, note, verbose=verbose)
 
     def sentences(self) -> Iterator[str]:
@@ -349,7 +359,9 @@ class Ranges(Finding):
             what = "the weights are damaged" if self.weights else "such values count as infinite here"
             yield f"NaN in the {broken[0].name}{more}: {what}, and nothing after them is to be relied on."
         if self.never_fed:
-            yield f"Never fed by these {self.about.inputs}: {listed(self.never_fed)}. Nothing is known of their range."
+            some, n = list(self.never_fed[:UNFED]), len(self.never_fed)
+            names = listed(some) if n <= UNFED else f"{', '.join(some)} and {n - UNFED:,} more"
+            yield f"Never fed by these {self.about.inputs}: {names}. Nothing is known of their range."
 
 
 def headroom(largest: float, form: str) -> float:
@@ -405,28 +417,48 @@ def range_of(
             max_length=reading.max_length,
         ),
         tensors=tensor_rows(one),
+        experts=expert_rows(one),
         cache=tuple(CacheError(**row) for row in one.cache.relative()) if one.cache else (),
         every=options.every,
         never_fed=one.never_fed(),
         normed=tuple(stack.name for stack in loaded.stacks if stack.stack.norm_site == "stream"),
-        notes=(*loaded.notes, *reading.notes, *_unseen(one)),
+        notes=(*loaded.notes, *reading.notes, *one.unreached(), *_unseen(one)),
     )  # fmt: skip
 
 
 def tensor_rows(one: Pass) -> tuple[TensorRange, ...]:
     """What a pass found, by stream, kind and layer in order; () of nothing."""
+    kept = dict[Key, Kept]()
+    for (stack, kind, layer), each in one.tally.found.items():
+        key = stack, kind, layer.partition(":")[0]
+        kept[key] = kept[key].merged(each) if key in kept else each
+    return _rows(one, kept)
+
+
+def expert_rows(one: Pass) -> tuple[TensorRange, ...]:
+    """What it found of what the last linear of each expert reads and gives."""
+    kept = {
+        key: each for key, each in one.tally.found.items() if ":" in key[2] and key[1] in ("MLP inner", "MLP output")
+    }
+    return _rows(one, kept)
+
+
+def _rows(one: Pass, kept: Mapping[Key, Kept]) -> tuple[TensorRange, ...]:
     streams, found = [stack.name for stack in one.reading.stacks], []
-    for (stack, kind, layer), kept in one.tally.found.items():
-        counts = np.zeros(BINS, int) if kept.counts is None else kept.counts.cpu().numpy()
-        largest, median = max(kept.largest, 0.0), median_of(counts)
+    for (stack, kind, layer), each in kept.items():
+        counts = np.zeros(BINS, int) if each.counts is None else each.counts.cpu().numpy()
+        largest, median = max(each.largest, 0.0), median_of(counts)
         found.append(TensorRange(
-            stack=stack, kind=kind, layer=layer, module=kept.module, largest=largest, text=kept.text, token=kept.token,
-            word=one.reading.words([kept.word], stack)[0], dim=kept.dim if kept.dim >= 0 else None, nan=kept.nan,
-            n_values=int(counts.sum()), median=median, coarseness=largest / 127 / median if median > 0 else math.nan,
+            stack=stack, kind=kind, layer=layer.partition(":")[0], module=each.module, largest=largest, text=each.text,
+            token=each.token, word=one.reading.words([each.word], stack)[0], dim=each.dim if each.dim >= 0 else None,
+            nan=each.nan, expert=None if each.expert == NO_EXPERT else each.expert, n_values=int(counts.sum()), median=median,
+            coarseness=largest / 127 / median if median > 0 else math.nan,
             **{form: headroom(largest, form) for form in NARROW},
             **{f"below_{form}": below(counts, FORMATS[form][1]) for form in NARROW},
         ))  # fmt: skip
-    found.sort(key=lambda row: (streams.index(row.stack), KINDS.index(row.kind), ENDS.get(row.layer) or int(row.layer)))
+    found.sort(key=lambda row: (
+        streams.index(row.stack), KINDS.index(row.kind), ENDS.get(row.layer) or int(row.layer), row.expert or 0,
+    ))  # fmt: skip
     return tuple(found)
 
 

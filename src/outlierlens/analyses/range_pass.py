@@ -11,7 +11,7 @@ attention where their path says so ("self_attn", "attention"), else to its MLP.
 import math
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +19,11 @@ import numpy as np
 
 from outlierlens.analyses.quantize_places import linear_kind
 from outlierlens.analyses.quantize_schemes import Scheme, fake_quantize_inputs
-from outlierlens.architectures import BoundStack, live_parameters
+from outlierlens.architectures import NO_EXPERT, BoundStack, expert_of, live_parameters, packs_experts
 from outlierlens.data.texts import Batch
 from outlierlens.models.attention_maps import Looks, tapped_logits
-from outlierlens.models.hooks import head_read, layer_name, tapped, tapped_calls, tapped_experts
+from outlierlens.models.experts import ExpertCall, tapped_experts, unreached
+from outlierlens.models.hooks import head_read, layer_name, tapped, tapped_calls
 from outlierlens.models.load import LoadedModel
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ HEAD_ROWS = 256  # tokens whose logits are held at once
 
 @dataclass
 class Kept:
-    """What is kept of one tensor: its largest |x| with its place, sampled values by bin [bin], and whether any is NaN."""
+    """What is kept of one tensor, or an expert's: its largest |x| with its place, sampled values by bin [bin], any NaN."""
 
     largest: float = -1.0
     text: int = -1
@@ -50,6 +51,13 @@ class Kept:
     module: str = ""
     counts: Any = None
     nan: bool = False
+    expert: int = NO_EXPERT
+
+    def merged(self, other: "Kept") -> "Kept":
+        """Both as one tensor, with the place of the larger value, or of the earlier text or token."""
+        first, second = sorted((self, other), key=lambda one: (-one.largest, one.text, one.token))
+        counts = [one.counts for one in (self, other) if one.counts is not None]
+        return replace(first, counts=sum(counts) if counts else None, nan=first.nan or second.nan)
 
     def take(self, value: float, place: tuple[int, int, int, int], module: str) -> None:
         """Keep a value where it is larger, or as large and of an earlier text or token."""
@@ -85,11 +93,13 @@ class RangeTally:
             chosen = valid & ((number + torch.arange(valid.shape[1], device=valid.device)) % self.every == 0)
             self._samples[name] = chosen.flatten().nonzero().flatten()
 
-    def add(self, key: Key, module: str, states: "Tensor") -> None:
-        """Take a tensor [batch, token, dim]; of another shape all rows count, and nobody knows whose they are.
+    def add(self, key: Key, module: str, states: "Tensor", rows: "Tensor | None" = None) -> None:
+        """Take a tensor [batch, token, dim], or [row, dim] of `rows`, see `peak`.
 
-        What several modules read is counted once.
+        Of another shape all rows count, and nobody knows whose they are. What several modules read is counted once.
         """
+        import torch
+
         if not states.numel():
             return
         if self._last is None or _place(self._last) != _place(states):
@@ -99,9 +109,14 @@ class RangeTally:
         self._keys.add(key)
         flat = states.reshape(-1, states.shape[-1])
         sizes = states.amax(-1).maximum(-states.amin(-1))  # much faster than one pass of `aminmax` over rows
-        kept = self.peak(key, module, sizes, flat)
-        known = sizes.shape == self.sides[key[0]].valid.shape
-        for part in (flat.index_select(0, self._samples[key[0]]) if known else flat[:: self.every]).split(ROWS):
+        kept = self.peak(key, module, sizes, flat, rows)
+        chosen = self._samples[key[0]]
+        if rows is not None:
+            sample = flat[torch.isin(rows, chosen)]
+        else:
+            known = sizes.shape == self.sides[key[0]].valid.shape
+            sample = flat.index_select(0, chosen) if known else flat[:: self.every]
+        for part in sample.split(ROWS):
             counts = exponents(part)
             kept.counts = counts if kept.counts is None else kept.counts + counts
 
@@ -126,7 +141,8 @@ class RangeTally:
             dim = vector.nan_to_num(nan=math.inf, posinf=math.inf).argmax()
         place = torch.stack([row if rows is None else rows[row], dim, sizes.isnan().any().to(row)])
         self._seen.append((key, module, known, value, place))
-        return self.found.setdefault(key, Kept())
+        expert = key[2].partition(":")[2]
+        return self.found.setdefault(key, Kept(expert=int(expert) if expert else NO_EXPERT))
 
     def end(self) -> None:
         """Fetch the maxima of the batch and keep what is larger than all before."""
@@ -237,7 +253,7 @@ def find_places(loaded: LoadedModel, stack: BoundStack) -> tuple[TensorPlace, ..
     between, found = _between(stack), {}
     for name, module in modules.items():
         block = next((path for path in blocks if name.startswith(f"{path}.")), None)
-        if block is None:
+        if block is None or expert_of(f"{name}.") != NO_EXPERT:
             continue
         if "norm" in type(module).__name__.lower() and not any(True for _ in module.children()):
             found[id(module)] = _norm(name, module, *between.get(name, ()))
@@ -258,16 +274,18 @@ def find_places(loaded: LoadedModel, stack: BoundStack) -> tuple[TensorPlace, ..
     return tuple(found.values())
 
 
-def packed_kinds(loaded: LoadedModel, stack: BoundStack) -> dict[str, tuple[str, str]]:
-    """{parameter of packed experts: kinds of what it reads and gives}."""
-    live, declared = live_parameters(loaded.model), stack.stack
-    kinds = dict.fromkeys((name for names in declared.readers.values() for name in names), ("MLP input", "gate/up"))
-    kinds |= dict.fromkeys(declared.last_linear, ("MLP inner", "MLP output"))
+def expert_kinds(loaded: LoadedModel, stack: BoundStack) -> dict[str, tuple[str, str]]:
+    """{parameter of packed experts, or of one: kinds of what it reads and gives}."""
+    live, first, last = live_parameters(loaded.model), ("MLP input", "gate/up"), ("MLP inner", "MLP output")
+    writing = {param.name: param for layers in stack.linears.values() for params in layers for param in params}
+    packed = {name for name, param in writing.items() if packs_experts(param, live[name].shape)}
+    around = tuple(f"{name.rpartition('.')[0]}." for name in packed)
+    inside = tuple(f"{block}." for block in dict.fromkeys(stack.blocks))
     return {
-        f"{block}.{name[:-2]}": both
-        for block in dict.fromkeys(stack.blocks)
-        for name, both in kinds.items()
-        if name.endswith("()") and f"{block}.{name[:-2]}" in live
+        name: last if name in writing else first
+        for name, weight in live.items()
+        if (weight.ndim == 3 and name.startswith(around))
+        or (weight.ndim == 2 and expert_of(name) != NO_EXPERT and name.startswith(inside))
     }
 
 
@@ -289,11 +307,12 @@ class _StreamInPass:
 
     def __init__(self, loaded: LoadedModel, stack: BoundStack) -> None:
         self.stack, self.layer, self.states = stack, -1, None
-        self.places, self.packed = find_places(loaded, stack), packed_kinds(loaded, stack)
+        self.places, self.experts = find_places(loaded, stack), expert_kinds(loaded, stack)
 
-    def key(self, kind: str, layer: str = "") -> tuple[str, str, str]:
-        """Of a tensor of the layer that runs, or of the one next to it."""
-        return self.stack.name, kind, layer or str(min(max(self.layer, 0), self.stack.n_layers - 1))
+    def key(self, kind: str, layer: str = "", expert: int = NO_EXPERT) -> tuple[str, str, str]:
+        """Of a tensor of the layer that runs, or of the one next to it; of an expert "layer:expert"."""
+        layer = layer or str(min(max(self.layer, 0), self.stack.n_layers - 1))
+        return self.stack.name, kind, layer if expert == NO_EXPERT else f"{layer}:{expert}"
 
 
 @dataclass
@@ -302,7 +321,7 @@ class Pass:
 
     Attributes:
         every: medians and shares rest on every so many-th token vector. cache: what takes keys and values, if anything.
-        watched: (path of a module or of packed experts, "reads" or "gives") whose entries are kept apart.
+        watched: (path of a module, or parameter of experts, "reads" or "gives") whose entries are kept apart.
         peaks: largest |x| of each entry of these [expert, entry]; one row of what is no expert's.
     """
 
@@ -315,7 +334,7 @@ class Pass:
     peaks: dict[tuple[str, str], "Tensor"] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.tally, self.fed = RangeTally(self.every), set[str]()
+        self.tally, self.fed, self.blind = RangeTally(self.every), set[str](), set[str]()
         self.running = [_StreamInPass(self.loaded, stack) for stack in self.reading.stacks]
         head: Any = getattr(self.loaded.language, "get_output_embeddings", lambda: None)()
         self._has_head = head is not None and (
@@ -332,13 +351,13 @@ class Pass:
         for one in self.running:
             one.layer, one.states = -1, None
             looks |= {place.module: partial(self._look_at, one, place) for place in one.places}
-            experts |= {name: partial(self._look_at_expert, one, name) for name in one.packed}
+            experts |= {name: partial(self._look_at_expert, one, name) for name in one.experts}
         attention = Looks(self._attended, partial(self._sizes, "q·k"), partial(self._sizes, "attention logits"))
         model = self.loaded.model
         with torch.inference_mode(), ExitStack() as open_:
             open_.enter_context(tapped(model, self.reading.stacks, self._stream))
             open_.enter_context(tapped_calls(model, looks))
-            open_.enter_context(tapped_experts(model, experts))
+            open_.enter_context(tapped_experts(model, experts, blind=self.blind))
             open_.enter_context(tapped_logits(attention))
             if self._has_head:
                 open_.enter_context(head_read(self.loaded.language, self._logits))
@@ -376,14 +395,21 @@ class Pass:
         if place.squares:
             self.tally.peak(one.key("norm sum of squares", place.layer), place.name, self._squares(place, given, one))
 
-    def _look_at_expert(self, one: _StreamInPass, name: str, expert: int, given: "Tensor", made: "Tensor") -> None:
-        """Take the input and output of one expert's matrix; nobody knows whose tokens it has."""
-        if len(given):
-            self.fed.add(f"{name}, expert {expert}")
-        for side, kind, states in zip(("reads", "gives"), one.packed[name], (given, made), strict=True):
-            self.tally.add(one.key(kind), name, states)
-            if (name, side) in self.watched and len(states):
-                self._watch((name, side), states, expert, self.loaded.model.get_parameter(name).shape[0])
+    def _look_at_expert(self, one: _StreamInPass, name: str, call: ExpertCall) -> None:
+        """Take the input and output of one expert's matrix, of tokens that are no padding."""
+        weight, number, path = self.loaded.model.get_parameter(name), expert_of(name), name.removesuffix(".weight")
+        number, packed = (call.expert, len(weight)) if number == NO_EXPERT else (number, 0)
+        tokens, both = call.tokens, (call.read, call.given)
+        if tokens is not None:
+            kept = self.tally.sides[one.stack.name].valid.flatten()[tokens]
+            tokens, both = tokens[kept], (call.read[kept], call.given[kept])
+        if not len(both[0]):
+            return
+        self.fed.add(f"{name}, expert {number}" if packed else path)
+        for side, kind, states in zip(("reads", "gives"), one.experts[name], both, strict=True):
+            self.tally.add(one.key(kind, expert=number), path, states, tokens)
+            if (path, side) in self.watched:
+                self._watch((path, side), states, call.expert, max(packed, 1))
 
     def _watch(self, key: tuple[str, str], rows: "Tensor", expert: int = 0, n_experts: int = 1) -> None:
         """Keep the largest |x| of each entry of `rows` [row, entry]; infinite of what is no number."""
@@ -441,8 +467,28 @@ class Pass:
 
     def never_fed(self) -> tuple[str, ...]:
         """Modules, and experts of packed ones, that no token reached."""
-        of = self.loaded.model.get_parameter
         names = [place.name for one in self.running for place in one.places]
-        packed = dict.fromkeys(name for one in self.running for name in one.packed)
-        experts = [f"{name}, expert {expert}" for name in packed for expert in range(of(name).shape[0])]
-        return tuple(name for name in dict.fromkeys((*names, *experts)) if name not in self.fed)
+        names += [told for one in self.running for _, _, told in self._experts(one)]
+        return tuple(name for name in dict.fromkeys(names) if name not in self.fed)
+
+    def unreached(self) -> tuple[str, ...]:
+        """Notes on experts that no token reached."""
+        notes = [
+            f"not seen: what {name} reads and gives; its experts multiply in a way of their own"
+            for name in sorted(self.blind)
+        ]
+        for one in self.running:
+            experts = {(layer, expert): told in self.fed for layer, expert, told in self._experts(one)}
+            notes += unreached([place for place, fed in experts.items() if fed], experts)
+        return tuple(notes)
+
+    def _experts(self, one: _StreamInPass) -> Iterator[tuple[int, int, str]]:
+        """(layer, expert, how it is told) of all experts of a stream, of each parameter."""
+        layers = {block: layer for layer, block in enumerate(one.stack.blocks)}
+        for name in (name for name in one.experts if name not in self.blind):
+            weight, number = self.loaded.model.get_parameter(name), expert_of(name)
+            layer = next(layer for block, layer in layers.items() if name.startswith(f"{block}."))
+            if number != NO_EXPERT:
+                yield layer, number, name.removesuffix(".weight")
+            else:
+                yield from ((layer, expert, f"{name}, expert {expert}") for expert in range(len(weight)))

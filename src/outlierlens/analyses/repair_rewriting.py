@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.analyses.range_pass import packed_kinds
+from outlierlens.analyses.range_pass import expert_kinds
 from outlierlens.architectures import BoundStack, live_parameters
 from outlierlens.errors import BadInput
 from outlierlens.models.changes import Settable, temporary
@@ -414,7 +414,7 @@ def _refuse_turn(loaded: LoadedModel) -> None:
             raise BadInput(f"{where}: its norms stand on the stream or on writes; only pre-norm families are turned")
         if bound.stack.write_scales or bound.embedding_norm:
             raise BadInput(f"{where}: a scale of single dimensions stands on what is written; it cannot be turned")
-        if packed := packed_kinds(loaded, bound):
+        if packed := expert_kinds(loaded, bound):
             raise BadInput(
                 f"{where}: the weights of its experts are one parameter ({next(iter(packed))}); they cannot be turned"
             )

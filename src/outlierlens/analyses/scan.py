@@ -157,10 +157,11 @@ class Scan(Finding):
             yield f"{where} ({size}): {', '.join(map(str, stack.dims)) or 'none'}"
         for one in self.mlps:
             named = [each.neuron for each in self.neurons if (each.model, each.stack) == (one.model, one.stack)]
+            experts = f"{one.n_experts:,} experts × " if one.n_experts else ""
             bare = "" if one.normed else "; no norm stands before the MLP, so all that it reads counts alike"
             yield (
                 f"{one.model or self.provenance.subject}, {one.stack} (largest value that a normed input can give, from "
-                f"{one.times:g} × the block's median, {one.n_layers} × {one.n_neurons:,}): "
+                f"{one.times:g} × the block's median, {one.n_layers} × {experts}{one.n_neurons:,}): "
                 f"{', '.join(named) or f'none (the largest is {one.largest:.3g} × its median)'}{bare}"
             )
 
@@ -313,7 +314,8 @@ def _scan_bound(checkpoint: Checkpoint, bound: list[BoundStack], options: ScanOp
     return scan_found(
         Provenance.now(checkpoint.name, digest.hexdigest(), command=command, adapter=checkpoint.adapter), found,
         rule=options.rule, view=options.view,
-        neurons=tuple(one for _, large in mlps for one in large), mlps=tuple(one for one, _ in mlps),
+        neurons=tuple(sorted((one for _, large in mlps for one in large), key=lambda one: -one.times_median)),
+        mlps=tuple(one for some, _ in mlps for one in some),
         model_type=str(checkpoint.config.get("model_type", "")), source=checkpoint.kind, bytes_read=checkpoint.bytes_read,
         total_bytes=checkpoint.total_bytes, notes=checkpoint.notes,
     )  # fmt: skip

@@ -4,10 +4,11 @@
     weights[0].place                                         # "layer 2, [507, 1031]": row j writes, column k is read
     with scaled(loaded, stack, [(2, 507, 1031)], 0.0): ...   # restored bit for bit
 
-In each layer, k is where the MLP's last linear reads its largest |value| and j where it writes its largest. Where both are
-above `super_spike`, weight [j, k] joins them. The first such layer's weight is removed and the prompt runs again, until
-nothing spikes, or `super_rounds` are removed. A weight without which more than `super_left` of the layer's largest output is
-left is put back, and its layer is left alone: where a whole column writes, no single weight is behind the spike.
+An expert's weight is (layer, expert, row, column). In each MLP, an expert's too, k is where the last linear reads its largest
+|value| and j where it writes its largest. Where both are above `super_spike`, weight [j, k] joins them. The first such MLP's
+weight is removed and the prompt runs again, until nothing spikes, or `super_rounds` are removed. A weight without which more
+than `super_left` of the MLP's largest output is left is put back, and its MLP is left alone: where a whole column writes, no
+single weight is behind the spike.
 """
 
 from collections import Counter, defaultdict
@@ -20,12 +21,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import numpy as np
 
 from outlierlens.ablation.study import Condition, Measurement, Progress, Study
-from outlierlens.architectures import BoundStack
-from outlierlens.architectures.bind import linear_paths
+from outlierlens.architectures import NO_EXPERT, BoundStack, LastLinear, last_linears, live_parameters
 from outlierlens.data.texts import Batch, Texts
 from outlierlens.errors import BadInput
 from outlierlens.models.changes import Settable, temporary
-from outlierlens.models.hooks import edited_calls, valid_tokens
+from outlierlens.models.experts import ExpertCall, tapped_experts
+from outlierlens.models.hooks import edited_calls, running_masks, valid_tokens
 from outlierlens.models.load import LoadedModel
 from outlierlens.models.passes import TextReading
 from outlierlens.results.rows import Row
@@ -35,8 +36,8 @@ from outlierlens.view.section import Count, Share
 if TYPE_CHECKING:
     from torch import Tensor
 
-Place = tuple[int, int, int]  # layer, row, column
-Use = Callable[[int, "Tensor", "Tensor"], "Tensor | None"]
+Place = tuple[int, ...]  # layer, row, column; of an expert layer, expert, row, column
+Use = Callable[[LastLinear, ExpertCall], "Tensor | None"]
 FACTORS = (0.5, 1.5, 2.0, 3.0)
 ALONE = 4  # weights that are tried each alone
 DRAWS = 3  # random sets
@@ -47,6 +48,7 @@ class SuperWeight(Row):
     """One weight that was found and removed."""
 
     layer: int
+    expert: int | None = None
     row: int
     """row: the dimension that it writes"""
     column: int
@@ -57,7 +59,7 @@ class SuperWeight(Row):
     read: float
     """input: the spike that the layer reads, when the weight's turn came"""
     written: float
-    """output: the spike that the layer writes"""
+    """output: the spike that the layer writes, of an expert before its router's weight"""
     token: str
     """token: where the output spikes"""
     position: int
@@ -69,7 +71,8 @@ class SuperWeight(Row):
     @property
     def place(self) -> str:
         """Where it is, in words."""
-        return f"layer {self.layer}, [{self.row}, {self.column}]"
+        expert = "" if self.expert is None else f"expert {self.expert}, "
+        return f"layer {self.layer}, {expert}[{self.row}, {self.column}]"
 
 
 class Spike(NamedTuple):
@@ -95,41 +98,60 @@ class WeightTrial(Measurement):
 
 
 @temporary
-def last_linears(loaded: LoadedModel, stack: BoundStack, use: Use) -> Iterator[None]:
-    """Show input and output of each layer's last linear, [batch, token, dim], to `use(layer, read, written)`.
+def tapped_mlps(loaded: LoadedModel, stack: BoundStack, use: Use) -> Iterator[None]:
+    """Show what each last linear reads and gives to `use(mlp, call)`; what it returns, if anything, goes on in place of that.
 
-    What it returns, if anything, goes on instead of the output. A stack without such modules shows nothing.
+    Experts are shown with their tokens, all others [batch, token, dim] of all of them.
+
+    Raises:
+        BadInput: see `last_linears`; or in a pass, whose tokens an expert reads cannot be told.
     """
-    modules = [loaded.model.get_submodule(path) for path in linear_paths(stack) or ()]
-    reads: dict[int, Tensor] = {}
+    mlps = last_linears(stack, live_parameters(loaded.model))
+    reads: dict[LastLinear, Tensor] = {}
 
     def turned(values: "Tensor") -> "Tensor":
         # XLNet blocks carry [token, batch, dim].
         return values.transpose(0, 1) if stack.stack.token_first else values
 
-    def keep(layer: int, read: "Tensor") -> "Tensor":
-        reads[layer] = read
+    def keep(one: LastLinear, read: "Tensor") -> "Tensor":
+        reads[one] = read
         return read
 
-    def show(layer: int, written: "Tensor") -> "Tensor":
-        changed = use(layer, turned(reads.pop(layer)), turned(written))
+    def show(one: LastLinear, written: "Tensor") -> "Tensor":
+        changed = use(one, ExpertCall(NO_EXPERT, turned(reads.pop(one)), turned(written)))
         return written if changed is None else turned(changed)
 
-    before, after = ({one: partial(look, i) for i, one in enumerate(modules)} for look in (keep, show))
-    with edited_calls(loaded.model, before, after):
+    def look(some: Mapping[int, LastLinear], call: ExpertCall) -> "Tensor | None":
+        one = some[call.expert] if call.expert in some else next(iter(some.values()))
+        if call.tokens is None:
+            raise BadInput(f"{loaded.name}: whose tokens {one.path} reads cannot be told")
+        return use(one, call)
+
+    before, after = (
+        {loaded.model.get_submodule(one.path): partial(shown, one) for one in mlps if one.expert == NO_EXPERT}
+        for shown in (keep, show)
+    )
+    experts = defaultdict[str, dict[int, LastLinear]](dict)
+    for one in mlps:
+        if one.expert != NO_EXPERT:
+            experts[one.param.name][one.expert] = one
+    with (
+        edited_calls(loaded.model, before, after),
+        tapped_experts(loaded.model, {name: partial(look, some) for name, some in experts.items()}),
+    ):
         yield
 
 
-def entries(loaded: LoadedModel, stack: BoundStack, layer: int) -> "Tensor":
-    """The last linear's weight of a layer as [row, column], a view: row j writes dimension j, column k reads input k."""
-    weight = loaded.model.get_parameter(_weight(stack, layer)).detach()
-    return weight.T if stack.stack.weight_is_in_by_out else weight
+def _mlp(loaded: LoadedModel, stack: BoundStack, layer: int, expert: int = NO_EXPERT) -> LastLinear:
+    mlps = last_linears(stack, live_parameters(loaded.model))
+    return next(one for one in mlps if (one.layer, one.expert) == (layer, expert))
 
 
-def _weight(stack: BoundStack, layer: int) -> str:
-    paths = linear_paths(stack)
-    assert paths is not None
-    return f"{paths[layer]}.weight"
+def entries(loaded: LoadedModel, stack: BoundStack, layer: int, expert: int = NO_EXPERT) -> "Tensor":
+    """A last linear's weight as [row, column], a view: row j writes dimension j, column k reads input k."""
+    one = _mlp(loaded, stack, layer, expert)
+    matrix: Tensor = one.matrix(loaded.model.get_parameter(one.param.name).detach())
+    return matrix
 
 
 @temporary
@@ -137,34 +159,37 @@ def scaled(loaded: LoadedModel, stack: BoundStack, places: Sequence[Place], fact
     """Multiply the weights at `places` by `factor`, and put the old values back bit for bit."""
     with ExitStack() as undo:
         settable = Settable(undo, loaded.model)
-        for layer, row, column in places:
-            value = entries(loaded, stack, layer)[row, column] * factor if factor else 0.0
-            place = (column, row) if stack.stack.weight_is_in_by_out else (row, column)
-            settable.set_values(_weight(stack, layer), place, value)
+        for place in places:
+            *mlp, row, column = place
+            one = _mlp(loaded, stack, *mlp)
+            value = entries(loaded, stack, *mlp)[row, column] * factor if factor else 0.0
+            at = (column, row) if one.param.axis == -2 else (row, column)
+            settable.set_values(one.param.name, (one.expert, *at) if one.packed else at, value)
         yield
 
 
 def random_places(loaded: LoadedModel, stack: BoundStack, places: Sequence[Place], *, seed: int) -> list[Place]:
-    """As many weights as `places` in the same layers, drawn with `seed` from all others."""
+    """As many weights as `places` in the same last linears, drawn with `seed` from all others."""
     random = np.random.default_rng([seed, 53])
     found: list[Place] = []
-    for layer, _, _ in places:
-        rows, columns = entries(loaded, stack, layer).shape
-        while (one := (layer, int(random.integers(rows)), int(random.integers(columns)))) in (*places, *found):
+    for place in places:
+        mlp = place[:-2]
+        rows, columns = entries(loaded, stack, *mlp).shape
+        while (one := (*mlp, int(random.integers(rows)), int(random.integers(columns)))) in (*places, *found):
             if rows * columns <= len(places) + len(found):
-                raise BadInput(f"layer {layer} has only {rows * columns} weights: too few to draw others from")
+                raise BadInput(f"layer {place[0]} has only {rows * columns} weights: too few to draw others from")
         found.append(one)
     return found
 
 
 def largest_places(loaded: LoadedModel, stack: BoundStack, places: Sequence[Place]) -> list[Place]:
-    """As many weights as `places` in the same layers: those of largest |weight| that are not among them."""
+    """As many weights as `places` in the same last linears: those of largest |weight| that are not among them."""
     found: list[Place] = []
-    for layer in dict.fromkeys(place[0] for place in places):
-        mine = [place for place in places if place[0] == layer]
-        weight = entries(loaded, stack, layer)
+    for mlp in dict.fromkeys(place[:-2] for place in places):
+        mine = [place for place in places if place[:-2] == mlp]
+        weight = entries(loaded, stack, *mlp)
         top = weight.abs().float().reshape(-1).topk(min(2 * len(mine), weight.numel())).indices.tolist()
-        others = [(layer, index // weight.shape[1], index % weight.shape[1]) for index in top]
+        others: list[Place] = [(*mlp, index // weight.shape[1], index % weight.shape[1]) for index in top]
         found += [place for place in others if place not in mine][: len(mine)]
     return found
 
@@ -190,36 +215,38 @@ def super_weights(
         raise BadInput(f"the tokenizer makes no token of the prompt {prompt!r}; give another")
     tokens = reading.words(reading.sides(batch)[stack.name][0][0].tolist())
     found: list[SuperWeight] = []
-    refused: dict[int, str] = {}
+    refused: dict[LastLinear, str] = {}
     now = _spikes(loaded, stack, reading, batch)
     while True:
-        large = [layer for layer, one in enumerate(now) if abs(one.read) > spike and abs(one.written) > spike]
-        large = [layer for layer in large if layer not in refused]
+        large = [mlp for mlp, one in now.items() if abs(one.read) > spike and abs(one.written) > spike]
+        large = [mlp for mlp in large if mlp not in refused]
         if not large or len(found) == rounds:
             break
-        layer, top = large[0], now[large[0]]
-        removed, place = places_of(found), (layer, top.row, top.column)
+        mlp, top = large[0], now[large[0]]
+        at = (mlp.layer,) if mlp.expert == NO_EXPERT else (mlp.layer, mlp.expert)
+        removed, place = places_of(found), (*at, top.row, top.column)
         if place in removed:
-            refused[layer] = f"{layer} ([{top.row}, {top.column}] is removed already)"
+            refused[mlp] = f"{mlp.row} ([{top.row}, {top.column}] is removed already)"
             continue
         with scaled(loaded, stack, removed, 0.0):
-            sizes = entries(loaded, stack, layer)
+            sizes = entries(loaded, stack, *at)
             value = sizes[top.row, top.column].clone()
             rank = int((sizes.abs() > value.abs()).sum()) + 1
             with scaled(loaded, stack, [place], 0.0):
                 after = _spikes(loaded, stack, reading, batch)
-        left = abs(after[layer].written)
+        left = abs(after.get(mlp, Spike()).written)
         if left > limits["super_left"] * abs(top.written):
-            refused[layer] = f"{layer} ({left / abs(top.written):.0%} is left without [{top.row}, {top.column}])"
+            refused[mlp] = f"{mlp.row} ({left / abs(top.written):.0%} is left without [{top.row}, {top.column}])"
             continue
         now = after
         found.append(SuperWeight(
-            layer=layer, row=top.row, column=top.column, weight=float(value), rank=rank, read=top.read, written=top.written,
-            token=tokens[top.position], position=top.position, share=float(value) * top.beside / top.written, remaining=left,
+            layer=mlp.layer, expert=None if mlp.expert == NO_EXPERT else mlp.expert, row=top.row, column=top.column,
+            weight=float(value), rank=rank, read=top.read, written=top.written, token=tokens[top.position],
+            position=top.position, share=float(value) * top.beside / top.written, remaining=left,
         ))  # fmt: skip
     stopped = f"no layer reads and writes above {spike:g}"
     if large:
-        layers = ", ".join(map(str, large))
+        layers = ", ".join(mlp.row for mlp in large)
         stopped = f"{rounds} weights are removed, the limit; layers {layers} still spike above {spike:g}"
     elif refused:
         stopped = f"what still spikes above {spike:g} is no single weight's doing: layer {', '.join(refused.values())}"
@@ -228,25 +255,29 @@ def super_weights(
 
 def places_of(weights: Sequence[SuperWeight]) -> list[Place]:
     """Where they are."""
-    return [(one.layer, one.row, one.column) for one in weights]
+    return [(one.layer, *(() if one.expert is None else (one.expert,)), one.row, one.column) for one in weights]
 
 
-def _spikes(loaded: LoadedModel, stack: BoundStack, reading: TextReading, batch: Batch) -> list[Spike]:
-    """One forward pass on the prompt: the spike of each layer."""
-    found = [Spike()] * stack.n_layers
+def _spikes(loaded: LoadedModel, stack: BoundStack, reading: TextReading, batch: Batch) -> dict[LastLinear, Spike]:
+    """One forward pass on the prompt: the spike of each MLP that has a token, by layer."""
+    import torch
 
-    def use(layer: int, read: "Tensor", written: "Tensor") -> None:
-        into, out = (values.reshape(*batch.valid.shape, -1)[batch.valid].float() for values in (read, written))
-        (at, column), (position, row) = (
-            divmod(int(values.abs().argmax()), values.shape[1]) for values in (into, out)
-        )  # [token, …]
-        sizes = (float(one) for one in (into[at, column], out[position, row], into[position, column]))
-        inner, outer, beside = sizes
-        found[layer] = Spike(inner, column, outer, row, position, beside)
+    found: dict[LastLinear, Spike] = {}
+    places = torch.arange(batch.valid.shape[1], device=batch.valid.device)
 
-    with last_linears(loaded, stack, use):
+    def use(one: LastLinear, call: ExpertCall) -> None:
+        of = places if call.tokens is None else call.tokens  # the prompt is the only text
+        kept = batch.valid[0][of]
+        into, out = (values.reshape(len(of), -1)[kept].float() for values in (call.read, call.given))  # [token, …]
+        if not len(into):
+            return
+        (at, column), (token, row) = (divmod(int(values.abs().argmax()), values.shape[1]) for values in (into, out))
+        inner, outer, beside = (float(value) for value in (into[at, column], out[token, row], into[token, column]))
+        found[one] = Spike(inner, column, outer, row, int(of[kept][token]), beside)
+
+    with tapped_mlps(loaded, stack, use):
         reading(batch)
-    return found
+    return dict(sorted(found.items(), key=lambda item: (item[0].layer, item[0].expert)))
 
 
 # --- trials ----------------------------------------------------------------------------------------------------------
@@ -257,21 +288,47 @@ class SuperActivations:
 
     def __init__(self, loaded: LoadedModel, stack: BoundStack, spike: float):
         self.loaded, self.stack, self.spike = loaded, stack, spike
-        self.kept: dict[tuple[int, int], list[Tensor]] = defaultdict(
-            list
-        )  # by layer and row, of each call [batch, token]
+        # By MLP, row and pass [batch, token]; of an expert [token] of the flat batch, 0 where it has none.
+        self.kept: dict[tuple[LastLinear, int, int], Tensor] = {}
+
+    def _rows(self, places: Sequence[Place]) -> dict[LastLinear, list[int]]:
+        rows = defaultdict[LastLinear, list[int]](list)
+        for place in dict.fromkeys((*place[:-1], 0) for place in places):
+            rows[_mlp(self.loaded, self.stack, *place[:-2])].append(place[-2])
+        return rows
+
+    @temporary
+    def _in_passes(self, use: "Callable[[LastLinear, ExpertCall, int], Tensor | None]") -> Iterator[None]:
+        """Show MLPs as `tapped_mlps` does, with a number that each pass has in the same way."""
+        passes = Counter[str]()
+
+        def count(output: Any) -> Any:
+            passes["done"] += 1
+            return output
+
+        def numbered(one: LastLinear, call: ExpertCall) -> "Tensor | None":
+            return use(one, call, passes["done"])
+
+        first = self.loaded.model.get_submodule(self.stack.blocks[0])
+        with (
+            tapped_mlps(self.loaded, self.stack, numbered),
+            edited_calls(self.loaded.model, {}, {first: count}),
+        ):
+            yield
 
     @temporary
     def recorded(self, places: Sequence[Place]) -> Iterator[None]:
         """Keep what is written inside."""
-        rows = {place[:2] for place in places}
+        rows = self._rows(places)
 
-        def use(layer: int, _: "Tensor", written: "Tensor") -> None:
-            for at, row in rows:
-                if at == layer:
-                    self.kept[layer, row].append(written[..., row].clone())
+        def use(one: LastLinear, call: ExpertCall, number: int) -> None:
+            for row in rows.get(one, ()):
+                values = call.given[..., row].clone()
+                if call.tokens is not None:
+                    values = values.new_zeros(call.n_tokens).index_copy(0, call.tokens, values)
+                self.kept[one, row, number] = values
 
-        with last_linears(self.loaded, self.stack, use):
+        with self._in_passes(use):
             yield
 
     @temporary
@@ -279,24 +336,29 @@ class SuperActivations:
         """Inside, where the same calls follow, the weights at `places` are 0; yields how many activations are put back."""
         import torch
 
-        calls, rows = Counter[Any](), {place[:2] for place in places}
+        calls, rows = Counter[str](), self._rows(places)
         with ExitStack() as inside:
             inside.enter_context(scaled(self.loaded, self.stack, places, 0.0))
             mask_of = inside.enter_context(valid_tokens(self.loaded.model))
+            masks = inside.enter_context(running_masks(self.loaded.model))
 
-            def use(layer: int, _: "Tensor", written: "Tensor") -> "Tensor | None":
-                changed = written.clone()
-                for row in (row for at, row in rows if at == layer):
-                    before = self.kept[layer, row][calls[layer]]
+            def use(one: LastLinear, call: ExpertCall, number: int) -> "Tensor | None":
+                changed = call.given.clone()
+                for row in rows.get(one, ()):
+                    before = self.kept.get((one, row, number))
+                    if before is None:  # an expert that no token reached in the intact model
+                        continue
+                    before = before if call.tokens is None else before[call.tokens]
                     spiked = before.abs() > self.spike
-                    if written.ndim == 3:
-                        spiked &= mask_of(written)
+                    if call.given.ndim == 3:
+                        spiked &= mask_of(call.given)
+                    for mask in masks if call.tokens is not None else ():
+                        spiked &= mask.bool().flatten()[call.tokens]
                     calls["restored"] += int(spiked.sum())
-                    changed[..., row] = torch.where(spiked, before, written[..., row])
-                calls[layer] += 1
-                return changed
+                    changed[..., row] = torch.where(spiked, before, call.given[..., row])
+                return changed if one in rows else None
 
-            inside.enter_context(last_linears(self.loaded, self.stack, use))
+            inside.enter_context(self._in_passes(use))
             yield calls
 
 
@@ -322,7 +384,7 @@ def trials(
         return Condition(label.partition(" ")[0], label, {}, enter, key=label, more=more)
 
     alone = places[:ALONE] if len(places) > 1 else []
-    wanted = [("", places), *((f" {one[0]} [{one[1]}, {one[2]}]", [one]) for one in alone)]
+    wanted = [("", places), *((f" {':'.join(map(str, one[:-2]))} [{one[-2]}, {one[-1]}]", [one]) for one in alone)]
     conditions = [condition(f"{what}{where}", some) for where, some in wanted for what in ("zeroed", "restored")]
     conditions += [condition(f"× {factor:g}", places, factor) for factor in FACTORS]
     for draw in range(DRAWS):

@@ -24,7 +24,7 @@ from outlierlens.ablation.study import Condition, Measurement, Progress, Study
 from outlierlens.analyses.trace_account import Account, Entry, account, factor_notes, refuse
 from outlierlens.analyses.trace_passes import TokenAttention, carriers, groups, overview
 from outlierlens.analyses.trace_trials import Passes, Restored, like, zeroed
-from outlierlens.architectures import BoundStack, live_parameters
+from outlierlens.architectures import NO_EXPERT, BoundStack, live_parameters
 from outlierlens.data.texts import Batch, Data
 from outlierlens.detection.targets import check_dims
 from outlierlens.errors import BadInput
@@ -112,6 +112,8 @@ class Part(Row):
     """kind: carried (the block's input), embedding, head, neuron, other neurons, bias, norm bias, norm mean, norm scale"""
     name: str
     """module"""
+    expert: int | None = None
+    """expert: that it is of"""
     index: int | None
     """number: of the head or neuron"""
     first: float
@@ -128,10 +130,15 @@ class Writer(Part):
 
     @property
     def named(self) -> str:
-        """ "neuron 11.1229", "the bias down_proj of block 3"."""
+        """ "neuron 11.1229", "neuron 3 of expert 2 in block 1", "the bias down_proj of block 3"."""
+        expert = "" if self.expert is None else f"expert {self.expert} in "
         if self.index is not None:
-            return f"{self.kind} {self.layer}.{self.index}"
-        return f"the {self.kind} {self.name.rpartition('.')[2]} of {_block(self.layer)}".replace("  ", " ")
+            return (
+                f"{self.kind} {self.index} of {expert}block {self.layer}"
+                if expert
+                else f"{self.kind} {self.layer}.{self.index}"
+            )
+        return f"the {self.kind} {self.name.rpartition('.')[2]} of {expert}{_block(self.layer)}".replace("  ", " ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,7 +354,8 @@ def trace(
     back = Restored(loaded, stack, dim, tuple(sorted({entry.layer for entry in writers})), peak)
     task = Passes(make_task(loaded, texts, options.task), back.recording)
     trials = _trials(task, texts, weights, back, options, rows, progress)
-    notes: tuple[str, ...] = (*loaded.notes, *dict.fromkeys((*reading.notes, *task.notes)), *factor_notes(found, stack))
+    notes: tuple[str, ...] = (*loaded.notes, *dict.fromkeys((*reading.notes, *task.notes)))
+    notes += (*found.unreached, *factor_notes(found, stack))
     read: dict[str, Any] = {}
     try:
         check_eager(loaded, stack)
@@ -497,24 +505,26 @@ def _trials(
 
 def _parts(found: Account, n_neurons: int) -> Iterator[Part]:
     """The account's entries, of each MLP the largest neurons by themselves and the others added up."""
-    by_mlp: dict[tuple[int, str], list[Entry]] = {}
+    by_mlp: dict[tuple[int, str, int], list[Entry]] = {}
     for entry in found.entries:
         if entry.kind == "neuron":
-            by_mlp.setdefault((entry.layer, entry.name), []).append(entry)
+            by_mlp.setdefault((entry.layer, entry.name, entry.expert), []).append(entry)
         else:
             yield Part(**_told(entry))
-    for (layer, name), neurons in by_mlp.items():
+    for (layer, name, expert), neurons in by_mlp.items():
         neurons.sort(key=lambda one: -float(np.abs(one.values).max()))
         yield from (Part(**_told(one)) for one in neurons[:n_neurons])
         if others := neurons[n_neurons:]:
-            rest = Entry(layer, "neuron", name, -1, np.sum([one.values for one in others], axis=0))
+            rest = Entry(layer, "neuron", name, -1, np.sum([one.values for one in others], axis=0), expert=expert)
             yield Part(**_told(rest) | {"kind": "other neurons"})
 
 
 def _told(one: Entry) -> dict[str, Any]:
     """The fields of a `Part`."""
     index = None if one.index < 0 else one.index
-    return {"layer": layer_name(one.layer), "kind": one.kind, "name": one.name, "index": index, **_grouped(one.values)}
+    expert = None if one.expert == NO_EXPERT else one.expert
+    told = {"layer": layer_name(one.layer), "kind": one.kind, "name": one.name, "expert": expert, "index": index}
+    return told | _grouped(one.values)
 
 
 def _grouped(values: np.ndarray, begin: str = "") -> dict[str, float]:

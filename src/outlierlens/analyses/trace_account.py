@@ -6,19 +6,24 @@
 
 A linear that writes to the stream adds read[k] · W[dim, k] for each of its inputs k: a neuron of an MLP, or a channel of a
 head. A norm on the way is linear once its divisor is known: it multiplies all that it is given by weight[dim] / σ, takes its
-mean away, and adds its bias. Sums are in float64; the model runs as it is.
+mean away, and adds its bias. An expert adds what its router multiplies that by, to the tokens that it has; what the block's MLP
+multiplies its experts and its shared expert by is told from its output. Sums are in float64; the model runs as it is, its
+experts one by one.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from outlierlens.architectures import BoundStack, live_parameters
+from outlierlens.architectures import NO_EXPERT, BoundStack, Param, expert_of, live_parameters, packs_experts
+from outlierlens.architectures.stack import parameter
 from outlierlens.data.texts import Batch
 from outlierlens.errors import BadInput
+from outlierlens.models.experts import ExpertCall, tapped_experts, unreached
 from outlierlens.models.hooks import EMBEDDINGS, edited_calls, layer_name, tapped
 from outlierlens.models.load import LoadedModel
 
@@ -37,6 +42,7 @@ class Entry:
 
     Attributes:
         layer: the block, or `EMBEDDINGS`. kind: see `Kind`. name: module of the part. index: its head or neuron, or -1.
+        expert: of which it is, or `NO_EXPERT`.
         values: what it adds [group]. columns: of a head, what each of its channels adds [group, channel].
         parameter: where its weights lie. places: of each weight, its place in the parameter.
     """
@@ -49,6 +55,7 @@ class Entry:
     columns: np.ndarray | None = None
     parameter: str = ""
     places: tuple[tuple[int, ...], ...] = ()
+    expert: int = NO_EXPERT
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,7 @@ class Account:
         error: the largest |sum − value| of a token, as a share of the sizes that are summed.
         shares: of each state's sum of squares, less its mean where norms take that away, what the dimension makes
             [layer + 1, group].
+        unreached: notes on experts that no token reached.
         factors: {(layer, module of a write, "" for the stream that comes in): constant that multiplies it}, where it is not 1.
     """
 
@@ -68,12 +76,16 @@ class Account:
     entries: tuple[Entry, ...]
     error: float
     shares: np.ndarray
+    unreached: tuple[str, ...] = ()
     factors: Mapping[tuple[int, str], float] = field(default_factory=dict)
 
 
 @dataclass
 class _Term:
-    """One part's share of a state that is being added up: `amount` [batch, token, input], `scale` [batch, token]."""
+    """One part's share of a state that is being added up: `amount` [batch, token, input], `scale` [batch, token].
+
+    Of an expert [row, input] and [row], of the `tokens` [row] of the flat batch.
+    """
 
     kind: Kind
     name: str
@@ -83,7 +95,19 @@ class _Term:
     parameter: str = ""
     places: tuple[tuple[int, ...], ...] = ()
     heads: int = 0
+    expert: int = NO_EXPERT
+    tokens: "Tensor | None" = None
     write: str = ""  # the module whose output is added to the stream: a linear, or the norm behind it
+
+    def multiply(self, factor: "Tensor") -> None:
+        """By a factor of each token [batch, token]."""
+        self.scale = self.scale * (factor if self.tokens is None else factor.flatten()[self.tokens])
+
+    def by_token(self, amount: "Tensor", like: "Tensor") -> "Tensor":
+        """`amount`, like `scale`, of all tokens [batch, token]: 0 where it has none."""
+        if self.tokens is None:
+            return amount
+        return (like * 0).view(-1).index_add(0, self.tokens, amount).view(like.shape)
 
 
 @dataclass
@@ -95,12 +119,15 @@ class _Running:
     dim: int
     terms: list[_Term] = field(default_factory=list)
     fresh: int = 0  # terms before it stand behind a norm already, where norms stand on writes
-    sums: dict[tuple[int, Kind, str], tuple[_Term, np.ndarray]] = field(default_factory=dict)  # with [group, input]
+    sums: dict[tuple[int, Kind, str, int], tuple[_Term, np.ndarray]] = field(
+        default_factory=dict
+    )  # with [group, input]
     values: dict[int, np.ndarray] = field(default_factory=dict)
     shares: dict[int, np.ndarray] = field(default_factory=dict)
     factors: dict[tuple[int, str], float] = field(default_factory=dict)
     error: float = 0.0
     shape: tuple[int, int] = (0, 0)
+    reached: set[tuple[int, int]] = field(default_factory=set)  # (layer, expert)
 
 
 def account(
@@ -126,9 +153,21 @@ def account(
     layers = (EMBEDDINGS, *range(stack.n_layers))
     return Account(
         np.stack([state.values[layer] for layer in layers]), entries, state.error,
-        np.stack([state.shares[layer] for layer in layers]),
+        np.stack([state.shares[layer] for layer in layers]), unreached(state.reached, _experts(loaded, stack)),
         {place: factor for place, factor in state.factors.items() if factor != 1},
     )  # fmt: skip
+
+
+def _experts(loaded: LoadedModel, stack: BoundStack) -> list[tuple[int, int]]:
+    """(layer, expert) of every expert that writes."""
+    live, found = live_parameters(loaded.model), dict[tuple[int, int], None]()
+    for layers in stack.linears.values():
+        for layer, params in enumerate(layers):
+            for one in params:
+                weight = live[one.name]
+                numbers = range(len(weight)) if packs_experts(one, weight.shape) else [expert_of(one.name)]
+                found |= dict.fromkeys((layer, number) for number in numbers if number != NO_EXPERT)
+    return list(found)
 
 
 def factor_notes(found: Account, stack: BoundStack) -> tuple[str, ...]:
@@ -145,8 +184,11 @@ def factor_notes(found: Account, stack: BoundStack) -> tuple[str, ...]:
 
 def refuse(loaded: LoadedModel, stack: BoundStack) -> None:
     """Raise BadInput where the row does not say which modules write."""
-    what = f"{loaded.name}, stream {stack.name!r}"
-    bare = [name for name in (*stack.stack.last_linear, *stack.stack.other_writes) if name.endswith("()")]
+    what, live = f"{loaded.name}, stream {stack.name!r}", live_parameters(loaded.model)
+    bare = [
+        name for name in (*stack.stack.last_linear, *stack.stack.other_writes) if name.endswith("()")
+        and not all(one.name.endswith(".weight") or packs_experts(one, live[one.name].shape) for one in _params(stack, name))
+    ]  # fmt: skip
     if bare:
         raise BadInput(
             f"{what}: {bare[0][:-2]} writes as a bare parameter, whose inputs cannot be seen; it has no account"
@@ -155,17 +197,31 @@ def refuse(loaded: LoadedModel, stack: BoundStack) -> None:
         raise BadInput(f"{what} is an MLP axis; name a residual stream")
 
 
+def _params(stack: BoundStack, name: str) -> tuple[Param, ...]:
+    """The weights of a declared linear in all layers."""
+    return tuple(chain(*stack.linears.get(parameter(name, "weight"), ())))
+
+
 @contextmanager
 def _watched(state: _Running, batch: Batch, weights: "Tensor") -> Iterator[None]:
     """Add up the running pass; `weights` are of tokens [group, batch, token]."""
-    stack = state.stack
+    stack, live = state.stack, live_parameters(state.loaded.model)
     modules = dict(state.loaded.model.named_modules())
     before: dict[nn.Module, Callable[[Tensor], Tensor]] = {}
-    after: dict[nn.Module, Callable[[Tensor], Tensor]] = {}
+    after: dict[nn.Module, Callable[[Any], Any]] = {}
+    experts: dict[str, Callable[[ExpertCall], None]] = {}
     for path in dict.fromkeys(stack.blocks):
+        mixture = _Mixture(state)
         for name in (*stack.stack.other_writes, *stack.stack.last_linear):
-            if f"{path}.{name}" in modules:
-                before[modules[f"{path}.{name}"]] = _shown(_linear(state, path, name))
+            neurons = name in stack.stack.last_linear or name == stack.stack.mlp
+            for param in (one for one in _params(stack, name) if one.name.startswith(f"{path}.")):
+                module = param.name.removesuffix(".weight")
+                if packs_experts(param, live[param.name].shape) or expert_of(param.name) != NO_EXPERT:
+                    experts[param.name] = _expert(state, param, mixture)
+                elif module in modules:
+                    inner = module.removeprefix(f"{path}.")
+                    before[modules[module]] = _shown(_linear(state, path, inner, neurons=neurons))
+        mixture.watch(path, [one for one in experts if one.startswith(f"{path}.")], before, after)
         if stack.ends_in_norm:
             for name in (*stack.stack.other_norms, stack.stack.last_norm):
                 if f"{path}.{name}" in modules:
@@ -180,7 +236,11 @@ def _watched(state: _Running, batch: Batch, weights: "Tensor") -> Iterator[None]
     def look(_: BoundStack, layer: int, states: "Tensor") -> None:
         _close(state, batch, weights, layer, states)
 
-    with edited_calls(state.loaded.model, before, after), tapped(state.loaded.model, [stack], look):
+    with (
+        edited_calls(state.loaded.model, before, after),
+        tapped_experts(state.loaded.model, experts),
+        tapped(state.loaded.model, [stack], look),
+    ):
         yield
 
 
@@ -192,7 +252,7 @@ def _shown(look: "Callable[[Tensor], None]") -> "Callable[[Tensor], Tensor]":
     return through
 
 
-def _linear(state: _Running, block: str, name: str) -> "Callable[[Tensor], None]":
+def _linear(state: _Running, block: str, name: str, *, neurons: bool) -> "Callable[[Tensor], None]":
     """Take what the linear `name` of a block reads as a term, and its bias as another."""
     parameters = live_parameters(state.loaded.model)
     path = f"{block}.{name}"
@@ -200,7 +260,6 @@ def _linear(state: _Running, block: str, name: str) -> "Callable[[Tensor], None]
     axis = state.stack.stack.axes.get(f"{name}.weight", -1 if state.stack.stack.weight_is_in_by_out else -2)
     row = weight.detach().select(axis, state.dim).double()
     places = tuple((k, state.dim) if axis == -1 else (state.dim, k) for k in range(len(row)))
-    neurons = name in state.stack.stack.last_linear or name == state.stack.stack.mlp
     heads = 0 if neurons else n_heads(state.loaded, block, name, len(row))
     bias = parameters.get(f"{path}.bias")
     times = state.stack.stack.write_scales.get(name)
@@ -222,6 +281,106 @@ def _linear(state: _Running, block: str, name: str) -> "Callable[[Tensor], None]
         state.terms += made
 
     return take
+
+
+def _expert(state: _Running, param: Param, mixture: "_Mixture") -> Callable[[ExpertCall], None]:
+    """Take what an expert reads, of packed ones or alone, as a term of its tokens, and its bias as another."""
+    live, name, axis = live_parameters(state.loaded.model), param.name, param.axis
+    path, number = name.removesuffix(".weight"), expert_of(name)
+    weight, packed = live[name].detach(), packs_experts(param, live[name].shape)
+    bias = live.get(f"{name}_bias" if packed else f"{path}.bias")
+
+    def take(call: ExpertCall) -> None:
+        import torch
+
+        if call.tokens is None or call.weights is None:
+            raise BadInput(
+                f"{state.loaded.name}: what the experts of {name} add to which tokens cannot be told; no account"
+            )
+        own = (call.expert,) if packed else ()
+        row = weight[own].select(axis, state.dim).double()
+        places = tuple((*own, k, state.dim) if axis == -1 else (*own, state.dim, k) for k in range(len(row)))
+        terms = [_Term("neuron", path, call.read.detach().double(), row, call.weights, name, places)]
+        if bias is not None:
+            add = bias.detach()[own][state.dim].double().expand(len(call.tokens), 1)
+            at = (f"{name}_bias" if packed else f"{path}.bias", ((*own, state.dim),))
+            terms.append(_Term("bias", path, add, torch.ones_like(row[:1]), call.weights, *at))
+        for term in terms:
+            term.expert, term.tokens, term.write = (call.expert if packed else number), call.tokens, path
+        state.terms += terms
+        mixture.add(call)
+
+    return take
+
+
+class _Mixture:
+    """What the MLP of a block multiplies its experts, and what stands beside them, by: told from its output, token by token."""
+
+    def __init__(self, state: _Running):
+        self.state = state
+        self.first = 0  # of its terms
+        self.experts: Tensor | None = None  # what all experts write [token, dim]
+        self.beside: Tensor | None = None
+
+    def watch(
+        self, block: str, experts: Sequence[str], before: "dict[nn.Module, Any]", after: "dict[nn.Module, Any]"
+    ) -> None:
+        """Hang it on the MLP that holds the experts of a block, and on the linears of `before` in it."""
+        if not experts:
+            return
+        path = f"{block}.{experts[0].removeprefix(f'{block}.').partition('.')[0]}"
+        for name, module in self.state.loaded.model.get_submodule(path).named_modules():
+            if module in before and name:
+                after[module] = _shown(self._give)
+        mlp = self.state.loaded.model.get_submodule(path)
+        before[mlp], after[mlp] = self._begin, self._end
+
+    def add(self, call: ExpertCall) -> None:
+        """Take what an expert writes."""
+        import torch
+
+        assert call.tokens is not None
+        assert call.weights is not None
+        if self.experts is None:
+            width = call.given.shape[-1]
+            self.experts = torch.zeros(call.n_tokens, width, dtype=torch.float64, device=call.given.device)
+        self.experts.index_add_(0, call.tokens, call.given.detach().double() * call.weights[:, None])
+
+    def _begin(self, states: "Tensor") -> "Tensor":
+        self.first, self.experts, self.beside = len(self.state.terms), None, None
+        return states
+
+    def _give(self, states: "Tensor") -> None:
+        flat = states.detach().double().reshape(-1, states.shape[-1])
+        self.beside = flat if self.beside is None else self.beside + flat
+
+    def _end(self, output: Any) -> Any:
+        states = output[0] if isinstance(output, tuple) else output
+        made = states.detach().double().reshape(-1, states.shape[-1])
+        if self.experts is not None:
+            beside = made * 0 if self.beside is None else self.beside
+            size = self.experts.norm(dim=1) + beside.norm(dim=1)
+            if bool(((made - self.experts - beside).norm(dim=1) > TOLERANCE / 10 * size).any()):
+                for term in self.state.terms[self.first :]:
+                    of_experts, of_beside = _multiples(made, self.experts, beside)
+                    factor = of_beside if term.expert == NO_EXPERT else of_experts
+                    term.multiply(factor.reshape(self.state.shape))
+        return output
+
+
+def _multiples(made: "Tensor", one: "Tensor", other: "Tensor") -> "tuple[Tensor, Tensor]":
+    """a and b [token] for which a · one + b · other is nearest to `made`, all [token, dim]."""
+    inner, across, outer = (one * one).sum(1), (one * other).sum(1), (other * other).sum(1)
+    to_one, to_other = (made * one).sum(1), (made * other).sum(1)
+    size = inner * outer - across.square()
+    flat = size <= 1e-20 * inner * outer  # one of them is 0, or both point the same way
+    size = size.masked_fill(flat, 1.0)
+    alone = to_one / inner.masked_fill(inner == 0, 1.0)
+    beside = (to_other - alone * across) / outer.masked_fill(outer == 0, 1.0)
+    return (
+        alone.where(flat, (to_one * outer - to_other * across) / size),
+        beside.where(flat, (to_other * inner - to_one * across) / size),
+    )
 
 
 def _one(kind: Kind, name: str, values: "Tensor", parameter: str = "", places: Any = ()) -> _Term:
@@ -247,7 +406,7 @@ def _norm(state: _Running, path: str, *, embeddings: bool = False) -> "Callable[
         factor = (1.0 if weight is None else offset + float(weight[state.dim])) / sigma
         on_stream = embeddings or state.stack.stack.norm_site == "stream"
         for term in state.terms[0 if on_stream else state.fresh :]:
-            term.scale = term.scale * factor
+            term.multiply(factor)
             if not on_stream:
                 term.write = path
             if term.kind == "carried" and weight is not None:
@@ -316,8 +475,8 @@ def _close(state: _Running, batch: Batch, weights: "Tensor", layer: int, states:
     if layer == EMBEDDINGS and not state.stack.embedding_norm:
         _rest(state, value)
     weigh = weights.to(value)
-    sums = [(term.amount @ term.row) * term.scale for term in state.terms]
-    sizes = [(term.amount.abs() @ term.row.abs()) * term.scale.abs() for term in state.terms]
+    sums = [term.by_token((term.amount @ term.row) * term.scale, value) for term in state.terms]
+    sizes = [term.by_token((term.amount.abs() @ term.row.abs()) * term.scale.abs(), value) for term in state.terms]
     worst = _miss(sums, value, sizes, batch.valid)
     if layer != EMBEDDINGS and (state.factors or not worst <= TOLERANCE):
         factors = _factors(state, layer, sums, value, batch.valid)
@@ -327,8 +486,12 @@ def _close(state: _Running, batch: Batch, weights: "Tensor", layer: int, states:
         for term, factor in zip(state.terms, factors, strict=True):
             term.scale = term.scale * factor
     for term in state.terms:
-        amount = torch.einsum("gbt,bt,bti->gi", weigh, term.scale, term.amount) * term.row
-        _, held = state.sums.setdefault((layer, term.kind, term.name), (term, np.zeros(tuple(amount.shape))))
+        flat = weigh.flatten(1) if term.tokens is None else weigh.flatten(1)[:, term.tokens]
+        amount = torch.einsum("gn,n,ni->gi", flat, term.scale.flatten(), term.amount.flatten(0, -2)) * term.row
+        if term.tokens is not None and bool(batch.valid.flatten()[term.tokens].any()):
+            state.reached.add((layer, term.expert))
+        key = (layer, term.kind, term.name, term.expert)
+        _, held = state.sums.setdefault(key, (term, np.zeros(tuple(amount.shape))))
         held += amount.cpu().numpy()
     if not worst <= TOLERANCE:
         raise BadInput(
@@ -388,7 +551,8 @@ def _reads_centred(state: _Running) -> bool:
 def _entries(layer: int, term: _Term, values: np.ndarray) -> Iterator[Entry]:
     if term.kind == "neuron":
         for k in range(values.shape[1]):
-            yield Entry(layer, "neuron", term.name, k, values[:, k], None, term.parameter, term.places[k : k + 1])
+            place = term.places[k : k + 1]
+            yield Entry(layer, "neuron", term.name, k, values[:, k], None, term.parameter, place, term.expert)
     elif term.kind == "head":
         width = values.shape[1] // term.heads
         for head in range(term.heads):
@@ -396,7 +560,7 @@ def _entries(layer: int, term: _Term, values: np.ndarray) -> Iterator[Entry]:
             columns = values[:, part]
             yield Entry(layer, "head", term.name, head, columns.sum(1), columns, term.parameter, term.places[part])
     else:
-        yield Entry(layer, term.kind, term.name, -1, values[:, 0], None, term.parameter, term.places)
+        yield Entry(layer, term.kind, term.name, -1, values[:, 0], None, term.parameter, term.places, term.expert)
 
 
 def n_heads(loaded: LoadedModel, block: str, name: str, width: int) -> int:

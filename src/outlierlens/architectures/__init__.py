@@ -10,16 +10,25 @@ Rows live in the files `rows_….py` as data; they are declared and tested, neve
 """
 
 from outlierlens.architectures.bind import (
+    NO_EXPERT,
     BoundStack,
-    Neuron,
+    LastLinear,
     Param,
     bind,
-    is_mlp,
-    mlp_axis,
-    neurons_of,
-    streams_of,
+    expert_of,
 )
 from outlierlens.architectures.live import bind_live, live_parameters, refuse_packed, refuse_sharded
+from outlierlens.architectures.neurons import (
+    MLP,
+    Neuron,
+    is_mlp,
+    last_linears,
+    mlp_axes,
+    mlp_axis,
+    neurons_of,
+    packs_experts,
+    streams_of,
+)
 from outlierlens.architectures.rows import (
     ARCHITECTURES,
     RowChoice,
@@ -36,7 +45,10 @@ from outlierlens.architectures.stack import Stack, load_toml, to_toml
 
 __all__ = [
     "ARCHITECTURES",
+    "MLP",
+    "NO_EXPERT",
     "BoundStack",
+    "LastLinear",
     "Neuron",
     "Param",
     "RowChoice",
@@ -44,16 +56,20 @@ __all__ = [
     "bind",
     "bind_live",
     "bound_stacks",
+    "expert_of",
     "families",
     "family_of",
     "first_row",
     "is_mlp",
     "kind_of",
+    "last_linears",
     "live_parameters",
     "load_toml",
+    "mlp_axes",
     "mlp_axis",
     "neurons_of",
     "no_model_type",
+    "packs_experts",
     "refuse_packed",
     "refuse_sharded",
     "stacks_for",

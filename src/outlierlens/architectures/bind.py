@@ -1,25 +1,17 @@
-"""Resolve declared stacks against real names: a checkpoint's keys or a live model's parameters; and an MLP's neurons.
+"""Resolve declared stacks against real names: a checkpoint's keys or a live model's parameters.
 
-    bound = bind(stacks, names, config)          # a `BoundStack` a stream; every part of it has one width
-    axis = mlp_axis(bound)                       # a BoundStack named "mlp": its "dimensions" are a block's neurons
-    Neuron.parse("11:1229")                      # block 11, neuron 1229
-
-A neuron is one number per token that the last linear of a block's MLP reads: up × act(gate) where the MLP is gated, act(up)
-elsewhere. Its number means something in its own block only.
+bound = bind(stacks, names, config)          # a `BoundStack` a stream; every part of it has one width
 """
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outlierlens.architectures.stack import Config, Stack, parameter
-from outlierlens.errors import BadFile, BadInput, UnknownArchitecture
-
-if TYPE_CHECKING:
-    pass
+from outlierlens.errors import BadFile, UnknownArchitecture
 
 WIDTHS = ("hidden_size", "d_model", "n_embd", "dim")  # what configs call the width of their only stream
 
@@ -73,6 +65,8 @@ def _shape(tensors: Mapping[str, Any], name: str) -> tuple[int, ...]:
 # --- names -----------------------------------------------------------------------------------------------------------
 
 MAX_LAYERS = 4096
+NO_EXPERT = -1  # inside this package only: an MLP that is no expert's
+NUMBERED = re.compile(r"\.experts\.(?:expert_)?(\d{1,9})(?=\.)")  # one of experts that are modules of their own
 # Modules that compilers and trainers put around a block; what they do to the start of a name is part of the prefix.
 _WRAPPED = re.compile(r"(?<=\.\d)((?:\d)*)(?:\._orig_mod|\._fsdp_wrapped_module|\._checkpoint_wrapped_module)+(?=\.)")
 
@@ -92,6 +86,33 @@ class Param:
     def values_per_dim(self, shape: tuple[int, ...]) -> int:
         """How many values one dimension has in a parameter of this shape."""
         return math.prod(shape) // shape[self.axis]
+
+
+@dataclass(frozen=True)
+class LastLinear:
+    """The last linear of one MLP: a block's own, a shared expert's, or one expert's.
+
+    Attributes:
+        layer: the block. expert: its number, or `NO_EXPERT`.
+        param: the weight; its axis runs over the neurons. packed: it holds a matrix for each expert.
+        path: the module, or where it is a bare parameter that.
+    """
+
+    layer: int
+    expert: int
+    param: Param
+    packed: bool
+    path: str
+
+    @property
+    def row(self) -> str:
+        """ "11", or "11:3" of expert 3."""
+        return str(self.layer) if self.expert == NO_EXPERT else f"{self.layer}:{self.expert}"
+
+    def matrix(self, values: Any) -> Any:
+        """Its own weights of the parameter's, as [dimension, neuron]; NumPy or torch, a view."""
+        own = values[self.expert] if self.packed else values
+        return own.T if self.param.axis == -2 else own
 
 
 @dataclass(frozen=True)
@@ -115,7 +136,7 @@ class BoundStack:
             those after other writes, the last. Empty in a layer without it.
         linears: weights and biases of the linears that write to the stream, by declared parameter name, per layer
             [layer][expert]; empty in a layer without it.
-        reads: module path [layer] whose input the dimensions are; () where they are the blocks' outputs (see `mlp_axis`).
+        mlps: the last linears [row] whose inputs the dimensions are; () where they are the blocks' outputs (see `mlp_axes`).
     """
 
     stack: Stack
@@ -130,7 +151,12 @@ class BoundStack:
     final_norm: tuple[Param, ...] = ()
     norms: Mapping[str, tuple[tuple[Param, ...], ...]] = field(default_factory=dict)
     linears: Mapping[str, tuple[tuple[Param, ...], ...]] = field(default_factory=dict)
-    reads: tuple[str, ...] = ()
+    mlps: tuple[LastLinear, ...] = ()
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Path of each of `mlps`; () where the dimensions are those of a stream."""
+        return tuple(one.path for one in self.mlps)
 
     @property
     def name(self) -> str:
@@ -172,7 +198,7 @@ def bind(stacks: tuple[Stack, ...], names: Collection[str], config: Config | Non
     bound: dict[str, BoundStack] = {}
     for stack in stacks:
         if stack.name not in bound and (prefix := _prefix(stack, index)) is not None:
-            bound[stack.name] = _Binder(stack, index, prefix, config or {}).bind()
+            bound[stack.name] = _Binder(_all_experts(stack, index), index, prefix, config or {}).bind()
     if not bound:
         raise UnknownArchitecture(_nothing_fits(stacks, names, config or {}))
     if not isinstance(names, Mapping):
@@ -183,6 +209,31 @@ def bind(stacks: tuple[Stack, ...], names: Collection[str], config: Config | Non
         stack = of_one_width(one, names, told)
         found.append(one if stack is one.stack else _Binder(stack, index, one.prefix, config or {}).bind())
     return found
+
+
+def expert_of(name: str) -> int:
+    """The number of the expert that a module or parameter is of by its name; `NO_EXPERT` of any other, and of packed ones."""
+    number = NUMBERED.search(name)
+    return int(number[1]) if number else NO_EXPERT
+
+
+def _all_experts(stack: Stack, names: "_Names") -> Stack:
+    """The stack with every numbered expert that there is: a row names those of a small model that a few tokens reached."""
+    found: dict[str, tuple[str, ...]] = {}
+    for one in stack.last_linear:
+        if number := NUMBERED.search(one):
+            start, end = one[: number.start(1)], one[number.end(1) :]
+            like = re.compile(rf"{re.escape(start)}(\d{{1,9}}){re.escape(end)}\.weight\Z")
+            numbers = sorted({int(match[1]) for name in names.real if (match := like.search(name))})
+            found[one] = tuple(f"{start}{each}{end}" for each in numbers) or (one,)
+    if not found:
+        return stack
+
+    def whole(some: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(each for one in some for each in found.get(one, (one,))))
+
+    layouts = tuple(tuple(sorted(whole(one))) for one in stack.layouts)
+    return replace(stack, last_linear=whole(stack.last_linear), layouts=layouts)
 
 
 class _Names:
@@ -461,96 +512,4 @@ def _nothing_fits(stacks: tuple[Stack, ...], names: Collection[str], config: Con
     return (
         f"no parameter matches {wanted}; names that look like norms: {', '.join(norms[:4]) or 'none'}; "
         "pass --arch row.toml (`outlierlens scan --propose` drafts one)"
-    )
-
-
-# --- the MLP axis ----------------------------------------------------------------------------------------------------
-
-MLP = "mlp"
-NO_LINEAR = "the MLP's last linear is no single module of its own in every layer (experts, or blocks that layers share)"
-
-
-@dataclass(frozen=True, order=True)
-class Neuron:
-    """One neuron: `layer`, the block from 0, and `neuron`, its place in what that block's last linear reads."""
-
-    layer: int
-    neuron: int
-
-    def __str__(self) -> str:
-        return f"{self.layer}:{self.neuron}"
-
-    @classmethod
-    def parse(cls, text: str) -> "Neuron":
-        """ "11:1229" -> Neuron(11, 1229); raises BadInput for anything else."""
-        layer, sign, neuron = text.strip().partition(":")
-        if not sign or not all(part.isdecimal() and len(part) < 10 for part in (layer, neuron)):
-            raise BadInput(f"cannot read neuron {text!r}; write its block and its number, such as 11:1229")
-        return cls(int(layer), int(neuron))
-
-
-def neurons_of(plan: Mapping[int, Sequence[int]]) -> tuple[Neuron, ...]:
-    """The neurons of {layer: numbers}, ascending."""
-    return tuple(sorted(Neuron(layer, number) for layer, numbers in plan.items() for number in numbers))
-
-
-def is_mlp(name: str | None) -> bool:
-    """Whether `name` is an MLP axis: "mlp", or "encoder.mlp" where there are several streams."""
-    return name is not None and name.rpartition(".")[2] == MLP
-
-
-def streams_of(bound: Sequence[BoundStack], name: str | None, where: str) -> list[BoundStack]:
-    """The streams that `name` speaks of: all for None, those of "mlp" or "encoder.mlp", or the one of that name.
-
-    Raises:
-        BadInput: there is no such stream, or several whose neurons could be meant.
-    """
-    names = [one.name for one in bound]
-    wanted = (
-        name.rpartition(".")[0] or (names[0] if len(names) == 1 else "") if name is not None and is_mlp(name) else name
-    )
-    if wanted is not None and wanted not in names:
-        choices = [f"{one}.{MLP}" if len(names) > 1 else MLP for one in names] if is_mlp(name) else names
-        raise BadInput(f"{where}: --stack must be one of {', '.join(choices)}, not {name!r}")
-    return [one for one in bound if wanted in (None, one.name)]
-
-
-def linear_paths(stack: BoundStack) -> tuple[str, ...] | None:
-    """Module path of the last linear of each layer's MLP; None where it is no single module: experts, shared blocks."""
-    names = (stack.stack.mlp,) if stack.stack.mlp else stack.stack.last_linear
-    if len(names) != 1 or names[0].endswith("()"):
-        return None
-    paths = tuple(f"{block}.{names[0]}" for block in stack.blocks)
-    return paths if len(set(paths)) == len(paths) else None
-
-
-def mlp_axis(bound: BoundStack, name: str = MLP) -> BoundStack:
-    """The neurons of a stream's MLPs as a `BoundStack`: its scale is what each neuron writes, a column of the last linear.
-
-    Nothing else is bound: neurons have no norm, no bias and no embedding of their own.
-
-    Raises:
-        BadInput: the MLP's last linear is no single module in every layer.
-    """
-    paths = linear_paths(bound)
-    if paths is None:
-        raise BadInput(f"stream {bound.name!r} has no MLP axis: {NO_LINEAR}")
-    axis = -2 if bound.stack.weight_is_in_by_out else -1
-    linear = paths[0].removeprefix(f"{bound.blocks[0]}.")
-    scale = tuple((Param(f"{path}.weight", axis=axis),) for path in paths)
-    declared = replace(
-        bound.stack, name=name, norm_site="read", last_norm="", last_linear=(linear,), write_scales={}, notes=()
-    )
-    nothing: tuple[tuple[Param, ...], ...] = ((),) * bound.n_layers
-    return BoundStack(
-        stack=declared,
-        prefix=bound.prefix,
-        blocks=bound.blocks,
-        scale=scale,
-        bias=nothing,
-        writes=nothing,
-        reading=nothing,
-        embeddings=(),
-        embedding_norm=(),
-        reads=paths,
     )

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from annotated_types import Ge, Gt, Lt
 
-from outlierlens.architectures import BoundStack
+from outlierlens.architectures import NO_EXPERT, BoundStack, LastLinear, live_parameters, streams_of
 from outlierlens.data.texts import Batch, Data
 from outlierlens.detection.observed import QUANTILES, VIEWS, Passage, StackObservation, Statistics
 from outlierlens.detection.rules import (
@@ -51,6 +51,7 @@ from outlierlens.detection.running_statistics import (
 )
 from outlierlens.detection.weights import live_values
 from outlierlens.errors import BadInput
+from outlierlens.models.experts import ExpertCall, tapped_experts, unreached
 from outlierlens.models.forward import check_padding
 from outlierlens.models.hooks import EMBEDDINGS, layer_name, tapped, tapped_reads
 from outlierlens.models.inputs import reader_digest
@@ -108,7 +109,8 @@ class Observer:
     Attributes:
         reading: the bare forward pass and the batches it takes; of texts unless another is given.
         max_length: tokens of a text that are read: the option, or less where the model has fewer positions.
-        n_tokens, n_special: tokens read so far, padding not counted. notes: what a reader should know, once all is measured.
+        n_layers: blocks of the first stream. n_tokens, n_special: tokens read so far, padding not counted.
+        notes: what a reader should know, once all is measured.
     """
 
     def __init__(self, loaded: LoadedModel, options: ObserveOptions, reading: Reading | None = None):
@@ -117,20 +119,28 @@ class Observer:
         self.sides = {stack.name: stack.name for stack in self.reading.stacks}  # axis -> the stream whose tokens it has
         self.stacks = self.reading.stacks
         if options.stack is not None:
-            axis = loaded.axis(options.stack)
-            of = next(stack.name for stack in loaded.stacks if stack.blocks == axis.blocks)
+            axes = loaded.axes(options.stack)
+            of = streams_of(loaded.stacks, options.stack, loaded.name)[0].name
             if of not in self.sides:
                 raise BadInput(
-                    f"--stack {axis.name}: these {self.reading.inputs} do not reach it; name {', '.join(self.sides)}"
+                    f"--stack {options.stack}: these {self.reading.inputs} do not reach it; name {', '.join(self.sides)}"
                 )
-            self.stacks, self.sides = [axis], {axis.name: of}
+            self.stacks, self.sides = list(axes), {axis.name: of for axis in axes}
+        self.n_layers = next(one.n_layers for one in loaded.stacks if one.name == next(iter(self.sides.values())))
         self.max_length = self.reading.max_length
         self.n_tokens = self.n_special = self.n_batches = 0
         self.groups = 1
         self.notes: tuple[str, ...] = ()
         # MPS has no float64.
         device = "cpu" if loaded.device.type == "mps" else loaded.device
+        live = live_parameters(loaded.model)
         self.streams = {stack.name: Stream(stack, options, device) for stack in self.stacks}
+        self.experts: dict[str, list[tuple[BoundStack, int]]] = {}  # by parameter the rows of its experts
+        for stack in self.stacks:
+            for row, one in enumerate(stack.mlps):
+                if one.expert != NO_EXPERT:
+                    self.experts.setdefault(one.param.name, []).append((stack, row))
+                    self.streams[stack.name].begin(row, live[one.param.name].shape[one.param.axis])
         self.places = {
             f"{stack.name} {layer_name(layer)}": (stack.name, layer) for stack in self.stacks for layer in taps(stack)
         }
@@ -243,10 +253,20 @@ class Observer:
             with torch._C.DisableTorchFunction():
                 self.streams[stack.name].add_read(layer, part, read, rows[stack.name])
 
+        def look_at_expert(packed: tuple[tuple[BoundStack, int], ...], call: ExpertCall) -> None:
+            stack, row = packed[call.expert]
+            if call.tokens is None:
+                raise BadInput(f"{self.loaded.name}: whose tokens {stack.mlps[row].path} reads cannot be told")
+            with torch._C.DisableTorchFunction():
+                mine = [one.among(call.tokens.to(one.index.device), batch.valid.numel()) for one in rows[stack.name]]
+                self.streams[stack.name].add(row, call.read[None], mine[0], mine[1], self.groups, kept)
+
+        experts = {name: partial(look_at_expert, tuple(some)) for name, some in self.experts.items()}
         with (
             torch.inference_mode(),
             tapped(self.loaded.model, self.stacks, look),
             tapped_reads(self.loaded.model, self.stacks, look_at_read),
+            tapped_experts(self.loaded.model, experts),
         ):
             self.reading(batch)
         self.n_tokens += int(batch.valid.sum())
@@ -290,6 +310,8 @@ class Observer:
         sides = self.reading.sides(batch)
         found = []
         for stack in self.stacks:
+            if any(one.expert != NO_EXPERT for one in stack.mlps):
+                continue  # an expert has no vector of each token
             vectors = np.stack(states[stack.name])  # [layer, token, dim]
             shown = sorted({0, len(vectors) // 2, len(vectors) - 1})
             dims = np.arange(vectors.shape[2])
@@ -306,6 +328,8 @@ class Observer:
         rows = sum(len(taps(stack)) for stack in self.stacks)
         each = rows * self.groups * BINS * BIN_BYTES
         kept = self.options.histogram_bytes // each
+        if not kept and self.experts:
+            return 1  # which their median needs
         if not kept:
             raise BadInput(
                 f"histogram_bytes is {self.options.histogram_bytes:,}; one dimension of each of {rows} layers needs {each:,}"
@@ -322,19 +346,25 @@ class Stream:
         self.layers: dict[int, LayerStats] = {}
         self.reads: dict[tuple[int, int], LargeCounts] = {}  # (layer, part)
 
+    def begin(self, layer: int, dim: int) -> LayerStats:
+        """The statistics of a layer, of no token where it has none yet."""
+        if layer not in self.layers:
+            self.layers[layer] = LayerStats(dim, self.options.n_sigma, self.device, self.scratch)
+        return self.layers[layer]
+
     def add(self, layer: int, states: "Tensor", ordinary: Rows, special: Rows, groups: int, kept: int) -> None:
         """Count a batch's states [batch, token, dim]; `groups` and `kept` as for `LayerStats.keep_quantiles`."""
         dim = states.shape[-1]
-        if layer not in self.layers:
-            self.layers[layer] = LayerStats(dim, self.options.n_sigma, self.device, self.scratch)
-        stats = self.layers[layer]
+        stats = self.begin(layer, dim)
         # Without norms on what is read, the next block reads the stream itself.
         is_read = not any(self.stack.reading) and not self.stack.reads
         try:
             stats.keep_quantiles(groups, kept, states, (ordinary, special))
             stats.add(states, ordinary, special, self._counts(layer, 0, dim) if is_read else None)
         except BadInput as error:
-            raise BadInput(f"stream {self.stack.name}, layer {layer_name(layer)}: {error}") from None
+            raise BadInput(
+                f"stream {self.stack.name}, layer {row_names(self.stack)[layer - taps(self.stack)[0]]}: {error}"
+            ) from None
 
     def add_read(self, layer: int, part: int, read: "Tensor", rows: tuple[Rows, Rows]) -> None:
         """Count what norm number `part` of a layer hands on, [batch * token, dim]."""
@@ -382,20 +412,20 @@ def summarise(
     stack: BoundStack, rows: Sequence[Mapping[str, Any]], token_text: TokenText, options: ObserveOptions
 ) -> StackObservation:
     """Both views of one stream and its outliers, judged on all tokens and all dimensions, of the rows of its layers."""
-    names = tuple(layer_name(layer) for layer in taps(stack))
+    names = row_names(stack)
     columns = {view: _stacked([row[view] for row in rows]) for view in VIEWS}
     every = columns["all"]
     if np.array_equal(every["tokens"], columns["without_special"]["tokens"]):
         del columns["without_special"]
-    inputs = rule_inputs(taps(stack), every, np.stack([np.asarray(row["large_share"]) for row in rows]))
+    inputs = rule_inputs(names, every, np.stack([np.asarray(row["large_share"]) for row in rows]))
     outliers = massive_neurons(inputs, options.rules) if stack.reads else activation_outliers(inputs, options.rules)
-    top = every["abs_max"]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        times = np.nan_to_num(top / np.median(top, axis=1, keepdims=True), nan=0.0, posinf=math.inf)
+    times = _times_median(every["abs_max"], stack.mlps) if stack.mlps else np.empty((0, len(every["mean"][0])))
     hidden_size = every["mean"].shape[1]
     dims = _dims(every, tuple(outlier.dim for outlier in outliers), options.table_cells // len(names))
-    notes = list(stack.stack.notes)
-    n_kept = int(np.isfinite(every["quantiles"][0, :, 0]).sum())
+    reached = [(one.layer, one.expert) for one, n in zip(stack.mlps, every["tokens"], strict=False) if n]
+    experts = [(one.layer, one.expert) for one in stack.mlps if one.expert != NO_EXPERT]
+    notes = [*stack.stack.notes, *unreached(reached, experts)]
+    n_kept = int(np.isfinite(every["quantiles"][:, :, 0]).sum(1).max())
     if n_kept < hidden_size:
         notes.append(
             f"quantiles are kept for {n_kept} of {hidden_size} dimensions in each layer, those with the largest "
@@ -415,13 +445,30 @@ def summarise(
         outliers=outliers,
         quantile_error=QUANTILE_ERROR,
         notes=tuple(notes),
-        times_median=times[:, dims] if stack.reads else np.empty((0, 0)),
+        times_median=times[:, dims],
     )
+
+
+def _times_median(top: np.ndarray, mlps: Sequence[LastLinear]) -> np.ndarray:
+    """Largest |x| of each neuron [row, neuron] over that of the median one of its kind in its block; 0 where no token was."""
+    layers, found = np.array([one.layer for one in mlps]), np.zeros_like(top)
+    for layer in set(layers.tolist()):
+        mine = np.flatnonzero((layers == layer) & ~np.isnan(top[:, 0]))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found[mine] = (
+                np.nan_to_num(top[mine] / np.median(top[mine]), nan=0.0, posinf=math.inf) if len(mine) else 0.0
+            )
+    return found
 
 
 def taps(stack: BoundStack) -> tuple[int, ...]:
     """The layers that a pass shows: the embeddings and every block; of an MLP axis the blocks."""
     return tuple(range(0 if stack.reads else EMBEDDINGS, stack.n_layers))
+
+
+def row_names(stack: BoundStack) -> tuple[str, ...]:
+    """How they are called: "embeddings", "0", …; of experts "layer:expert"."""
+    return tuple(one.row for one in stack.mlps) or tuple(map(layer_name, taps(stack)))
 
 
 def every_statistic(layers: Mapping[int, LayerStats], view: str) -> dict[str, np.ndarray]:
@@ -433,10 +480,10 @@ def _stacked(layers: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
     return {name: np.stack([np.asarray(layer[name]) for layer in layers]) for name in layers[0]}
 
 
-def rule_inputs(layers: Sequence[int], every: Mapping[str, np.ndarray], large_share: np.ndarray) -> ActivationMeasures:
+def rule_inputs(layers: Sequence[str], every: Mapping[str, np.ndarray], large_share: np.ndarray) -> ActivationMeasures:
     """What the rules on activations rest on, of the statistics `every` of these layers and `large_share` [layer, dim]."""
     return ActivationMeasures(
-        layers=tuple(map(layer_name, layers)), argmin_share=every["argmin_share"], argmax_share=every["argmax_share"],
+        layers=tuple(layers), argmin_share=every["argmin_share"], argmax_share=every["argmax_share"],
         abs_max=every["abs_max"], large_share=large_share, median_abs=every["median_abs"],
     )  # fmt: skip
 
@@ -473,7 +520,8 @@ def _layer(group: GroupStats, inputs: InputCounts) -> dict[str, Any]:
 def _dims(values: dict[str, np.ndarray], outliers: tuple[int, ...], limit: int) -> np.ndarray:
     """The dimensions to list, ascending: all, or every outlier and the most extreme."""
     with np.errstate(over="ignore"):  # behind a ReLU the median may be 0
-        size = (values["abs_max"] / np.maximum(values["median_abs"], np.finfo(np.float64).tiny)[:, None]).max(0)
+        size = values["abs_max"] / np.maximum(values["median_abs"], np.finfo(np.float64).tiny)[:, None]
+    size = np.nanmax(size, axis=0, initial=0.0)  # NaN of experts that no token reached
     size[list(outliers)] = math.inf
     limit = max(limit, len(set(outliers)), 1)
     return np.sort(np.argsort(-size, kind="stable")[:limit])

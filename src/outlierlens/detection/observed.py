@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from outlierlens.architectures.bind import Neuron
+from outlierlens.architectures import Neuron
 from outlierlens.detection.rules import ActivationOutlier
 from outlierlens.errors import BadInput
 from outlierlens.results.document import Digits
@@ -110,8 +110,9 @@ class StackObservation:
     """Statistics of one residual stream, with special tokens ("all") and, where there are any, without ("without_special").
 
     `layers` names the rows: "embeddings", then block numbers. `dims` names the columns: all dimensions, or the most
-    extreme ones where the file would be too large. Of an MLP axis the rows are blocks alone and the columns numbers of
-    neurons; `times_median` is each neuron's largest |x| over that of its block's median neuron, inf over 0; empty elsewhere.
+    extreme ones where the file would be too large. Of an MLP axis the rows are blocks alone, or a block's experts ("11:3"), and
+    the columns numbers of neurons; `times_median` is each neuron's largest |x| over that of its block's median neuron, inf over
+    0; empty elsewhere. Rows of experts that no token reached are NaN.
     """
 
     stack: str
@@ -132,9 +133,9 @@ class StackObservation:
     def strongest(self, n: int, view: str = "all") -> tuple[tuple[Neuron, int, int], ...]:
         """The `n` neurons of the largest |x|, strongest first, each with its row and column."""
         top = self.view(view).abs_max
-        order = np.argsort(-top, axis=None, kind="stable")[:n]
-        places = [divmod(int(one), top.shape[1]) for one in order]
-        return tuple((Neuron(int(self.layers[row]), self.dims[column]), row, column) for row, column in places)
+        order = np.argsort(-top, axis=None, kind="stable")[:n]  # NaN, of experts that no token reached, comes last
+        places = [divmod(int(one), top.shape[1]) for one in order if not np.isnan(top.flat[one])]
+        return tuple((Neuron.parse(f"{self.layers[row]}:{self.dims[column]}"), row, column) for row, column in places)
 
     def view(self, name: str = "all") -> Statistics:
         """Statistics of "all" or "without_special" tokens, which are the same where no token is special."""

@@ -288,6 +288,16 @@ class Rows:
         cut = slice(start, stop)
         return Rows(self.index[cut], self.slot[cut], self.key[cut], self.token[cut])
 
+    def among(self, tokens: "Tensor", n_tokens: int) -> "Rows":
+        """Those of `tokens`, int64 [row] of a batch's `n_tokens`, each at its row there."""
+        import torch
+
+        place = torch.full((n_tokens,), -1, dtype=torch.int64, device=self.index.device)
+        place[tokens] = torch.arange(len(tokens), device=self.index.device)
+        at = place[self.index]
+        kept = at >= 0
+        return Rows(at[kept], self.slot[kept], self.key[kept], self.token[kept])
+
 
 def rows_of(mask: "Tensor", valid: "Tensor", tokens: "Tensor", texts: Sequence[int]) -> Rows:
     """`Rows` of the tokens in `mask` [batch, token]; positions count valid tokens, so padding on either side is alike."""
@@ -453,13 +463,14 @@ class LayerStats:
     def add(self, states: "Tensor", ordinary: Rows, special: Rows, large: "LargeCounts | None" = None) -> None:
         """Add the token vectors of whole texts, [batch, token, dim] in any float type, to `large` as well if it is given.
 
-        Each text must come whole and once: the counts by input rest on it.
+        Each text must come whole and once: the counts by input rest on it. Of experts [1, row, dim] of their tokens.
         """
         import torch
 
         flat = states.to(self.device).reshape(-1, self.dim)
         step = chunk_rows(self.dim, self.device, len(flat))
-        seen = torch.zeros((len(states), self.dim + 1), dtype=torch.bool, device=self.device)  # last column: any token
+        n_texts = 1 + max((int(rows.slot.max()) for rows in (ordinary, special) if len(rows)), default=-1)
+        seen = torch.zeros((n_texts, self.dim + 1), dtype=torch.bool, device=self.device)  # last column: any token
         for view, group, chosen in (
             ("without_special", self.ordinary, ordinary),
             ("all", self.special, special),

@@ -17,13 +17,13 @@ are long and point the same way. A neuron that reaches `TIMES` the median of its
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
 import outlierlens.architectures as arch
-from outlierlens.architectures import BoundStack, Neuron, Param, mlp_axis
-from outlierlens.architectures.bind import MLP
+from outlierlens.architectures import MLP, NO_EXPERT, BoundStack, LastLinear, Neuron, Param
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
 from outlierlens.detection.rules import Measured, Outlier, Rule, find
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 MAX_READ = 500_000_000
 MAP_CELLS = 400_000  # scale and bias together; beyond it a result keeps the most extreme dimensions only
 QUIET_READ = 1_000_000
+GGUF_BLOCK = "blk."
 TIMES = 10.0  # the median of its block, from which a neuron is named
 BY_NORMS = ", or use --view reading, which reads the norms alone"
 View = Literal["last", "reading"]
@@ -187,7 +188,7 @@ class LargeNeuron(Row):
     """model: where several were scanned"""
     stack: Annotated[str, Quiet]
     neuron: str
-    """neuron: as block:number"""
+    """neuron: as block:number, or block:expert:number"""
     times_median: float
     """× median: its largest value over the median of its block"""
     reach: float
@@ -200,16 +201,18 @@ class LargeNeuron(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class MlpScan(Row):
-    """How large the neurons of the MLPs of a stream can become."""
+    """How large the neurons of one kind of MLP of a stream can become."""
 
     model: str = ""
     """model: where several were scanned"""
     stack: str
-    """MLPs: "mlp", or "encoder.mlp\""""
+    """MLPs: "mlp", or "encoder.mlp"; of several kinds with the path of the last linear"""
     n_layers: int
     """blocks"""
     n_neurons: Annotated[int, Count]
-    """neurons: of each block"""
+    """neurons: of each MLP"""
+    n_experts: Annotated[int, Count] = 0
+    """experts: of each block; 0 where all tokens pass the MLP"""
     times: float
     """named from × median"""
     largest: float
@@ -444,11 +447,13 @@ def _scan_site(checkpoint: Checkpoint, site: Site, rule: Rule, digest: Any) -> S
 
 def scan_mlps(
     checkpoint: Checkpoint, stack: BoundStack, options: ScanOptions, digest: Any
-) -> tuple[MlpScan, tuple[LargeNeuron, ...]]:
+) -> tuple[tuple[MlpScan, ...], tuple[LargeNeuron, ...]]:
     """The neurons of a stream's MLPs that can become `TIMES` as large as their block's median one, the largest first.
 
+    The experts of a block have one median; a shared expert, and a block's own MLP, have their own.
+
     Raises:
-        BadInput: the MLPs' linears cannot be told, or are no single modules (experts).
+        BadInput: the MLPs' linears cannot be told.
         TooMuchToRead: they have more than `max_read` bytes.
     """
     needed = sum(
@@ -459,41 +464,64 @@ def scan_mlps(
             f"{checkpoint.name}: neurons are told from the MLPs' linears, in blocks of {needed / 1e6:,.0f} MB; allow it with "
             f"--max-read {needed // 1_000_000 + 1}MB"
         )
-    axis = mlp_axis(stack, options.stack or MLP)
-    reading = stack.stack.reading_norms[-1] if stack.stack.reading_norms else ""
-    reach, found = list[np.ndarray](), list[LargeNeuron]()
-    for layer, path in enumerate(axis.reads):
-        ups = first_linears(checkpoint, stack, layer, f"{path}.weight")
-        norms = [one for one in stack.reading[layer] if reading and f".{reading}." in one.name]
-        wanted = {one: Param(one) for one in (*ups, f"{path}.weight", *(norm.name for norm in norms))}
-        read = {one: np.asarray(values, dtype=np.float64) for one, values in checkpoint.read(wanted)}
-        for one in sorted(read):
-            digest.update(one.encode() + read[one].tobytes())
-        turned = {name: one.T for name, one in read.items()} if stack.stack.weight_is_in_by_out else read
-        down, rows = turned[f"{path}.weight"], [turned[name] for name in ups]
+    alternating = any(one.alternating for one in arch.family_of(checkpoint.config).gguf)
+    seen, found = list[MlpScan](), list[LargeNeuron]()
+    for axis in arch.mlp_axes(stack, checkpoint.tensors, options.stack or MLP):
+        largest = 0.0
+        for layer, mlps in groupby(axis.mlps, key=lambda one: one.layer):
+            inside = _Inside(checkpoint, stack, layer, alternating)
+            reaches = [(one, *inside.reach(one, digest)) for one in mlps]
+            median = float(np.median(np.concatenate([values for _, values, _ in reaches])))
+            if not median > 0:
+                continue
+            for one, values, down in reaches:
+                largest = max(largest, float(values.max()) / median)
+                for number in np.flatnonzero(values >= TIMES * median).tolist():
+                    column = down[:, number]
+                    row = int(np.abs(column).argmax())
+                    found.append(LargeNeuron(
+                        stack=axis.name, neuron=str(Neuron(layer, number, one.expert)), reach=float(values[number]),
+                        times_median=values[number] / median, dim=row, weight=float(column[row]),
+                    ))  # fmt: skip
+        seen.append(MlpScan(
+            stack=axis.name, n_layers=len({one.layer for one in axis.mlps}), n_neurons=len(reaches[0][1]), times=TIMES,
+            n_experts=len({one.expert for one in axis.mlps} - {NO_EXPERT}), largest=largest,
+            normed=bool(stack.stack.reading_norms),
+        ))  # fmt: skip
+    return tuple(seen), tuple(sorted(found, key=lambda one: -one.times_median))
+
+
+class _Inside:
+    """The MLPs of one block while they are read; of packed experts each parameter is read once."""
+
+    def __init__(self, checkpoint: Checkpoint, bound: BoundStack, layer: int, alternating: bool):
+        self.checkpoint, self.bound, self.layer, self.alternating = checkpoint, bound, layer, alternating
+        reading = bound.stack.reading_norms[-1] if bound.stack.reading_norms else ""
+        self.norm = next((one for one in bound.reading[layer] if reading and f".{reading}." in one.name), None)
+        self.held: dict[str, np.ndarray] = {}
+
+    def reach(self, one: LastLinear, digest: Any) -> tuple[np.ndarray, np.ndarray]:
+        """(the largest value of each neuron [neuron], what they write with [dimension, neuron]) of one MLP."""
+        ups = first_linears(self.checkpoint, self.bound, one)
+        wanted = [*ups, one.param.name, *([self.norm.name] if self.norm else [])]
+        if missing := [name for name in wanted if name not in self.held]:
+            self.held = {name: self.held[name] for name in wanted if name in self.held}
+            read = dict(self.checkpoint.read(dict.fromkeys(missing)))
+            for name in sorted(read):
+                digest.update(name.encode() + read[name].astype(np.float64).tobytes())
+            self.held |= read
+        down = one.matrix(self.held[one.param.name]).astype(np.float64)
+        rows = [_rows(one, name, self.held[name]).astype(np.float64) for name in ups]
         if len(rows) == 1 and len(rows[0]) == 2 * down.shape[1]:
-            rows = np.split(rows[0], 2)
-        scale = read[norms[0].name] - norms[0].off if norms else np.ones(rows[0].shape[1])
-        values = _reach([one * scale for one in rows])
-        reach.append(values)
-        median = float(np.median(values))
-        for number in np.flatnonzero(values >= TIMES * median).tolist() if median > 0 else ():
-            column = down[:, number]
-            row = int(np.abs(column).argmax())
-            found.append(LargeNeuron(
-                stack=axis.name, neuron=str(Neuron(layer, number)), reach=float(values[number]),
-                times_median=values[number] / median, dim=row, weight=float(column[row]),
-            ))  # fmt: skip
-    largest = max(float((values / np.median(values)).max()) for values in reach if np.median(values) > 0)
-    seen = MlpScan(
-        stack=axis.name,
-        n_layers=len(reach),
-        n_neurons=len(reach[0]),
-        times=TIMES,
-        largest=largest,
-        normed=bool(reading),
-    )
-    return seen, tuple(sorted(found, key=lambda one: -one.times_median))
+            rows = [rows[0][::2], rows[0][1::2]] if self.alternating and one.packed else np.split(rows[0], 2)
+        scale = self.held[self.norm.name].astype(np.float64) - self.norm.off if self.norm else np.ones(rows[0].shape[1])
+        return _reach([each * scale for each in rows]), down
+
+
+def _rows(one: LastLinear, name: str, values: np.ndarray) -> np.ndarray:
+    """What a first linear of an MLP holds for each output [neuron, in]: it is stored as the last one is, but for GGUF's own."""
+    own = values[one.expert] if one.packed else values
+    return own.T if one.param.axis == -2 and not name.startswith(GGUF_BLOCK) else own
 
 
 def _reach(rows: list[np.ndarray]) -> np.ndarray:
@@ -507,21 +535,24 @@ def _reach(rows: list[np.ndarray]) -> np.ndarray:
     return found
 
 
-def first_linears(checkpoint: Checkpoint, bound: BoundStack, layer: int, last: str) -> list[str]:
-    """Names of the weights of a block's MLP that make its neurons: one, or up and gate, or both in one."""
-    width, n_neurons = checkpoint.tensors[last].shape[:: 1 if not bound.stack.weight_is_in_by_out else -1]
-    shapes = {(n_neurons, width), (2 * n_neurons, width)}
-    block = bound.blocks[layer]
+def first_linears(checkpoint: Checkpoint, bound: BoundStack, last: LastLinear) -> list[str]:
+    """Names of the weights of an MLP that make its neurons: one, or up and gate, or both in one."""
+    block, tensors = bound.blocks[last.layer], checkpoint.tensors
+    turn, n_experts = -1 if last.param.axis == -2 else 1, tensors[last.param.name].shape[: int(last.packed)]
+    width, n_neurons = tensors[last.param.name].shape[int(last.packed) :][::turn]
+    shapes = {(*n_experts, *(n, width)[::turn]) for n in (n_neurons, 2 * n_neurons)}
+    apart = (*n_experts, n_neurons, width)  # GGUF holds gate and up of experts apart, by names of its own
     names = [
-        name for name, stored in checkpoint.tensors.items()
-        if name.startswith(f"{block}.") and name.endswith(".weight") and name != last
-        and tuple(stored.shape[:: 1 if not bound.stack.weight_is_in_by_out else -1]) in shapes
+        name for name, stored in tensors.items()
+        if (name.startswith(f"{block}.") and (last.packed or name.endswith(".weight")) and name != last.param.name
+        and tuple(stored.shape) in shapes)
+        or (last.packed and name.startswith(f"{GGUF_BLOCK}{last.layer}.") and tuple(stored.shape) == apart)
     ]  # fmt: skip
-    parent = last.removesuffix(".weight").rpartition(".")[0]
+    parent = last.param.name.removesuffix(".weight").rpartition(".")[0]
     beside = [name for name in names if name.startswith(f"{parent}.")] or names
     if not 1 <= len(beside) <= 2:
         raise BadInput(
-            f"{checkpoint.name}: which linears make the neurons of {block} cannot be told from their shapes "
+            f"{checkpoint.name}: which linears make the neurons of {parent} cannot be told from their shapes "
             f"({len(beside)} fit); measure them with observe --stack {bound.name}.mlp"
         )
     return beside

@@ -8,19 +8,16 @@
         model(**batch)
     with tapped_calls(model, {model.get_submodule("layers.0.mlp.down_proj"): look}):      # look(read, given)
         model(**batch)
-    with tapped_experts(model, {"model.layers.0.mlp.experts.down_proj": look}):      # look(expert, read, given)
-        model(**batch)
 
 The tap point of layer l is the output of block l, before any final norm; `EMBEDDINGS` is the input of block 0. Where a stream
-is an MLP axis, it is what the last linears read. Packed experts are parameters [expert, …] and no modules: `read` and `given`
-are [token, channel] of the tokens that reach the expert.
+is an MLP axis, it is what the last linears read (of experts: `experts.tapped_experts`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
-from outlierlens.architectures import BoundStack, live_parameters
+from outlierlens.architectures import NO_EXPERT, BoundStack
 from outlierlens.errors import BadInput
 from outlierlens.models.changes import hang, temporary
 
@@ -35,7 +32,7 @@ def hook_reads(
     use: Callable[[int, "Tensor"], "Tensor | None"],
     hooks: ExitStack,
 ) -> None:
-    """Hook what the linears of an MLP axis read in `layers`, until `hooks` are closed.
+    """Hook what the linears of an MLP axis read in `layers`, but for experts, until `hooks` are closed.
 
     OPT's MLP reads tokens of all rows in one: they are shown by row, as the block got them.
     """
@@ -56,6 +53,8 @@ def hook_reads(
         return before
 
     for layer in layers:
+        if stack.mlps[layer].expert != NO_EXPERT:
+            continue  # `experts.tapped_experts` shows what these read
         block, linear = (model.get_submodule(path) for path in (stack.blocks[layer], stack.reads[layer]))
         hang(hooks, block.register_forward_pre_hook, enter(layer), with_kwargs=True)
         hang(hooks, linear.register_forward_pre_hook, reader(layer))
@@ -488,39 +487,7 @@ def readers_of(model: "nn.Module", norms: Sequence[str], run: Callable[[], Any])
     return {name: tuple(readers) for name, readers in found.items()}
 
 
-# --- packed experts --------------------------------------------------------------------------------------------------
-
-
-@temporary
-def tapped_experts(
-    model: "nn.Module", looks: Mapping[str, Callable[[int, "Tensor", "Tensor"], None]]
-) -> Iterator[None]:
-    """Call the function of each packed parameter at its products with one expert's matrix; experts run one by one."""
-    import torch
-    from torch.nn import functional
-
-    live = live_parameters(model)
-    starts = {live[name].untyped_storage().data_ptr(): name for name in looks}
-    products = {functional.linear, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
-
-    def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        made = func(*args, **kwargs)
-        if func in products and len(args) > 1 and args[1].ndim == 2:
-            name = starts.get(args[1].untyped_storage().data_ptr())
-            if name is not None:
-                packed = live[name]
-                expert = (args[1].storage_offset() - packed.storage_offset()) // packed.stride(0)
-                bias = live.get(f"{name}_bias")
-                looks[name](expert, args[0], made if bias is None else made + bias[expert])
-        return made
-
-    with ExitStack() as undo:
-        if looks:
-            config: Any = model.config
-            undo.callback(config.__setattr__, "_experts_implementation", config._experts_implementation)
-            config._experts_implementation = "eager"
-            undo.enter_context(function_calls(called))
-        yield
+# --- functions -------------------------------------------------------------------------------------------------------
 
 
 def function_calls(call: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> AbstractContextManager[Any]:

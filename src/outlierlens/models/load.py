@@ -173,12 +173,19 @@ class LoadedModel:
         """`stack`, or the neurons of its MLPs: "mlp", or "encoder.mlp" where there are several streams.
 
         Raises:
-            BadInput: there is no such stream, or its MLP's last linear is no single module (experts, shared blocks).
+            BadInput: there is no such stream, or not each layer has one MLP (experts, shared blocks).
         """
         if name is None or not arch.is_mlp(name):
             return self.stack(name)
         (stream,) = arch.streams_of(self.stacks, name, self.name)
-        return arch.mlp_axis(stream, name)
+        return arch.mlp_axis(stream, arch.live_parameters(self.model), name)
+
+    def axes(self, name: str) -> tuple[BoundStack, ...]:
+        """`axis`, where there are experts a row for each MLP, and an axis for each kind of MLP; raises BadInput likewise."""
+        if not arch.is_mlp(name):
+            return (self.stack(name),)
+        (stream,) = arch.streams_of(self.stacks, name, self.name)
+        return arch.mlp_axes(stream, arch.live_parameters(self.model), name)
 
 
 def from_objects(

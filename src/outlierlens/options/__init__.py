@@ -50,6 +50,11 @@ def parse_dims(text: str) -> tuple[int, ...] | dict[int, tuple[int, ...]]:
     plan: dict[int, tuple[int, ...]] = {}
     for part in _NEXT_LAYER.sub(r"\1;", text).split(";"):
         layers, _, dims = part.partition(":")
+        if re.fullmatch(r"\s*\d+\s*:\s*\d+\s*", dims):
+            raise BadInput(
+                f"{part.strip()} is a neuron of an expert, and what is named here goes layer by layer, without experts; "
+                "observe --rule all and trace set single weights of experts to 0"
+            )
         for layer in parse_layers(layers):
             plan[layer] = tuple(dict.fromkeys((*plan.get(layer, ()), *_numbers(dims, text))))
     return plan
