@@ -23,6 +23,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ def one_type(model_type: str, task: str) -> dict[str, Any]:
             small = planted(config, stacks, Path(folder) / "model")
         except Exception as error:
             return said | {"planted": f"{type(error).__name__}: {error}"[:300]}
-        looks = [("scan", scanned)]
+        looks: list[tuple[str, Callable[[str], str]]] = [("scan", partial(scanned, wanted=by_numpy(small, stacks)))]
         if "input_ids" in small.inputs:
             looks += [("observe", observed), ("ablate", ablated), ("range", ranged)]
         if task == "CAUSAL_LM":
@@ -201,12 +202,42 @@ def planted(config: dict[str, Any], stacks: tuple[Any, ...], folder: Path) -> An
     return small
 
 
-def scanned(folder: str) -> str:
-    """ "named", or what stands in its place; the z-scores are NumPy's."""
+def by_numpy(small: Any, stacks: tuple[Any, ...]) -> dict[str, Any]:
+    """{stream: z-scores [layer, dim] of what its last operation holds}, in the words of the definition."""
+    import numpy as np
+
+    from outlierlens.architectures import bind, live_parameters
+
+    live, found = live_parameters(small.model), {}
+    for stack in bind(stacks, live, small.config):
+        rows = []
+        for layer in stack.weight_layers:
+            squares, vectors = 0.0, 0.0
+            for param in stack.scale[layer]:
+                values = live[param.name].detach().double().numpy()
+                times = np.abs(live[param.times].detach().double().numpy()) if param.times else 1.0
+                if values.ndim == 1:
+                    vectors = vectors + (values - param.off) * times
+                else:
+                    wide = np.moveaxis(values, param.axis, 0).reshape(values.shape[param.axis], -1)
+                    squares = squares + (wide**2).sum(1) * times**2
+            rows.append(np.sqrt(squares + vectors**2) if np.ndim(squares) else vectors)
+        scale = np.stack(rows)
+        found[stack.name] = (scale - scale.mean(1, keepdims=True)) / scale.std(1, keepdims=True)
+    return found
+
+
+def scanned(folder: str, wanted: dict[str, Any]) -> str:
+    """ "named", or what stands in its place; z-scores must be those of `by_numpy`."""
+    import numpy as np
 
     from outlierlens import scan
 
     found = scan(folder)
+    for stack in found.stacks:
+        off = np.abs(stack.z_scale - wanted[stack.stack][:, list(stack.map_dims)]).max()
+        if not off <= 1e-3:
+            return f"z of {stack.stack} differs from NumPy's by {off:.2g}"
     dims = sorted({one.dim for one in found.outliers})
     return "named" if DIM in dims else f"not named; found {dims[:8]}"
 

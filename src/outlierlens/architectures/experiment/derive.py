@@ -111,6 +111,9 @@ def derive(config: Config) -> Derivation:
     )
 
 
+MANY_VALUES = 50_000  # of states: a trial takes long, and only two blocks of each kind are tried
+
+
 # A word in a stream's path -> what the stream is called, where there are several.
 _TOWERS = {"language": "text", "text": "text", "vis": "vision", "image": "vision", "audio": "audio"}
 _TOWERS |= {"encoder": "encoder", "decoder": "decoder"}
@@ -339,7 +342,10 @@ class _Draft:
     def _with_factors(self, stack: Stack, raw_readers: Iterable[str]) -> Stack:
         """`stack` with what can take factors in its blocks: neurons, heads, and norms with all that reads them."""
         (bound,) = bind((stack,), live_parameters(self.small.model), self.small.config)
-        blocks = [Factors(self.small, bound, layer, call) for layer, call in enumerate(self.stream.calls)]
+        kinds = [self.kind(layer) for layer in range(len(self.stream.calls))]
+        few = [layer for layer, kind in enumerate(kinds) if kinds[:layer].count(kind) < 2]  # of each kind
+        layers = few if self.stream.calls[0].got.numel() > MANY_VALUES else range(len(kinds))
+        blocks = [Factors(self.small, bound, layer, self.stream.calls[layer]) for layer in layers]
         found = agreed([(block, block.search()) for block in blocks])
         activation = _activation(self.small.config, stack.layers)
         if not activation:

@@ -42,7 +42,12 @@ class Factors:
         self.gives: dict[str, Tensor] = {}
         self._watch()
         writes = (*self.stack.other_writes, *self.stack.last_linear)
-        self.writers = [name for name in writes if self._weight(name) is not None]
+        # A matrix, or one for each expert: not the kernel of a convolution.
+        self.writers = [
+            name
+            for name in writes
+            if (weight := self._weight(name)) is not None and (weight.ndim == 2 or name.endswith("()"))
+        ]
         self.linears = [name for name in self._linears() if name not in self.writers]
 
     def search(self) -> dict[str, Any]:
@@ -321,7 +326,7 @@ class Factors:
         random = torch.Generator().manual_seed(0)
         try:
             pairs = list(self._block(**fields).of(kind))
-        except (OutlierlensError, ArithmeticError, LookupError, RuntimeError, AttributeError):
+        except (OutlierlensError, ArithmeticError, LookupError, RuntimeError, AttributeError, TypeError):
             return False  # sizes that do not fit the declaration
         for pair in pairs:
             n = len(pair.shared)
