@@ -44,6 +44,7 @@ nitpicky = True
 # Aliases of types, written out where they are used,
 # and parts of the engine of findings, which architecture.md tells of.
 ALIASES = (
+    "LiveCheckpoint",
     "Picture",
     "Row",
     "Rows",

@@ -102,14 +102,16 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
 
 
 def types() -> dict[str, str]:
-    """{model type: the first task that transformers has a class for}."""
+    """{model type: the first task that transformers has a class for}, and types of which facts are declared."""
     from transformers.models.auto import modeling_auto
+
+    from outlierlens.architectures import ARCHITECTURES
 
     found: dict[str, str] = {}
     for task in TASKS:
         for model_type in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES"):
             found.setdefault(model_type, task)
-    return found
+    return found | {name: "" for name, row in ARCHITECTURES.items() if name not in found and row.stacks is None}
 
 
 def config_of(model_type: str) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from outlierlens.analyses.attack_edits import ValueChange, edited_values
 from outlierlens.analyses.prune_cells import Cells, Pruner, Removal
 from outlierlens.analyses.quantize_rounding import Keeping, rounded
 from outlierlens.analyses.quantize_schemes import parse
-from outlierlens.analyses.super_weights import SuperActivations, last_linears, scaled
+from outlierlens.analyses.super_weights import SuperActivations, scaled, tapped_mlps
 from outlierlens.analyses.sweep.effects import _as_float32
 from outlierlens.architectures import live_parameters
 from outlierlens.models.attention_maps import tapped_attention
@@ -126,7 +126,7 @@ def contexts(encoder: LoadedModel, decoder: LoadedModel) -> dict[str, tuple[Load
             lambda: edited_calls(model, dict.fromkeys(modules, same), dict.fromkeys(modules, same)),
         ),
         "head_only_at": (encoder, lambda: head_only_at(model, places)),
-        "last_linears": (decoder, lambda: last_linears(decoder, body, nothing)),
+        "tapped_mlps": (decoder, lambda: tapped_mlps(decoder, body, nothing)),
         "super activations": (decoder, lambda: activations.restored([(0, 3, 4)])),
         "position means": (encoder, lambda: collected(encoder, stack, DIMS)),
         "resumed": (encoder, lambda: resumed(model, stack, kept, [0, 1])),

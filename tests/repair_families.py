@@ -23,6 +23,7 @@ from outlierlens.analyses.repair_rewriting import RewritingPlan, repaired, strea
 from outlierlens.architectures.pairs import KINDS, Kind
 from outlierlens.data.texts import Batch
 from outlierlens.errors import BadInput
+from outlierlens.models.forward import Side
 from outlierlens.models.load import LoadedModel, from_objects
 
 OUTPUTS = ("logits", "image_embeds", "pooler_output", "last_hidden_state")
@@ -73,11 +74,11 @@ class Given:
         """The inputs."""
         return self.given
 
-    def sides(self, batch: Batch) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    def sides(self, batch: Batch) -> dict[str, Side]:
         """Ones for tokens."""
-        return {stack.name: (batch.valid.long(), batch.special) for stack in self.stacks}
+        return {stack.name: Side(batch.valid.long(), batch.special, batch.valid) for stack in self.stacks}
 
-    def words(self, ids: list[int]) -> tuple[str, ...]:
+    def words(self, ids: list[int], _: Any = None) -> tuple[str, ...]:
         """Nothing is named."""
         return ("",) * len(ids)
 

@@ -110,8 +110,8 @@ def test_packed_experts_are_seen(name: str, words: Any) -> None:
         expert = max(by_hand, key=lambda one: by_hand[one][0])
         assert (row.expert, row.word, row.module) == (expert, by_hand[expert][1], "layers.1.mlp.experts.down_proj")
         assert row.largest == pytest.approx(by_hand[expert][0], rel=1e-4)
-        assert f"layer 1, expert {expert}, " in row.place
-        assert row.place.endswith(f"({row.word!r}) of text {row.text}")
+        assert f"layer 1, expert {expert}, " in row.place()
+        assert row.place().endswith(f"({row.word!r}) of text {row.text}")
         each = {one.expert: one for one in found.experts if (one.kind, one.layer) == (kind, "1")}
         assert each.keys() == by_hand.keys()
         for number, one in each.items():
