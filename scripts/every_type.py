@@ -257,8 +257,13 @@ def ablated(folder: str) -> str:
     from outlierlens import AblateOptions, ablate, load_model
 
     loaded = load_model(folder)
-    ablate(loaded, TEXTS, (DIM,), AblateOptions(stack=loaded.stacks[-1].name))
+    ablate(loaded, TEXTS, (DIM,), AblateOptions(stack=of_words(loaded)))
     return "ran"
+
+
+def of_words(loaded: Any) -> str:
+    """The last stream that texts reach."""
+    return [stack.name for stack in loaded.stacks if not stack.name.startswith(("vision", "audio"))][-1]
 
 
 def ranged(folder: str) -> str:
@@ -276,7 +281,7 @@ def traced(folder: str) -> str:
     from outlierlens import TraceOptions, load_model, trace
 
     loaded = load_model(folder)
-    error = trace(loaded, TEXTS, TraceOptions(dim=DIM, stack=loaded.stacks[-1].name, n_random=1)).error
+    error = trace(loaded, TEXTS, TraceOptions(dim=DIM, stack=of_words(loaded), n_random=1)).error
     return "exact" if error <= 1e-5 else f"misses by {error:.1g}"
 
 
