@@ -34,7 +34,6 @@ TASKS = (
     "CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "SPEECH_SEQ_2_SEQ", "TEXT_ENCODING", "IMAGE",
     "IMAGE_CLASSIFICATION", "AUDIO_CLASSIFICATION", "CTC",
 )  # fmt: skip
-ROWS_ALONE = False  # of each type its rows, and nothing is planted
 DIM, TIMES, SECONDS, MEMORY = 11, 30.0, 120, 6 << 30
 TEXTS = ["the cat sat on the mat .", "a dog saw a cat .", "the mat was red , the dog was not ."] * 2
 
@@ -125,8 +124,8 @@ def config_of(model_type: str) -> dict[str, Any]:
 # --- one type, in a process of its own -------------------------------------------------------------------------------
 
 
-def one_type(model_type: str, task: str) -> dict[str, Any]:
-    """What was seen of a type."""
+def one_type(model_type: str, task: str, *, rows_alone: bool = False) -> dict[str, Any]:
+    """What was seen of a type; of `rows_alone` nothing is planted."""
     from outlierlens.architectures import family_of
     from outlierlens.architectures.experiment.derive import derive
     from outlierlens.errors import OutlierlensError, takes_a_line, told
@@ -149,7 +148,7 @@ def one_type(model_type: str, task: str) -> dict[str, Any]:
         said["gigabytes"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20), 1)
     except OutlierlensError as error:
         return said | {"refused": str(error)}
-    if ROWS_ALONE:
+    if rows_alone:
         return said
     with tempfile.TemporaryDirectory() as folder:
         os.environ["OUTLIERLENS_CACHE"] = str(Path(folder) / "cache")
@@ -393,7 +392,7 @@ def main() -> None:
     options = parser.parse_args()
     import torch
 
-    globals()["ROWS_ALONE"] = options.rows
+    look = partial(one_type, rows_alone=options.rows)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     wanted = types()
@@ -406,7 +405,7 @@ def main() -> None:
     with options.file.open("a") as file, contextlib.redirect_stdout(sys.stderr):
         for model_type, task in wanted.items():
             if model_type not in done:
-                file.write(json.dumps(in_child(model_type, task, one_type)) + "\n")
+                file.write(json.dumps(in_child(model_type, task, look)) + "\n")
                 file.flush()
     said = [one for one in lines(options.file) if one["type"] in wanted]
     print(summary(said))

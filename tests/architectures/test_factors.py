@@ -13,7 +13,14 @@ from outlierlens.architectures.experiment.derive import derive
 from outlierlens.architectures.experiment.factors import Factors, agreed
 from outlierlens.architectures.experiment.small import SmallModel
 from outlierlens.architectures.experiment.streams import Call
-from outlierlens.architectures.stack import Heads, Stack, fused, heads
+from outlierlens.architectures.stack import Heads, Rotary, Stack, heads
+
+
+def fused(linear: str, output: str, *, each_head: bool = False, rotary: Rotary = "") -> Heads:
+    """An attention whose queries, keys and values one linear gives: all of each in a row, or for each head."""
+    query, key, value = ((f"{linear}[{'head ' * each_head}{letter}]",) for letter in "qkv")
+    return Heads(output, value, key, query, rotary=rotary)
+
 
 SELF = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 GATED = ("mlp.gate_proj", "mlp.up_proj")

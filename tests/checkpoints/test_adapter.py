@@ -595,26 +595,14 @@ def test_checks_of_pruning_and_updates_have_it_on_the_model_after(
     assert updates.provenance.adapter == adapter
 
 
+FEW = ["--dims", "3", "--data", "reviews", "--limit", "2", "--max-length", "8", "--random", "1", "--matched", "0", "-q"]
+
+
 def test_pages_are_measured_with_it(tmp_path: Path, run: Any) -> None:
     decoder(tmp_path / "base")
     shape = ol.load_model(str(tmp_path / "base")).model.get_parameter("model.layers.0.mlp.down_proj.weight").shape
     adapter = adapter_of(tmp_path / "lora", pair("model.layers.0.mlp.down_proj", *shape))
-    words = (
-        "--dims",
-        "3",
-        "--data",
-        "reviews",
-        "--limit",
-        "2",
-        "--max-length",
-        "8",
-        "--random",
-        "1",
-        "--matched",
-        "0",
-        "-q",
-    )
-    code, _, err = run("report", str(tmp_path / "base"), "--adapter", adapter, *words, "-o", str(tmp_path / "report"))
+    code, _, err = run("report", str(tmp_path / "base"), "--adapter", adapter, *FEW, "-o", str(tmp_path / "report"))
     assert code == 0, err
     found = ol.load(tmp_path / "report" / "results.json")
     assert {one.adapter for one in (found.provenance, *found.measured)} == {adapter}
@@ -661,22 +649,7 @@ def test_copies_hold_base_and_adapter(tmp_path: Path, run: Any) -> None:
     ids = torch.arange(3, 9)[None]
     outputs = [one.model(ids)[0] for one in (loaded, ol.load_model(str(tmp_path / "copy")))]
     torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-4)
-    words = (
-        "--dims",
-        "3",
-        "--data",
-        "reviews",
-        "--limit",
-        "2",
-        "--max-length",
-        "8",
-        "--random",
-        "1",
-        "--matched",
-        "0",
-        "-q",
-    )
-    code, _, err = run("ablate", str(tmp_path / "base"), "--adapter", adapter, *words, "--save", str(tmp_path / "off"))
+    code, _, err = run("ablate", str(tmp_path / "base"), "--adapter", adapter, *FEW, "--save", str(tmp_path / "off"))
     assert code == 0, err
     with torch.no_grad():
         off = ol.load_model(str(tmp_path / "off")).model.get_parameter(f"{name}.weight")

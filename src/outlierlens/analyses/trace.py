@@ -409,19 +409,17 @@ def _writers(found: Account, stack: BoundStack, turn: tuple[int, int], least: fl
     """
     lifts, peak = turn
     values, post_norm = found.values, stack.stack.norm_site == "stream"
-    carried = np.array([found.factors.get((layer, ""), 1.0) for layer in range(stack.n_layers)])
+    # What the blocks behind a layer make of what it adds, where they multiply the stream by a constant.
+    later = dict.fromkeys((EMBEDDINGS, *range(stack.n_layers)), 1.0)
+    for layer in range(peak - 1, EMBEDDINGS - 1, -1) if not post_norm else ():
+        later[layer] = later[layer + 1] * found.factors.get((layer + 1, ""), 1.0)
     before = values[lifts] if post_norm and lifts > EMBEDDINGS else np.zeros(len(GROUPS))
     total = float((values[lifts + 1] - before)[LARGEST] if post_norm else values[peak + 1, LARGEST])
     parts = []
     for one in found.entries:
-        later = (
-            1.0 if post_norm else float(carried[one.layer + 1 : peak + 1].prod())
-        )  # what the blocks after it make of it
-        entry = (
-            replace(one, kind="norm scale", values=one.values - before)
-            if one.kind == "carried"
-            else replace(one, values=one.values * later)
-        )
+        entry = replace(one, kind="norm scale", values=one.values - before) if one.kind == "carried" else one
+        if entry is one and later[one.layer] != 1:
+            entry = replace(one, values=one.values * later[one.layer])
         if entry.layer == lifts if post_norm else entry.layer <= peak and entry.kind != "norm scale":
             parts.append(entry)
     parts.sort(key=lambda one: -abs(one.values[LARGEST]))

@@ -361,8 +361,8 @@ class _Mixture:
             beside = made * 0 if self.beside is None else self.beside
             size = self.experts.norm(dim=1) + beside.norm(dim=1)
             if bool(((made - self.experts - beside).norm(dim=1) > TOLERANCE / 10 * size).any()):
+                of_experts, of_beside = _multiples(made, self.experts, beside)
                 for term in self.state.terms[self.first :]:
-                    of_experts, of_beside = _multiples(made, self.experts, beside)
                     factor = of_beside if term.expert == NO_EXPERT else of_experts
                     term.multiply(factor.reshape(self.state.shape))
         return output

@@ -420,7 +420,7 @@ class _Binder:
         found: list[str] = []
         while (expert := pattern.replace("{expert}", str(len(found)))) in self.names.real:
             found.append(self.names.real[expert])
-        key, expected = number_of_experts(self.stack, self.config)
+        key, expected = claimed_experts(self.stack, self.config)
         if found and expected is not None and expected != len(found):
             raise BadFile(
                 f"stack {self.stack.name!r}: {pattern} is stored for {len(found)} experts but the config's "
@@ -483,7 +483,7 @@ def _prefix(stack: Stack, names: _Names) -> str | None:
     return found.pop() if found else None
 
 
-def number_of_experts(stack: Stack, config: Config) -> tuple[str, int | None]:
+def claimed_experts(stack: Stack, config: Config) -> tuple[str, int | None]:
     """(config key, its value) of a stream with experts, by either of transformers' names; ("", None) without one."""
     first, _, last = stack.experts.rpartition(".")
     names = [last, *({"num_experts", "num_local_experts"} - {last} if last.startswith("num_") else ())]

@@ -66,12 +66,6 @@ def heads(around: str, names: str, *, norms: str = "", rotary: Rotary = "") -> H
     return Heads(output, (value,), (key,), (query,), key_norm, query_norm, rotary)
 
 
-def fused(linear: str, output: str, *, each_head: bool = False, rotary: Rotary = "") -> Heads:
-    """An attention whose queries, keys and values one linear gives: all of each in a row, or for each head."""
-    query, key, value = ((f"{linear}[{'head ' * each_head}{letter}]",) for letter in "qkv")
-    return Heads(output, value, key, query, rotary=rotary)
-
-
 def heads_of(table: dict[str, Any]) -> Heads:
     """An attention from a TOML table; raises TypeError for what it does not know or of the wrong type."""
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}

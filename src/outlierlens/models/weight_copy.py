@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import outlierlens.architectures as arch
-from outlierlens.architectures.bind import number_of_experts
+from outlierlens.architectures.bind import claimed_experts
 from outlierlens.checkpoints import as_weights
 from outlierlens.checkpoints.adapter import CONFIG, Adapted, of_adapter
 from outlierlens.checkpoints.base import Checkpoint, load_config
@@ -237,7 +237,7 @@ def _class_that_fits(config: Mapping[str, Any], shapes: Shapes, where: str) -> s
     experts = {shape[0] for name, shape in shapes.items() if ".experts." in name}
     row = arch.family_of(config)
     claimed = next(
-        (n for stack in arch.stacks_of(config, where) if (n := number_of_experts(stack, config)[1]) is not None), None
+        (n for stack in arch.stacks_of(config, where) if (n := claimed_experts(stack, config)[1]) is not None), None
     )
     if experts and experts != {claimed}:
         raise BadFile(f"{where}: claims {claimed} experts, and there are {sorted(experts)}; the file is corrupt")

@@ -389,10 +389,11 @@ class _Draft:
     def _count_experts(self, values: dict[str, Any]) -> None:
         """The config key that sets the number of experts, where one parameter holds all of theirs."""
         packed = [name.removesuffix("()") for name in values["last_linear"] if name.endswith("()")]
+        live = live_parameters(self.small.model)
         for layer in range(len(self.stream.calls)):
             for name in packed:
                 path = f"{self.stream.path}.{layer}.{name}"
-                if path in dict(self.small.model.named_parameters()) and (key := number_of_experts(self.small, path)):
+                if path in live and (key := number_of_experts(self.small, path)):
                     values["experts"] = key
                     self.evidence["experts"] = f"with one more there, {name} holds one more"
                     return

@@ -284,16 +284,11 @@ class Factors:
         return [
             module
             for module, read in self.reads.items()
-            if f"{module}.weight" in self.live_names
+            if self.has(module)
             and self._values(module).ndim == 1
             and read.numel() == given.numel()
             and same(read.flatten().sort().values, given)
         ]
-
-    @property
-    def live_names(self) -> set[str]:
-        """Names of the block's parameters."""
-        return {name for name, _ in self.probe.block.named_parameters()}
 
     # --- trials
 

@@ -22,6 +22,7 @@ from outlierlens.architectures.experiment.anatomy import (
     same,
 )
 from outlierlens.architectures.experiment.small import SmallModel
+from outlierlens.architectures.live import live_parameters
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -113,6 +114,7 @@ class Surroundings:
         self.small, self.stream = small, stream
         self.complete = self.scales = False  # all that writes was found; factors on it are factors of the stream
         inside = tuple(f"{one.path}." for one in streams)
+        self.live = live_parameters(small.model)
         self.parameters = {name: p for name, p in small.model.named_parameters() if not name.startswith(inside)}
         self.norms = {
             name
@@ -149,7 +151,7 @@ class Surroundings:
 
     def _inside(self, name: str) -> str:
         """A parameter's name in the model without its heads, where it has one there, too."""
-        live = dict(self.small.model.named_parameters(remove_duplicate=False))
+        live = self.live
         return next(
             (one for one, values in live.items() if values is live[name] and one.startswith(self.small.prefix)), name
         )
