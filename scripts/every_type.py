@@ -161,6 +161,7 @@ def one_type(model_type: str, task: str, *, rows_alone: bool = False) -> dict[st
             looks += [("observe", observed), ("ablate", ablated), ("range", ranged)]
         if task == "CAUSAL_LM":
             looks += [("trace", traced)]
+        looks += [("repair", partial(rewritten, inputs=small.inputs))]
         for name, look in looks:
             try:
                 said[name] = look(str(Path(folder) / "model"))
@@ -284,6 +285,37 @@ def traced(folder: str) -> str:
     return "exact" if error <= 1e-5 else f"misses by {error:.1g}"
 
 
+def rewritten(folder: str, inputs: dict[str, Any]) -> str:
+    """ "stream exact; pairs: neurons, values": what factors do to its streams and pairs; "far" is a wrong promise."""
+    import torch
+
+    from outlierlens import load_model
+    from outlierlens.analyses.repair import NEAR, difference_of
+    from outlierlens.analyses.repair_factors import outputs, pairs_of
+    from outlierlens.analyses.repair_rewriting import RewritingPlan, repaired, stream_plan
+    from outlierlens.architectures.pairs import KINDS
+    from outlierlens.errors import BadInput
+
+    loaded, random = load_model(folder), torch.Generator().manual_seed(0)
+    wanted = outputs(loaded.model, [inputs])
+
+    def verdict(plan: RewritingPlan) -> str:
+        with repaired(loaded, plan):
+            off = difference_of(wanted, outputs(loaded.model, [inputs]))
+        return "exact" if off == 0 else "near" if off <= NEAR and plan.reasons else f"far ({off:.1g})"
+
+    try:
+        said = f"stream {verdict(stream_plan(loaded, -4))}"
+    except BadInput as error:
+        said = f"stream no ({str(error).partition('rescaled: ')[2]})"
+    kinds = []
+    for kind in KINDS:
+        if pairs := pairs_of(loaded, (kind,)):
+            drawn = [(pair, torch.randint(-3, 4, (len(pair.shared),), generator=random)[pair.shared]) for pair in pairs]
+            kinds.append(f"{kind} {verdict(RewritingPlan().pairs(drawn))}")
+    return f"{said}; pairs: {', '.join(kinds) or 'none'}"
+
+
 def in_child(model_type: str, task: str, look: Callable[[str, str], dict[str, Any]]) -> dict[str, Any]:
     """What `look` says, from a process that may run out of time or memory."""
     read, write = os.pipe()
@@ -323,21 +355,26 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def summary(all_said: list[dict[str, Any]]) -> str:
     """How many types are named and analysed, and why the others are not."""
-    looks = ("scan", "observe", "ablate", "range", "trace")
+    looks = ("scan", "observe", "ablate", "range", "trace", "repair")
     good = ("named", "ran", "exact")
     unbuilt = ("cannot be built", "no small version", "takes no such")
     built = [
         one for one in all_said if "config" not in one and not any(why in one.get("refused", "") for why in unbuilt)
     ]
-    done = {look: sum(said.get(look) in good for said in built) for look in looks}
+
+    def is_good(look: str, answer: str) -> bool:
+        return answer in good or (look == "repair" and answer.startswith("stream") and "far" not in answer)
+
+    done = {look: sum(is_good(look, said.get(look, "")) for said in built) for look in looks}
     share = done["scan"] / max(1, len(built))
     out = [f"{len(all_said)} types, {len(built)} built small; scan names the plant of {done['scan']} ({share:.0%})"]
     reads = sum("observe" in said for said in built)
-    out.append(f"of {reads} that read text: " + ", ".join(f"{look} {done[look]}" for look in looks[1:-1]))
+    out.append(f"of {reads} that read text: " + ", ".join(f"{look} {done[look]}" for look in looks[1:4]))
     out.append(f"of {sum('trace' in said for said in built)} causal ones trace's account is exact for {done['trace']}")
+    out.append(f"repair says for {done['repair']} what it can do, and keeps the outputs")
     for said in all_said:
         wrong = {key: said[key] for key in ("config", "refused", "planted", "bug", "ended") if key in said}
-        wrong |= {look: said[look] for look in looks if said.get(look, "ran") not in good}
+        wrong |= {look: said[look] for look in looks if not is_good(look, said.get(look, "ran"))}
         reasons = "; ".join(f"{key}: {' '.join(str(value).split())[:200]}" for key, value in wrong.items())
         if wrong:
             out.append(f"{said['type']}: {reasons}")
