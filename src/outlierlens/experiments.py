@@ -241,7 +241,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         home="analyses.pretrain", python="training.pretrain.loop:pretrain", options="PretrainOptions", takes=("options",
         "output", "loading"), writes="folder",
         shared=dict.fromkeys(("chart", "verbose", "arch", "family", "revision", "subfolder", "token", "tokenizer", "dtype",
-                              "trust_remote_code", "adapter")) | {
+                              "trust_remote_code", "adapter", "device_map")) | {
             "output": Other(help="Run directory. Default: runs/RECIPE-seed-N."),
             "overwrite": Other(help="Remove the run of another recipe from it."),
         },
@@ -266,6 +266,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "label_column": Other(help="classify, regress, tokens: the label."),
             "metric": Other(help="What the best epoch is chosen by. Default: the task's first."),
             "output": Other(help="Run directory. Default: runs/MODEL-TASK."), "chart": None, "dtype": None, "adapter": None,
+            "device_map": None,
             "overwrite": Other(help="Remove runs with other settings from the directory."),
         },
         result="FineTuned", also=("analyses.recover:Recovery",),

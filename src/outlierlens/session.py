@@ -68,6 +68,8 @@ class Loading(Source):
     """Read texts with the tokenizer of this folder, sample or hub id."""
     device: str = "auto"
     """auto, cpu, cuda:0, mps."""
+    device_map: str | None = None
+    """Spread the weights over devices, memory and disk as accelerate does: auto, balanced, sequential."""
     dtype: str = "float32"
     """float32, bfloat16, float16, checkpoint (as stored)."""
     trust_remote_code: bool = False
@@ -147,7 +149,7 @@ class Session:
         return LoadOptions(
             revision=one.revision, subfolder=one.subfolder, token=one.token, dtype=one.dtype, device=one.device,
             trust_remote_code=one.trust_remote_code, offline=one.offline, row=one.row, tokenizer=one.tokenizer,
-            adapter=one.adapter, notice=self.notice,
+            adapter=one.adapter, device_map=one.device_map, notice=self.notice,
         )  # fmt: skip
 
     def scanning(self, asked: "ScanOptions | None" = None, **more: Any) -> "ScanOptions":

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+import outlierlens.architectures as arch
 from outlierlens.ablation.controls import Plan
 from outlierlens.ablation.mode_names import NAMES, ON_WEIGHTS, SCALES, Mode
 from outlierlens.ablation.switches import (
@@ -106,7 +107,8 @@ class Switch:
         check_save(directory, self.mode)
         with new_folder(directory) as making:
             with self.off(plan) as touched:
-                self.loaded.model.save_pretrained(making)  # type: ignore[operator]
+                model: Any = self.loaded.model
+                model.save_pretrained(making, state_dict=model.state_dict() | arch.offloaded_values(model))
             for part in (self.loaded.tokenizer, self.loaded.processor):
                 if part is not None:
                     part.save_pretrained(making)

@@ -22,7 +22,7 @@ import numpy as np
 
 from outlierlens.ablation.study import Progress
 from outlierlens.analyses.super_weights import tapped_mlps
-from outlierlens.architectures import BoundStack, LastLinear, live_parameters, mlp_axis
+from outlierlens.architectures import BoundStack, LastLinear, live_parameters, mlp_axis, refuse_offloaded
 from outlierlens.checkpoints import Checkpoint
 from outlierlens.data.texts import Batch, Data
 from outlierlens.detection.activations import Observer, Stream, every_statistic, rule_inputs, taps
@@ -411,6 +411,7 @@ def shuffled(loaded: LoadedModel, *, seed: int) -> LoadedModel:
     """
     import torch
 
+    refuse_offloaded(loaded.model, "shuffling weights")
     model = copy.deepcopy(loaded.model)
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():

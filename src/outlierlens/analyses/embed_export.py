@@ -27,7 +27,7 @@ from annotated_types import Ge
 import outlierlens.architectures as arch
 from outlierlens.analyses.embed_pairs import TextPairs
 from outlierlens.analyses.embed_scores import spearman
-from outlierlens.architectures import BoundStack
+from outlierlens.architectures import BoundStack, refuse_offloaded
 from outlierlens.architectures.experiment.small import quiet
 from outlierlens.checkpoints.samples import SAMPLES
 from outlierlens.data.labelled.labels import apart
@@ -333,6 +333,7 @@ def export_embedder(
             f"{loaded.name} is loaded in {str(dtype).removeprefix('torch.')}, and an embedder is written in float32; load it "
             f"with LoadOptions(dtype='float32')"
         )
+    refuse_offloaded(loaded.model, "an export")
     check_place(folder, overwrite=options.overwrite)
     unknown = _unknown(loaded, check)
     short = shorter_model(loaded, options.layer)

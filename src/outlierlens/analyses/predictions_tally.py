@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outlierlens.architectures import weight_of
 from outlierlens.data.token_texts import special_ids
 from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.models.forward import text_reader
@@ -354,10 +355,11 @@ class TalliedLoss(LanguageModelLoss):
         else:
             with head_only_at(model, feed.positions):
                 states = whole = self._run(feed).logits
-        size = max(1, LOGIT_BYTES // (4 * len(head.weight)))
+        weight, bias = weight_of(head), weight_of(head, "bias")
+        size = max(1, LOGIT_BYTES // (4 * len(weight)))
         for start in range(0, len(states), size):
             part = slice(start, min(len(states), start + size))
-            logits = functional.linear(states[part], head.weight, head.bias) if whole is None else whole[part]
+            logits = functional.linear(states[part], weight, bias) if whole is None else whole[part]
             yield part, logits.float()
 
     def reads_last_hidden(self) -> bool:

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from outlierlens.architectures import BoundStack, refuse_packed, refuse_sharded
+from outlierlens.architectures import BoundStack, live_parameters, refuse_packed, refuse_sharded, weight_of
+from outlierlens.architectures.offload import is_multiplied_out
 from outlierlens.data.texts import Data
 from outlierlens.errors import BadInput
 from outlierlens.models.changes import hang, temporary
@@ -52,12 +53,12 @@ class Place:
 
     def weight(self) -> "Tensor":
         """The live weight as [out, in], a view."""
-        stored: Any = self.module.weight
-        return stored.detach().T if self.transposed else stored.detach()
+        stored: Tensor = weight_of(self.module).detach()
+        return stored.T if self.transposed else stored
 
     def bias(self) -> "Tensor | None":
         """The live bias [out], or None."""
-        found: Any = getattr(self.module, "bias", None)
+        found: Any = weight_of(self.module, "bias")
         return None if found is None else found.detach()
 
 
@@ -75,15 +76,16 @@ def find_places(loaded: LoadedModel, stack: str | None = None) -> tuple[Place, .
     writers = {f"{block}.{module}" for block in bound.blocks for module in written if not module.endswith("()")}
     found: list[Place] = []
     seen: set[int] = set()
+    live = live_parameters(loaded.model)
     for name, module in loaded.model.named_modules():
         kind = linear_kind(module)
         block = next((path for path in layer_of if name.startswith(f"{path}.")), None) if kind else None
         if block is None or id(module) in seen:
             continue
         seen.add(id(module))
-        weight: Any = module.weight
-        if weight.is_meta or not weight.is_floating_point():
-            what = "not loaded (meta device)" if weight.is_meta else f"of type {weight.dtype}"
+        weight: Any = live.get(f"{name}.weight", module.weight)
+        if is_multiplied_out(weight) or weight.is_meta or not weight.is_floating_point():
+            what = "not loaded (meta device)" if weight.is_meta else f"of type {module.weight.dtype}"
             raise BadInput(f"{name}.weight is {what} and cannot be rounded; load the model unquantized, on one device")
         transposed = kind == "conv1d"
         n_inputs = weight.shape[0 if transposed else 1]

@@ -16,7 +16,7 @@ from outlierlens.analyses.quantize_rounding import rounded
 from outlierlens.analyses.quantize_schemes import parse
 from outlierlens.analyses.range import FORMATS, TensorRange, tensor_rows
 from outlierlens.analyses.range_pass import Pass
-from outlierlens.architectures import live_parameters
+from outlierlens.architectures import live_parameters, refuse_offloaded
 from outlierlens.architectures.pairs import KINDS, BlockPairs, Kind, Pair, Peaks
 from outlierlens.data.media.items import Items
 from outlierlens.data.texts import Batch, Data
@@ -148,6 +148,7 @@ def check_of(loaded: LoadedModel, data: Data, *, max_length: int, seed: int) -> 
     import torch
 
     model: Any = loaded.model
+    refuse_offloaded(model, "a rewriting")
     codes = any(not one.is_floating_point() for one in model.parameters())
     if codes or getattr(model.config, "quantization_config", None):
         raise BadInput(

@@ -150,7 +150,7 @@ def _mlp(loaded: LoadedModel, stack: BoundStack, layer: int, expert: int = NO_EX
 def entries(loaded: LoadedModel, stack: BoundStack, layer: int, expert: int = NO_EXPERT) -> "Tensor":
     """A last linear's weight as [row, column], a view: row j writes dimension j, column k reads input k."""
     one = _mlp(loaded, stack, layer, expert)
-    matrix: Tensor = one.matrix(loaded.model.get_parameter(one.param.name).detach())
+    matrix: Tensor = one.matrix(live_parameters(loaded.model)[one.param.name].detach())
     return matrix
 
 

@@ -24,7 +24,7 @@ from outlierlens.ablation.study import Condition, Measurement, Progress, Study
 from outlierlens.analyses.trace_account import Account, Entry, account, factor_notes, refuse
 from outlierlens.analyses.trace_passes import TokenAttention, carriers, groups, overview
 from outlierlens.analyses.trace_trials import Passes, Restored, like, zeroed
-from outlierlens.architectures import NO_EXPERT, BoundStack, live_parameters
+from outlierlens.architectures import NO_EXPERT, BoundStack, live_parameters, weight_of
 from outlierlens.data.texts import Batch, Data
 from outlierlens.detection.targets import check_dims
 from outlierlens.errors import BadInput
@@ -473,7 +473,7 @@ def _row(loaded: LoadedModel, run: Callable[[Batch], None], batch: Batch, at: tu
 
     with edited_calls(loaded.model, {}, {module: keep}):
         run(batch)
-    weight = module.weight.detach()
+    weight = weight_of(module).detach()
     # Some tables multiply their rows by a constant, so the direction tells.
     return int(((weight @ given[0]) / weight.norm(dim=1).clamp(min=1e-30)).argmax())
 

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from outlierlens.architectures import NO_EXPERT, BoundStack, Param, expert_of, live_parameters, packs_experts
+from outlierlens.architectures import NO_EXPERT, BoundStack, Param, expert_of, live_parameters, packs_experts, weight_of
+from outlierlens.architectures.offload import is_multiplied_out
 from outlierlens.architectures.stack import parameter
 from outlierlens.data.texts import Batch
 from outlierlens.errors import BadInput
@@ -192,6 +193,10 @@ def refuse(loaded: LoadedModel, stack: BoundStack) -> None:
     if bare:
         raise BadInput(
             f"{what}: {bare[0][:-2]} writes as a bare parameter, whose inputs cannot be seen; it has no account"
+        )
+    if any(map(is_multiplied_out, live.values())):
+        raise BadInput(
+            f"{what}: its linears round what they read (bitsandbytes), so it has no account; load it unquantized"
         )
     if stack.reads:
         raise BadInput(f"{what} is an MLP axis; name a residual stream")
@@ -402,7 +407,7 @@ def _norm(state: _Running, path: str, *, embeddings: bool = False) -> "Callable[
         if embeddings:
             _rest(state, wide[..., state.dim])
         mean, sigma = _moments(module, wide)
-        weight = getattr(module, "weight", None)
+        weight, bias = weight_of(module), weight_of(module, "bias")
         factor = (1.0 if weight is None else offset + float(weight[state.dim])) / sigma
         on_stream = embeddings or state.stack.stack.norm_site == "stream"
         for term in state.terms[0 if on_stream else state.fresh :]:
@@ -414,7 +419,7 @@ def _norm(state: _Running, path: str, *, embeddings: bool = False) -> "Callable[
         n_before = len(state.terms)
         if mean is not None:
             state.terms.append(_one("norm mean", path, -mean * factor))
-        if (bias := getattr(module, "bias", None)) is not None:
+        if bias is not None:
             state.terms.append(
                 _one("norm bias", path, bias[state.dim].expand(state.shape), f"{path}.bias", ((state.dim,),))
             )

@@ -17,7 +17,7 @@ from outlierlens.architectures.bind import (
     bind,
     expert_of,
 )
-from outlierlens.architectures.live import bind_live, live_parameters, refuse_packed, refuse_sharded
+from outlierlens.architectures.live import bind_live, live_parameters, own_parameters, refuse_packed, refuse_sharded
 from outlierlens.architectures.neurons import (
     MLP,
     Neuron,
@@ -29,6 +29,7 @@ from outlierlens.architectures.neurons import (
     packs_experts,
     streams_of,
 )
+from outlierlens.architectures.offload import input_device, offloaded_values, refuse_offloaded, weight_of
 from outlierlens.architectures.rows import (
     ARCHITECTURES,
     RowChoice,
@@ -60,6 +61,7 @@ __all__ = [
     "families",
     "family_of",
     "first_row",
+    "input_device",
     "is_mlp",
     "kind_of",
     "last_linears",
@@ -69,11 +71,15 @@ __all__ = [
     "mlp_axis",
     "neurons_of",
     "no_model_type",
+    "offloaded_values",
+    "own_parameters",
     "packs_experts",
+    "refuse_offloaded",
     "refuse_packed",
     "refuse_sharded",
     "stacks_for",
     "stacks_of",
     "streams_of",
     "to_toml",
+    "weight_of",
 ]

@@ -8,6 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.architectures.bind import BoundStack, bind
+from outlierlens.architectures.offload import multiplied_out, offloaded
 from outlierlens.architectures.stack import Stack
 from outlierlens.errors import BadFile, BadInput, UnknownArchitecture
 
@@ -18,8 +19,15 @@ _SHARDING = {"FullyShardedDataParallel", "FSDPModule"}
 
 
 def live_parameters(model: "nn.Module") -> dict[str, Any]:
-    """{name: parameter} of a live model, every name of a shared parameter included."""
-    return dict(model.named_parameters(remove_duplicate=False))
+    """{name: parameter} of a live model, every name of a shared parameter included; see `offload` for those kept elsewhere."""
+    return dict(model.named_parameters(remove_duplicate=False)) | offloaded(model) | multiplied_out(model)
+
+
+def own_parameters(model: "nn.Module") -> dict[str, Any]:
+    """The same, a shared parameter under its first name alone."""
+    live = live_parameters(model)
+    first = {id(one): name for name, one in reversed(live.items())}
+    return {name: one for name, one in live.items() if first[id(one)] == name}
 
 
 def bind_live(stacks: tuple[Stack, ...], model: "nn.Module") -> list[BoundStack]:

@@ -449,11 +449,11 @@ class _Parameters(Checkpoint):
     kind = "live"
 
     def __init__(self, model: "nn.Module", *, name: str, config: dict[str, Any]):
-        from outlierlens.architectures import live_parameters
+        from outlierlens.architectures import live_parameters, own_parameters
 
         self.name, self.config, self.bytes_read = name, config, 0
         self._held = dict(live_parameters(model))
-        self.total_bytes = sum(parameter.nbytes for parameter in model.parameters())
+        self.total_bytes = sum(one.nbytes for one in own_parameters(model).values())
         self.tensors = {
             name: TensorInfo(str(value.dtype).removeprefix("torch."), tuple(value.shape), value.nbytes)
             for name, value in self._held.items()

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 from weakref import WeakSet, WeakValueDictionary
 
 from outlierlens.architectures import live_parameters
+from outlierlens.architectures.offload import held, is_multiplied_out, is_offloaded, refuse_offloaded
 from outlierlens.errors import BadInput
 
 if TYPE_CHECKING:
@@ -216,14 +217,16 @@ def evaluating(model: Any) -> Iterator[None]:
 @temporary
 def frozen(model: Any, but: Collection[str] = ()) -> Iterator[None]:
     """No gradients of parameters inside, but of those named: only they are wanted, or those of hidden states or outputs."""
-    before = {name: parameter.requires_grad for name, parameter in live_parameters(model).items()}
+    if but:
+        refuse_offloaded(model, "a gradient of weights")
+    before = {name: one.requires_grad for name, one in model.named_parameters(remove_duplicate=False)}
     try:
         model.requires_grad_(False)
         for name in but:
             model.get_parameter(name).requires_grad_(True)
         yield
     finally:
-        for name, parameter in live_parameters(model).items():
+        for name, parameter in model.named_parameters(remove_duplicate=False):
             parameter.requires_grad_(before.get(name, parameter.requires_grad))
 
 
@@ -249,19 +252,25 @@ class Settable:
         Raises:
             BadInput: it holds no values of its own that can be set, or another thread has it changed at the moment.
         """
-        live, mine = self.parameters[name], threading.get_ident()
+        given, mine = self.parameters[name], threading.get_ident()
         with _LOCK:
-            if live.is_meta or not live.is_floating_point():
-                what = "not loaded (meta device)" if live.is_meta else f"of type {live.dtype}"
+            codes = is_multiplied_out(given)
+            if codes or given.is_meta or not given.is_floating_point():
+                what = (
+                    "not loaded (meta device)" if given.is_meta else "in codes" if codes else f"of type {given.dtype}"
+                )
                 raise BadInput(f"{name} is {what}: its values cannot be set; load the model unquantized")
+            live, let_go = held(given) if is_offloaded(given) else (given, None)
+            if let_go is not None:
+                self.undo.callback(_locked, let_go)
             if any(one.thread != mine and _memory(live) in one.memory() for one in _CHANGES.values()):
                 raise BadInput(
                     f"another thread has values of {name} changed at the moment, and what either measures would be of both "
                     "changes; let one end before the other begins, or give each thread a model of its own"
                 )
-            change = _CHANGES[next(_NUMBERS)] = _Change(self, live, at, mine)
+            change = _CHANGES[next(_NUMBERS)] = _Change(self, given, live, at, mine)
             self.undo.callback(change.undo)
-            _write(live, at, values)
+            change.put(values)
 
     def _check(self) -> None:
         if self.lost:
@@ -280,9 +289,9 @@ _CHANGES: "WeakValueDictionary[int, _Change]" = WeakValueDictionary()
 class _Change:
     """Values of a parameter that are changed at the moment, and what was there before."""
 
-    def __init__(self, owner: Settable, live: "Tensor", at: Any, thread: int):
-        self.owner, self.live, self.at, self.thread = owner, live, at, thread
-        self.names = [name for name, one in owner.parameters.items() if one is live]
+    def __init__(self, owner: Settable, given: "Tensor", live: "Tensor", at: Any, thread: int):
+        self.owner, self.given, self.live, self.at, self.thread = owner, given, live, at, thread
+        self.names = [name for name, one in owner.parameters.items() if one is given]
         self.shape, self.before = live.shape, _read(live, at)
 
     def tensors(self) -> list["Tensor"]:
@@ -290,7 +299,8 @@ class _Change:
         found = [self.live]
         for name in self.names:
             with suppress(AttributeError):  # it is computed from others now, or its module is gone
-                one = self.owner.model.get_parameter(name)
+                one: Tensor = self.owner.model.get_parameter(name)
+                one = self.live if one.is_meta and is_offloaded(self.given) else one
                 if one.shape == self.shape and one.is_floating_point() and not one.is_meta:
                     found.append(one)
         return found
@@ -323,6 +333,11 @@ class _Change:
             for change in later:  # and forward again, as if this one had never been
                 change.before = _read(change.tensors()[-1], change.at)
                 change.put(now.pop())
+
+
+def _locked(let_go: Callable[[], None]) -> None:
+    with _LOCK:
+        let_go()
 
 
 def _memory(live: "Tensor") -> int:

@@ -8,12 +8,13 @@ Packed experts are parameters [expert, …] and no modules, so products with the
 these lie in. Experts run one by one meanwhile; what they give is added to the tokens that they were given, which names these.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.architectures import NO_EXPERT, expert_of, live_parameters
+from outlierlens.architectures.offload import is_offloaded
 from outlierlens.errors import BadInput
 from outlierlens.models.changes import hang, temporary
 from outlierlens.models.hooks import function_calls, refuse_compiled
@@ -65,6 +66,7 @@ def tapped_experts(model: "nn.Module", looks: Mapping[str, Look], *, blind: set[
     watch = _Watch(model, looks, blind)
     with ExitStack() as undo:
         for module in watch.held:
+            hang(undo, module.register_forward_pre_hook, watch.enter)
             hang(undo, module.register_forward_hook, watch.leave)
             config: Any = getattr(module, "config", None)
             if hasattr(config, "_experts_implementation"):
@@ -82,16 +84,32 @@ class _Watch:
         from torch.nn import functional
 
         self.model, self.looks, self.live = model, looks, live_parameters(model)
-        self.names = {self.live[name].untyped_storage().data_ptr(): name for name in looks}
+        # By where they lie; those that are placed for each pass are looked for while their module runs.
+        self.names = self._places(name for name in looks if not is_offloaded(self.live[name]))
         self.products = {functional.linear, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
         self.batched, self.added = {torch.bmm, torch.Tensor.bmm}, torch.Tensor.index_add_
         self.open: list[tuple[str, ExpertCall]] = []
+        self.running: list[str] = []
         self.blind, self.seen = blind, False  # whether any product was, in the experts that run
         self.held: dict[nn.Module, list[str]] = {}  # by the module that holds experts, their parameters
         for name in looks:
             above = name.removesuffix(".weight").rpartition(".")[0]
             path = name.partition(".experts.")[0] + ".experts" if expert_of(name) != NO_EXPERT else above
             self.held.setdefault(model.get_submodule(path), []).append(name)
+
+    def _places(self, names: Iterable[str]) -> dict[int, tuple[str, Any]]:
+        """{where it begins in memory: (name, parameter)} of those that have values now."""
+        now = {name: self.model.get_parameter(name) for name in names}
+        return {one.untyped_storage().data_ptr(): (name, one) for name, one in now.items() if not one.is_meta}
+
+    def _found(self, matrix: "Tensor") -> tuple[str, Any] | None:
+        """The parameter that a matrix is of, and its name."""
+        at = matrix.untyped_storage().data_ptr()
+        return self.names.get(at) or self._places(self.running).get(at)
+
+    def enter(self, module: "nn.Module", _: Any) -> None:
+        """The experts of a block begin."""
+        self.running = [name for name in self.held[module] if is_offloaded(self.live[name])]
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one of torch's functions, and see whether it is an expert's."""
@@ -105,10 +123,9 @@ class _Watch:
         return made
 
     def _product(self, read: "Tensor", matrix: "Tensor", made: "Tensor") -> None:
-        name = self.names.get(matrix.untyped_storage().data_ptr())
-        if name is None:
+        if (found := self._found(matrix)) is None:
             return
-        packed, expert, self.seen = self.live[name], 0, True
+        (name, packed), expert, self.seen = found, 0, True
         if packed.ndim == 3:
             expert = (matrix.storage_offset() - packed.storage_offset()) // packed.stride(0)
             bias = self.live.get(f"{name}_bias")
@@ -133,10 +150,9 @@ class _Watch:
         """Every expert reads every token [expert, token, channel]; rows of zeros are of tokens that are not its own."""
         import torch
 
-        name = self.names.get(packed.untyped_storage().data_ptr())
-        if name is None or packed.ndim != 3 or len(packed) != len(self.live[name]):
+        if (found := self._found(packed)) is None or packed.ndim != 3 or len(packed) != len(found[1]):
             return
-        self.seen = True
+        name, self.seen = found[0], True
         for expert in range(len(packed)):
             tokens = read[expert].any(-1).nonzero().flatten()
             if not len(tokens):
@@ -148,7 +164,7 @@ class _Watch:
 
     def leave(self, module: "nn.Module", args: tuple[Any, ...], output: Any) -> None:
         """The experts of a block are done: whose tokens the calls are that are left is not known."""
-        calls, self.open, seen, self.seen = self.open, [], self.seen, False
+        calls, self.open, seen, self.seen, self.running = self.open, [], self.seen, False, []
         for name, call in calls:
             self.looks[name](call)
         if seen or (args and not args[0].numel()):

@@ -15,10 +15,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, cast
+from weakref import finalize
 
 import outlierlens.architectures as arch
-from outlierlens.architectures import BoundStack, live_parameters
+from outlierlens.architectures import BoundStack, input_device, live_parameters, own_parameters
 from outlierlens.checkpoints import open_adapter
 from outlierlens.checkpoints.formats import format_of, suffixes
 from outlierlens.checkpoints.samples import SAMPLES
@@ -69,9 +71,10 @@ class LoadOptions:
     `dtype` is float32 on every machine, whatever the hardware is fast at; "checkpoint" is what the model's config says, or else
     its first weight is stored in. `row` is a TOML file that declares the architecture, or the family (model_type) to take
     the model for; `adapter` is the folder of a LoRA adapter, which is added to the weights in memory; `tokenizer` names a
-    folder, sample or hub id whose tokenizer reads the texts. `offline` forbids the network while this model is loaded and
-    changes nothing afterwards. `notice` receives a line before slow work that is done once, such as the conversion of a
-    sample.
+    folder, sample or hub id whose tokenizer reads the texts. `device_map` spreads the weights over devices, memory and disk as
+    accelerate does ("auto", or {module: device}); `device` is then "auto". `offline` forbids the network while this model is
+    loaded and changes nothing afterwards. `notice` receives a line before slow work that is done once, such as the conversion
+    of a sample.
     """
 
     revision: str | None = None
@@ -85,6 +88,7 @@ class LoadOptions:
     row: arch.RowChoice = None
     tokenizer: str | None = None
     attention: str | None = None
+    device_map: str | Mapping[str, Any] | None = None
     notice: Callable[[str], None] = say
 
 
@@ -119,13 +123,13 @@ class LoadedModel:
     @property
     def device(self) -> "torch.device":
         """Where the inputs go."""
-        return next(self.model.parameters()).device
+        return input_device(self.model)
 
     @property
     def dtype(self) -> str:
         """What most of its weights are in: "bfloat16"."""
         count: Counter[str] = Counter()
-        for parameter in self.model.parameters():
+        for parameter in own_parameters(self.model).values():
             count[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
         return count.most_common(1)[0][0]
 
@@ -252,16 +256,16 @@ def _looks_left(module: "nn.Module") -> bool:
     """Whether logits from text alone depend on what stands before alone: tried on two rows that differ in their last token."""
     import torch
 
-    weight = next(module.parameters())
-    if weight.is_meta or not _has_words(module):
+    device, kind = input_device(module), next(module.parameters()).dtype
+    if device.type == "meta" or not _has_words(module):
         return False
-    ids = torch.tensor([[3, 4, 5, 6], [3, 4, 5, 7]], device=weight.device)
+    ids = torch.tensor([[3, 4, 5, 6], [3, 4, 5, 7]], device=device)
     try:
         with torch.inference_mode(), evaluating(module):
             logits: Any = module(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.float()
     except (TypeError, ValueError, RuntimeError, IndexError):  # it wants pictures as well
         return False
-    close = 1e-5 if weight.dtype is torch.float32 else 1e-2
+    close = 1e-5 if kind is torch.float32 else 1e-2
     apart = (logits[0] - logits[1]).abs().amax(-1)  # [token]
     return bool(apart[:3].max() <= close * logits.abs().max()) and bool(apart[3] > 0)
 
@@ -304,6 +308,12 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
         raise BadInput(
             "fine-tuning starts from a model, not from an adapter; merge it with peft first: merge_and_unload()"
         )
+    if options.device_map is not None:
+        given = {"device": options.device != "auto", "an adapter": options.adapter, "a new head": head}
+        if beside := ", ".join(name for name, one in given.items() if one):
+            raise BadInput(
+                f"device_map spreads the weights of a model as stored, and goes with no {beside}; leave one out"
+            )
     torch = need("torch", "models", "running a model")
     transformers = need("transformers", "models", "running a model")
     transformers.utils.logging.set_verbosity_error()
@@ -319,6 +329,9 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
         family = options.row if isinstance(options.row, str) else None
         config = config_of(source, family, common, options.notice)
         how = {**common, **({"attn_implementation": options.attention} if options.attention else {})}
+        if options.device_map is not None:
+            folder = TemporaryDirectory(prefix="outlierlens-")  # of weights that accelerate writes in another form
+            how |= {"device_map": options.device_map, "offload_folder": folder.name}
         if head is None:
             model = load_class(source, config, dtype, how, adapter)
         else:
@@ -330,8 +343,12 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
         note = "" if adapter is None else put_on(model, adapter)
         agree_on_padding(model, tokenizer)
         processor = processor_beside(model, source, common)
+    if options.device_map is None:
+        model.to(device)
+    else:
+        finalize(model, folder.cleanup)
     check_values(name, model, options.dtype)
-    loaded = from_objects(model.to(device).eval(), tokenizer, processor=processor, name=name, row=options.row)
+    loaded = from_objects(model.eval(), tokenizer, processor=processor, name=name, row=options.row)
     return replace(loaded, notice=options.notice, adapter=options.adapter or "", note=note)
 
 
@@ -492,7 +509,7 @@ def fingerprint(model: "nn.Module") -> str:
     arch.refuse_sharded(model)
     digest = hashlib.sha256()
     with torch.no_grad():
-        for name, parameter in sorted(model.named_parameters()):
+        for name, parameter in sorted(own_parameters(model).items()):
             if parameter.is_meta:
                 raise BadInput(f"{name} is on the meta device and has no values; load the whole model on one device")
             digest.update(f"{name}\0{tuple(parameter.shape)}\0{parameter.dtype}\n".encode())

@@ -180,7 +180,7 @@ def check_values(name: str, model: "nn.Module", dtype: str) -> None:
     """Raise BadFile where a parameter holds NaN or infinity: every number of such a model would be none."""
     import torch
 
-    for parameter, values in model.named_parameters():
+    for parameter, values in live_parameters(model).items():
         if values.is_meta or not values.numel() or values.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             continue
         if not torch.stack(torch.aminmax(values.detach())).isfinite().all():  # both are NaN where a value is

@@ -21,6 +21,7 @@ from outlierlens.ablation.modes import mode_by_layer
 from outlierlens.analyses.finetune import FinetuneOptions, FinetuneSettings, finetune
 from outlierlens.analyses.sweep.finding import Effect, Sweep
 from outlierlens.analyses.sweep.options import SweepOptions
+from outlierlens.architectures import own_parameters
 from outlierlens.data.labelled import Examples, LabelledTask, find_task
 from outlierlens.detection.targets import named_dims
 from outlierlens.errors import BadInput, pick
@@ -408,7 +409,7 @@ class _Work:
             model=tuned.label, task=task.name, metric=together.about.metric, n_examples=len(examples), dims=dims,
             intact=Estimate(1 - intact.value, 1 - intact.high, 1 - intact.low), by_rule=by_rule,
             named_by=f"the rule of {rule.name.capitalize()} et al. at {rule.sigmas}" if by_rule else named.by,
-            n_parameters=sum(one.numel() for one in loaded.model.parameters()),
+            n_parameters=sum(one.numel() for one in own_parameters(loaded.model).values()),
             folder=tuned.model, fingerprint=made.fingerprint, data=examples.source,
         )  # fmt: skip
         checkpoint = checkpoint_of(self.base, loaded.config) if tuned.base in (None, self.base) else ""

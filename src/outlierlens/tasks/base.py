@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from annotated_types import Ge, Gt, Lt
 
+from outlierlens.architectures import live_parameters
 from outlierlens.errors import BadInput, near
 from outlierlens.models.devices import ordered_weights, tokens_per_start
 from outlierlens.options import belong, check
@@ -181,7 +182,7 @@ def check_intact(loaded: "LoadedModel", task: Task, values: np.ndarray) -> None:
     if not n_lost:
         return
     said = f"the {task.name} of the intact model is no number (NaN or infinite) on {n_lost:,} of {len(values):,} texts"
-    for name, parameter in loaded.model.named_parameters():
+    for name, parameter in live_parameters(loaded.model).items():
         if n := int((~torch.isfinite(parameter.detach())).sum()):
             raise BadInput(
                 f"{loaded.name}: {said}: so {'is' if n == 1 else 'are'} {n:,} of the values of {name}; fetch or train it again"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outlierlens.architectures import weight_of
 from outlierlens.data.texts import TokenText
 from outlierlens.data.token_texts import added_ends, special_ids
 from outlierlens.errors import BadInput
@@ -170,11 +171,12 @@ class LanguageModelLoss(Task):
         with narrow:
             states = head_inputs(model, feed.positions if self._norm is None else feed.places, lambda: self._run(feed))
         head = model.get_output_embeddings()
-        bias, size = head.bias, VOCABULARY_PART.get(states.device.type, VOCABULARY_PART["cpu"])
+        weights, bias = weight_of(head), weight_of(head, "bias")
+        size = VOCABULARY_PART.get(states.device.type, VOCABULARY_PART["cpu"])
         right = torch.zeros(len(states), device=states.device)
         sums = []
-        for start in range(0, len(head.weight), size):
-            weight = head.weight[start : start + size]
+        for start in range(0, len(weights), size):
+            weight = weights[start : start + size]
             logits = linear(states, weight, None if bias is None else bias[start : start + size]).float()
             place = feed.targets - start
             inside = (place >= 0) & (place < len(weight))

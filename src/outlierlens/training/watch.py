@@ -174,6 +174,7 @@ class Watcher:
 
     def _begin(self, tokenizer: Any) -> None:
         model, options = self.model, self.options
+        arch.refuse_offloaded(model, "training")
         config, kind = config_dict(model), type(model).__name__
         bound = arch.bind_live(arch.stacks_of(config, kind), model)
         self._sites = {stack.name: tracked_site(stack) for stack in bound}

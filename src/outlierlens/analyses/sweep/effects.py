@@ -18,6 +18,7 @@ from outlierlens.analyses.sweep.rows import BY_LAYER, Cost, Effect, Null, Precis
 from outlierlens.analyses.sweep.runner import Runner
 from outlierlens.analyses.sweep.schedule import State
 from outlierlens.analyses.sweep.units import Family, Unit
+from outlierlens.architectures import refuse_offloaded
 from outlierlens.models.changes import temporary
 from outlierlens.models.devices import out_of_memory
 from outlierlens.results.rows import Estimate
@@ -185,6 +186,7 @@ def compared_with_float32(runner: Runner, state: State) -> Precision | None:
 @temporary
 def _as_float32(model: "nn.Module") -> Iterator[None]:
     """The model's floating-point values as float32 inside; going back is exact, for they came from there."""
+    refuse_offloaded(model, "a comparison with float32")
     before = {name: value.dtype for name, value in [*model.named_parameters(), *model.named_buffers()]}
     try:
         model.float()

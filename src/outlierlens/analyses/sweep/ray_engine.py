@@ -19,6 +19,7 @@ from outlierlens.analyses.ray_pool import Pool
 from outlierlens.analyses.sweep.options import Machines, SweepOptions
 from outlierlens.analyses.sweep.runner import CHECK_TEXTS, Runner, make_runner
 from outlierlens.analyses.sweep.units import PASSES_AT_ONCE, Work, by_span, shares
+from outlierlens.architectures import refuse_offloaded
 from outlierlens.checkpoints.samples import is_sample
 from outlierlens.checkpoints.samples.cache import say
 from outlierlens.data.texts import Data
@@ -149,6 +150,7 @@ class Recipe:
         """
         loaded = runner.loaded
         model: str | LoadedModel = loaded.name
+        refuse_offloaded(loaded.model, "work in several processes")
         if load is None:
             # Sent from a device, tensors would want the same device there.
             model = replace(loaded, model=copy.deepcopy(loaded.model).to("cpu"))
@@ -162,6 +164,7 @@ class Recipe:
                 load,
                 dtype=loaded.dtype if loaded.dtype in DTYPES else load.dtype,
                 device=device if load.device == "auto" else load.device,
+                device_map=None,
                 row=load.row.resolve() if isinstance(load.row, Path) else load.row,
                 notice=say,
             ),
