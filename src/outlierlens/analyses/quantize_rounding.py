@@ -127,7 +127,7 @@ class Rounding:
         model: "nn.Module",
         places: Sequence[Place],
         how: tuple[Recipe, Keeping],
-        running: tuple[BoundStack, list["Tensor"]],
+        running: tuple[BoundStack, Sequence["Tensor"]],
     ):
         self.model, self.running = model, running
         self.recipe, self.keeping = how
@@ -209,7 +209,7 @@ class RoundedLinear:
         recipe: Recipe,
         keeping: Keeping,
         kept: KeptLinear,
-        running: tuple[BoundStack, list["Tensor"]],
+        running: tuple[BoundStack, Sequence["Tensor"]],
     ):
         import torch
 

@@ -12,14 +12,14 @@ import inspect
 import itertools
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import outlierlens.architectures as arch
 from outlierlens.architectures import BoundStack, live_parameters
-from outlierlens.checkpoints import open_adapter
+from outlierlens.checkpoints import open_adapter, open_checkpoint
 from outlierlens.checkpoints.formats import format_of, suffixes
 from outlierlens.checkpoints.samples import SAMPLES
 from outlierlens.checkpoints.samples.cache import is_told, say
@@ -36,7 +36,7 @@ from outlierlens.errors import (
     need,
 )
 from outlierlens.models import variants
-from outlierlens.models.changes import evaluating
+from outlierlens.models.changes import BY_BLOCK, evaluating
 from outlierlens.models.devices import pick_device, whole_float32
 from outlierlens.models.folder import guard_rows, model_folder, processor_beside, row_count, tokenizer_beside
 from outlierlens.models.model_class import (
@@ -55,6 +55,10 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedTokenizerBase
 
+    from outlierlens.models.block_weights import BlockReader
+    from outlierlens.models.blocks import ByBlock
+
+T = TypeVar("T")
 Head = Literal["causal", "masked", "other", "none"]
 NOT_TEXT = ("vision", "audio")  # streams that texts do not reach begin so
 STORED = "checkpoint"
@@ -70,7 +74,8 @@ class LoadOptions:
     its first weight is stored in. `row` is a TOML file that declares the architecture, or the family (model_type) to take
     the model for; `adapter` is the folder of a LoRA adapter, which is added to the weights in memory; `tokenizer` names a
     folder, sample or hub id whose tokenizer reads the texts. `offline` forbids the network while this model is loaded and
-    changes nothing afterwards. `notice` receives a line before slow work that is done once, such as the conversion of a
+    changes nothing afterwards. `by_block` reads the weights of each block when it runs, see `models.blocks`: for a model larger
+    than memory. `notice` receives a line before slow work that is done once, such as the conversion of a
     sample.
     """
 
@@ -85,6 +90,7 @@ class LoadOptions:
     row: arch.RowChoice = None
     tokenizer: str | None = None
     attention: str | None = None
+    by_block: bool = False
     notice: Callable[[str], None] = say
 
 
@@ -115,6 +121,16 @@ class LoadedModel:
         found = LiveCheckpoint(self.model, name=self.name, config=self.config)
         found.adapter, found.notes = self.adapter, (self.note,) if self.note else ()
         return found
+
+    @property
+    def blocks(self) -> "ByBlock | None":
+        """What reads its weights block by block; None for a model that is whole in memory."""
+        found: ByBlock | None = getattr(self.model, BY_BLOCK, None)
+        return found
+
+    def run(self, calls: "Sequence[Callable[[], T]]") -> list[T]:
+        """What each call gives; where the model is read block by block, all of them go through each block together."""
+        return [call() for call in calls] if self.blocks is None else self.blocks.run(calls)
 
     @property
     def device(self) -> "torch.device":
@@ -253,7 +269,7 @@ def _looks_left(module: "nn.Module") -> bool:
     import torch
 
     weight = next(module.parameters())
-    if weight.is_meta or not _has_words(module):
+    if weight.device.type == "meta" or not _has_words(module):
         return False
     ids = torch.tensor([[3, 4, 5, 6], [3, 4, 5, 7]], device=weight.device)
     try:
@@ -318,9 +334,10 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
     with _explaining(name, source, options):
         family = options.row if isinstance(options.row, str) else None
         config = config_of(source, family, common, options.notice)
+        reader = _block_reader(name, source, options, head) if options.by_block else None
         how = {**common, **({"attn_implementation": options.attention} if options.attention else {})}
         if head is None:
-            model = load_class(source, config, dtype, how, adapter)
+            model = load_class(source, config, dtype, how, adapter, reader)
         else:
             model = load_with_head(source, head, config=config, dtype=dtype, options=how, notice=options.notice)
         if options.tokenizer is None:
@@ -331,8 +348,30 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
         agree_on_padding(model, tokenizer)
         processor = processor_beside(model, source, common)
     check_values(name, model, options.dtype)
-    loaded = from_objects(model.to(device).eval(), tokenizer, processor=processor, name=name, row=options.row)
+    if reader is None:
+        model = model.to(device)
+    else:
+        from outlierlens.models.block_weights import BlockWeights
+        from outlierlens.models.blocks import ByBlock
+
+        ByBlock(model, BlockWeights(model, reader, name))
+    loaded = from_objects(model.eval(), tokenizer, processor=processor, name=name, row=options.row)
     return replace(loaded, notice=options.notice, adapter=options.adapter or "", note=note)
+
+
+def _block_reader(name: str, source: str, options: LoadOptions, head: NewHead | None) -> "BlockReader":
+    """What reads the weights of blocks when they run; raises BadInput where something needs all of them at once."""
+    needs = "an adapter" if options.adapter is not None else "a new head" if head is not None else ""
+    if needs:
+        raise BadInput(f"{name}: {needs} needs the model whole; leave by_block (--by-block, --memory) out")
+    need("greenlet", "models", "reading a model block by block")
+    from outlierlens.models.block_weights import BlockReader
+
+    checkpoint = open_checkpoint(
+        source, revision=options.revision, subfolder=options.subfolder, token=options.token, offline=options.offline,
+        as_stored=True,
+    )  # fmt: skip
+    return BlockReader(checkpoint, pick_device(options.device))
 
 
 def load_tokenizer(name: str, options: LoadOptions | None = None) -> "PreTrainedTokenizerBase":
@@ -482,7 +521,8 @@ def _head_of(model: "nn.Module", tokenizer: Any = None) -> Head:
 def fingerprint(model: "nn.Module") -> str:
     """SHA-256 over names, shapes, types and all bytes of every parameter; parameters that are shared count once.
 
-    About 1 second per gigabyte: nothing but every byte shows a change of one value, and sums would take longer.
+    About 1 second per gigabyte: nothing but every byte shows a change of one value, and sums would take longer. Of a model
+    that is read block by block it is over the layout, and the size and time of change of its files, or their commit.
 
     Raises:
         BadInput: a parameter has no values here (it is on the meta device).
@@ -490,6 +530,8 @@ def fingerprint(model: "nn.Module") -> str:
     import torch
 
     arch.refuse_sharded(model)
+    if blocks := getattr(model, BY_BLOCK, None):
+        return str(blocks.weights.reader.fingerprint)
     digest = hashlib.sha256()
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
