@@ -15,9 +15,10 @@ names, ties, buffers and packed experts.
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,11 +29,11 @@ from outlierlens.checkpoints.base import Checkpoint, LocalCheckpoint, PlacedChec
 from outlierlens.checkpoints.formats import SafetensorsCheckpoint
 from outlierlens.checkpoints.hub import HubCheckpoint
 from outlierlens.errors import BadFile, BadInput
+from outlierlens.models.changes import NEEDS_WHOLE, edited_copy
 from outlierlens.models.folder import input_table
 from outlierlens.models.model_class import check_values
 
 LARGE = 2**22  # weights of an embedding or a linear outside the blocks that is a door too: 16 MB in float32
-NEEDS_WHOLE = "load the model whole (without by_block, --by-block or --memory)"
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
@@ -95,10 +96,12 @@ class Away(nn.Parameter):
 
     called: str
     place: torch.device
+    from_file: Callable[[], torch.Tensor]  # its values, with what is set of them now
+    VIEWS = ("detach", "T")
     ANSWERS = frozenset((
         "shape", "dtype", "layout", "ndim", "is_meta", "requires_grad", "grad", "is_leaf", "grad_fn", "itemsize", "size", "dim",
         "numel", "nelement", "stride", "element_size", "is_floating_point", "is_complex", "__hash__", "__repr__", "__len__",
-        "untyped_storage", "is_inference", "requires_grad_", "is_quantized", "is_sparse",
+        "nbytes", "untyped_storage", "is_inference", "requires_grad_", "is_quantized", "is_sparse",
     ))  # fmt: skip
 
     @classmethod
@@ -115,14 +118,14 @@ class Away(nn.Parameter):
         me = next((one for one in args if isinstance(one, Away)), None)
         if what == "device" and me is not None:
             return me.place
-        if what not in cls.ANSWERS and what != "detach":
+        if what not in cls.ANSWERS and what not in cls.VIEWS:
             raise BadInput(
                 f"{me.called if me is not None else 'a weight'} is not in memory: the model is read block by block, and {what} "
                 f"uses this weight outside the pass through its block; {NEEDS_WHOLE}"
             )
         with torch._C.DisableTorchFunctionSubclass():
             answer = func(*args, **(kwargs or {}))
-        return cls.of(answer, me.called, me.place) if what == "detach" and me is not None else answer
+        return cls.of(answer, me.called, me.place) if what in cls.VIEWS and me is not None else answer
 
 
 class _Entry:
@@ -277,15 +280,15 @@ class BlockWeights:
         self._after: dict[str, str] = {}  # the door that was opened after each
         self._last = ""
         self._checked: set[str] = set()
-        places: dict[str, list[str]] = {}  # keys by target
+        self.places: dict[str, list[str]] = {}  # keys of the files by parameter
         for key, target in Private.targets(model, reader.checkpoint.tensors).items():
-            places.setdefault(target, []).append(key)
+            self.places.setdefault(target, []).append(key)
             if door := door_of(target, self.doors):
                 self.keys[door].append(key)
         for taker, lender in Private.tied(model).items():
             door, other = door_of(taker, self.doors), door_of(lender, self.doors)
-            if door and other and door != other and taker not in places and lender in places:
-                self.keys[door] += places[lender]
+            if door and other and door != other and taker not in self.places and lender in self.places:
+                self.keys[door] += self.places[lender]
                 self.lent[door].append((taker, lender))
         doors_with = Counter(key for keys in self.keys.values() for key in keys)
         self._shared = {key for key, n in doors_with.items() if n > 1}
@@ -309,6 +312,7 @@ class BlockWeights:
                             if not isinstance(values, Away):
                                 name = ".".join(filter(None, (door, path, leaf)))
                                 away = Away.of(values, name, self.reader.device)
+                                away.from_file = partial(self.values_of, away)
                                 store[leaf] = made.setdefault(id(values), (away, values))[0]
                             held[door].append((store, leaf, store[leaf]))
         for module in self.model.modules():  # what stays in memory goes where blocks go
@@ -324,6 +328,22 @@ class BlockWeights:
     def bytes_of(self, door: str) -> int:
         """Bytes of a door's weights in memory."""
         return sum(one.numel() * one.element_size() for _, _, one in self.away[door])
+
+    def stored_bytes(self, door: str) -> int:
+        """Bytes of a door's weights in the files."""
+        return sum(self.reader.checkpoint.tensors[key].nbytes for key in self.keys[door])
+
+    def values_of(self, parameter: Away) -> torch.Tensor:
+        """A parameter's values, with those that are set of it, read by themselves."""
+        keys, door = self.places.get(parameter.called, []), door_of(parameter.called, self.doors)
+        if len(keys) == 1 and self.reader.checkpoint.tensors[keys[0]].shape == tuple(parameter.shape):
+            found = dict(self.reader.tensors(keys))[keys[0]].to(parameter.dtype)
+        else:  # packed from several, or tied
+            self.fill(str(door))
+            there = self.present(parameter)
+            assert there is not None
+            found = there.detach().clone()
+        return edited_copy(found, parameter)
 
     def present(self, parameter: torch.Tensor) -> torch.Tensor | None:
         """What is in memory of a parameter: of one of the open door its values, itself where it stays in memory."""

@@ -26,10 +26,23 @@ import torch
 from torch import overrides
 
 from outlierlens.errors import BadInput
-from outlierlens.models.block_weights import NEEDS_WHOLE, BlockWeights
-from outlierlens.models.changes import BY_BLOCK, EVERYWHERE, Edit, Scope, current_scope, edits_made, temporary
+from outlierlens.models.block_weights import BlockWeights
+from outlierlens.models.changes import (
+    BY_BLOCK,
+    EVERYWHERE,
+    NEEDS_WHOLE,
+    Edit,
+    Scope,
+    current_scope,
+    edits_made,
+    temporary,
+)
+from outlierlens.models.devices import memory_returned, tokens_at_once
 
 T = TypeVar("T")
+PASS_STATES = 4  # of the widest kind, that a pass has at once
+LARGE_AXIS = 2**15  # longer ones are of vocabularies
+ONE_THREAD = "the model is read block by block by another thread; give each thread a model of its own"
 
 
 class Unwound(BaseException):
@@ -117,30 +130,36 @@ class ByBlock:
             module.forward = self._door(name, module.forward)
         setattr(model, BY_BLOCK, self)
 
-    def run(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+    def run(self, calls: Sequence[Callable[[], T]], n_tokens: int = 0) -> list[T]:
         """What each call gives; all of them go through the model together.
 
-        The first call that raises ends the run; all others are unwound where they stand.
+        The first call that raises ends the run; all others are unwound where they stand. Where `memory` is bounded and each
+        call has `n_tokens` tokens on their way, calls go in groups, each of which reads the weights.
 
         Raises:
-            BadInput: a block is in training mode.
+            BadInput: a block is in training mode, or `memory` does not suffice for one call.
         """
-        outer = current_scope.get()
-        if self.hub is None:
-            with self._running():
-                passes = self._start(calls, outer)
+        if self.hub is not None:
+            return self._run_inside(calls)
+        found: list[T] = []
+        size = self.group_size(n_tokens) or len(calls)
+        for first in range(0, len(calls), max(size, 1)):
+            with memory_returned(), self._running():
+                passes = self._start(calls[first : first + size], current_scope.get())
                 while waiting := [one for one in self.passes if not one.done]:
                     self.passes = waiting
                     ready = [one for one in waiting if one.ready]
                     self._go_on(ready or self._at_next_door(waiting))
-        else:
-            if not isinstance(outer, Pass):
-                raise BadInput(
-                    "the model is read block by block by another thread; give each thread a model of its own"
-                )
-            outer.started = passes = self._start(calls, outer)
-            self._stand_still()
-            outer.started = ()
+            found += [one.result for one in passes]
+        return found
+
+    def _run_inside(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+        outer = current_scope.get()
+        if not isinstance(outer, Pass):
+            raise BadInput(ONE_THREAD)
+        outer.started = passes = self._start(calls, outer)
+        self._stand_still()
+        outer.started = ()
         return [one.result for one in passes]
 
     def _start(self, calls: Sequence[Callable[[], Any]], outer: Scope) -> tuple[Pass, ...]:
@@ -193,6 +212,50 @@ class ByBlock:
         with self.outside.again():
             self.hub.switch()
 
+    # --- memory ------------------------------------------------------------------------------------------------------
+
+    def bytes_for(self, n_calls: int, n_tokens: int) -> int:
+        """Memory that a run takes beside the libraries, about: what stays, 2.5 of the largest door, one pass, and states.
+
+        The largest door is there as it is stored, as it is computed, and once more as it is stored of the next one. Of a call
+        that waits with `n_tokens` tokens there are two states of each: the embeddings and what the last block gave.
+        """
+        weights = self.weights
+        stays = sum(one.nbytes for one in (*self.model.parameters(), *self.model.buffers()) if not one.is_meta)
+        shapes = [one.shape for held in weights.away.values() for *_, one in held if one.ndim == 2]
+        item, inside = weights.dtype.itemsize, [shape for shape in shapes if max(shape) < LARGE_AXIS] or shapes
+        widest, width = max(map(max, inside), default=0), max(map(min, inside), default=0)
+        one_pass = PASS_STATES * min(n_tokens, tokens_at_once(weights.reader.device)) * widest * item
+        largest = max(map(weights.bytes_of, weights.doors), default=0)
+        return int(stays + 2.5 * largest + one_pass + n_calls * n_tokens * 2 * width * item)
+
+    def group_size(self, n_tokens: int) -> int:
+        """Calls with `n_tokens` tokens each that fit into `memory` together; 0 for any number.
+
+        Raises:
+            BadInput: one does not fit.
+        """
+        if self.memory is None or not n_tokens:
+            return 0
+        alone, two = (self.bytes_for(n, n_tokens) for n in (1, 2))
+        if alone > self.memory:
+            raise BadInput(
+                f"--memory {self.memory / 1e9:.3g}GB: {n_tokens:,} tokens through one block take {alone / 1e9:.3g} GB; give "
+                f"more memory, or fewer texts (--limit)"
+            )
+        return 1 + (self.memory - alone) // (two - alone)
+
+    def forecast(self, n_calls: int, n_tokens: int) -> str:
+        """What is read how often, and the memory that it takes."""
+        size = min(self.group_size(n_tokens) or n_calls, n_calls)
+        times = -(-n_calls // size)
+        read = sum(self.weights.stored_bytes(door) for door in self.weights.doors)
+        return (
+            f"read block by block: {read / 1e9:,.3g} GB of weights {'once' if times == 1 else f'{times} times'} for "
+            f"{n_calls:,} readings, in about {self.bytes_for(size, n_tokens) / 1e9:,.2g} GB of memory (what stays, 2.5 largest "
+            f"blocks, one pass, and 2 states of each of {size:,} × {n_tokens:,} tokens)"
+        )
+
     # --- doors -------------------------------------------------------------------------------------------------------
 
     def _door(self, name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -207,6 +270,11 @@ class ByBlock:
 
         return forward
 
+    def weights_of(self, module: Any) -> AbstractContextManager[None]:
+        """Inside, the weights of `module` are in memory, until the model comes to another door."""
+        name = next((name for name, one in self.weights.doors.items() if one is module), None)
+        return nullcontext() if name is None else self.at(name)
+
     def at(self, name: str) -> AbstractContextManager[None]:
         """Inside, the weights of door `name` are in memory, until the model comes to another door."""
         scope = current_scope.get()
@@ -214,7 +282,7 @@ class ByBlock:
             self.weights.fill(name)
             return edits_made(self._edits(EVERYWHERE))
         if not isinstance(scope, Pass):
-            raise BadInput("the model is read block by block by another thread; give each thread a model of its own")
+            raise BadInput(ONE_THREAD)
         while self.weights.open != name:
             scope.door = name
             self._stand_still()

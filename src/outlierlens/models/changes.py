@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 BY_BLOCK = "outlierlens_blocks"  # attribute of a model that is read block by block
+NEEDS_WHOLE = "load the model whole (--whole in place of --by-block and --memory)"
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -335,6 +336,15 @@ class Settable:
 
 def _forget(scope: Scope, edit: Edit) -> None:
     scope.edits[:] = [one for one in scope.edits if one is not edit]
+
+
+def edited_copy(values: "Tensor", parameter: "Tensor") -> "Tensor":
+    """`values` of a parameter, with what the current scope sets of it in them."""
+    for scope in current_scope.get().chain:
+        for edit in scope.edits:
+            if edit.parameter is parameter:
+                _write(values, edit.at, edit.values(values) if callable(edit.values) else edit.values)
+    return values
 
 
 @temporary

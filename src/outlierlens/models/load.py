@@ -12,7 +12,7 @@ import inspect
 import itertools
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
@@ -36,8 +36,8 @@ from outlierlens.errors import (
     need,
 )
 from outlierlens.models import variants
-from outlierlens.models.changes import BY_BLOCK, evaluating
-from outlierlens.models.devices import pick_device, whole_float32
+from outlierlens.models.changes import BY_BLOCK, NEEDS_WHOLE, evaluating
+from outlierlens.models.devices import free_memory, ordered_weights, pick_device, whole_float32
 from outlierlens.models.folder import guard_rows, model_folder, processor_beside, row_count, tokenizer_beside
 from outlierlens.models.model_class import (
     NewHead,
@@ -63,7 +63,8 @@ Head = Literal["causal", "masked", "other", "none"]
 NOT_TEXT = ("vision", "audio")  # streams that texts do not reach begin so
 STORED = "checkpoint"
 BY_NEURON = "scan, observe, ablate and sweep"
-DTYPES = ("float32", "bfloat16", "float16", STORED)
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPES = (*DTYPE_BYTES, STORED)
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,9 @@ class LoadOptions:
     its first weight is stored in. `row` is a TOML file that declares the architecture, or the family (model_type) to take
     the model for; `adapter` is the folder of a LoRA adapter, which is added to the weights in memory; `tokenizer` names a
     folder, sample or hub id whose tokenizer reads the texts. `offline` forbids the network while this model is loaded and
-    changes nothing afterwards. `by_block` reads the weights of each block when it runs, see `models.blocks`: for a model larger
-    than memory. `notice` receives a line before slow work that is done once, such as the conversion of a
+    changes nothing afterwards. `by_block` reads the weights of each block when it runs, see `models.blocks`; None does so where
+    they do not fit into the device's free memory. `memory` bounds the bytes that this takes beside the libraries. `notice`
+    receives a line before slow work that is done once, such as the conversion of a
     sample.
     """
 
@@ -90,7 +92,8 @@ class LoadOptions:
     row: arch.RowChoice = None
     tokenizer: str | None = None
     attention: str | None = None
-    by_block: bool = False
+    by_block: bool | None = None
+    memory: int | None = None
     notice: Callable[[str], None] = say
 
 
@@ -128,9 +131,20 @@ class LoadedModel:
         found: ByBlock | None = getattr(self.model, BY_BLOCK, None)
         return found
 
-    def run(self, calls: "Sequence[Callable[[], T]]") -> list[T]:
-        """What each call gives; where the model is read block by block, all of them go through each block together."""
-        return [call() for call in calls] if self.blocks is None else self.blocks.run(calls)
+    def run(self, calls: "Iterable[Callable[[], T]]", n_tokens: int = 0) -> list[T]:
+        """What each call gives; where the model is read block by block, all of them go through each block together.
+
+        `n_tokens` of each call are on their way then: with a bound of memory, calls go in groups.
+        """
+        return [call() for call in calls] if self.blocks is None else self.blocks.run(list(calls), n_tokens)
+
+    def weights_of(self, module: "nn.Module") -> contextlib.AbstractContextManager[None]:
+        """Inside, its weights are in memory; else they are while it runs, where the model is read block by block."""
+        return contextlib.nullcontext() if self.blocks is None else self.blocks.weights_of(module)
+
+    def ordered_weights(self) -> contextlib.AbstractContextManager[None]:
+        """`devices.ordered_weights`, where all weights are in memory."""
+        return ordered_weights() if self.blocks is None else contextlib.nullcontext()
 
     @property
     def device(self) -> "torch.device":
@@ -334,7 +348,7 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
     with _explaining(name, source, options):
         family = options.row if isinstance(options.row, str) else None
         config = config_of(source, family, common, options.notice)
-        reader = _block_reader(name, source, options, head) if options.by_block else None
+        reader = _block_reader(name, source, options, device, plain=head is None)
         how = {**common, **({"attn_implementation": options.attention} if options.attention else {})}
         if head is None:
             model = load_class(source, config, dtype, how, adapter, reader)
@@ -354,24 +368,42 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
         from outlierlens.models.block_weights import BlockWeights
         from outlierlens.models.blocks import ByBlock
 
-        ByBlock(model, BlockWeights(model, reader, name))
+        ByBlock(model, BlockWeights(model, reader, name), options.memory)
     loaded = from_objects(model.eval(), tokenizer, processor=processor, name=name, row=options.row)
     return replace(loaded, notice=options.notice, adapter=options.adapter or "", note=note)
 
 
-def _block_reader(name: str, source: str, options: LoadOptions, head: NewHead | None) -> "BlockReader":
-    """What reads the weights of blocks when they run; raises BadInput where something needs all of them at once."""
-    needs = "an adapter" if options.adapter is not None else "a new head" if head is not None else ""
-    if needs:
-        raise BadInput(f"{name}: {needs} needs the model whole; leave by_block (--by-block, --memory) out")
-    need("greenlet", "models", "reading a model block by block")
-    from outlierlens.models.block_weights import BlockReader
+def _block_reader(
+    name: str, source: str, options: LoadOptions, device: "torch.device", *, plain: bool
+) -> "BlockReader | None":
+    """What reads the weights of blocks when they run; None where the model is loaded whole.
 
+    Raises:
+        BadInput: a new head (not `plain`) or an adapter needs all weights at once.
+    """
+    asked, plain = options.by_block or options.memory is not None, plain and options.adapter is None
+    if asked and not plain:
+        raise BadInput(f"{name}: an adapter or a new head needs the model whole; {NEEDS_WHOLE}")
+    if not asked and (options.by_block is False or not plain or not Path(source).is_dir()):
+        return None
     checkpoint = open_checkpoint(
         source, revision=options.revision, subfolder=options.subfolder, token=options.token, offline=options.offline,
         as_stored=True,
     )  # fmt: skip
-    return BlockReader(checkpoint, pick_device(options.device))
+    if not asked:
+        item = DTYPE_BYTES.get(options.dtype)
+        takes = sum(one.size * item if item else one.nbytes for one in checkpoint.tensors.values())
+        free = free_memory(device)
+        if free is None or takes <= free:
+            return None
+        options.notice(
+            f"{name}: {takes / 1e9:,.3g} GB of weights in {options.dtype}, and {free / 1e9:,.3g} GB of {device.type} memory "
+            f"free: read block by block, {checkpoint.total_bytes / 1e9:,.3g} GB each time"
+        )
+    need("greenlet", "models", "reading a model block by block")
+    from outlierlens.models.block_weights import BlockReader
+
+    return BlockReader(checkpoint, device)
 
 
 def load_tokenizer(name: str, options: LoadOptions | None = None) -> "PreTrainedTokenizerBase":
