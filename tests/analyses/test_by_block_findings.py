@@ -28,12 +28,14 @@ def quantized(loaded: LoadedModel, **more: Any) -> Any:
 # Each with the readings of all weights that it takes: what decides what is measured is a reading of its own.
 COMMANDS: dict[str, tuple[Callable[..., Any], int]] = {
     "ablate": (lambda loaded, **more: ol.ablate(loaded, TEXTS, (3, 5), n_random=3, **more), 2),
-    "ablate neurons": (lambda loaded, **more: ol.ablate(loaded, TEXTS, ("1:3",), stack="mlp", n_random=3, **more), 2),
+    "ablate neurons": (lambda loaded, **more: ol.ablate(loaded, TEXTS, {1: (3,)}, stack="mlp", n_random=3, **more), 2),
     "modes": (
         lambda loaded, **more: ol.ablate(loaded, TEXTS, (3, 5), modes=("zero", "mean", "scale-once:2"), **more),
         4,
     ),
     "quantize": (quantized, 5),
+    "observe": (lambda loaded, **more: ol.observe(loaded, TEXTS, batch_size=2, **more), 2),
+    "range": (lambda loaded, **more: ol.range_of(loaded, TEXTS, batch_size=2, cache=True, **more), 2),
 }
 
 

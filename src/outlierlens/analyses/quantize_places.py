@@ -23,7 +23,7 @@ from outlierlens.errors import BadInput
 from outlierlens.models.changes import hang, temporary
 from outlierlens.models.hooks import refuse_compiled
 from outlierlens.models.load import LoadedModel, stream_width
-from outlierlens.models.passes import reading_of
+from outlierlens.models.passes import read_together, reading_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -200,7 +200,7 @@ def calibrate(
         with looked_at(loaded, places, partial(look, batch.valid)):
             reading(batch)
 
-    loaded.run(partial(read, batch) for batch in reading.batches(texts, batch_size=batch_size))
+    read_together(loaded, read, reading.batches(texts, batch_size=batch_size))
     return Calibration(largest, _shared(loaded, places, texts))
 
 
