@@ -10,16 +10,21 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
-from transformers import RwkvConfig, RwkvForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, RwkvConfig, RwkvForCausalLM
 
 from architectures import FAMILIES, Family, batch, build
 from outlierlens.ablation.switches import edited_hidden, removed_writes, zeroed_weights
-from outlierlens.errors import BadFile, BadInput
+from outlierlens.checkpoints import open_checkpoint
+from outlierlens.errors import BadFile, BadInput, RemoteError
+from outlierlens.models.block_weights import BlockReader, BlockWeights
+from outlierlens.models.blocks import ByBlock
 from outlierlens.models.changes import EVERYWHERE
-from outlierlens.models.load import LoadedModel, LoadOptions, load_model
+from outlierlens.models.load import LoadedModel, LoadOptions, from_objects, load_model
 from outlierlens.models.model_class import NewHead
 
+pytest_plugins = ["hub_fixtures"]
 DIM = 5
 # A tokenizer is made for it that reads nothing: its folder has no vocabulary.
 LOADED = [name for name in FAMILIES if name != "mpnet"]
@@ -249,3 +254,80 @@ def test_the_next_block_is_read_ahead(saved: Callable[[str], Path], monkeypatch:
         assert [door for door, _ in asked] == weights.order  # never one for nothing
     here = threading.current_thread().name
     assert [door for door, thread in asked if thread == here] == weights.order[:1]
+
+
+# --- from a hub ------------------------------------------------------------------------------------------------------
+
+
+def broken(handler: Any, seen: Any) -> bool:
+    """Half of what a range asks for, once for each range; then the connection breaks."""
+    fake, asked = handler.server.fake, [one for one in handler.server.fake.seen if one.span and one.path == seen.path]
+    if handler.server.name != "cdn" or sum(one.span[1] == seen.span[1] for one in asked) > 2:
+        return False
+    whole = fake.models["org/model"][seen.path.rpartition("/")[2]].read_bytes()
+    content, first = whole[slice(*seen.span)], seen.span[0]
+    half = len(content) // 2
+    sizes = {"Content-Length": str(len(content)), "ETag": fake.headers["ETag"]}
+    where = {"Content-Range": f"bytes {first}-{first + len(content) - 1}/{len(whole)}"}
+    handler.reply(206, content[:half], sizes | where)
+    handler.close_connection = True
+    return True
+
+
+@pytest.fixture
+def served(saved: Callable[[str], Path], hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    hub.add("org/model", {path.name: path for path in saved("llama").iterdir()})
+    address = f"{hub.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    where = {"ENDPOINT": hub.endpoint, "HUGGINGFACE_CO_URL_TEMPLATE": address, "HF_HUB_CACHE": str(tmp_path / "cache")}
+    for name, value in where.items():
+        monkeypatch.setattr(constants, name, value)  # transformers fetches what is small: config and tokenizer
+    hub.headers = {"ETag": '"of-the-file"'}
+    return hub
+
+
+def test_a_model_is_read_from_the_hub_without_a_copy_by_one_request_for_each_block_and_file(
+    served: Any, saved: Callable[[str], Path], tmp_path: Path
+) -> None:
+    whole, inputs = loaded(saved("llama")), batches(FAMILIES["llama"])
+    theirs = [under(whole, condition, inputs) for condition in range(3)]
+    split = load_model("org/model", LoadOptions(by_block=True, attention="eager"))
+    assert split.blocks
+    before = [one.path for one in served.seen if one.path.endswith(".safetensors")]
+    ours = split.run([partial(under, split, condition, inputs) for condition in range(3)])
+    assert equal(ours, theirs)
+    weights = split.blocks.weights
+    files = {door: {weights.reader.checkpoint._file(key)[0] for key in weights.keys[door]} for door in weights.order}
+    asked = [one for one in served.seen if one.path.endswith(".safetensors")][len(before) :]
+    assert len(asked) == sum(map(len, files.values()))
+    assert sum(one.sent for one in asked) <= file_bytes(saved("llama"))
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def remote(folder: Path) -> LoadedModel:
+    """The model whose weights are on the hub, without what transformers asks the hub for."""
+    reader = BlockReader(open_checkpoint("org/model", as_stored=True), torch.device("cpu"))
+    config = LlamaConfig.from_pretrained(folder)
+    model, _ = reader(LlamaForCausalLM, config, torch.float32, {"attn_implementation": "eager"})
+    ByBlock(model, BlockWeights(model, reader, "org/model"))
+    return from_objects(model.eval())
+
+
+def test_broken_connections_lose_nothing(served: Any, saved: Callable[[str], Path]) -> None:
+    theirs = [under(loaded(saved("llama")), 1, batches(FAMILIES["llama"]))]
+    split = remote(saved("llama"))
+    before = served.sent
+    served.tamper[".safetensors"] = broken
+    assert equal([under(split, 1, batches(FAMILIES["llama"]))], theirs)
+    assert served.sent - before <= 1.02 * file_bytes(saved("llama"))
+
+
+def test_a_file_that_changes_between_two_parts_of_a_range_is_refused(served: Any, saved: Callable[[str], Path]) -> None:
+    split = remote(saved("llama"))
+
+    def changes(handler: Any, seen: Any) -> bool:
+        served.headers = {"ETag": '"of another file"'}
+        return broken(handler, seen)
+
+    served.tamper[".safetensors"] = changes
+    with pytest.raises(RemoteError, match="the file changed while it was read"):
+        split.run([partial(outputs, split, batches(FAMILIES["llama"])[0])])
