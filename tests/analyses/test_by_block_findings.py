@@ -34,6 +34,8 @@ COMMANDS: dict[str, tuple[Callable[..., Any], int]] = {
         4,
     ),
     "quantize": (quantized, 5),
+    "attention": (lambda loaded, **more: ol.attention(loaded, TEXTS, dims=(3, 5), **more), 1),
+    "geometry": (lambda loaded, **more: ol.geometry(loaded, TEXTS, **more), 5),
     "observe": (lambda loaded, **more: ol.observe(loaded, TEXTS, batch_size=2, **more), 2),
     "range": (lambda loaded, **more: ol.range_of(loaded, TEXTS, batch_size=2, cache=True, **more), 2),
 }
