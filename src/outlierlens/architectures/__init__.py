@@ -29,7 +29,7 @@ from outlierlens.architectures.neurons import (
     packs_experts,
     streams_of,
 )
-from outlierlens.architectures.offload import input_device, offloaded_values, refuse_offloaded, weight_of
+from outlierlens.architectures.offload import input_device, offloaded, offloaded_values, refuse_offloaded, weight_of
 from outlierlens.architectures.rows import (
     ARCHITECTURES,
     RowChoice,
@@ -71,6 +71,7 @@ __all__ = [
     "mlp_axis",
     "neurons_of",
     "no_model_type",
+    "offloaded",
     "offloaded_values",
     "own_parameters",
     "packs_experts",

@@ -3,7 +3,7 @@
 bound = bind_live(stacks_of(config), model)
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from outlierlens.architectures.stack import Stack
 from outlierlens.errors import BadFile, BadInput, UnknownArchitecture
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 _SHARDING = {"FullyShardedDataParallel", "FSDPModule"}
 
@@ -28,6 +28,12 @@ def own_parameters(model: "nn.Module") -> dict[str, Any]:
     live = live_parameters(model)
     first = {id(one): name for name, one in reversed(live.items())}
     return {name: one for name, one in live.items() if first[id(one)] == name}
+
+
+def in_memory(parameter: "Tensor") -> "Tensor":
+    """A parameter with its values; of one that is away (`models.block_weights`) these, from its file."""
+    from_file: Callable[[], Tensor] = getattr(parameter, "from_file", lambda: parameter)
+    return from_file()
 
 
 def bind_live(stacks: tuple[Stack, ...], model: "nn.Module") -> list[BoundStack]:

@@ -12,16 +12,16 @@ import inspect
 import itertools
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from weakref import finalize
 
 import outlierlens.architectures as arch
 from outlierlens.architectures import BoundStack, input_device, live_parameters, own_parameters
-from outlierlens.checkpoints import open_adapter
+from outlierlens.checkpoints import open_adapter, open_checkpoint
 from outlierlens.checkpoints.formats import format_of, suffixes
 from outlierlens.checkpoints.samples import SAMPLES
 from outlierlens.checkpoints.samples.cache import is_told, say
@@ -38,8 +38,8 @@ from outlierlens.errors import (
     need,
 )
 from outlierlens.models import variants
-from outlierlens.models.changes import evaluating
-from outlierlens.models.devices import pick_device, whole_float32
+from outlierlens.models.changes import BY_BLOCK, NEEDS_WHOLE, evaluating
+from outlierlens.models.devices import free_memory, ordered_weights, pick_device, whole_float32
 from outlierlens.models.folder import guard_rows, model_folder, processor_beside, row_count, tokenizer_beside
 from outlierlens.models.model_class import (
     NewHead,
@@ -57,11 +57,16 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedTokenizerBase
 
+    from outlierlens.models.block_weights import BlockReader
+    from outlierlens.models.blocks import ByBlock
+
+T = TypeVar("T")
 Head = Literal["causal", "masked", "other", "none"]
 NOT_TEXT = ("vision", "audio")  # streams that texts do not reach begin so
 STORED = "checkpoint"
 BY_NEURON = "scan, observe, ablate and sweep"
-DTYPES = ("float32", "bfloat16", "float16", STORED)
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPES = (*DTYPE_BYTES, STORED)
 
 
 @dataclass(frozen=True)
@@ -73,8 +78,9 @@ class LoadOptions:
     the model for; `adapter` is the folder of a LoRA adapter, which is added to the weights in memory; `tokenizer` names a
     folder, sample or hub id whose tokenizer reads the texts. `device_map` spreads the weights over devices, memory and disk as
     accelerate does ("auto", or {module: device}); `device` is then "auto". `offline` forbids the network while this model is
-    loaded and changes nothing afterwards. `notice` receives a line before slow work that is done once, such as the conversion
-    of a sample.
+    loaded and changes nothing afterwards. `by_block` reads the weights of each block when it runs, see `models.blocks`; None
+    does so where they do not fit into the device's free memory. `memory` bounds the bytes that this takes beside the
+    libraries. `notice` receives a line before slow work that is done once, such as the conversion of a sample.
     """
 
     revision: str | None = None
@@ -89,6 +95,8 @@ class LoadOptions:
     tokenizer: str | None = None
     attention: str | None = None
     device_map: str | Mapping[str, Any] | None = None
+    by_block: bool | None = None
+    memory: int | None = None
     notice: Callable[[str], None] = say
 
 
@@ -119,6 +127,28 @@ class LoadedModel:
         found = LiveCheckpoint(self.model, name=self.name, config=self.config)
         found.adapter, found.notes = self.adapter, (self.note,) if self.note else ()
         return found
+
+    @property
+    def blocks(self) -> "ByBlock | None":
+        """What reads its weights block by block; None for a model that is whole in memory."""
+        found: ByBlock | None = getattr(self.model, BY_BLOCK, None)
+        return found
+
+    def run(self, calls: "Iterable[Callable[[], T]]", n_tokens: int = 0) -> list[T]:
+        """What each call gives; where the model is read block by block, all of them go through each block together.
+
+        `n_tokens` of each call are on their way then: with a bound of memory, calls go in groups.
+        """
+        return [call() for call in calls] if self.blocks is None else self.blocks.run(list(calls), n_tokens)
+
+    def weights_of(self, module: "nn.Module") -> contextlib.AbstractContextManager[None]:
+        """Inside, its weights are in memory; else they are while it runs, where the model is read block by block."""
+        return contextlib.nullcontext() if self.blocks is None else self.blocks.weights_of(module)
+
+    def ordered_weights(self) -> contextlib.AbstractContextManager[None]:
+        """`devices.ordered_weights`, where all weights are in memory."""
+        whole = self.blocks is None and not arch.offloaded(self.model)
+        return ordered_weights() if whole else contextlib.nullcontext()
 
     @property
     def device(self) -> "torch.device":
@@ -308,12 +338,7 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
         raise BadInput(
             "fine-tuning starts from a model, not from an adapter; merge it with peft first: merge_and_unload()"
         )
-    if options.device_map is not None:
-        given = {"device": options.device != "auto", "an adapter": options.adapter, "a new head": head}
-        if beside := ", ".join(name for name, one in given.items() if one):
-            raise BadInput(
-                f"device_map spreads the weights of a model as stored, and goes with no {beside}; leave one out"
-            )
+    _check_alone(options, head)
     torch = need("torch", "models", "running a model")
     transformers = need("transformers", "models", "running a model")
     transformers.utils.logging.set_verbosity_error()
@@ -328,12 +353,13 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
     with _explaining(name, source, options):
         family = options.row if isinstance(options.row, str) else None
         config = config_of(source, family, common, options.notice)
+        reader = _block_reader(name, source, options, device, plain=head is None)
         how = {**common, **({"attn_implementation": options.attention} if options.attention else {})}
         if options.device_map is not None:
             folder = TemporaryDirectory(prefix="outlierlens-")  # of weights that accelerate writes in another form
             how |= {"device_map": options.device_map, "offload_folder": folder.name}
         if head is None:
-            model = load_class(source, config, dtype, how, adapter)
+            model = load_class(source, config, dtype, how, adapter, reader)
         else:
             model = load_with_head(source, head, config=config, dtype=dtype, options=how, notice=options.notice)
         if options.tokenizer is None:
@@ -343,13 +369,60 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
         note = "" if adapter is None else put_on(model, adapter)
         agree_on_padding(model, tokenizer)
         processor = processor_beside(model, source, common)
-    if options.device_map is None:
-        model.to(device)
-    else:
+    if options.device_map is not None:
         finalize(model, folder.cleanup)
+    elif reader is None:
+        model = model.to(device)
     check_values(name, model, options.dtype)
+    if reader is not None:
+        from outlierlens.models.block_weights import BlockWeights
+        from outlierlens.models.blocks import ByBlock
+
+        ByBlock(model, BlockWeights(model, reader, name), options.memory)
     loaded = from_objects(model.eval(), tokenizer, processor=processor, name=name, row=options.row)
     return replace(loaded, notice=options.notice, adapter=options.adapter or "", note=note)
+
+
+def _check_alone(options: LoadOptions, head: NewHead | None) -> None:
+    """Raise BadInput where a `device_map` is given with what needs weights in other places."""
+    given = {"device": options.device != "auto", "an adapter": options.adapter, "a new head": head}
+    given |= {"by_block": options.by_block, "memory": options.memory}
+    if options.device_map is not None and (beside := ", ".join(name for name, one in given.items() if one)):
+        raise BadInput(f"device_map spreads the weights of a model as stored, and goes with no {beside}; leave one out")
+
+
+def _block_reader(
+    name: str, source: str, options: LoadOptions, device: "torch.device", *, plain: bool
+) -> "BlockReader | None":
+    """What reads the weights of blocks when they run; None where the model is loaded whole.
+
+    Raises:
+        BadInput: a new head (not `plain`) or an adapter needs all weights at once.
+    """
+    asked, plain = options.by_block or options.memory is not None, plain and options.adapter is None
+    if asked and not plain:
+        raise BadInput(f"{name}: an adapter or a new head needs the model whole; {NEEDS_WHOLE}")
+    left = options.by_block is False or options.device_map is not None
+    if not asked and (left or not plain or not Path(source).is_dir()):
+        return None
+    checkpoint = open_checkpoint(
+        source, revision=options.revision, subfolder=options.subfolder, token=options.token, offline=options.offline,
+        as_stored=True,
+    )  # fmt: skip
+    if not asked:
+        item = DTYPE_BYTES.get(options.dtype)
+        takes = sum(one.size * item if item else one.nbytes for one in checkpoint.tensors.values())
+        free = free_memory(device)
+        if free is None or takes <= free:
+            return None
+        options.notice(
+            f"{name}: {takes / 1e9:,.3g} GB of weights in {options.dtype}, and {free / 1e9:,.3g} GB of {device.type} memory "
+            f"free: read block by block, {checkpoint.total_bytes / 1e9:,.3g} GB each time"
+        )
+    need("greenlet", "models", "reading a model block by block")
+    from outlierlens.models.block_weights import BlockReader
+
+    return BlockReader(checkpoint, device)
 
 
 def load_tokenizer(name: str, options: LoadOptions | None = None) -> "PreTrainedTokenizerBase":
@@ -499,7 +572,8 @@ def _head_of(model: "nn.Module", tokenizer: Any = None) -> Head:
 def fingerprint(model: "nn.Module") -> str:
     """SHA-256 over names, shapes, types and all bytes of every parameter; parameters that are shared count once.
 
-    About 1 second per gigabyte: nothing but every byte shows a change of one value, and sums would take longer.
+    About 1 second per gigabyte: nothing but every byte shows a change of one value, and sums would take longer. Of a model
+    that is read block by block it is over the layout, and the size and time of change of its files, or their commit.
 
     Raises:
         BadInput: a parameter has no values here (it is on the meta device).
@@ -507,6 +581,8 @@ def fingerprint(model: "nn.Module") -> str:
     import torch
 
     arch.refuse_sharded(model)
+    if blocks := getattr(model, BY_BLOCK, None):
+        return str(blocks.weights.reader.fingerprint)
     digest = hashlib.sha256()
     with torch.no_grad():
         for name, parameter in sorted(own_parameters(model).items()):
