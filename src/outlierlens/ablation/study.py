@@ -201,14 +201,18 @@ class Study:
         `how` is for `forecast`. Nothing is said of what the rows hold.
         """
         self.total = len(set(names))
-        kept = self.rows.done if self.rows else {}
-        left = len({*names} - {*kept} - {*self.known})
+        left = len({*names} - self._there)
         if left and self.loaded.blocks:
             self.loaded.notice(f"{self.loaded.name}: {self.loaded.blocks.forecast(left + 1, self._n_tokens)}")
         elif left:
             rows = self.rows.path if self.rows else None
             said = forecast(self.task, left, inputs=self.texts.plural, rows=rows, **how)
             self.loaded.notice(f"{self.loaded.name}: {said}")
+
+    @property
+    def _there(self) -> set[str]:
+        """Names of the conditions that were measured."""
+        return {*(self.rows.done if self.rows else ()), *self.known}
 
     def measure(self, conditions: Sequence[Condition]) -> list[Outcome]:
         """THE loop: what the rows do not hold is measured and kept; conditions of one name are measured once.
@@ -217,8 +221,8 @@ class Study:
         """
         if not self.total:
             self.announce([one.name for one in conditions])
-        first = {one.name: one for one in reversed(conditions)}
-        calls: list[Callable[[], Any]] = [partial(self._one, one) for one in conditions if first[one.name] is one]
+        first = {one.name: one for one in reversed(conditions) if one.name not in self._there}
+        calls: list[Callable[[], Any]] = [partial(self._one, one) for one in conditions if first.get(one.name) is one]
         self.loaded.run(calls if self._intact else [self._measure_intact, *calls], self._n_tokens)
         return [self._one(one) for one in conditions]
 

@@ -347,6 +347,7 @@ class Pass:
         mine = copy.copy(self)  # where the pass stands is its own: others may run meanwhile
         mine.tally, mine.running = RangeTally(self.every, self.tally.found), [copy.copy(one) for one in self.running]
         mine._read(batch)
+        mine.tally, mine.running = self.tally, []  # a mode of torch's holds `mine` until the collector comes
         self.n_tokens += int(batch.valid.sum())
 
     def _read(self, batch: Batch) -> None:

@@ -357,10 +357,13 @@ class BlockWeights:
     def begin(self) -> None:
         """Read ahead from now on, in a thread of its own."""
         self._pool, self._last = ThreadPoolExecutor(1, thread_name_prefix="outlierlens-block"), ""
+        self._pool.submit(int).result()  # its thread begins now, where no interrupt comes between
 
     def end(self) -> None:
         """Leave nothing behind: no weights of blocks, no thread."""
-        self.free()
+        for door in self.doors:  # an interrupt may have come between any two of a filling's steps
+            self._empty_again(door)
+        self.open = ""
         self._coming.clear()
         self._held.clear()
         if self._pool is not None:
@@ -382,28 +385,36 @@ class BlockWeights:
             coming = self._coming.pop(door, None)
             tensors = coming.result() if coming is not None else self._read(door)
             self._read_ahead(door)
-        Private.load(self.model, tensors, self._loading)
-        del tensors
-        for taker, lender in self.lent[door]:
-            (mine, own), (theirs, other) = self._place(taker), self._place(lender)
-            mine[own], theirs[other] = theirs[other], mine[own]  # tied: both have one and the same that stands for it
         self.open = door
-        if lost := [away.called for store, leaf, away in self.away[door] if store[leaf].is_meta]:
+        try:
+            self._put(door, tensors)
+        except BaseException:
             self.free()
-            raise BadFile(f"{self.name}: the checkpoint has no values for {lost[0]}; fetch or save the whole model")
-        if door not in self._checked:
-            check_values(f"{self.name}: {door}", self.doors[door], str(self.dtype).removeprefix("torch."))
-            self._checked.add(door)
+            raise
         if self._last:
             self._after[self._last] = door
         self._last = door
         self.reads.append(door)
 
+    def _put(self, door: str, tensors: dict[str, torch.Tensor]) -> None:
+        Private.load(self.model, tensors, self._loading)
+        for taker, lender in self.lent[door]:
+            (mine, own), (theirs, other) = self._place(taker), self._place(lender)
+            mine[own], theirs[other] = theirs[other], mine[own]  # tied: both have one and the same that stands for it
+        if lost := [away.called for store, leaf, away in self.away[door] if store[leaf].is_meta]:
+            raise BadFile(f"{self.name}: the checkpoint has no values for {lost[0]}; fetch or save the whole model")
+        if door not in self._checked:
+            check_values(f"{self.name}: {door}", self.doors[door], str(self.dtype).removeprefix("torch."))
+            self._checked.add(door)
+
     def free(self) -> None:
         """Let go of the open door's weights."""
-        for store, leaf, away in self.away.get(self.open, ()):
-            store[leaf] = away
+        self._empty_again(self.open)
         self.open = ""
+
+    def _empty_again(self, door: str) -> None:
+        for store, leaf, away in self.away.get(door, ()):
+            store[leaf] = away
 
     def _read(self, door: str) -> dict[str, torch.Tensor]:
         with torch.inference_mode(False):  # else no values of theirs could be changed
