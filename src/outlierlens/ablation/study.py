@@ -236,8 +236,9 @@ class Study:
     def _measured(self, one: Condition) -> Outcome:
         def now() -> dict[str, Any]:
             with one.enter() as entered:
-                beside = [partial(one.beside, entered)] if one.beside else []
-                (values, also), *found = self.loaded.run([self._values, *beside])
+                calls: list[Callable[[], Any]] = [self._values]
+                calls += [partial(one.beside, entered)] if one.beside else []
+                (values, also), *found = self.loaded.run(calls)
                 touched = entered if isinstance(entered, int) else 0
                 row = {"per_text": values.tolist(), "also": also, "touched": touched}
                 more = {key: value for each in found for key, value in each.items()}

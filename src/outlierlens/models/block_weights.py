@@ -97,7 +97,7 @@ class Away(nn.Parameter):
     called: str
     place: torch.device
     from_file: Callable[[], torch.Tensor]  # its values, with what is set of them now
-    VIEWS = ("detach", "T")
+    VIEWS = ("detach", "T", "data")
     ANSWERS = frozenset((
         "shape", "dtype", "layout", "ndim", "is_meta", "requires_grad", "grad", "is_leaf", "grad_fn", "itemsize", "size", "dim",
         "numel", "nelement", "stride", "element_size", "is_floating_point", "is_complex", "__hash__", "__repr__", "__len__",
@@ -118,7 +118,8 @@ class Away(nn.Parameter):
         me = next((one for one in args if isinstance(one, Away)), None)
         if what == "device" and me is not None:
             return me.place
-        if what not in cls.ANSWERS and what not in cls.VIEWS:
+        sets = name == "__set__" and what not in ("requires_grad", "grad")
+        if sets or (what not in cls.ANSWERS and what not in cls.VIEWS):
             raise BadInput(
                 f"{me.called if me is not None else 'a weight'} is not in memory: the model is read block by block, and {what} "
                 f"uses this weight outside the pass through its block; {NEEDS_WHOLE}"

@@ -138,6 +138,11 @@ class LoadedModel:
         """
         return [call() for call in calls] if self.blocks is None else self.blocks.run(list(calls), n_tokens)
 
+    def need_whole(self, what: str) -> None:
+        """Raise BadInput where the model is read block by block, and `what` needs all weights at once."""
+        if self.blocks is not None:
+            raise BadInput(f"{self.name}: {what} needs the model whole, and it is read block by block; {NEEDS_WHOLE}")
+
     def weights_of(self, module: "nn.Module") -> contextlib.AbstractContextManager[None]:
         """Inside, its weights are in memory; else they are while it runs, where the model is read block by block."""
         return contextlib.nullcontext() if self.blocks is None else self.blocks.weights_of(module)
