@@ -15,7 +15,7 @@ import pytest
 import outlierlens as ol
 from outlierlens.analyses.quantize_schemes import parse_all
 from outlierlens.errors import BadInput
-from outlierlens.models.load import LoadedModel, LoadOptions, load_model
+from outlierlens.models.load import OF_FILES, LoadedModel, LoadOptions, load_model
 from outlierlens.results.document import save
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
@@ -56,6 +56,7 @@ def content(finding: Any, place: Path) -> dict[str, Any]:
     save(finding, place)
     found = json.loads(place.read_text())
     found.pop("provenance")
+    found["notes"] = [note for note in found["notes"] if note != OF_FILES]
     return found
 
 

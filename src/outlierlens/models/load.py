@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Head = Literal["causal", "masked", "other", "none"]
+OF_FILES = "read block by block: the model's fingerprint is of its files' layout, sizes and times, not of every value"
 NOT_TEXT = ("vision", "audio")  # streams that texts do not reach begin so
 STORED = "checkpoint"
 BY_NEURON = "scan, observe, ablate and sweep"
@@ -115,8 +116,8 @@ class LoadedModel:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of every result should know about its adapter and the texts that were read; () for nothing."""
-        return tuple(filter(None, (self.note, self.known.note)))
+        """What a reader of every result should know: its adapter, the texts that were read, how it was; () for nothing."""
+        return tuple(filter(None, (self.note, self.known.note, OF_FILES if self.blocks else "")))
 
     @property
     def weights(self) -> LiveCheckpoint:
