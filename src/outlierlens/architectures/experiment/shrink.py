@@ -54,7 +54,8 @@ _MANY = 4096  # words, positions: as many as this are cut to `_WORDS`
 _WORDS = 512
 # What says where a model came from or how it is stored, and lists that name its layers one by one.
 _DROPPED = {"auto_map", "quantization_config", "torch_dtype", "dtype", "_name_or_path", "transformers_version"}
-_DROPPED |= {"out_features", "out_indices", "stage_names"}
+_BY_LAYER = {"out_features", "out_indices", "stage_names"}
+_DROPPED |= _BY_LAYER
 
 
 def config_object(config: Config) -> Any:
@@ -214,7 +215,8 @@ def _of_few(config: Any, few: int) -> Any:
         }
 
     values = config.to_dict()
-    return config if shorter(values) == values else type(config).from_dict(shorter(values))
+    kept = {key: value for key, value in shorter(values).items() if key not in _BY_LAYER}
+    return config if kept == values else type(config).from_dict(kept)
 
 
 def dotted(config: Any, node: Any, key: Any) -> str:
