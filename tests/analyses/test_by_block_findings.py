@@ -19,7 +19,7 @@ from outlierlens.models.load import OF_FILES, LoadedModel, LoadOptions, load_mod
 from outlierlens.results.document import save
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
-from planted import some_texts
+from planted import random_counts, some_texts
 
 TEXTS = some_texts(7, shortest=4)
 WHOLE, BY_BLOCK = LoadOptions(by_block=False, attention="eager"), LoadOptions(by_block=True, attention="eager")
@@ -46,6 +46,10 @@ COMMANDS: dict[str, tuple[Callable[..., Any], int]] = {
     "trace": (lambda loaded, **more: ol.trace(loaded, TEXTS, n_random=2, **more), 30),
     "plan": (lambda loaded, **more: ol.plan(loaded, TEXTS, **more), 12),
     "geometry": (lambda loaded, **more: ol.geometry(loaded, TEXTS, **more), 5),
+    "predictions": (
+        lambda loaded, **more: ol.predictions(loaded, TEXTS, random_counts(40), (3, 5), n_random=2, **more),
+        4,
+    ),
     "observe": (lambda loaded, **more: ol.observe(loaded, TEXTS, batch_size=2, **more), 2),
     "range": (lambda loaded, **more: ol.range_of(loaded, TEXTS, batch_size=2, cache=True, **more), 2),
 }
