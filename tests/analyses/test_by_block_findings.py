@@ -48,7 +48,7 @@ COMMANDS: dict[str, tuple[Callable[..., Any], int]] = {
     "geometry": (lambda loaded, **more: ol.geometry(loaded, TEXTS, **more), 5),
     "predictions": (
         lambda loaded, **more: ol.predictions(loaded, TEXTS, random_counts(40), (3, 5), n_random=2, **more),
-        4,
+        5,
     ),
     "observe": (lambda loaded, **more: ol.observe(loaded, TEXTS, batch_size=2, **more), 2),
     "range": (lambda loaded, **more: ol.range_of(loaded, TEXTS, batch_size=2, cache=True, **more), 2),

@@ -338,3 +338,13 @@ def test_a_file_that_changes_between_two_parts_of_a_range_is_refused(served: Any
     served.tamper[".safetensors"] = changes
     with pytest.raises(RemoteError, match="the file changed while it was read"):
         split.run([partial(outputs, split, batches(FAMILIES["llama"])[0])])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "checkpoint"])
+@pytest.mark.parametrize("name", ["llama", "mixtral", "bert"])
+def test_weights_are_cast_as_in_an_ordinary_load(dtype: str, name: str, tmp_path: Path) -> None:
+    family = FAMILIES[name]
+    build(family, family.heads[0]).to(torch.bfloat16).save_pretrained(tmp_path)
+    whole, split, inputs = loaded(tmp_path, dtype=dtype), by_block(tmp_path, dtype=dtype), batches(family)
+    assert equal([under(split, 1, inputs)], [under(whole, 1, inputs)])
+    assert split.dtype == whole.dtype == ("float32" if dtype == "float32" else "bfloat16")

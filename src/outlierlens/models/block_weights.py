@@ -295,6 +295,9 @@ class BlockWeights:
         self._shared = {key for key, n in doors_with.items() if n > 1}
         self._held: dict[str, torch.Tensor] = {}  # as they are stored, of tied weights: read once in a run
         self.away = self._empty()
+        self._stands = {
+            door: {id(away): (store, leaf) for store, leaf, away in held} for door, held in self.away.items()
+        }
         stray = [name for name, one in (*model.named_parameters(), *model.named_buffers())
                  if one.is_meta and not isinstance(one, Away)]  # fmt: skip
         if stray:
@@ -350,10 +353,9 @@ class BlockWeights:
         """What is in memory of a parameter: of one of the open door its values, itself where it stays in memory."""
         if not isinstance(parameter, Away):
             return parameter
-        found: tuple[torch.Tensor, ...] = tuple(
-            store[leaf] for store, leaf, away in self.away.get(self.open, ()) if away is parameter
-        )
-        return found[0] if found else None
+        store, leaf = self._stands.get(self.open, {}).get(id(parameter), ({}, ""))
+        found: torch.Tensor | None = store.get(leaf)
+        return found
 
     def begin(self) -> None:
         """Read ahead from now on, in a thread of its own."""
