@@ -75,7 +75,7 @@ class Loading(Source):
     """float32, bfloat16, float16, checkpoint (as stored)."""
     trust_remote_code: bool = False
     """Run code that the model brings. Off."""
-    by_block: Annotated[bool | None, Flag("--by-block/--whole")] = None
+    by_block: Annotated[bool | None, Flag("--by-block/--no-by-block")] = None
     """Read weights when their block runs: for a model larger than memory. Default: where it does not fit."""
     memory: str | None = None
     """Memory that reading block by block may take beside the libraries, such as 6GB."""

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ import pytest
 import outlierlens as ol
 from outlierlens.analyses.quantize_schemes import parse_all
 from outlierlens.errors import BadInput
-from outlierlens.models.load import LoadedModel, LoadOptions, load_model
+from outlierlens.models.load import OF_FILES, LoadedModel, LoadOptions, load_model
 from outlierlens.results.document import save
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
-from planted import some_texts
+from planted import random_counts, some_texts
 
 TEXTS = some_texts(7, shortest=4)
 WHOLE, BY_BLOCK = LoadOptions(by_block=False, attention="eager"), LoadOptions(by_block=True, attention="eager")
@@ -43,7 +44,12 @@ COMMANDS: dict[str, tuple[Callable[..., Any], int]] = {
     "quantize": (quantized, 5),
     "attention": (lambda loaded, **more: ol.attention(loaded, TEXTS, dims=(3, 5), **more), 1),
     "trace": (lambda loaded, **more: ol.trace(loaded, TEXTS, n_random=2, **more), 30),
+    "plan": (lambda loaded, **more: ol.plan(loaded, TEXTS, **more), 12),
     "geometry": (lambda loaded, **more: ol.geometry(loaded, TEXTS, **more), 5),
+    "predictions": (
+        lambda loaded, **more: ol.predictions(loaded, TEXTS, random_counts(40), (3, 5), n_random=2, **more),
+        5,
+    ),
     "observe": (lambda loaded, **more: ol.observe(loaded, TEXTS, batch_size=2, **more), 2),
     "range": (lambda loaded, **more: ol.range_of(loaded, TEXTS, batch_size=2, cache=True, **more), 2),
 }
@@ -54,6 +60,7 @@ def content(finding: Any, place: Path) -> dict[str, Any]:
     save(finding, place)
     found = json.loads(place.read_text())
     found.pop("provenance")
+    found["notes"] = [note for note in found["notes"] if note != OF_FILES]
     return found
 
 
@@ -71,6 +78,13 @@ def test_findings_are_equal(name: str, family: str, model_folder: Callable[..., 
     assert split.blocks
     reads = split.blocks.weights.reads
     assert max(map(reads.count, reads)) <= most
+
+
+@pytest.mark.parametrize("command", [ol.sweep, ol.attack, ol.definitions, partial(ol.prune_test, dims=(3,))])
+def test_what_needs_all_weights_at_once_says_so(command: Callable[..., Any], model_folder: Callable[..., str]) -> None:
+    split = load_model(model_folder("llama"), BY_BLOCK)
+    with pytest.raises(BadInput, match=r"needs the model whole, and it is read block by block; .*by_block=False"):
+        command(split, TEXTS)
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------

@@ -16,6 +16,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, RwkvConfig, RwkvForCausa
 
 from architectures import FAMILIES, Family, batch, build
 from outlierlens.ablation.switches import edited_hidden, removed_writes, zeroed_weights
+from outlierlens.analyses.quantize_places import find_places
+from outlierlens.analyses.quantize_rounding import Keeping, rounded
+from outlierlens.analyses.quantize_schemes import parse
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.errors import BadFile, BadInput, RemoteError
 from outlierlens.models.block_weights import BlockReader, BlockWeights
@@ -69,12 +72,15 @@ def outputs(one: LoadedModel, inputs: dict[str, Any]) -> torch.Tensor:
 
 
 def conditions(one: LoadedModel) -> list[AbstractContextManager[Any]]:
-    """Intact, weights off, states edited."""
+    """Intact, weights off, states edited; weights and inputs rounded, where the blocks hold linears."""
     stack = one.stacks[0].name
+    recipe, keeping = parse("int8-channel/int8-token"), Keeping(dims=(DIM,))
+    places = find_places(one, stack)
     return [
         nullcontext(),
         zeroed_weights(one, [DIM], stack=stack),
         edited_hidden(one, [DIM], "scale once", stack=stack),
+        *([rounded(one, recipe, keeping, stack=stack, places=places)] if places else []),
     ]
 
 
@@ -96,11 +102,12 @@ def file_bytes(folder: Path) -> int:
 @pytest.mark.parametrize("name", LOADED)
 def test_every_family_is_equal_under_every_condition_in_one_read(name: str, saved: Callable[[str], Path]) -> None:
     whole, split, inputs = loaded(saved(name)), by_block(saved(name)), batches(FAMILIES[name])
-    theirs = [under(whole, condition, inputs) for condition in range(3)]
+    numbers = range(len(conditions(whole)))
+    theirs = [under(whole, condition, inputs) for condition in numbers]
     assert split.blocks
     split.blocks.weights.reads.clear()  # of a model that reads pictures too, loading tries whether its words look left
     before = split.blocks.weights.reader.checkpoint.bytes_read
-    ours = split.run([partial(under, split, condition, inputs) for condition in range(3)])
+    ours = split.run([partial(under, split, condition, inputs) for condition in numbers])
     assert equal(ours, theirs)
     assert all(not torch.equal(theirs[0][0], other[0]) for other in theirs[1:])  # the conditions change something
     assert len(set(split.blocks.weights.reads)) == len(split.blocks.weights.reads)  # each door once
@@ -331,3 +338,13 @@ def test_a_file_that_changes_between_two_parts_of_a_range_is_refused(served: Any
     served.tamper[".safetensors"] = changes
     with pytest.raises(RemoteError, match="the file changed while it was read"):
         split.run([partial(outputs, split, batches(FAMILIES["llama"])[0])])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "checkpoint"])
+@pytest.mark.parametrize("name", ["llama", "mixtral", "bert"])
+def test_weights_are_cast_as_in_an_ordinary_load(dtype: str, name: str, tmp_path: Path) -> None:
+    family = FAMILIES[name]
+    build(family, family.heads[0]).to(torch.bfloat16).save_pretrained(tmp_path)
+    whole, split, inputs = loaded(tmp_path, dtype=dtype), by_block(tmp_path, dtype=dtype), batches(family)
+    assert equal([under(split, 1, inputs)], [under(whole, 1, inputs)])
+    assert split.dtype == whole.dtype == ("float32" if dtype == "float32" else "bfloat16")

@@ -173,6 +173,8 @@ class Study:
         self.total = 0
         if loaded.blocks is None:  # else together with the first conditions
             self._measure_intact()
+        else:
+            loaded.blocks.progress = self.progress
 
     def __enter__(self) -> "Study":
         self.keep = self.files.enter_context(kept_rows(self.place, self.identity, self.loaded.notice))
@@ -236,11 +238,13 @@ class Study:
     def _measured(self, one: Condition) -> Outcome:
         def now() -> dict[str, Any]:
             with one.enter() as entered:
-                beside = [partial(one.beside, entered)] if one.beside else []
-                (values, also), *found = self.loaded.run([self._values, *beside])
+                if one.beside:
+                    calls: list[Callable[[], Any]] = [self._values, partial(one.beside, entered)]
+                    (values, also), more = self.loaded.run(calls)
+                else:  # `more` may ask the task about this very reading
+                    (values, also), more = self._values(), {}
                 touched = entered if isinstance(entered, int) else 0
                 row = {"per_text": values.tolist(), "also": also, "touched": touched}
-                more = {key: value for each in found for key, value in each.items()}
                 more |= one.more(entered) if one.more else {}
                 return row | ({"more": more} if one.more or one.beside else {})
 

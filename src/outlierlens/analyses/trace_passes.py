@@ -21,6 +21,7 @@ from outlierlens.data.texts import Batch
 from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.models.attention_maps import tapped_attention
 from outlierlens.models.changes import temporary
+from outlierlens.models.forward import check_padding
 from outlierlens.models.hooks import EMBEDDINGS, edited, tapped
 from outlierlens.models.load import LoadedModel
 from outlierlens.models.passes import Reading, read_together
@@ -41,6 +42,7 @@ def overview(
         rest = batch.valid & ~first_tokens(batch.valid)
 
         def look(_: BoundStack, layer: int, states: "Tensor") -> None:
+            check_padding(stack, layer, states, batch.valid)
             kept = states[batch.valid].double()
             top = kept.abs().amax(0).cpu().numpy()
             largest[layer] = np.maximum(largest.get(layer, top), top)

@@ -97,7 +97,7 @@ class Away(nn.Parameter):
     called: str
     place: torch.device
     from_file: Callable[[], torch.Tensor]  # its values, with what is set of them now
-    VIEWS = ("detach", "T")
+    VIEWS = ("detach", "T", "data")
     ANSWERS = frozenset((
         "shape", "dtype", "layout", "ndim", "is_meta", "requires_grad", "grad", "is_leaf", "grad_fn", "itemsize", "size", "dim",
         "numel", "nelement", "stride", "element_size", "is_floating_point", "is_complex", "__hash__", "__repr__", "__len__",
@@ -118,7 +118,8 @@ class Away(nn.Parameter):
         me = next((one for one in args if isinstance(one, Away)), None)
         if what == "device" and me is not None:
             return me.place
-        if what not in cls.ANSWERS and what not in cls.VIEWS:
+        sets = name == "__set__" and what not in ("requires_grad", "grad")
+        if sets or (what not in cls.ANSWERS and what not in cls.VIEWS):
             raise BadInput(
                 f"{me.called if me is not None else 'a weight'} is not in memory: the model is read block by block, and {what} "
                 f"uses this weight outside the pass through its block; {NEEDS_WHOLE}"
@@ -294,6 +295,9 @@ class BlockWeights:
         self._shared = {key for key, n in doors_with.items() if n > 1}
         self._held: dict[str, torch.Tensor] = {}  # as they are stored, of tied weights: read once in a run
         self.away = self._empty()
+        self._stands = {
+            door: {id(away): (store, leaf) for store, leaf, away in held} for door, held in self.away.items()
+        }
         stray = [name for name, one in (*model.named_parameters(), *model.named_buffers())
                  if one.is_meta and not isinstance(one, Away)]  # fmt: skip
         if stray:
@@ -349,10 +353,9 @@ class BlockWeights:
         """What is in memory of a parameter: of one of the open door its values, itself where it stays in memory."""
         if not isinstance(parameter, Away):
             return parameter
-        found: tuple[torch.Tensor, ...] = tuple(
-            store[leaf] for store, leaf, away in self.away.get(self.open, ()) if away is parameter
-        )
-        return found[0] if found else None
+        store, leaf = self._stands.get(self.open, {}).get(id(parameter), ({}, ""))
+        found: torch.Tensor | None = store.get(leaf)
+        return found
 
     def begin(self) -> None:
         """Read ahead from now on, in a thread of its own."""

@@ -118,12 +118,14 @@ class ByBlock:
 
     Attributes:
         model, weights: the model and where its weights are.
-        memory: bytes that a run may take, None for no bound.
+        memory: bytes that a run may take beside the libraries, None for no bound.
+        progress: called with ("reading …", doors before it, doors) before a door's weights are read.
     """
 
     def __init__(self, model: Any, weights: BlockWeights, memory: int | None = None):
         self.model, self.weights, self.memory = model, weights, memory
         self.passes: list[Pass] = []
+        self.progress: Callable[[str, int, int], None] = lambda *_: None
         self.hub: greenlet.greenlet | None = None
         self.outside = Modes()
         for name, module in weights.doors.items():
@@ -187,6 +189,7 @@ class ByBlock:
     def _at_next_door(self, waiting: Sequence[Pass]) -> list[Pass]:
         """Open the first door of the model at which a call stands; those that do."""
         door = min((one.door for one in waiting if one.door), key=self.weights.order.index)
+        self.progress(f"reading {door}", self.weights.order.index(door), len(self.weights.order))
         self.weights.fill(door)
         return [one for one in waiting if one.door == door]
 

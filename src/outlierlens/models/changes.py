@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 BY_BLOCK = "outlierlens_blocks"  # attribute of a model that is read block by block
-NEEDS_WHOLE = "load the model whole (--whole in place of --by-block and --memory)"
+NEEDS_WHOLE = "load the model whole (--no-by-block)"
 T = TypeVar("T")
 P = ParamSpec("P")
 

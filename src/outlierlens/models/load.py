@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Head = Literal["causal", "masked", "other", "none"]
+OF_FILES = "read block by block: the model's fingerprint is of its files' layout, sizes and times, not of every value"
 NOT_TEXT = ("vision", "audio")  # streams that texts do not reach begin so
 STORED = "checkpoint"
 BY_NEURON = "scan, observe, ablate and sweep"
@@ -118,8 +119,8 @@ class LoadedModel:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of every result should know about its adapter and the texts that were read; () for nothing."""
-        return tuple(filter(None, (self.note, self.known.note)))
+        """What a reader of every result should know: its adapter, the texts that were read, how it was; () for nothing."""
+        return tuple(filter(None, (self.note, self.known.note, OF_FILES if self.blocks else "")))
 
     @property
     def weights(self) -> LiveCheckpoint:
@@ -140,6 +141,11 @@ class LoadedModel:
         `n_tokens` of each call are on their way then: with a bound of memory, calls go in groups.
         """
         return [call() for call in calls] if self.blocks is None else self.blocks.run(list(calls), n_tokens)
+
+    def need_whole(self, what: str) -> None:
+        """Raise BadInput where the model is read block by block, and `what` needs all weights at once."""
+        if self.blocks is not None:
+            raise BadInput(f"{self.name}: {what} needs the model whole, and it is read block by block; {NEEDS_WHOLE}")
 
     def weights_of(self, module: "nn.Module") -> contextlib.AbstractContextManager[None]:
         """Inside, its weights are in memory; else they are while it runs, where the model is read block by block."""
