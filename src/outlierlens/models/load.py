@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from weakref import finalize
 
@@ -49,6 +48,7 @@ from outlierlens.models.model_class import (
     load_class,
     load_with_head,
     put_on,
+    spread_out,
 )
 from outlierlens.results.document import Provenance
 
@@ -344,7 +344,8 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
         raise BadInput(
             "fine-tuning starts from a model, not from an adapter; merge it with peft first: merge_and_unload()"
         )
-    _check_alone(options, head)
+    beside = {"device": options.device != "auto", "an adapter": options.adapter, "a new head": head}
+    placed, folder = spread_out(options.device_map, beside | {"by_block": options.by_block, "memory": options.memory})
     torch = need("torch", "models", "running a model")
     transformers = need("transformers", "models", "running a model")
     transformers.utils.logging.set_verbosity_error()
@@ -360,10 +361,7 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
         family = options.row if isinstance(options.row, str) else None
         config = config_of(source, family, common, options.notice)
         reader = _block_reader(name, source, options, device, plain=head is None)
-        how = {**common, **({"attn_implementation": options.attention} if options.attention else {})}
-        if options.device_map is not None:
-            folder = TemporaryDirectory(prefix="outlierlens-")  # of weights that accelerate writes in another form
-            how |= {"device_map": options.device_map, "offload_folder": folder.name}
+        how = {**common, **placed, **({"attn_implementation": options.attention} if options.attention else {})}
         if head is None:
             model = load_class(source, config, dtype, how, adapter, reader)
         else:
@@ -375,7 +373,7 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
         note = "" if adapter is None else put_on(model, adapter)
         agree_on_padding(model, tokenizer)
         processor = processor_beside(model, source, common)
-    if options.device_map is not None:
+    if folder is not None:
         finalize(model, folder.cleanup)
     elif reader is None:
         model = model.to(device)
@@ -387,14 +385,6 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
         ByBlock(model, BlockWeights(model, reader, name), options.memory)
     loaded = from_objects(model.eval(), tokenizer, processor=processor, name=name, row=options.row)
     return replace(loaded, notice=options.notice, adapter=options.adapter or "", note=note)
-
-
-def _check_alone(options: LoadOptions, head: NewHead | None) -> None:
-    """Raise BadInput where a `device_map` is given with what needs weights in other places."""
-    given = {"device": options.device != "auto", "an adapter": options.adapter, "a new head": head}
-    given |= {"by_block": options.by_block, "memory": options.memory}
-    if options.device_map is not None and (beside := ", ".join(name for name, one in given.items() if one)):
-        raise BadInput(f"device_map spreads the weights of a model as stored, and goes with no {beside}; leave one out")
 
 
 def _block_reader(

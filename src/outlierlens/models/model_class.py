@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import outlierlens.architectures as arch
@@ -176,6 +177,22 @@ def load_with_head(
                 for key in stored:
                     values[key].copy_(fresh[key])
     return model
+
+
+def spread_out(
+    device_map: str | Mapping[str, Any] | None, beside: Mapping[str, Any]
+) -> "tuple[dict[str, Any], TemporaryDirectory[str] | None]":
+    """What from_pretrained is given to spread weights out, and a folder for those that accelerate writes in another form.
+
+    Raises:
+        BadInput: something is given `beside` it that needs weights in other places.
+    """
+    if device_map is None:
+        return {}, None
+    if others := ", ".join(name for name, given in beside.items() if given):
+        raise BadInput(f"device_map spreads the weights of a model as stored, and goes with no {others}; leave one out")
+    folder = TemporaryDirectory(prefix="outlierlens-")
+    return {"device_map": device_map, "offload_folder": folder.name}, folder
 
 
 def check_values(name: str, model: "nn.Module", dtype: str) -> None:
