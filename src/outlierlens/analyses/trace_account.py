@@ -193,14 +193,15 @@ def factor_notes(found: Account, stack: BoundStack) -> tuple[str, ...]:
 def refuse(loaded: LoadedModel, stack: BoundStack) -> None:
     """Raise BadInput where the row does not say which modules write."""
     what, live = f"{loaded.name}, stream {stack.name!r}", live_parameters(loaded.model)
-    bare = [
-        name for name in (*stack.stack.last_linear, *stack.stack.other_writes) if name.endswith("()")
-        and not all(one.name.endswith(".weight") or packs_experts(one, live[one.name].shape) for one in _params(stack, name))
-    ]  # fmt: skip
-    if bare:
-        raise BadInput(
-            f"{what}: {bare[0][:-2]} writes as a bare parameter, whose inputs cannot be seen; it has no account"
-        )
+    writers = {name: _params(stack, name) for name in (*stack.stack.last_linear, *stack.stack.other_writes)}
+    for name, weights in writers.items():
+        known = all(one.name.endswith(".weight") or packs_experts(one, live[one.name].shape) for one in weights)
+        if name.endswith("()") and not known:
+            raise BadInput(
+                f"{what}: {name[:-2]} writes as a bare parameter, whose inputs cannot be seen; it has no account"
+            )
+        if lone := [one.name for one in weights if one.name.endswith(".weight") and live[one.name].ndim < 2]:
+            raise BadInput(f"{what}: {lone[0]} multiplies one by one and is no linear; it has no account")
     if any(map(is_multiplied_out, live.values())):
         raise BadInput(
             f"{what}: its linears round what they read (bitsandbytes), so it has no account; load it unquantized"

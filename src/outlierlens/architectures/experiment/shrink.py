@@ -12,6 +12,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.architectures.bind import WIDTHS
@@ -283,17 +284,18 @@ def same_node(config: Any, copied: Any, node: Any) -> Any:
 def smaller_configs(config: Any) -> Iterator[tuple[str, Any]]:
     """(what was changed, config), the smallest first."""
     ways: tuple[tuple[str, Callable[[Any], None]], ...] = (
-        ("narrower, smaller pictures", _narrow_with_pictures),
         ("narrower", lambda node: _narrow(node, WIDTH)),
         ("fewer heads", lambda node: _narrow(node, None)),
         *((f"narrower heads by {factor}", partial(_divide, factor=factor)) for factor in (64, 32, 16, 8, 4)),
         ("fewer words and experts", _fewer),
     )
     has_pictures = any(_patches(node) > PATCHES for node in nodes(config))
-    for words, change in ways if has_pictures else ways[1:]:
+    for (words, change), pictures in product(ways, (True, False) if has_pictures else (False,)):
         smaller = copy.deepcopy(config)
         try:
             for node in nodes(smaller):
+                if pictures:
+                    _smaller_pictures(node)
                 change(node)
                 _fewer(node)
             for node in nodes(smaller):
@@ -301,7 +303,7 @@ def smaller_configs(config: Any) -> Iterator[tuple[str, Any]]:
         except Exception:  # a config that checks what is set
             continue
         if values_of(smaller) != values_of(config):
-            yield words, smaller
+            yield f"{words}, smaller pictures" if pictures else words, smaller
     yield "", config
 
 
@@ -318,8 +320,8 @@ def _patches(node: Any) -> float:
     return (side / patch) ** 2 * max(1, int(values.get("num_frames") or 1) / depth)
 
 
-def _narrow_with_pictures(node: Any) -> None:
-    """As narrow as can be, and with fewer patches: sides are halved while they are even and whole patches are left."""
+def _smaller_pictures(node: Any) -> None:
+    """Fewer patches: sides are halved while they are even and whole patches are left."""
     while _patches(node) > PATCHES:
         values = dict(items(node))
         frames, side, patch = values.get("num_frames"), values["image_size"], values.get("patch_size") or 1
@@ -331,7 +333,6 @@ def _narrow_with_pictures(node: Any) -> None:
             put(node, "image_size", halves)
         else:
             break
-    _narrow(node, WIDTH)
 
 
 def _width(node: Any) -> int:
