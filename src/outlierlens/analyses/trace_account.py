@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -279,10 +279,11 @@ def _linear(state: _Running, block: str, name: str, *, neurons: bool) -> "Callab
     def take(read: "Tensor") -> None:
         import torch
 
-        there = state.loaded.model.get_submodule(path)  # whose weights are in memory now
-        row = cast("Tensor", there.weight).detach().select(axis, state.dim).double()
-        bias = cast("Tensor | None", getattr(there, "bias", None))
-        factor = float(state.loaded.model.get_parameter(times).detach()[state.dim]) if times in parameters else 1.0
+        there = state.loaded.model.get_submodule(path)  # whose weights are in memory now, or read
+        row, bias = weight_of(there).detach().select(axis, state.dim).double(), weight_of(there, "bias")
+        above, _, leaf = times.rpartition(".")
+        scales = weight_of(state.loaded.model.get_submodule(above), leaf) if times in parameters else None
+        factor = 1.0 if scales is None else float(scales.detach()[state.dim])
         amount = read.detach().double().reshape(*state.shape, -1)
         scale = torch.full(state.shape, factor, dtype=torch.float64, device=amount.device)
         kind: Kind = "neuron" if neurons else "head"
