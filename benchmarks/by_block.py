@@ -72,7 +72,8 @@ def child(given: argparse.Namespace) -> None:
 
     transformers.utils.logging.set_verbosity_error()
     torch.set_num_threads(given.threads)
-    base, began = reset_memory(), time.perf_counter()
+    Path("/proc/self/clear_refs").write_text("5")  # the largest memory begins anew
+    base, began = largest_memory(), time.perf_counter()
     places = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
     places |= {f"model.layers.{layer}": "disk" for layer in range(given.layers)}
     how: dict[str, Any] = dict(
@@ -94,12 +95,6 @@ def child(given: argparse.Namespace) -> None:
         values = loaded.run([partial(condition, number) for number in range(given.conditions)])
     took = {"load": ready - began, "run": time.perf_counter() - ready, "busy": time.process_time() - busy}
     print(json.dumps(took | {"read": read_so_far() - read, "peak": largest_memory() - base, "values": values}))
-
-
-def reset_memory() -> float:
-    """Measure the largest memory anew from now on; MiB that are in use."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return largest_memory()
 
 
 def read_so_far() -> int:
@@ -170,7 +165,7 @@ def served(folder: Path, *, rate: float = 0.0, breaks: int = 0) -> Iterator[Any]
     def answer(handler: Any, seen: Any) -> bool:
         if handler.server.name != "cdn":
             return False
-        if rate:
+        if rate and not isinstance(handler.wfile, Throttled):
             handler.wfile = Throttled(handler.wfile, rate, link)
         if not left[0] or not seen.span or seen.span[1] - seen.span[0] < 2**20:
             return False
@@ -216,25 +211,23 @@ def compare(given: argparse.Namespace, folder: Path, _: int) -> None:
         print(f"  {what}: disk offload over by block {theirs}; by block over whole {whole}")
 
 
+def weigh(given: argparse.Namespace, folder: Path, _: int) -> None:
+    run(given, "by block", str(folder), given.conditions or 20, texts=given.texts)
+
+
 def from_link(given: argparse.Namespace, folder: Path, _: int) -> None:
     theirs, n = run(given, "disk offload", str(folder), 2, rate=LINK), given.conditions or 20
     with served(folder, rate=LINK):
         ours = run(given, "by block", MODEL, n)
-    ratio = theirs["run"] / 2 * n / ours["run"]
-    print(f"  at {LINK / 1e6:.0f} MB/s, {n} conditions: disk offload (from 2 conditions) over by block {ratio:.2f}")
+    print(f"  {n} conditions: disk offload (from 2) over by block {theirs['run'] / 2 * n / ours['run']:.2f}")
 
 
 def break_off(given: argparse.Namespace, folder: Path, size: int) -> None:
     here = run(given, "by block", str(folder), 2)
     with served(folder, breaks=20) as hub:
         there = run(given, "by block", MODEL, 2)
-        print(f"    values equal: {'yes' if here['values'] == there['values'] else 'NO'}")
-        print(f"    sent by the source over the weights: {hub.sent / size:.3f}")
-
-
-def weigh(given: argparse.Namespace, folder: Path, _: int) -> None:
-    found = run(given, "by block", str(folder), given.conditions or 20, texts=given.texts)
-    print(f"  above an interpreter with torch and transformers: {found['peak']:,.0f} MiB of 1,300 allowed")
+        equal = here["values"] == there["values"]
+        print(f"    values equal: {equal}; sent by the source over the weights: {hub.sent / size:.3f}")
 
 
 MEASURES = {"bytes": count, "speed": compare, "link": from_link, "breaks": break_off, "memory": weigh}
@@ -246,14 +239,11 @@ def main() -> None:
         tokens=64, way="", source="", rate=0.0,
     )  # fmt: skip
     if given.what == "child":
-        child(given)
-    elif given.what not in MEASURES:
-        raise SystemExit(f"{given.what}: use {', '.join(MEASURES)}")
-    else:
-        folder = written(Path(given.folder), given.layers)
-        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-        print(f"{given.what}: {size / 2**20:,.0f} MiB of weights, {given.layers} layers, {given.tokens} tokens a text")
-        MEASURES[given.what](given, folder, size)
+        return child(given)
+    folder = written(Path(given.folder), given.layers)
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    print(f"{given.what}: {size / 2**20:,.0f} MiB of weights, {given.layers} layers, {given.tokens} tokens a text")
+    return MEASURES[given.what](given, folder, size)
 
 
 if __name__ == "__main__":
