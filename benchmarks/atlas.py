@@ -81,7 +81,7 @@ class Run:
         more = {"HF_ENDPOINT": endpoint, "NO_PROXY": "*", "OMP_NUM_THREADS": "1", "HF_HUB_CACHE": f"{folder}-cache"}
         self.began, self.peaks, self.processor = time.perf_counter(), list[int](), 0.0
         self.process = subprocess.Popen(
-            [*command, "--json", "--no-progress", *options], env=os.environ | more, stdout=subprocess.PIPE, text=True
+            [*command, "--json", *options], env=os.environ | more, stdout=subprocess.PIPE, text=True
         )
         threading.Thread(target=self._watch, daemon=True).start()
 

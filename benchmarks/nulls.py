@@ -143,7 +143,7 @@ def spiking(random: Random, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndar
 
 def named(random: Random, seed: int, *, make: Callable, rule: Rule, shape: tuple[int, int]) -> bool:
     """Whether a rule names any dimension at the level."""
-    return any(outlier.p_holm <= ALPHA for outlier in find(Measured(*make(random, shape)), rule)[0])
+    return any(outlier.p_holm <= ALPHA for outlier in find(Measured(*make(random, shape)), rule))
 
 
 def planted(random: Random, seed: int, *, rule: Rule, shape: tuple[int, int]) -> bool:
@@ -151,7 +151,7 @@ def planted(random: Random, seed: int, *, rule: Rule, shape: tuple[int, int]) ->
     made = [values.copy() for values in coinciding(random, shape)]
     for values in made:
         values[: shape[0] * 3 // 4, 7] = 40
-    return any(outlier.dim == 7 and outlier.p_holm <= ALPHA for outlier in find(Measured(*made), rule)[0])
+    return any(outlier.dim == 7 and outlier.p_holm <= ALPHA for outlier in find(Measured(*made), rule))
 
 
 def weights(scale: float) -> Iterator[Case]:
@@ -167,8 +167,7 @@ def weights(scale: float) -> Iterator[Case]:
         least, size = 1 / shape[0], f"{shape[0]} × {shape[1]}"  # every dimension that passes anywhere has its p
         rules = {
             "kovaleva": Rule(min_layer_fraction=least),
-            "kovaleva --same-layer": Rule(min_layer_fraction=least, same_layer=True),
-            "kovaleva --relax-to 2": Rule(min_layer_fraction=0.25, relax_to=2.0),
+            "kovaleva:same-layer": Rule(min_layer_fraction=least, same_layer=True),
             "puccetti": Rule("puccetti", top_k=shape[1]),
             "luo": Rule("luo"),
         }
@@ -176,7 +175,7 @@ def weights(scale: float) -> Iterator[Case]:
             rejects = partial(named, make=make, rule=rule, shape=shape)
             yield Case("weights", f"{name}, {size}, scale and bias {dependence}", n, rejects)
         for same in (False, True):
-            name = f"kovaleva{' --same-layer' if same else ''}, {size}, one planted in three quarters"
+            name = f"kovaleva{':same-layer' if same else ''}, {size}, one planted in three quarters"
             found = partial(planted, rule=Rule(same_layer=same), shape=shape)
             yield Case("weights", name, max(50, n // 5), found, role="found")
 

@@ -84,7 +84,7 @@ def null_rate(row: AtlasRow) -> float:
     kept = [values.astype(np.float64) for values in (row.scale, row.bias) if values is not None]
     for _ in range(NULLS):
         parts = (np.stack([random.permutation(layer) for layer in values]) for values in kept)
-        found += bool(find(Measured(*parts), RULE)[0])
+        found += bool(find(Measured(*parts), RULE))
     return found / NULLS
 
 

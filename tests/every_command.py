@@ -11,7 +11,7 @@ from typing import Any
 
 M = "mini-planted"  # eight outlier dimensions; it comes with the package
 FEW = ("--data", "texts.txt", "--limit", "4", "--max-length", "16", "--dims", "8,24")
-QUIET = ("--device", "cpu", "--dtype", "float32", "--no-progress")
+QUIET = ("--device", "cpu", "--dtype", "float32")
 LABELLED = ("--task", "classify", "--data", "labelled", "--max-length", "16", "--device", "cpu")
 # A tokenizer that is there: where merges tie, one that is trained is another each time.
 SMALL = (
@@ -21,7 +21,7 @@ SMALL = (
 # In the order in which one reads what another wrote.
 RUNS: dict[str, tuple[str, ...]] = {
     "scan": (M,),
-    "atlas build": ("names.txt", "-o", "atlas", "--no-progress"),
+    "atlas build": ("names.txt", "-o", "atlas"),
     "atlas page": ("atlas",),
     "atlas lookup": (M,),
     "compare": (M, "mini-bert", "--dims", "8", "--chart", "compared.html"),
@@ -35,8 +35,8 @@ RUNS: dict[str, tuple[str, ...]] = {
     "prune protect": (M, "--for", "sparsegpt"),
     "prune test": (M, *FEW[:6], "--dims", "8", "--random", "1", "--scattered", "0", "--matched", "0", *QUIET),
     "lab pretrain": ("mini-short", *(word for one in SMALL for word in ("--set", one)), "--steps", "2", "-o", "run",
-                 "--no-progress", "--device", "cpu"),
-    "track": ("run", "-o", "track.json", "--no-progress"),
+                 "--device", "cpu"),
+    "track": ("run", "-o", "track.json"),
     "lab finetune": (M, *LABELLED, "--epochs", "1", "--batch-size", "8", "-o", "tuned", "--precision", "float32"),
     "replicate kovaleva-glue": (M, "--tasks", "sst2", "--tuned", "sst2=tuned/seed-42/model", "--data", "paper/glue",
                                 "--labels", "negative,positive", "--random", "1", "--matched", "0",
@@ -57,7 +57,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "quantize": (M, *FEW, "--schemes", "int8-tensor/none", "--calibrate", "0", "--smooth", "none", "--random", "1", *QUIET),
     "plan": (M, *FEW[:4], "--max-length", "16", "--scheme", "int4-tensor/none", "--keep", "20%", "--candidates", "1",
              "--random", "1", *QUIET),
-    "repair": ("decoder", "--fit", "fp8", *FEW[:6], "-o", "repaired", *QUIET[:2], "--no-progress"),
+    "repair": ("decoder", "--fit", "fp8", *FEW[:6], "-o", "repaired", *QUIET[:2]),
     "range": (M, *FEW[:6], "--chart", "range.html", *QUIET),
     "mask": (M, *FEW[:6], "--for", "steering", "--to", "steering.py", "--chart", "mask.html", *QUIET),
     "trace": (M, *FEW[:6], "--dim", "8", "--random", "1", "--chart", "life.html", *QUIET),

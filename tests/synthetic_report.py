@@ -46,7 +46,7 @@ def stack_scan(needles=NEEDLES, *, n_layers=30, hidden_size=576, bias=False, hei
         return array
 
     measured = Measured(values(), values() if bias else None)
-    outliers, n_sigma = find(measured, Rule())
+    outliers = find(measured, Rule())
     size = np.abs(measured.z_scale).max(axis=0)
     dims = np.arange(hidden_size) if columns is None else np.sort(np.argsort(-size)[:columns])
     return StackScan(
@@ -58,7 +58,7 @@ def stack_scan(needles=NEEDLES, *, n_layers=30, hidden_size=576, bias=False, hei
         n_run=n_layers,
         hidden_size=hidden_size,
         outliers=outliers,
-        n_sigma=n_sigma,
+        n_sigma=3.0,
         values_read=n_layers * hidden_size * 1536,
         notes=() if bias else ("mlp.down_proj has no bias here: the rule rests on the scale alone",),
         map_dims=tuple(dims.tolist()),

@@ -15,6 +15,7 @@ from architectures import FAMILIES, build
 from outlierlens.analyses.ablate import AblateOptions
 from outlierlens.analyses.repair import RepairOptions
 from outlierlens.detection.activations import ObserveOptions
+from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadInput
 from outlierlens.experiments import EXPERIMENTS
 from outlierlens.given import given_texts, in_python
@@ -243,9 +244,9 @@ def test_a_model_in_training_is_measured_in_evaluation_and_trains_on(name: str) 
         ("write --dims 11:1229", 'write dims="11:1229"'),
         ("use --tokens rest", 'use tokens="rest"'),
         ("use --dtype float32; where", 'use load_model(dtype="float32"); where'),
-        ("pass one (--tokenizer FOLDER)", "pass one (load_model(tokenizer=FOLDER))"),
-        ("built like (--family bert)", 'built like (load_model(row="bert"))'),
-        ("--arch row.toml (`outlierlens scan --propose`)", 'load_model(row=Path("row.toml")) (`outlierlens scan --propose`)'),
+        ("pass one (--model-args tokenizer=FOLDER)", "pass one (load_model(tokenizer=FOLDER))"),
+        ("built like (--model-args family=bert)", 'built like (load_model(row="bert"))'),
+        ("--model-args arch=row.toml (`outlierlens scan`)", 'load_model(row=Path("row.toml")) (`outlierlens scan`)'),
         ("read fewer texts (--limit)", "read fewer texts (read_texts(limit=…))"),
         ("name another folder with -o, or use --overwrite", "name another folder, or use overwrite=True"),
     ],
@@ -258,6 +259,7 @@ def test_a_flag_that_is_a_keyword_of_the_function_is_plain() -> None:
     assert in_python("use --dtype float32", settings_of(ol.load_model.__wrapped__.__globals__["LoadOptions"])) == (
         'use dtype="float32"'
     )
+    assert in_python("use --rule view=reading, which", settings_of(ScanOptions)) == 'use view="reading", which'
     assert in_python("use a larger --margin 4", settings_of(RepairOptions)) == "use a larger margin=4"
     assert in_python("lower --sigma", settings_of(ObserveOptions)).startswith("lower ")
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pytest
 from annotated_types import Ge, Gt, Le, Lt
@@ -124,7 +124,7 @@ def test_what_a_reader_cannot_read_is_bad_input(run: Any) -> None:
     with pytest.raises(Usage, match="cannot read 'half'; write a number, or none"):
         asked("x", "--share", "half")
     for words in (
-        ("scan", "m", "--max-read", "two"),
+        ("scan", "m", "--model-args", "max-read=two"),
         ("disable", "m", "--dims", "x"),
         ("atlas", "build", "--query", "a=1", "-o", "a"),
     ):
@@ -145,6 +145,62 @@ def test_help_says_defaults_and_strings(capsys: pytest.CaptureFixture[str]) -> N
     assert "--share STR A part. [default: 0.5]" in lines
     assert "--size INT How large. [default: 4]" in lines
     assert not any("Only Python" in line for line in lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parted:
+    """Options of one flag."""
+
+    rule: Annotated[Literal["one", "two"], Flag("--rule")] = "one"
+    """Which."""
+    width: Annotated[float, Flag("w", into="--rule"), Gt(0)] = 1.0
+    """How wide."""
+    folder: Annotated[Path | None, Flag(into="--rule")] = None
+    """Where."""
+    same_layer: Annotated[bool, Flag(into="--rule")] = False
+    """In one layer."""
+    size: Annotated[int, Flag(into="--more", read="options:parse_bytes")] = 1
+    """How large."""
+
+
+def parted(*words: str) -> Parted:
+    got: list[Parted] = []
+    call(command("try", "Try it.", {"options": Parted}, lambda **given: got.append(given["options"])), words)
+    return got[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "made"),
+    [
+        ((), Parted()),
+        (("--rule", "two"), Parted(rule="two")),
+        (("--rule", "two:w=0.5,same-layer"), Parted(rule="two", width=0.5, same_layer=True)),
+        (("--rule", "same-layer,folder=a:b,c"), Parted(same_layer=True, folder=Path("a:b,c"))),
+        (("--rule", "two", "--rule", "w=3"), Parted(rule="two", width=3.0)),
+        (("--more", "size=2kB"), Parted(size=2000)),
+    ],
+)
+def test_one_flag_holds_many_parts(words: tuple[str, ...], made: Parted) -> None:
+    assert parted(*words) == made
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--rule", "three"), "--rule is 'three'; use one, two"),
+        (("--rule", "two:wide=1"), "cannot read --rule 'two:wide=1'; its parts are w, folder, same-layer"),
+        (("--rule", "w=x"), "cannot read --rule w 'x'; write a number"),
+        (("--rule", "w=0"), "--rule w is 0.0; it must be more than 0"),
+        (("--rule", "same-layer=yes"), "--rule same-layer=yes: write same-layer"),
+        (("--rule", "two,w"), "--rule w: write w=VALUE"),
+        (("--more", "3"), "cannot read --more '3'; its parts are size"),
+        (("--more", "size=two"), "cannot read the size 'two'"),
+    ],
+)
+def test_a_wrong_part_is_refused_in_one_line(words: tuple[str, ...], says: str) -> None:
+    with pytest.raises(Usage) as refused:
+        parted(*words)
+    assert says in str(refused.value)
 
 
 def test_two_groups_may_not_have_one_option() -> None:

@@ -58,7 +58,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Find outlier dimensions in weights; no model is loaded.\n\n"
         "One or more models; of their files only the tensors that the rule rests on are read.",
         home="analyses.scan", python="scan", options="ScanCall", takes=MODELS,
-        shared={"chart": None, "no_progress": None}, result="Scan", also=("analyses.definitions:Definitions",),
+        shared={"chart": None}, result="Scan", also=("analyses.definitions:Definitions",),
         examples=(
             "scan mini-planted  # the dimensions that the weights name",
             "scan mini-planted mini-bert --rule puccetti  # two models by another rule",
@@ -70,7 +70,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Look a model up in an atlas, offline: its outlier dimensions, its likely parent, and what they cost."
         "\n\nMODEL is a name in the atlas, or any model: of that the weights are read that `scan` reads, and its norms.",
         home="analyses.atlas_lookup", python="lookup", options="LookupOptions", takes=WEIGHTS,
-        shared={"chart": None, "no_progress": None, "arch": None, "family": None}, result="Lookup",
+        shared={"chart": None, "arch": None, "family": None}, result="Lookup",
         examples=("atlas lookup smollm2-135m  # by name", "atlas lookup mini-planted  # whose norms are read"),
     ),
     Experiment(
@@ -82,7 +82,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "of `lab pretrain` are compared by loss, outlier dimensions, damage and INT8, seeds of one recipe together.",
         home="analyses.compare", python="compare", options="CompareCall", takes=MODELS,
         shared={
-            "subfolder": None, "no_progress": None,
+            "subfolder": None,
             "adapter": Other(help="Folder of a LoRA adapter (PEFT): look at the models after with it on."),
         },
         result="Comparison", also=("analyses.compare_updates:UpdateCheck",),
@@ -111,7 +111,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Write a searchable site of an atlas: by model, family and dimension; it loads nothing from elsewhere.",
         home="analyses.atlas", measure=":page", options="PageCall", takes=("options", "output"), odd=True,
         writes="folder",
-        shared=dict.fromkeys(("chart", "json", "verbose", "no_progress"))
+        shared=dict.fromkeys(("chart", "json", "verbose"))
         | {"output": Other(help="Folder of the site. Default: site, in the atlas's folder.")},
         examples=("atlas page atlas", "atlas page atlas -o site"),
     ),
@@ -119,7 +119,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "fingerprint", "guard",
         "Record the sensitive values of a model, for `verify`.",
         home="analyses.fingerprint", python="fingerprint", options="FingerprintOptions", takes=WEIGHTS,
-        shared=dict.fromkeys(("chart", "no_progress")), result="Fingerprint",
+        shared={"chart": None}, result="Fingerprint",
         examples=(
             "fingerprint mini-planted -o print.json",
             "fingerprint mini-planted --dims 8,24 --deep -o deep.json  # two dimensions, every value of theirs",
@@ -131,7 +131,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Sensitive values that moved since, and whether they are the dangerous ones. Exit code 0: it matches; 3: it "
         "does not; 2: there is nothing to verify (an unusable baseline or model).",
         home="analyses.fingerprint_verify", python="verify", options="VerifyOptions", takes=WEIGHTS,
-        shared=dict.fromkeys(("chart", "no_progress")), result="Verification", gate="failed",
+        shared={"chart": None}, result="Verification", gate="failed",
         examples=(
             "verify mini-planted --baseline print.json",
             "verify mini-planted --baseline deep.json --deep",
@@ -193,7 +193,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Exit code 0: the constraint holds; 3: it is broken; 2: it could not be checked.",
         home="analyses.prune", python="prune_check", measure=":run_check", options="PruneCheckCall", takes=MODELS,
         shared={
-            "no_progress": None, "adapter": Other(help="Folder of a LoRA adapter (PEFT): look at AFTER with it on."),
+            "adapter": Other(help="Folder of a LoRA adapter (PEFT): look at AFTER with it on."),
         },
         result="PruneCheck", gate="failed",
         examples=(
@@ -205,7 +205,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "prune protect", "compress",
         "Write what a pruner should leave alone, in the form it reads: Python or YAML, ready to paste.",
         home="analyses.prune_lists", python="protect", odd=True, options="ProtectCall", takes=WEIGHTS,
-        shared=dict.fromkeys(("chart", "json", "verbose", "no_progress"))
+        shared=dict.fromkeys(("chart", "json", "verbose"))
         | {"output": Other(help="Write the list to exactly this file.")},
         examples=(
             "prune protect mini-planted --for torch-pruning",
@@ -231,7 +231,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         result="Track",
         examples=(
             "track mini-bert  # its training is recorded in the package",
-            "track mini-bert --n-sigma 2.5 -o track.json",
+            "track mini-bert --rule sigma=2.5 -o track.json",
         ),
     ),
     Experiment(
@@ -240,7 +240,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Several processes: `accelerate launch -m outlierlens lab pretrain …`.",
         home="analyses.pretrain", python="training.pretrain.loop:pretrain", options="PretrainOptions", takes=("options",
         "output", "loading"), writes="folder",
-        shared=dict.fromkeys(("chart", "verbose", "arch", "family", "revision", "subfolder", "token", "tokenizer", "dtype",
+        shared=dict.fromkeys(("chart", "verbose", "arch", "family", "revision", "subfolder", "tokenizer", "dtype",
                               "trust_remote_code", "adapter")) | {
             "output": Other(help="Run directory. Default: runs/RECIPE-seed-N."),
             "overwrite": Other(help="Remove the run of another recipe from it."),
@@ -333,7 +333,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "origin", "explain",
         "Trace dimensions to embedding tables and norms, by weights.\n\n"
         "Embedding tables row by row, and every norm by layer.",
-        home="analyses.origin", python="origin", options="OriginCall", takes=WEIGHTS, shared={"no_progress": None},
+        home="analyses.origin", python="origin", options="OriginCall", takes=WEIGHTS,
         result="Origin",
         examples=("origin mini-planted", "origin mini-planted --dims 8,24 --chart origin.html"),
     ),
@@ -531,7 +531,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         takes=("subject", "options", "output", "loading"),
         shared={
             "model": Other("mini-planted", help="Sample, directory or hub id; mini-* need no download."),
-            "chart": None, "verbose": None, "no_progress": None,
+            "chart": None, "verbose": None,
         },
         result=".look:Explored",
         examples=(
@@ -545,7 +545,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "For which command something is missing; changes nothing. Exit code 0; 1 where something that is installed is "
         "broken.",
         home="cli", measure=".doctor", odd=True, options=".doctor:DoctorOptions", takes=("options", "output"),
-        shared=dict.fromkeys(("chart", "output", "overwrite", "quiet", "verbose", "no_progress")),
+        shared=dict.fromkeys(("chart", "output", "overwrite", "quiet", "verbose")),
         examples=(
             "doctor",
             "doctor --devices",
@@ -557,7 +557,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Into the user's cache, verified by hash; existing files are kept.",
         home="cli", measure=".samples:fetch", odd=True, options=".samples:FetchOptions",
         takes=("options", "output"),
-        shared=dict.fromkeys(("chart", "output", "overwrite", "verbose", "no_progress")),
+        shared=dict.fromkeys(("chart", "output", "overwrite", "verbose")),
         examples=(
             "fetch",
             "fetch mini-planted mini-bert",

@@ -114,6 +114,7 @@ def _describe(call: Any, signature: inspect.Signature, settings: Mapping[str, tu
 # A command in backquotes or behind its name stays what one types into a shell.
 _FLAGS = re.compile(
     r"`[^`]*`|\b(?:outlierlens|hf|pip|accelerate) [a-z-]+ [^;:)]*|(?P<file> with -o\b)"
+    r"|--(?:model-args (?=[a-z])|rule (?=[a-z-]+=))(?P<part>[a-z-]*[a-z])(?:=(?P<value>[^\s;:,()]+))?"
     r"|(?<!\S-)--(?P<flag>[a-z](?:[a-z-]*[a-z])?)\b(?: (?P<word>[^\s;:,()]+(?::\d+)?))?"
 )
 _OF_LOADING = (
@@ -129,14 +130,25 @@ def in_python(message: str, settings: Mapping[str, tuple[Option, ...]]) -> str:
 
     A flag of how a model is loaded or texts are read is one of `load_model` or `read_texts`, where it is no setting.
     """
-    spelt = {flag: name for name, (one, *_) in settings.items() for flags in one.flags for flag in flags.split("/")}
+    spelt = {
+        flag: name
+        for name, (one, *_) in settings.items()
+        for flags in (one.flags or [f"--{one.key}"] * bool(one.flag.into))
+        for flag in flags.split("/")
+    }
 
     def keyword(found: re.Match[str]) -> str:
-        flag, word = found["flag"], found["word"] or ""
+        flag, word = found["flag"] or found["part"], found["word"] or found["value"] or ""
         if not flag:
             return "" if found["file"] else found[0]
         name = spelt.get(f"--{flag}") or _NAMES.get(flag) or flag.removeprefix("no-").replace("-", "_")
-        kind = settings[name][0].kind if name in settings else bool if name in ("overwrite", "offline") else None
+        kind = (
+            settings[name][0].kind
+            if name in settings
+            else bool
+            if name in ("overwrite", "offline", "trust_remote_code")
+            else None
+        )
         value = ""
         if word.isupper() or word.isdecimal():
             value = word

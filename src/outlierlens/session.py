@@ -35,24 +35,27 @@ class Subject:
     """Sample name, directory, weight file or hub id."""
 
 
+MODEL_ARGS = "--model-args"
+
+
 @dataclass(frozen=True)
 class Source:
     """Where the weights of a model come from, wherever they are read."""
 
-    arch: Path | None = None
-    """TOML file with the architecture's row."""
-    family: str | None = None
-    """Take the model for one of this model_type: bert, llama, …"""
-    revision: str | None = None
+    revision: Annotated[str | None, Flag(into=MODEL_ARGS)] = None
     """Hub revision: branch, tag or commit."""
-    subfolder: str = ""
+    subfolder: Annotated[str, Flag(into=MODEL_ARGS)] = ""
     """Folder inside the model's directory or repository."""
-    token: Annotated[str | None, Flag("--token", env="HF_TOKEN")] = field(default=None, repr=False)
-    """Hub token."""
-    offline: bool = False
-    """Never use the network."""
-    adapter: str | None = None
+    adapter: Annotated[str | None, Flag(into=MODEL_ARGS)] = None
     """Folder of a LoRA adapter (PEFT): look at the model with it on."""
+    family: Annotated[str | None, Flag(into=MODEL_ARGS)] = None
+    """Take the model for one of this model_type: bert, llama, …"""
+    arch: Annotated[Path | None, Flag(into=MODEL_ARGS)] = None
+    """TOML file with the architecture's row."""
+    offline: Annotated[bool, Flag(into=MODEL_ARGS)] = False
+    """Never use the network."""
+    token: Annotated[str | None, Flag(hidden=True)] = field(default=None, repr=False)
+    """Hub token. Default: HF_TOKEN, or that of `hf auth login`."""
 
     @property
     def row(self) -> Path | str | None:
@@ -64,20 +67,20 @@ class Source:
 class Loading(Source):
     """How a model is loaded, wherever it is run."""
 
-    tokenizer: str | None = None
-    """Read texts with the tokenizer of this folder, sample or hub id."""
     device: str = "auto"
     """auto, cpu, cuda:0, mps."""
     dtype: str = "float32"
     """float32, bfloat16, float16, checkpoint (as stored)."""
-    trust_remote_code: bool = False
+    tokenizer: Annotated[str | None, Flag(into=MODEL_ARGS)] = None
+    """Read texts with the tokenizer of this folder, sample or hub id."""
+    trust_remote_code: Annotated[bool, Flag(into=MODEL_ARGS)] = False
     """Run code that the model brings. Off."""
 
 
 def row_of(arch: Path | None, family: str | None) -> Path | str | None:
-    """What describes the architecture: the file of --arch, the family of --family, or neither."""
+    """What describes the architecture: the file of arch, the family, or neither."""
     if arch is not None and family is not None:
-        raise BadInput("--arch and --family both say what the model is; give one of them")
+        raise BadInput("--model-args arch and family both say what the model is; give one of them")
     return arch or family
 
 
@@ -85,10 +88,10 @@ def row_of(arch: Path | None, family: str | None) -> Path | str | None:
 class Output:
     """Where a result goes."""
 
-    chart: Path | None = None
-    """Draw the result to this file: .html, .svg, .png or .json."""
     output: Annotated[Path | None, Flag("-o", "--output")] = None
     """Write the result to exactly this file (JSON)."""
+    chart: Path | None = None
+    """Draw the result to this file: .html, .svg, .png or .json."""
     overwrite: bool = False
     """Replace existing output."""
     json: bool = False
@@ -97,8 +100,6 @@ class Output:
     """Print nothing but errors."""
     verbose: Annotated[bool, Flag("-v", "--verbose")] = False
     """More columns, notes and provenance."""
-    no_progress: bool = False
-    """No progress on stderr."""
 
     @property
     def for_people(self) -> bool:
@@ -108,7 +109,7 @@ class Output:
     @property
     def tells_progress(self) -> bool:
         """Whether stderr says how far the work is."""
-        return not self.no_progress and not self.quiet
+        return not self.quiet
 
 
 @dataclass

@@ -386,7 +386,7 @@ def test_linears_beyond_the_limit_are_refused_before_they_are_read(hub: FakeHub,
     assert row.reason == "too large"
     assert row.failure == (
         "org/real: its blocks do not end in a norm, so this rule reads mlp.down_proj of every layer, 5,771 MB; allow it "
-        f"with --max-read {needed}MB"
+        f"with --model-args max-read={needed}MB"
     )
     assert row.bytes_read <= 0.001 * path.stat().st_size
 

@@ -286,7 +286,7 @@ def test_a_single_weight_that_carries_a_layer_s_output(family: str, folder: Any,
 def test_the_first_line_says_where_single_weights_were_not_looked_at(folder: Any) -> None:
     small = replace(OUTLIERS, scan=ScanOptions(max_read=3000))
     verdict = prune_check(folder("bert"), folder("bert"), small).verdict
-    assert re.search(r"single weights were not looked at \(.*allow it with --max-read 1MB\)$", verdict)
+    assert re.search(r"single weights were not looked at \(.*allow it with --model-args max-read=1MB\)$", verdict)
     albert = prune_check(folder("albert"), folder("albert"), OUTLIERS).verdict
     assert "single weights were not looked at (stream 'model' has no MLP axis: " in albert
 

@@ -46,7 +46,7 @@ def swept(model_folder: Any, text: str, run: Any, tmp_path: Path, kept: Any) -> 
     """Runs a small sweep of a tiny model and returns (sweep, stdout, stderr)."""
 
     def call(*arguments: str, model: str = "", out: str = "sweep.json") -> tuple[Sweep, str, str]:
-        words = ("sweep", model or model_folder(), "--data", text, *FEW, "-o", str(tmp_path / out), "--no-progress")
+        words = ("sweep", model or model_folder(), "--data", text, *FEW, "-o", str(tmp_path / out))
         code, stdout, stderr = run(*words, *arguments)
         assert code == 0, stderr
         return load(tmp_path / out), stdout, stderr
@@ -123,7 +123,18 @@ def test_ray_is_asked_for_with_what_was_given(swept: Any, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(ray_engine, "on_ray", on_ray)
     ray_is(there=True, monkeypatch=monkeypatch)
-    machines = ("--engine", "ray", "--address", "head:6379", "--workers", "3", "--gpus-per-worker", "0.25", "--offline")
+    machines = (
+        "--engine",
+        "ray",
+        "--address",
+        "head:6379",
+        "--workers",
+        "3",
+        "--gpus-per-worker",
+        "0.25",
+        "--model-args",
+        "offline",
+    )
     sweep, _, _ = swept(*machines, "--dims", "3")
     wanted = {"engine": "ray", "address": "head:6379", "workers": 3, "cpus_per_worker": None, "gpus_per_worker": 0.25}
     assert asked == {**wanted, "n_texts": 24, "offline": True}
@@ -157,7 +168,7 @@ def test_a_signal_keeps_the_rows_and_prints_the_command_that_goes_on(
 
     monkeypatch.setattr(measure._SweepRun, "keep", watched)
     out = tmp_path / "sweep.json"
-    arguments = ("sweep", model_folder(), "--data", text, *FEW, "-o", str(out), "--no-progress", "--overwrite")
+    arguments = ("sweep", model_folder(), "--data", text, *FEW, "-o", str(out), "--overwrite")
     asked = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is born ignoring Ctrl-C
     try:
         ended, stdout, err = run(*arguments)
@@ -192,7 +203,7 @@ def test_a_signal_before_the_first_row_says_so(run: Any, kept: Any, monkeypatch:
 def test_a_report_shows_sweeps(swept: Any, run: Any, model_folder: Any, text: str, tmp_path: Path) -> None:
     sweep, _, _ = swept()
     saved, out = str(tmp_path / "sweep.json"), tmp_path / "report"
-    few = ("--dims", "3", "--random", "1", "--matched", "1", "--no-progress")
+    few = ("--dims", "3", "--random", "1", "--matched", "1")
     code, _, err = run("report", model_folder(), "--data", text, *few, "-o", str(out), "--result", saved)
     assert code == 0, err
     stranger = replace(sweep, provenance=replace(sweep.provenance, fingerprint="00"))

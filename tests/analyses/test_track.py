@@ -314,7 +314,8 @@ def test_what_is_read_of_linears_is_said_and_has_a_limit(llamas: Path) -> None:
     said: list[str] = []
     with pytest.raises(
         TooMuchToRead,
-        match=r"0 MB in each of 5 checkpoints; allow it with --max-read 1MB, or follow a norm alone: --norm input_layernorm",
+        match=r"0 MB in each of 5 checkpoints; allow it with --model-args max-read=1MB, "
+        r"or follow a norm alone: --norm input_layernorm",
     ):
         track([llamas], TrackOptions(scan=ScanOptions(max_read=1000, notice=said.append)))
     assert not said

@@ -31,8 +31,8 @@ def test_every_whole_number_is_read_by_us() -> None:
     for name, option in found:
         marks: list[Any] = [
             mark
-            for mark in app._parameter(option, "Options").annotation.__metadata__
-            if isinstance(mark, Parameter) and mark.converter
+            for mark in app._parameter(option, "Options", show=True).annotation.__metadata__
+            if isinstance(mark, Parameter) and (mark.converter or option.flag.into)
         ]
         assert marks, f"{name} {option.spelt}"
         # What is below its least value is refused, so that no negative number counts anything.

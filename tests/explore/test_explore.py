@@ -250,8 +250,7 @@ def test_commands_quote_texts_and_hide_tokens(planted: Explorer) -> None:
     shown = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, text=True, check=True)
     words = shown.stdout.split("\0")[:-1]
     assert words[:4] == ["outlierlens", "explore", "mini-planted", "--text=-x 'y' $(z)\n good"]
-    assert words[-7:-2] == ["model", "--adapter", "runs/a b", "--revision", "v1"]
-    assert words[-2:] == ["--trust-remote-code", "--offline"]
+    assert words[-3:] == ["model", "--model-args", "adapter=runs/a b,revision=v1,trust-remote-code,offline"]
 
 
 def replace_options(explorer: Explorer, options: LoadOptions) -> Explorer:

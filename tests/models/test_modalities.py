@@ -450,7 +450,7 @@ def test_a_sweep_goes_on(folder: Path, tmp_path: Path, run: Any, models: Any, mo
     monkeypatch.setenv("OUTLIERLENS_RUNS", str(tmp_path))
     code, out, _ = run(
         "sweep", str(folder / "audio"), "--task", "audio-classification", "--data", str(folder / "data-audio"), "--dims",
-        "11,4", "--no-found-set", "--random", "2", "--matched", "0", "--json", "--no-progress", "--device", "cpu", "--dtype",
+        "11,4", "--no-found-set", "--random", "2", "--matched", "0", "--json", "--device", "cpu", "--dtype",
         "float32",
     )  # fmt: skip
     assert code == 0

@@ -22,7 +22,7 @@ from finetune_runs import tiny, write_data
 KILLS = int(os.environ.get("OUTLIERLENS_KILLS", "12"))
 SEED = int(os.environ.get("OUTLIERLENS_SEED", "0"))
 LIMIT = 20_000  # bytes of a file; each command writes a larger one
-QUIET = ("--device", "cpu", "--no-progress", "-q")
+QUIET = ("--device", "cpu", "-q")
 SMALL = ("--limit", "2", "--max-length", "16", "--random", "1", "--matched", "0")
 
 # Words by name. What ends in "again" replaces what an earlier run wrote.

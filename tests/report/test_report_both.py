@@ -133,7 +133,7 @@ def test_a_model_is_measured_on_the_texts_of_the_finished_one(
 ) -> None:
     """A report on film reviews beside a model that would be measured on the excerpt by itself, and the other way about."""
     monkeypatch.setattr("outlierlens.report.job._tracked", lambda _: ())
-    few = ("--random", "1", "--matched", "0", "--no-progress")
+    few = ("--random", "1", "--matched", "0")
     (tmp_path / "films.txt").write_text("A fine film.\nA bad one, and long.\nThe actors are good.\n", "utf-8")
     done = ("report", "mini-planted", "--data", str(tmp_path / "films.txt"), "--limit", "2", "--max-length", "16")
     assert run(*done, *few, "-o", str(tmp_path / "done"))[0] == 0
@@ -219,7 +219,7 @@ def test_a_model_is_measured_into_a_folder_of_its_own_once(
     )  # its training takes seconds, and is tested elsewhere
     write(base, tmp_path / "base")
     words = ("report", "--compare", "mini-planted", str(tmp_path / "base"), "-o", str(tmp_path / "out"), "--limit", "2",
-             "--random", "1", "--matched", "0", "--no-progress")  # fmt: skip
+             "--random", "1", "--matched", "0")  # fmt: skip
     code, _, err = run(*words)
     assert code == 0, err
     assert (tmp_path / "out" / "a" / "results.json").is_file()
@@ -233,6 +233,6 @@ def test_a_model_is_measured_into_a_folder_of_its_own_once(
     monkeypatch.setattr(both_job, "run", measured_again)
     (tmp_path / "out" / "report.html").unlink()  # as if it had been stopped before the last step
     assert run(*words)[0] == 0
-    code, _, err = run(*words[:-1], "--seed", "1", "--overwrite")
+    code, _, err = run(*words, "--seed", "1", "--overwrite")
     assert code == 1
     assert err.endswith("error: measured again\n")

@@ -62,7 +62,7 @@ class LookupOptions:
     """Name a parent where the p-value, corrected over all models compared, is at most this."""
     nearest: Annotated[int, Ge(1)] = 5
     """Show this many relatives."""
-    max_read: Annotated[int, Flag(read="options:parse_bytes", words="500MB")] = MAX_READ
+    max_read: Annotated[int, Flag(into="--model-args", read="options:parse_bytes")] = MAX_READ
     """Refuse a rule that has to read more than this."""
 
 

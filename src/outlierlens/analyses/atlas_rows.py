@@ -145,7 +145,7 @@ def rows_of(checkpoint: Checkpoint, options: ScanOptions | None = None) -> tuple
     )
     rows = []
     for (site, values), norm in zip(measured, norms, strict=True):
-        outliers, _ = find(values, options.rule)
+        outliers = find(values, options.rule)
         layers, width = values.scale.shape
         scale, bias = (norm.scale, norm.bias) if norm else (None, None)
         rows.append(

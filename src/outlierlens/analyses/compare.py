@@ -57,7 +57,7 @@ class CompareOptions:
     scan: Annotated[ScanOptions, ASKED] = ScanOptions()
     """The rule, and how models are opened; its `max_read` also limits what is read of a hub's model."""
     other_revision: str | None = None
-    """Hub revision of the other models; default: --revision."""
+    """Hub revision of the other models; default: that of --model-args."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -343,7 +343,7 @@ def run(session: "Session", call: CompareCall) -> "Comparison | Verification | U
         return verify(call.others[0], before, later, deep=call.deep, against=call.base)
     outcomes = [one for one in stored if isinstance(one, Outcomes)]
     if outcomes and scan.adapter is not None:
-        raise BadInput("--adapter belongs to a model; name the models in the runs")
+        raise BadInput("--model-args adapter belongs to a model; name the models in the runs")
     if len(outcomes) == len(names):
         return replace(outcomes[0], runs=tuple(run for one in outcomes for run in one.runs))
     if outcomes:
@@ -414,7 +414,7 @@ def _side(model: str | Scan, options: ScanOptions, files: ExitStack, command: st
     if isinstance(found, Scan):
         if options.adapter is not None:
             raise BadInput(
-                f"--adapter belongs to a model, and {found.provenance.model} is a scan; name the model itself"
+                f"--model-args adapter belongs to a model, and {found.provenance.model} is a scan; name the model itself"
             )
         return _Side(found, options)
     assert isinstance(model, str)
@@ -503,7 +503,7 @@ class _Pair:
         if large:  # the hub's, and not cached here
             self.notes.append(
                 f"how far the weights moved is left out: it would fetch {large[0].total_bytes / 1e6:,.0f} MB of "
-                f"{large[0].name}; allow it with --max-read {large[0].total_bytes // 1_000_000 + 1}MB"
+                f"{large[0].name}; allow it with --model-args max-read={large[0].total_bytes // 1_000_000 + 1}MB"
             )
             return
         for group, sums in shared.moved(outliers, follow, self.options.scan.view).items():

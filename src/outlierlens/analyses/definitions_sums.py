@@ -101,7 +101,7 @@ def _past(
     measured: Measured, rule: Rule, layers: Sequence[int], what: str
 ) -> Iterator[tuple[Outlier, str, list[float]]]:
     """Each outlier in each layer where it passes, with its "z" or "rank" there, of scale and bias."""
-    for one in find(measured, rule)[0]:
+    for one in find(measured, rule):
         for place in sorted({*one.layers_scale, *one.layers_bias}):
             values = (getattr(one, f"{what}_{part}") for part in ("scale", "bias"))
             yield one, str(layers[place]), [some[place] for some in values if some]

@@ -60,7 +60,9 @@ class Weights:
         """What the scan measures, where it names the dimensions or is a write by itself (blocks that end in no norm)."""
         sites = sites_of(stack, self.scan.view if asked else "last")
         if asked and not sites:
-            raise BadInput(f"{self.checkpoint.name}: its blocks declare no reading norms; use --view last, or --dims")
+            raise BadInput(
+                f"{self.checkpoint.name}: its blocks declare no reading norms; use --rule view=last, or --dims"
+            )
         if not asked and stack.ends_in_norm:
             return []
         if asked:
@@ -102,7 +104,7 @@ class Weights:
                 notes.append(f"has {width} dimensions: without {', '.join(map(str, absent))}")
             return tuple(dim for dim in mine if dim < width)
         rule = self.rule
-        found = list(dict.fromkeys(outlier.dim for _, values in measured for outlier in find(values, rule)[0]))
+        found = list(dict.fromkeys(outlier.dim for _, values in measured for outlier in find(values, rule)))
         if not found:
             notes.append(
                 f"the rule {rule.name} finds no outlier at {rule.sigmas}, so no dimension is followed: "
@@ -151,7 +153,7 @@ class Weights:
                 if mine:
                     yield role, module, part, tuple(mine), np.stack([vectors[param.name] for param in mine.values()])
         for site, values in measured if not stack.ends_in_norm else ():
-            if not site.is_norm:  # reading norms, by --view reading, stand above
+            if not site.is_norm:  # reading norms, of view reading, stand above
                 names = tuple(map(str, stack.weight_layers))
                 yield "last", site.name, "weight", names, values.scale
                 if values.bias is not None:

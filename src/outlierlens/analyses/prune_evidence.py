@@ -36,7 +36,9 @@ def open_source(name: str, adapter: str | None = None, **how: Any) -> Checkpoint
     if held(source) == "weights":
         return with_adapter(as_weights(source), adapter)
     if adapter is not None:
-        raise BadInput(f"--adapter belongs to a model, and {name} holds masks; name the pruned model in their place")
+        raise BadInput(
+            f"--model-args adapter belongs to a model, and {name} holds masks; name the pruned model in their place"
+        )
     return source
 
 

@@ -62,8 +62,8 @@ def open_adapter(folder: str) -> Adapter:
     file = next((place / name for name in FILES if (place / name).is_file()), None)
     if file is None or not (place / CONFIG).is_file():
         raise BadInput(
-            f"--adapter {folder}: no folder with {CONFIG} and {FILES[0]}; name one that peft's save_pretrained wrote, and "
-            f"fetch one of a hub first: hf download OWNER/NAME --local-dir FOLDER"
+            f"--model-args adapter={folder}: no folder with {CONFIG} and {FILES[0]}; name one that peft's save_pretrained "
+            f"wrote, and fetch one of a hub first: hf download OWNER/NAME --local-dir FOLDER"
         )
     source = open_file(file, str(file))
     return Adapter(source, load_config(place / CONFIG), folder, source.tensors)

@@ -65,8 +65,8 @@ def no_model(name: str, config: Mapping[str, Any], folder: str, hub: str = "") -
     base, said = config.get("base_model_name_or_path"), f"{name}: holds an adapter"
     fetched = f"fetch it with `{shell('hf', 'download', hub, '--local-dir', folder)}`, and " if hub else ""
     if not isinstance(base, str) or not base:
-        return BadFile(f"{said}, and no model; {fetched}name its base, with --adapter {operand(folder)}")
-    both = command("scan", operand(base), "--adapter", operand(folder))
+        return BadFile(f"{said}, and no model; {fetched}name its base, with --model-args adapter={folder}")
+    both = command("scan", operand(base), "--model-args", f"adapter={folder}")
     return BadFile(f"{said} of {base}, and no model; {fetched}look at both with: {both}")
 
 

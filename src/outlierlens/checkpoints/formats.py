@@ -209,7 +209,7 @@ def no_weights(folder: Path) -> BadFile:
     if (folder / CONFIG).is_file():
         return no_model(str(folder), load_config(folder / CONFIG), str(folder))
     inside = [path.name for path in sorted(folder.glob("*/")) if any((path / row.file).is_file() for row in native())]
-    lies = f"; a model lies in {', '.join(inside[:4])}: pass --subfolder {inside[0]}" if inside else ""
+    lies = f"; a model lies in {', '.join(inside[:4])}: pass --model-args subfolder={inside[0]}" if inside else ""
     return BadFile(f"{folder}: holds no weight file ({', '.join(suffixes())}){lies}")
 
 

@@ -181,7 +181,9 @@ class Repository:
             )
         if listing or self.config() or self.confirmed:
             place = f"the folder {self.folder!r}" if self.folder else "its root"
-            return BadFile(f"{self.model}: holds no weight file in {place}; pass the right --subfolder")
+            return BadFile(
+                f"{self.model}: holds no weight file in {place}; pass the right --model-args subfolder=FOLDER"
+            )
         return self._unknown()
 
     def _unknown(self) -> UnknownModel:
@@ -210,7 +212,7 @@ def open_hub(
         return cached
     raise Offline(
         f"{model}: offline mode is on and the local hub cache holds no complete copy of its weights at "
-        f"{repository.revision!r}; go online (drop --offline, unset HF_HUB_OFFLINE) or run "
+        f"{repository.revision!r}; go online (drop offline from --model-args, unset HF_HUB_OFFLINE) or run "
         f"`{repository.download}` first"
     )
 
@@ -367,7 +369,9 @@ class HubCheckpoint(PlacedCheckpoint):
     def _opened(self, file_name: str) -> "_Shard":
         shard = self._shards[file_name]
         if not shard.open():
-            raise BadFile(f"{shard.where}: this shard is named by the index but missing; choose another --revision")
+            raise BadFile(
+                f"{shard.where}: this shard is named by the index but missing; choose another --model-args revision=NAME"
+            )
         return shard
 
     def _place(self, name: str) -> tuple[str, Placed]:

@@ -3,8 +3,9 @@
     named([rank_0, rank_1], config, facts, "consolidated.00.pth")     # (tensors, config, whether anything changed)
     of_flax({"h.0.mlp.kernel": tensor})                               # {"h.0.mlp.weight": its transpose}
 
-Only what is exact is renamed: where one name is unknown, all stay as they are, and `--arch row.toml` can name them. Queries and
-keys that are stored in another order of rows are put into that of Hugging Face, so that the model also runs.
+Only what is exact is renamed: where one name is unknown, all stay as they are, and a row by hand can name them
+(`--model-args arch=row.toml`). Queries and keys that are stored in another order of rows are put into that of Hugging Face, so
+that the model also runs.
 """
 
 import re

@@ -152,7 +152,7 @@ class Wire:
             if wait is not None:
                 _sleep(max(wait, asked))
         raise RemoteError(
-            f"{shown(url)}: {problem}, {len(WAITS) + 1} times; check the network and HF_ENDPOINT, or pass --offline "
+            f"{shown(url)}: {problem}, {len(WAITS) + 1} times; check the network and HF_ENDPOINT, or pass --model-args offline "
             "to use a copy in the local hub cache"
         )
 

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -21,8 +22,8 @@ from outlierlens import __version__
 from outlierlens.cli.overview import ABOUT, FAMILIES, INSTALL, PROGRAM, SHOW
 from outlierlens.errors import BadInput
 from outlierlens.experiments import BY_NAME, EXPERIMENTS
-from outlierlens.options import Option, build, check_value, options_of
-from outlierlens.options.experiment import GROUP_NAMES, title
+from outlierlens.options import Flag, Option, build, check_value, options_of, parts_of
+from outlierlens.options.experiment import GROUP_NAMES, shown, title
 
 
 class Usage(BadInput):
@@ -49,22 +50,31 @@ def command(name: str, about: str, groups: Mapping[str, Any], run: Callable[...,
     pairs = {group: one if isinstance(one, tuple) else (one, options_of(one)) for group, one in groups.items()}
     classes, options = ({group: pair[place] for group, pair in pairs.items()} for place in (0, 1))
     parameters: dict[str, inspect.Parameter] = {}
-    headed = [
-        (one, "Arguments" if one.flag.argument else HEADINGS.get(group, "Options"))
-        for group, listed in options.items()
-        for one in listed
-    ]
-    for option, heading in sorted(headed, key=lambda one: not one[0].flag.argument):
+    every = [(one, group) for group, listed in options.items() for one in listed]
+    headed = [(one, "Arguments" if one.flag.argument else HEADINGS.get(group, "Options")) for one, group in every]
+    parts: dict[str, tuple[Option, ...]] = {}
+    for one, _ in every:
+        if one.flag.into:
+            parts[one.flag.into] = (*parts.get(one.flag.into, ()), one)
+    whole = _joined(headed, parts)
+    listed = shown(options) | {one.spelt for one, _ in every if one.flag.argument}
+    for option, heading in sorted(whole, key=lambda one: not one[0].flag.argument):
         if option.name in parameters:
             raise TypeError(f"{name}: two groups have an option {option.name}")
-        parameters[option.name] = _parameter(option, heading)
+        parameters[option.name] = _parameter(option, heading, show=bool(_EVERYTHING) or option.spelt in listed)
 
     def call(*arguments: Any, **given: Any) -> None:
         given |= zip(parameters, arguments, strict=False)
+        values = {
+            id(one): _value(one, given[one.name]) for one, _ in headed if one.name in given and one.spelt not in parts
+        }
+        for option, _ in whole:
+            if option.spelt in parts and (words := given.get(option.name)):
+                head = next((one for one, _ in headed if one.spelt == option.spelt), None)
+                values |= _of_parts(",".join(words), option.spelt, head, parts[option.spelt])
         built = {}
         for group, of_group in options.items():
-            values = {one.path: _value(one, given[one.name]) for one in of_group if one.name in given}
-            built[group] = build(classes[group], values)
+            built[group] = build(classes[group], {one.path: values[id(one)] for one in of_group if id(one) in values})
         run(**built)
 
     call.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
@@ -77,6 +87,7 @@ def command(name: str, about: str, groups: Mapping[str, Any], run: Callable[...,
         version_flags=[],
         help_flags=["--help", "-h"],
         help_format="plaintext",  # <s> in a help text is no markup
+        help_epilogue=None if _EVERYTHING or listed >= {one.spelt for one, _ in whole} else MORE,
         result_action="return_value",
         group_arguments=PANELS["Arguments"],
         group_parameters=PANELS["Options"],
@@ -86,6 +97,43 @@ def command(name: str, about: str, groups: Mapping[str, Any], run: Callable[...,
     return app
 
 
+def _joined(headed: list[tuple[Option, str]], parts: Mapping[str, tuple[Option, ...]]) -> list[tuple[Option, str]]:
+    """The options as the words name them: parts are joined to the option that they belong to, which is made where none is."""
+    heads = {one.spelt: (one, heading) for one, heading in headed if one.spelt in parts}
+    for name, listed in parts.items():
+        heading = next(heading for one, heading in reversed(headed) if one.flag.into == name)
+        made = Option((name.strip("-").replace("-", "_"),), Flag(), (name,), str, (), None, "")
+        head, heading = heads.get(name, (made, heading))
+        keys = [f"{part.key}{'' if part.kind is bool else '=…'}" for part in listed]
+        said = zip(keys, (part.help.rstrip(".") for part in listed), strict=True)
+        about = (
+            f"{head.help} With, by commas: "
+            + ("; ".join(map(": ".join, said)) if _EVERYTHING else ", ".join(keys))
+            + "."
+        )
+        words = "" if head.default is None else str(head.default)
+        joined = Flag(name, read="options:parts_of", words=words, repeats=True)
+        heads[name] = (replace(head, flag=joined, help=about.strip()), heading)
+    found, told = [], set[str]()
+    for one, heading in headed:
+        name = one.flag.into or one.spelt
+        if name not in told:
+            found.append(heads.get(name, (one, heading)))
+        told |= {name} & heads.keys()
+    return found
+
+
+def _of_parts(text: str, name: str, head: Option | None, parts: tuple[Option, ...]) -> dict[int, Any]:
+    """{id of the option: its value} of what is written with parts."""
+    try:
+        found = list(parts_of(text, name, head, parts))
+    except BadInput as error:
+        raise Usage(str(error)) from None
+    return {id(one): _value(one, value) for one, value in found}
+
+
+MORE = "--help-all shows every option."
+_EVERYTHING: list[bool] = []
 _OFFER: list[Callable[[Option], tuple[str, ...]]] = []
 
 
@@ -99,7 +147,17 @@ def offering(offer: Callable[[Option], tuple[str, ...]]) -> Iterator[None]:
         _OFFER.remove(offer)
 
 
-def _parameter(option: Option, heading: str) -> inspect.Parameter:
+@contextmanager
+def showing_everything() -> Iterator[None]:
+    """While it lasts, the help of commands that are made shows every option."""
+    _EVERYTHING.append(True)
+    try:
+        yield
+    finally:
+        _EVERYTHING.pop()
+
+
+def _parameter(option: Option, heading: str, *, show: bool) -> inspect.Parameter:
     flag = option.flag
     name, _, negative = option.flags[-1].partition("/") if option.flags else ("", "", "")
     marks = Parameter(
@@ -109,9 +167,9 @@ def _parameter(option: Option, heading: str) -> inspect.Parameter:
         converter=partial(_whole_number, option)
         if int in (option.kind, *get_args(option.kind)) and not flag.read
         else None,
-        env_var=flag.env or None,
         group=PANELS[heading],
-        show_env_var=False,
+        show=show,
+        metavar="STR" if flag.read == "options:parts_of" else None,
         show_default=False
         if option.default is None
         or option.default is False
@@ -123,7 +181,8 @@ def _parameter(option: Option, heading: str) -> inspect.Parameter:
     words = list[str] if flag.repeats else str
     hint, default = (words, None) if flag.read else (option.kind, option.default)
     if offers := next((found for offer in _OFFER if (found := offer(option))), ()):
-        hint = list[Literal[offers]] if "tuple" in str(option.kind) and not flag.read else Literal[offers]  # type: ignore[valid-type]
+        many = flag.repeats or ("tuple" in str(option.kind) and not flag.read)
+        hint = list[Literal[offers]] if many else Literal[offers]  # type: ignore[valid-type]
     if default is None:
         hint |= None  # also where only this command's default is none
     if option.required:
@@ -149,7 +208,8 @@ def _words(option: Option) -> Any:
 def _value(option: Option, given: Any) -> Any:
     """What was given as the dataclass takes it, within its bounds."""
     try:
-        value = option.value(given) if option.flag.read and isinstance(given, str | list) else given
+        read = option.flag.read and not option.flag.into  # a part is read by its word
+        value = option.value(given) if read and isinstance(given, str | list) else given
         if isinstance(value, int) and not option.flag.read and abs(value) > LARGEST:
             raise Usage(f"{option.spelt} is too large; it must be at most {LARGEST:,}")
         check_value(option.spelt, value, option.bounds)
@@ -179,9 +239,7 @@ def call(app: App, words: Sequence[str], *, run: bool = True, named: str | None 
 MODELS = ("checkpoints.samples:SAMPLES",)
 # By the option's name: words, or the places of what lists them.
 OFFERED: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        ("MODEL", "MODELS", "BASE", "OTHER", "TUNED", "BEFORE", "AFTER", "NAMES", "--tokenizer", "--compare"), MODELS
-    ),
+    **dict.fromkeys(("MODEL", "MODELS", "BASE", "OTHER", "TUNED", "BEFORE", "AFTER", "NAMES", "--compare"), MODELS),
     "--task": ("tasks.base:OF_TEXTS", "data.labelled.table:TASKS"),
     "--tasks": ("data.labelled.table:TASKS",),
     "--sets": ("analyses.embed_pairs:TASKS",),
@@ -189,10 +247,10 @@ OFFERED: dict[str, tuple[str, ...]] = {
     "--data": ("data.texts:SHIPPED",),
     "--dtype": ("models.load:DTYPES",),
     "--device": ("auto", "cpu", "cuda", "mps"),
-    "--family": ("architectures.rows:ARCHITECTURES",),
     "--mode": ("ablation.mode_names:MODES",),
     "--modes": ("ablation.mode_names:NAMES",),
     "RECIPE": ("training.pretrain.recipe:shipped",),
+    "--rule": ("detection.rules:RULES", "all"),
     "--fix": ("vectors.fixes:KINDS",),
     "--fixes": ("vectors.fixes:KINDS",),
     "--precision": ("float32", "bfloat16"),
@@ -214,7 +272,7 @@ def offered(option: Option) -> tuple[str, ...]:
 
 def script(make: Callable[[], App], shell: Literal["bash", "zsh", "fish", "powershell"]) -> str:
     """What sets up completion in `shell`; `make` makes the program anew, which then knows the values."""
-    with offering(offered):
+    with offering(offered), showing_everything():
         text: str = make().generate_completion(shell=shell)
     # Where nothing that is offered fits, bash completes files: a model may be a folder.
     return text.replace("complete -F ", "complete -o default -F ")
@@ -257,6 +315,14 @@ def run(words: Sequence[str]) -> None:
         Usage: words that it does not take.
     """
     spelt = _spelt(words)
+    if "--help-all" in spelt:
+        with showing_everything():
+            call(
+                program.__wrapped__(),
+                ["--help" if word == "--help-all" else word for word in spelt],
+                named=_named(spelt),
+            )
+        return
     call(program(), spelt, named=_named(spelt))
 
 

@@ -243,7 +243,7 @@ def print_diagnosis(found: Diagnosis) -> None:
     for one in found.samples:
         size = f", {one.n_bytes / 1e6:,.1f} MB" if one.n_bytes else ", comes with the first command that names it"
         say(f"  sample {one.name}: {one.state}{size}")
-    say(f"offline: {'yes, by HF_HUB_OFFLINE' if found.offline else 'no; --offline of a command, or HF_HUB_OFFLINE=1'}")
+    say(f"offline: {'yes, by HF_HUB_OFFLINE' if found.offline else 'no; --model-args offline, or HF_HUB_OFFLINE=1'}")
     for name, value in found.variables.items():
         say(f"  {name}={value}")
     for line in (*found.lacking, *(f"broken: {problem}" for problem in found.broken)):

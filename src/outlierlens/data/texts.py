@@ -27,7 +27,9 @@ TEXT_COLUMNS = ("text", "sentence", "sentence1", "premise", "question")
 EXCERPT = "excerpt"
 REVIEWS = "reviews"
 SHIPPED = (EXCERPT, REVIEWS)
-NO_TOKENIZER = "this model has no tokenizer beside it, so texts cannot be read; pass one (--tokenizer FOLDER)"
+NO_TOKENIZER = (
+    "this model has no tokenizer beside it, so texts cannot be read; pass one (--model-args tokenizer=FOLDER)"
+)
 NO_LIMIT = 1 << 30  # tokens of a row, of what is never cut
 
 

@@ -1,7 +1,7 @@
 """The rules that call a dimension an outlier: on a block's last operation, and on its activations; arrays [layer, dim].
 
     measured = Measured(scale, bias)                       # float64 [layer, dim]; bias may be None
-    outliers, _ = find(measured, Rule("kovaleva"))         # tuple of Outlier, strongest first
+    outliers = find(measured, Rule("kovaleva"))         # tuple of Outlier, strongest first
     rule.passes(z); rule.counts(scale, bias)               # where |z| passes [layer, dim]; whose layers are enough [dim]
     activation_outliers(observed, ActivationRules())       # tuple of ActivationOutlier, rule by rule, strongest first
 
@@ -47,23 +47,19 @@ class Rule:
 
     name: Annotated[RuleName, Flag("--rule")] = "kovaleva"
     """kovaleva, puccetti or luo."""
-    n_sigma: Annotated[float, Gt(0), Lt(math.inf)] = 3.0
+    n_sigma: Annotated[float, Flag("sigma", into="--rule"), Gt(0), Lt(math.inf)] = 3.0
     """Threshold on |z|, in standard deviations."""
-    min_layer_fraction: Annotated[float, Gt(0), Le(1)] = 0.5
+    min_layer_fraction: Annotated[float, Flag("layers", into="--rule"), Gt(0), Le(1)] = 0.5
     """Share of layers that must pass (kovaleva)."""
-    same_layer: bool = False
+    same_layer: Annotated[bool, Flag(into="--rule")] = False
     """Scale and bias must pass in the same layer (kovaleva)."""
-    top_k: Annotated[int, Ge(1)] = 6
+    top_k: Annotated[int, Flag("top", into="--rule"), Ge(1)] = 6
     """puccetti: length of the list; luo: ranks that count."""
-    relax_to: Annotated[float | None, Gt(0)] = None
-    """Lower n-sigma to this until something is found; the result says so."""
 
     def __post_init__(self) -> None:
         if self.name not in RULES:
             raise BadInput(f"unknown rule {self.name!r}; rules are {', '.join(RULES)}{near(self.name, RULES)}")
         check(self)
-        if self.relax_to is not None and self.relax_to > self.n_sigma:
-            raise BadInput(f"relax_to is {self.relax_to}; it must be positive and at most n_sigma ({self.n_sigma})")
 
     def at(self, n_sigma: float) -> "Rule":
         """This rule with another threshold."""
@@ -213,13 +209,9 @@ def _flat(values: np.ndarray) -> np.ndarray:
     return found
 
 
-def find(measured: Measured, rule: Rule) -> tuple[tuple[Outlier, ...], float]:
-    """The outliers that `rule` finds, most layers first, and the n_sigma that was used (lower only by `relax_to`)."""
-    dims, hits = _FINDERS[rule.name](measured, rule)
-    while not dims and rule.relax_to is not None and rule.n_sigma > rule.relax_to:
-        rule = rule.at(max(rule.relax_to, round(rule.n_sigma - 0.1, 10)))
-        dims, hits = _FINDERS[rule.name](measured, rule)
-    return _describe(measured, dims, hits), rule.n_sigma
+def find(measured: Measured, rule: Rule) -> tuple[Outlier, ...]:
+    """The outliers that `rule` finds, most layers first."""
+    return _describe(measured, *_FINDERS[rule.name](measured, rule))
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ MAP_CELLS = 400_000  # scale and bias together; beyond it a result keeps the mos
 QUIET_READ = 1_000_000
 GGUF_BLOCK = "blk."
 TIMES = 10.0  # the median of its block, from which a neuron is named
-BY_NORMS = ", or use --view reading, which reads the norms alone"
+BY_NORMS = ", or use --rule view=reading, which reads the norms alone"
 View = Literal["last", "reading"]
 
 
@@ -51,13 +51,13 @@ class ScanOptions:
 
     rule: Annotated[Rule, Flat()] = field(default_factory=Rule)
     """Which dimensions count as outliers."""
-    view: View = "last"
+    view: Annotated[View, Flag(into="--rule")] = "last"
     """last: the block's last operation; reading: norms that read."""
     stack: str | None = None
     """One stream alone; mlp (encoder.mlp): the neurons of its blocks' MLPs."""
     row: arch.RowChoice = None
     """A TOML file that declares the architecture, or a model_type, instead of the table's row."""
-    max_read: Annotated[int, Flag(read="options:parse_bytes", words="500MB")] = MAX_READ
+    max_read: Annotated[int, Flag(into="--model-args", read="options:parse_bytes")] = MAX_READ
     """Refuse a rule that has to read more than this."""
     revision: str | None = None
     """Hub revision: branch, tag or commit."""
@@ -112,7 +112,7 @@ class StackScan(Row):
     outliers: Annotated[tuple[Outlier, ...], Quiet]
     """what the rule found, strongest first"""
     n_sigma: float
-    """threshold: that was really used; below the rule's only where it was relaxed"""
+    """threshold"""
     values_read: Annotated[int, Count]
     """values read: scalars that the measure rests on"""
     notes: Annotated[tuple[str, ...], Quiet]
@@ -249,7 +249,7 @@ class Site:
     scale: tuple[tuple[Param, ...], ...]
     bias: tuple[tuple[Param, ...], ...]
     is_norm: bool
-    view: View = "last"
+    view: Annotated[View, Flag(into="--rule")] = "last"
 
 
 def measure_name(*, is_norm: bool) -> str:
@@ -303,7 +303,7 @@ def check_size(
         return
     raise TooMuchToRead(
         f"{checkpoint.name}: its blocks do not end in a norm, so this rule reads {what}; allow it with "
-        f"--max-read {needed // 1_000_000 + 1}MB{instead}"
+        f"--model-args max-read={needed // 1_000_000 + 1}MB{instead}"
     )
 
 
@@ -411,17 +411,14 @@ def _one_sided(measured: Measured, rule: Rule) -> list[str]:
 
 def _scan_site(checkpoint: Checkpoint, site: Site, rule: Rule, digest: Any) -> StackScan:
     measured, n_values = measure(checkpoint, site, digest)
-    outliers, n_sigma = find(measured, rule)
-    used = rule.at(n_sigma)
+    outliers = find(measured, rule)
     declared = site.stack.stack
     notes = list(declared.notes)
     if measured.bias is None:
         alone = "so this rule can find nothing" if rule.name == "puccetti" else "the rule rests on the scale alone"
         notes.append(f"{site.name} has no bias here: {alone}")
     elif rule.name == "kovaleva":
-        notes += _one_sided(measured, used)
-    if n_sigma < rule.n_sigma:
-        notes.append(f"relaxed: nothing passes {rule.sigmas}, these pass {used.sigmas}")
+        notes += _one_sided(measured, rule)
     n_layers, width = measured.scale.shape
     if declared.shared_blocks and n_layers == 1:
         notes.append("all layers run one block, so one vector was tested")
@@ -436,7 +433,7 @@ def _scan_site(checkpoint: Checkpoint, site: Site, rule: Rule, digest: Any) -> S
     return StackScan(
         stack=site.stack.name, site=site.name, measure=measure_name(is_norm=site.is_norm), norm_site=declared.norm_site,
         n_layers=n_layers, n_run=site.stack.n_layers if declared.shared_blocks else n_layers, hidden_size=width,
-        outliers=outliers, n_sigma=n_sigma, values_read=n_values, notes=tuple(notes), map_dims=tuple(dims.tolist()),
+        outliers=outliers, n_sigma=rule.n_sigma, values_read=n_values, notes=tuple(notes), map_dims=tuple(dims.tolist()),
         z_scale=measured.z_scale[:, dims].astype(np.float32),
         z_bias=np.empty((0, 0)) if measured.z_bias is None else measured.z_bias[:, dims].astype(np.float32),
     )  # fmt: skip
@@ -462,7 +459,7 @@ def scan_mlps(
     if needed > options.max_read:
         raise TooMuchToRead(
             f"{checkpoint.name}: neurons are told from the MLPs' linears, in blocks of {needed / 1e6:,.0f} MB; allow it with "
-            f"--max-read {needed // 1_000_000 + 1}MB"
+            f"--model-args max-read={needed // 1_000_000 + 1}MB"
         )
     alternating = any(one.alternating for one in arch.family_of(checkpoint.config).gguf)
     seen, found = list[MlpScan](), list[LargeNeuron]()

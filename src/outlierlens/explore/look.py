@@ -36,6 +36,7 @@ from outlierlens.models.load import LoadedModel, LoadOptions, fingerprint, load_
 from outlierlens.models.passes import TextReading
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.rows import Estimate, More, Pivot, Quiet, Row
+from outlierlens.session import MODEL_ARGS
 from outlierlens.statistics.means import mean_interval
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
@@ -464,12 +465,13 @@ def command(model: str, options: LoadOptions, state: State, views: Sequence[str]
     words = ["outlierlens", "explore", operand(model), f"--text={state.text}", "--dims", ",".join(map(str, state.dims))]
     words += ["--layers", f"{state.first}-{state.last}", "--show", "all" if tuple(views) == VIEWS else ",".join(views)]
     row = "family" if isinstance(options.row, str) else "arch"
-    loading = (
-        "row", "adapter", "revision", "subfolder", "tokenizer", "device", "dtype", "trust_remote_code", "offline"
-    )  # fmt: skip
-    for given, names in ((state, ("left", "mode", "stack", "seed", "blank")), (options, loading)):
+    parts = ("row", "adapter", "revision", "subfolder", "tokenizer", "trust_remote_code", "offline")
+    asked = list[str]()
+    for given, names in ((state, ("left", "mode", "stack", "seed", "blank")), (options, ("device", "dtype", *parts))):
         for name in names:
-            value, flag = getattr(given, name), f"--{row if name == 'row' else name.replace('_', '-')}"
-            if value != getattr(type(given)(), name):
-                words += [flag] if value is True else option(flag, value)
-    return shell(*words)
+            value, key = getattr(given, name), row if name == "row" else name.replace("_", "-")
+            if value != getattr(type(given)(), name) and name in parts:
+                asked.append(key if value is True else f"{key}={value}")
+            elif value != getattr(type(given)(), name):
+                words += option(f"--{key}", value)
+    return shell(*words, *((MODEL_ARGS, ",".join(asked)) if asked else ()))

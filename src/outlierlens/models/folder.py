@@ -87,7 +87,7 @@ def model_folder(
     path = Path(name)
     if path.is_dir():
         if not (path / subfolder).is_dir():
-            raise UnknownModel(f"{path}: has no folder {subfolder!r}; pass the right --subfolder")
+            raise UnknownModel(f"{path}: has no folder {subfolder!r}; pass the right --model-args subfolder=FOLDER")
         return _of_folder(path / subfolder, weights, notice)
     return _of_file(path, weights, notice) if path.is_file() else None
 

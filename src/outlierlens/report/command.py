@@ -24,7 +24,7 @@ def run(session: Session, options: ReportOptions) -> None:
     if options.compare:
         of_one = (
             ("MODEL", options.model), ("--result", options.results), ("--card", options.card),
-            ("--adapter", session.loading.adapter),
+            ("--model-args adapter", session.loading.adapter),
         )  # fmt: skip
         for name, value in of_one:
             if value:
@@ -43,7 +43,7 @@ def _redrawn(session: Session, options: ReportOptions) -> Path:
     from outlierlens.report.job import redraw
 
     if options.dims != FIND or session.reading.data or session.loading.adapter:
-        raise BadInput(f"{options.model} holds measured results: --dims, --data and --adapter need the model itself")
+        raise BadInput(f"{options.model} holds measured results: --dims, --data and an adapter need the model itself")
     return redraw(Path(options.model), session.output.output, options)
 
 

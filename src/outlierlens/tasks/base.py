@@ -276,10 +276,10 @@ class Reading:
 
     data: str = "excerpt"
     """Text: .txt, .jsonl, .csv, .tsv, .parquet, or a hub id owner/name:config:split."""
-    text_column: str | None = None
-    """Column that holds the text."""
     limit: Annotated[int | None, Ge(1)] = None
     """Use the first N texts."""
+    text_column: str | None = None
+    """Column that holds the text."""
 
 
 @dataclass(frozen=True)

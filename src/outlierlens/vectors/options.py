@@ -154,7 +154,11 @@ class Fitting:
         """The same of a command that takes pictures and recordings too."""
         from outlierlens.tasks.base import DataReading
 
-        return None if self.fit_data is None else DataReading(self.fit_data, self.fit_column).read(offline=offline)
+        return (
+            None
+            if self.fit_data is None
+            else DataReading(self.fit_data, text_column=self.fit_column).read(offline=offline)
+        )
 
     def clipping(self, loaded: "LoadedModel", fit: "Texts | None", stack: str | None = None) -> "Clipping":
         """The dimensions that --clip names, layer by layer; "auto" observes them on `fit`."""

@@ -260,7 +260,9 @@ def encode(tokenizer: Any, examples: "Examples", *, max_length: int) -> Encoded:
         BadInput: no tokenizer, or one that cannot tell words apart where a task needs it.
     """
     if tokenizer is None:
-        raise BadInput("this model has no tokenizer beside it, so texts cannot be read; pass one (--tokenizer FOLDER)")
+        raise BadInput(
+            "this model has no tokenizer beside it, so texts cannot be read; pass one (--model-args tokenizer=FOLDER)"
+        )
     if examples.words:
         return _encode_words(tokenizer, examples, max_length)
     texts = (
