@@ -165,7 +165,7 @@ def main() -> None:
         if options.ray:
             pace = {}
             for turn, workers in enumerate((1, 2, 1)):
-                how = ("--engine", "ray", "--workers", str(workers), "--parallel", "1", "--cpus-per-worker", "0.5")
+                how = ("--ray", f"local,workers={workers},cpus=0.5", "--parallel", "1")
                 done = Run(Path(place) / f"ray-{turn}", endpoint, names, *how).end()
                 pace[turn] = options.models / done["seconds"]
                 print(f"{workers} Ray worker(s) of one thread: {pace[turn]:.2f} models a second", flush=True)

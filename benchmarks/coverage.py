@@ -9,7 +9,7 @@
 Simulated texts are drawn anew in every trial, and the true value is that of endlessly many. What says nothing (*not settled*,
 or measured on all texts) does not count as covered; how often that is stands beside. Every share has its Monte Carlo error.
 
---means leaves it at the means; --each does without the bulk; --hold says when the rule's intervals hold, at "any" look or the
+--means leaves it at the means; --each does without the bulk; --hold says when the rule's intervals hold, at the
 "stop"; --first and --gradients compare texts of the first look and of the gradient pass; --matrix keeps what was measured.
 
 A model is measured exhaustively once, every dimension on every text. The adaptive procedure is then replayed on those
@@ -98,7 +98,7 @@ def replay(matrix: Matrix, rule: Rule, seed: int) -> Seed:
     n_gradients = min(rule.gradients, n_texts)
     units = [Unit(str(dim), "all layers", {0: (dim,)}) for dim in range(n_units)]
     options = SweepOptions(
-        tolerance=rule.tolerance, relative=rule.relative, top=rule.k, bulk=rule.bulk, anytime=rule.hold == "any", seed=seed,
+        tolerance=rule.tolerance, relative=rule.relative, top=rule.k, bulk=rule.bulk, seed=seed,
     )  # fmt: skip
     gradients = now.gradients[:, :n_gradients].T if n_gradients else None
     state = State(units, options, looks, Differences(now.weights), gradients)

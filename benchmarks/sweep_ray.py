@@ -55,7 +55,7 @@ def compare(model: str, given: Any) -> float:
     share = min(1.0, processors / (given.workers + 1))
     rows = runner.rows(runner.order)
     several, one = (
-        RayEngine(recipe, Machines(engine="ray", workers=n, cpus_per_worker=share), rows=rows)
+        RayEngine(recipe, Machines(ray="local", workers=n, cpus_per_worker=share), rows=rows)
         for n in (given.workers, 1)
     )
     engines: dict[str, Engine] = {

@@ -24,7 +24,9 @@ other files.
 """
 TRAINERS_HEAD = "| written by | a file of step 100 | where the model lies | several ranks |\n|---|---|---|---|\n"
 MANY = 10
-BY_HAND = "Generated from the options' declarations; run `make docs` after a change.\n"
+BY_HAND = """Generated from the options' declarations; run `make docs` after a change. `--help` shows at most twelve options,
+`--help-all` the rest. Some have parts, by commas: `--rule kovaleva:sigma=2.5,same-layer`, `--data FILE:column=review`.
+"""
 
 
 def main() -> int:

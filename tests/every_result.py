@@ -92,7 +92,7 @@ def _observation() -> Observation:
     two = observation_results.TWO
     found = ActivationOutlier("massive", 1, ("0", "1"), (2000.0, 3000.0))
     stacks = (replace(two.stacks[0], outliers=(found,)), *two.stacks[1:])
-    return replace(two, stacks=stacks, **observed_rows(stacks, "all"))
+    return replace(two, stacks=stacks, **observed_rows(stacks))
 
 
 def _papers(provenance: Any, made: dict[str, Any]) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def observation(*, n_layers=30, hidden_size=576, columns=None, massive=(507, 22_
         n_sigma=3.0,
         stacks=(stack,),
         passages=(Passage("model", tokens, layers, wide, states.astype(np.float32)),),
-        **observed_rows((stack,), "all"),
+        **observed_rows((stack,)),
     )
 
 

@@ -87,7 +87,7 @@ def test_find_is_what_the_weights_name() -> None:
     named = ol.scan("mini-planted").stacks[0].dims
     assert ol.ablate("mini-planted", ["A film worth seeing."], **QUICK).dims == named
     flat = tiny("gpt2", "CausalLM", "causal")
-    said = ol.ablate(flat, TEXTS, "find", find="scan", **QUICK)
+    said = ol.ablate(flat, TEXTS, "find", **QUICK)
     if not ol.scan(flat).stacks[0].dims:
         assert len(said.dims) == 2
         assert any("which is no finding" in note for note in said.notes)
@@ -240,7 +240,7 @@ def test_a_model_in_training_is_measured_in_evaluation_and_trains_on(name: str) 
 @pytest.mark.parametrize(
     ("said", "python"),
     [
-        ("lower --random; or use --embeddings", "lower n_random; or use embeddings=True"),
+        ("lower --random; or use --each", "lower n_random; or use each=True"),
         ("write --dims 11:1229", 'write dims="11:1229"'),
         ("use --tokens rest", 'use tokens="rest"'),
         ("use --dtype float32; where", 'use load_model(dtype="float32"); where'),

@@ -12,7 +12,18 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from outlierlens.cli.app import Usage, call, command
 from outlierlens.errors import BadInput
-from outlierlens.options import REQUIRED, Flag, Flat, Other, build, changed, check, options_of
+from outlierlens.options import (
+    REQUIRED,
+    Flag,
+    Flat,
+    Other,
+    build,
+    changed,
+    check,
+    options_of,
+    parse_export,
+    written_for,
+)
 from outlierlens.tasks.base import SplitReading
 from outlierlens.view import render
 from outlierlens.view.render import print_rows
@@ -109,7 +120,8 @@ def test_words_become_the_dataclass() -> None:
         (("x", "--randm", "1"), "Did you mean --random? See outlierlens try --help"),
         (("x", "--random", "two"), 'unable to convert "two" into int'),
         ((), "Parameter NAME requires an argument"),
-        (("x", "y"), "Unused Tokens"),
+        (("x", "y"), "Unused Tokens: y. Quote a name that holds spaces: 'x y'."),
+        (("x", "--random", "2", "3"), "Unused Tokens: 3. Separate numbers with commas: 2,3."),
     ],
 )
 def test_a_wrong_word_is_refused_in_one_line(words: tuple[str, ...], says: str) -> None:
@@ -201,6 +213,15 @@ def test_a_wrong_part_is_refused_in_one_line(words: tuple[str, ...], says: str) 
     with pytest.raises(Usage) as refused:
         parted(*words)
     assert says in str(refused.value)
+
+
+def test_an_export_names_a_tool_and_a_file() -> None:
+    assert written_for(parse_export("llama.cpp:a:b.txt"), ("gguf", "mlx"), {"llama.cpp": "gguf"}) == "gguf"
+    assert parse_export("llama.cpp:a:b.txt")[1] == "a:b.txt"
+    with pytest.raises(BadInput, match="--export ggf: no such tool; there are gguf, mlx; near: 'gguf'"):
+        written_for(("ggf", "f"), ("gguf", "mlx"))
+    with pytest.raises(BadInput, match="name the file to write, such as --export mlx:FILE"):
+        written_for(("mlx", ""), ("gguf", "mlx"))
 
 
 def test_two_groups_may_not_have_one_option() -> None:

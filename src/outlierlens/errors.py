@@ -151,7 +151,7 @@ def _told(error: BaseException, again: str) -> str:
     if said := of_a_library(error):
         return one_line(said)
     if isinstance(error, MemoryError):
-        return "there is not enough memory; take fewer or shorter texts, a smaller --batch-size, or a larger machine"
+        return "there is not enough memory; take fewer or shorter texts, or a larger machine"
     if isinstance(error, RecursionError):
         return "something that was read is nested too deeply; name another file"
     if isinstance(error, UnicodeError):

@@ -14,7 +14,7 @@ DATA = ("subject", "data", "options", "output", "loading")
 WEIGHTS = ("subject", "options", "output", "source")
 SPLITS = ("subject", "splits", "options", "output", "loading")
 VECTORS = ("subject", "options", "vectors", "fitting", "output", "loading")
-LIMIT = Other(help="Use the first N texts. Default: 16; --thorough: 64.")
+LIMIT = Other(16)
 TEXT = Other(REQUIRED, help="Text to run the model on: a file or a hub id.")
 # Of commands that read texts, pictures or recordings, whatever their labels.
 UNLABELLED: dict[str, Other | None] = dict.fromkeys(
@@ -39,8 +39,8 @@ WHOLE: dict[str, Other | None] = dict.fromkeys(("limit", "measure", "labels", "s
 def _glue(paper: str, authors: str, folder: str) -> Experiment:
     """The row of a paper's GLUE table, whose options are those of its protocol."""
     call = (
-        f"replicate {paper}-glue mini-planted --tasks sst2 --tuned sst2=tuned/seed-42/model --data paper/glue "
-        f"--labels negative,positive --random 1 --matched 0 -o {folder}"
+        f"replicate {paper}-glue mini-planted --tasks sst2:labels=negative,positive "
+        f"--tuned sst2=tuned/seed-42/model --data paper/glue --random 1 --matched 0 -o {folder}"
     )
     return Experiment(
         f"replicate {paper}-glue", "compare with papers", f"GLUE with outliers off as in {authors}: {GLUE}",
@@ -91,7 +91,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "compare mini-bert mini-planted  # what stayed, came and went",
             "compare mini-bert mini-planted --dims 8,24",
             "compare mini-planted mini-planted --values  # whether sensitive values differ",
-            "compare mini-planted mini-planted --updates --draws 19  # a client's update",
+            "compare mini-planted mini-planted --updates  # a client's update",
         ),
     ),
     Experiment(
@@ -160,7 +160,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         home="analyses.ablate", places=("save",), python="ablate", options="Command", takes=CONDITIONS,
         shared={
             "limit": Other(
-                help="Use the first N texts. Default: 16 (several modes: 32; --thorough: 64; --predictions: 200); "
+                help="Use the first N texts. Default: 16 (several modes: 32; --predictions: 200); "
                 "of a labelled task all.",
             ),
             "verbose": Other(help="Show every control set too."),
@@ -170,7 +170,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "ablate mini-planted --dims 8,24 --data reviews --limit 4 --random 3 --matched 0",
             "ablate mini-planted --dims 8 --modes zero --data reviews --limit 4 --random 3 --matched 0  # the running state",
             "ablate mini-planted --dims 8 --modes all --data reviews --limit 4 --random 1 -o modes.json  # bias or information",
-            "ablate mini-planted --dims 8 --predictions counts.parquet --data texts.txt --limit 4 --random 1 --bootstrap 20",
+            "ablate mini-planted --dims 8 --predictions counts.parquet --data texts.txt --limit 4 --random 1",
         ),
     ),
     Experiment(
@@ -181,8 +181,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         home="analyses.sweep.measure", python="sweep", options="analyses.sweep.options:SweepCall", takes=CONDITIONS,
         result="analyses.sweep.finding:Sweep",
         examples=(
-            "sweep mini-planted --dims 8,24 --data reviews --limit 4 --random 2 --matched 0 --gradients 0 -o sweep.json",
-            "sweep mini-planted --dims 8 --windows single --data reviews --limit 4 --random 2 --matched 0 --gradients 0"
+            "sweep mini-planted --dims 8,24 --data reviews --limit 4 --random 2 --matched 0 -o sweep.json",
+            "sweep mini-planted --dims 8 --windows single --data reviews --limit 4 --random 2 --matched 0"
             "  # off in one layer at a time",
         ),
     ),
@@ -208,8 +208,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         shared=dict.fromkeys(("chart", "json", "verbose"))
         | {"output": Other(help="Write the list to exactly this file.")},
         examples=(
-            "prune protect mini-planted --for torch-pruning",
-            "prune protect mini-planted --for sparsegpt --dims 8,24 -o ignore.yaml",
+            "prune protect mini-planted --export torch-pruning",
+            "prune protect mini-planted --export sparsegpt --dims 8,24 -o ignore.yaml",
         ),
     ),
     Experiment(
@@ -247,10 +247,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         },
         result="training.pretrain.result:Outcomes",
         examples=(
-            "lab pretrain --list",
+            "lab pretrain  # the shipped recipes",
             "lab pretrain mini-short --set tokenizer.source='mini-planted' --set model.layers=2 --set model.width=16 "
             "--set data.length=16 --set data.source=\"['texts.txt']\" --set data.validation=0.3 --set training.batch=4 "
-            "--steps 2 -o run",
+            "--set training.steps=2 -o run",
         ),
     ),
     Experiment(
@@ -271,9 +271,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         result="FineTuned", also=("analyses.recover:Recovery",),
         examples=(
             "lab finetune mini-planted --task classify --data labelled --epochs 1 --batch-size 8 --max-length 16 -o tuned",
-            "lab finetune mini-planted --task classify --data labelled --epochs 1 --batch-size 8 --max-length 16 --off "
+            "lab finetune mini-planted --task classify --data labelled --epochs 1 --batch-size 8 --max-length 16 --dims "
             "8,24 --hold -o tuned-off  # two dimensions off, and held at zero",
-            "lab finetune tuned/seed-42/model --task classify --data labelled --recover --off 8 --epochs 1 --batch-size 8 "
+            "lab finetune tuned/seed-42/model --task classify --data labelled --recover --dims 8 --epochs 1 --batch-size 8 "
             "--max-length 16 --random 0 -o recovered  # does it recover from losing dimension 8?",
         ),
     ),
@@ -333,7 +333,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "origin", "explain",
         "Trace dimensions to embedding tables and norms, by weights.\n\n"
         "Embedding tables row by row, and every norm by layer.",
-        home="analyses.origin", python="origin", options="OriginCall", takes=WEIGHTS,
+        home="analyses.origin", python="origin", options="OriginOptions", takes=WEIGHTS,
         result="Origin",
         examples=("origin mini-planted", "origin mini-planted --dims 8,24 --chart origin.html"),
     ),
@@ -350,11 +350,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         },
         result="Geometry", also=("FrequencyBands",),
         examples=(
-            "geometry mini-planted --data texts.txt --limit 8 --words 0 --fixes raw,clip --clip 8 --bootstrap 20",
-            "geometry mini-planted --data texts.txt --limit 8 --words 0 --fixes raw --skip-first 1 --bootstrap 20  # "
+            "geometry mini-planted --data texts.txt --limit 8 --words 0 --fixes raw,clip --clip 8",
+            "geometry mini-planted --data texts.txt --limit 8 --words 0 --fixes raw --skip-first 1  # "
             "without each text's first token",
-            "geometry mini-planted --bands counts.parquet --data texts.txt --n-bands 2 --tokens-per-band 8 --random 1 "
-            "--bootstrap 20  # frequent and rare tokens",
+            "geometry mini-planted --bands counts.parquet --data texts.txt --random 1"
+            "  # frequent and rare tokens",
         ),
     ),
     Experiment(
@@ -365,10 +365,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         home="analyses.frequency", python="frequency", options="FrequencyCall", takes=TOKENS,
         shared={"data": TEXT}, result="Frequency", places=("write_counts",),
         examples=(
-            "frequency mini-planted --counts texts.txt --write-counts own.parquet --data texts.txt --bootstrap 50  # "
+            "frequency mini-planted --counts texts.txt --write-counts own.parquet --data texts.txt  # "
             "counts a corpus",
-            "frequency mini-planted --counts counts.parquet --data texts.txt --bootstrap 50",
-            "frequency mini-planted --counts counts.parquet --data texts.txt --dims 8 --bootstrap 50 -o frequency.json",
+            "frequency mini-planted --counts counts.parquet --data texts.txt",
+            "frequency mini-planted --counts counts.parquet --data texts.txt --dims 8 -o frequency.json",
         ),
     ),
     Experiment(
@@ -378,8 +378,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "attention sinks. Every pass is kept in runs/MODEL-attention: the same command goes on.",
         home="analyses.attention", python="attention", options="AttentionOptions", takes=DATA, result="Attention",
         examples=(
-            "attention mini-planted --data texts.txt --limit 4 --random 1 --bootstrap 20",
-            "attention mini-planted --data texts.txt --limit 4 --dims 8,24 --sink-threshold 0.2 --random 1 --bootstrap 20",
+            "attention mini-planted --data texts.txt --limit 4 --random 1",
+            "attention mini-planted --data texts.txt --limit 4 --dims 8,24 --sink-threshold 0.2 --random 1",
         ),
     ),
     Experiment(
@@ -410,7 +410,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         result="PositionProbe",
         also=("analyses.probe_one_dimension:OneDimension", "analyses.probe_frozen:FrozenScores"),
         examples=(
-            "probe mini-planted --data texts.txt --limit 8 --max-length 16 --no-retrain",
+            "probe mini-planted --data texts.txt --limit 8 --max-length 16",
             "probe mini-planted --data texts.txt --limit 8 --max-length 16 --layers 3 --clip 8 --epochs 1",
             "probe tuned/seed-42/model --one-dimension --task classify --data labelled --dims 8 --layers last --limit 8",
             "probe mini-planted --frozen --task classify --data labelled --limit 8 --epochs 1 --fixes raw,clip --clip 8",
@@ -423,10 +423,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         home="analyses.quantize", python="quantize", options="QuantizeOptions", shared={"limit": LIMIT},
         result="Quantized",
         examples=(
-            "quantize mini-planted --data reviews --limit 4 --schemes int8-tensor/none --random 1 --smooth none "
-            "--calibrate 0",
+            "quantize mini-planted --data reviews --limit 4 --schemes int8-tensor/none --random 1 --smooth none",
             "quantize mini-planted --data reviews --limit 4 --schemes int4-group64-asym/none --dims 8,24 --random 1 "
-            "--smooth none --calibrate 0",
+            "--smooth none",
         ),
     ),
     Experiment(
@@ -475,7 +474,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         result="Mask",
         examples=(
             "mask mini-planted --data texts.txt --limit 4",
-            "mask mini-planted --layer 3 --data texts.txt --limit 4 --for steering --to steering.py",
+            "mask mini-planted --layer 3 --data texts.txt --limit 4 --export steering:steering.py",
         ),
     ),
     Experiment(
@@ -489,7 +488,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         result="Trace",
         examples=(
             "trace mini-planted --data texts.txt --limit 4",
-            "trace mini-planted --dim 45 --data texts.txt --limit 4 -o life.json",
+            "trace mini-planted --dims 45 --data texts.txt --limit 4 -o life.json",
         ),
     ),
     Experiment(
@@ -501,9 +500,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         result="Attack",
         examples=(
             "lab attack mini-planted --data reviews --limit 6 --budget 1 --kinds zero --tries 2 --sets 1 --random 1 "
-            "--search-texts 2",
+            "",
             "lab attack mini-planted --dims 8 --data reviews --limit 6 --budget 1 --kinds sign-flip --tries 2 --sets 1 "
-            "--random 1 --search-texts 2",
+            "--random 1 ",
         ),
     ),
     Experiment(
@@ -544,11 +543,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Print versions, devices and caches, and what is missing.\n\n"
         "For which command something is missing; changes nothing. Exit code 0; 1 where something that is installed is "
         "broken.",
-        home="cli", measure=".doctor", odd=True, options=".doctor:DoctorOptions", takes=("options", "output"),
+        home="cli", measure=".doctor", odd=True, takes=("output",),
         shared=dict.fromkeys(("chart", "output", "overwrite", "quiet", "verbose")),
         examples=(
             "doctor",
-            "doctor --devices",
+            "doctor --json  # for a bug report",
         ),
     ),
     Experiment(

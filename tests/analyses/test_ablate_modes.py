@@ -198,11 +198,11 @@ def test_sentence_vectors_are_what_a_model_without_a_head_is_measured_by() -> No
 
 def test_who_names_the_dimensions() -> None:
     model = planted("constant")
-    found = ablate(model, texts(4), "find", replace(OPTIONS, find="observe"))
+    found = ablate(model, texts(4), "find", OPTIONS)
     assert found.about.named_by == "the rule llm.int8 on activations"
     assert found.dims == (DIM,)
     plain = tiny("bert")
-    found = ablate(plain, texts(4), "find", replace(OPTIONS, find="scan", n_random=0))
+    found = ablate(plain, texts(4), "find", replace(OPTIONS, n_random=0))
     assert "largest |z| in the weights, as the scan names none" in found.about.named_by
     assert "which is no finding" in found.notes[0]
     assert found.chosen.p is None

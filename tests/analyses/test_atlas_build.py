@@ -425,7 +425,7 @@ def killed_worker() -> bool:
 def built_on_ray(folder: Path, names: Any) -> BuildSummary:
     """With two workers of half a processor on this machine."""
     pytest.importorskip("ray")
-    machines = Machines(engine="ray", workers=2, cpus_per_worker=0.5)
+    machines = Machines(ray="local", workers=2, cpus_per_worker=0.5)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         with Store.open(folder) as store:

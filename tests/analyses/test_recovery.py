@@ -186,7 +186,7 @@ def test_several_seeds_and_what_the_rule_finds(tuned: Any, tmp_path: Path) -> No
 
 def test_what_cannot_be_done(tuned: Any, tmp_path: Path) -> None:
     model, (train, dev) = tuned
-    with pytest.raises(BadInput, match=r"the rule finds no dimension in its weights; name some with --off"):
+    with pytest.raises(BadInput, match=r"the rule finds no dimension in its weights; name some with --dims"):
         recover(model, train, dev, tmp_path / "a", options("find"), how())
     with pytest.raises(BadInput, match="recover chooses itself what each fine-tuning switches off"):
         RecoverOptions(settings=FinetuneSettings(off=(1,)))

@@ -161,7 +161,7 @@ def test_a_planted_dimension_of_a_vit_is_written_by_its_neurons(tmp_path: Path, 
     folder = save_vit(tmp_path / "vit")
     data = write_pictures(tmp_path / "data", *pictures(6, seed=1))
     path = tmp_path / "out.json"
-    code, _, err = run("trace", str(folder), "--data", str(data), "--dim", str(PLANTED), "-o", str(path))
+    code, _, err = run("trace", str(folder), "--data", str(data), "--dims", str(PLANTED), "-o", str(path))
     assert code == 0, err
     found = load(path)
     assert isinstance(found, Trace)

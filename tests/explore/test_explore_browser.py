@@ -93,8 +93,8 @@ def servers(command: Server, words: Any) -> Iterator[dict[str, str]]:
 
     decoder, plain = explore_models.tiny(words), open_explorer("mini-bert", LoadOptions(dtype="float32"))
     with (
-        served(decoder, replace(decoder.start(), text=WORDS, left=1.0), Place(unclaimed_port())) as (address, _),
-        served(plain, plain.start(), Place(unclaimed_port())) as (without, _),
+        served(decoder, replace(decoder.start(), text=WORDS, left=1.0), Place(unclaimed_port())) as address,
+        served(plain, plain.start(), Place(unclaimed_port())) as without,
     ):
         command.wait()
         yield {"planted": command.address, "plain": without, "decoder": address}

@@ -70,7 +70,7 @@ class Page:
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[Page]:
-    with served(explore_models.planted(), State(text="A film.", dims=()), Place()) as (address, _):
+    with served(explore_models.planted(), State(text="A film.", dims=()), Place()) as address:
         yield Page(address)
 
 

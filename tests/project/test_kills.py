@@ -33,8 +33,8 @@ COMMANDS = {
     "report again": ("report", M, *SMALL, "-o", "out", "--overwrite", *QUIET),
     "folder again": ("repair", "{data}/decoder", "--fit", "fp8", "--data", "{data}/texts.txt", "--limit", "4",
                      "--max-length", "16", "-o", "out", "--overwrite", *QUIET),
-    "training": ("lab", "finetune", "{data}/tiny", "--task", "regress", "--data", "{data}/labelled", "--text-column", "text",
-                 "--label-column", "value", "--epochs", "2", "--batch-size", "8", "-o", "out", "--precision", "float32",
+    "training": ("lab", "finetune", "{data}/tiny", "--task", "regress:label=value", "--data", "{data}/labelled:column=text",
+                 "--epochs", "2", "--batch-size", "8", "-o", "out", "--precision", "float32",
                  *QUIET),
 }  # fmt: skip
 

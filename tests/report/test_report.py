@@ -141,7 +141,7 @@ def test_every_command_of_an_advice_can_be_run():
     assert {command.split()[1] for command in said} == {
         "plan", "prune", "quantize", "embed", "observe", "report", "range", "repair", "trace",
     }  # fmt: skip
-    assert "outlierlens prune protect smollm2-135m --for torch-pruning --dims 100,247,507 --stack decoder" in said
+    assert "outlierlens prune protect smollm2-135m --export torch-pruning --dims 100,247,507 --stack decoder" in said
     for command in said:
         read(shlex.split(command)[1:])  # raises for an option or a value that is not there
 
@@ -240,7 +240,7 @@ def test_two_streams_are_named_and_a_rank_rule_counts_only_what_chance_does_not_
 def test_a_massive_dimension_is_to_be_traced_until_it_is():
     data = synthetic.report_data()
     (step,) = (one for one in data.advice() if one.topic == "explain")
-    assert step.commands == ("outlierlens trace smollm2-135m --dim 507",)
+    assert step.commands == ("outlierlens trace smollm2-135m --dims 507",)
     found = trace_results.found()
     traced = replace(found, about=replace(found.about, dims=("507",), stack=data.observation.stacks[0].stack))
     told = synthetic.changed(data, more=(traced,))

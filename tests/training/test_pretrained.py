@@ -69,8 +69,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_training_measuring_and_comparing_by_command(run: Any, text: str, tmp_path: Path) -> None:
     steps = [
-        "--steps",
-        "4",
+        "--set",
+        "training.steps=4",
         "--set",
         "training.save_every=0",
         "--set",

@@ -343,7 +343,7 @@ def tasks_of_parts(
         if task.statistic is not None:
             raise BadInput(
                 f"{task.metric} is no mean over texts, so what a mode recovers is undefined; measure the loss "
-                f"(--measure loss, TaskOptions(measure='loss')), or one mode"
+                f"(--task measure=loss, TaskOptions(measure='loss')), or one mode"
             )
         tasks.append(task)
         numbers += [mine[place] for place in getattr(task, "texts", range(task.n_texts))]

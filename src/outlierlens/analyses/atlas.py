@@ -101,7 +101,7 @@ class BuildCall:
     """Most bytes of one model."""
     max_total: Annotated[int | None, Flag(read="options:parse_bytes"), Ge(1)] = None
     """Start no further model once this many bytes were read."""
-    machines: Annotated[Machines, Flat("engine", "address", "workers", "cpus_per_worker")] = Machines()
+    machines: Annotated[Machines, Flat("ray", "workers", "cpus_per_worker")] = Machines()
 
     def __post_init__(self) -> None:
         check(self)
@@ -355,7 +355,7 @@ def run(session: "Session", call: BuildCall) -> None:
     elif call.query is not None:
         entries = listed(call.query, access.token, Rate(access.rate))
     engine = partial(in_threads, access=access)
-    if call.machines.engine == "ray":
+    if call.machines.ray is not None:
         engine = partial(on_ray, access=access, machines=call.machines)
     with session.resumable(folder), Store.open(folder) as store:
         built = build(

@@ -58,9 +58,9 @@ class AttackOptions:
     """zero, swap, sign-flip, exponent-flip, separated by commas; each is measured alone."""
     dims: DimsOrFind = FIND
     """The outlier dimensions: 100,247; find: what the weights name."""
-    n_search: Annotated[int, Flag("--search-texts"), Ge(1)] = 4
+    n_search: Annotated[int, Flag(hidden=True), Ge(1)] = 4
     """Texts that choose the edits; the others measure damage."""
-    bound: Annotated[float, Gt(0), Lt(float("inf"))] = 10.0
+    bound: Annotated[float, Flag(hidden=True), Gt(0), Lt(float("inf"))] = 10.0
     """Exponent flips stay below N times their tensor's largest value."""
     n_single: Annotated[int, Flag("--tries"), Ge(1)] = 12
     """Edits tried alone before they are joined."""
@@ -68,11 +68,11 @@ class AttackOptions:
     """Sets of edits tried at each budget."""
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 3
     """Random sets of edits, per kind."""
-    factor: Annotated[float, Gt(1)] = 2.0
+    factor: Annotated[float, Flag(hidden=True), Gt(1)] = 2.0
     """Find the fewest edits that multiply the loss by this factor."""
     row: Annotated[RowChoice, Flag(hidden=True)] = None
     """TOML file of the architecture, where the table has none."""
-    task: Annotated[TaskOptions, Flat("max_length", "batch_size")] = TaskOptions(max_length=32)
+    task: Annotated[TaskOptions, Flat("max_length")] = TaskOptions(max_length=32)
     """How texts become numbers; its seed is this one."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""
@@ -237,7 +237,7 @@ def attack(
     if len(texts) < options.n_search + 1:
         raise BadInput(
             f"{len(texts)} texts: {options.n_search} choose the edits and at least one more must judge them; "
-            "give more texts, or fewer with --search-texts"
+            "give more texts"
         )
     # Spread over the data, whose order may mean something.
     chosen = set(np.linspace(0, len(texts) - 1, options.n_search).round().astype(int).tolist())

@@ -79,7 +79,7 @@ class CompareCall:
     """Updates of a federated round, one client each; exit code 3 if one falls on outlier entries beyond its share."""
     deep: bool = False
     """--values, --updates: read every tensor, not only vectors of the stream."""
-    alarm: Annotated[UpdateOptions, Flat("alpha", "n_draws", "seed")] = UpdateOptions()
+    alarm: Annotated[UpdateOptions, Flat("seed")] = UpdateOptions()
     """--updates: what flags a client."""
 
     def __post_init__(self) -> None:
@@ -241,7 +241,7 @@ class Comparison(Finding):
         )
         after = dict.fromkeys(one.model for one in self.streams)
         models = (base, *(self._made(name) for name in after if name != base.model))
-        protect = tuple(about(one, "prune protect", "--for", "torch-pruning") for one in models)
+        protect = tuple(about(one, "prune protect", "--export", "torch-pruning") for one in models)
         if fates["came"] or fates["went"]:
             yield Advice(
                 "transfer",

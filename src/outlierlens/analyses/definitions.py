@@ -186,8 +186,6 @@ class DefinitionOptions:
         dict[str, float], Flag("--threshold", read="analyses.definitions:parse_thresholds", repeats=True)
     ] = field(default_factory=dict)
     """Rule all: NAME=NUMBER in place of a published threshold. Repeatable; the table of rules has the names."""
-    prompt: str | None = None
-    """Rule all: text of the search for super weights. Default: the first text."""
     trial_texts: Annotated[int, Ge(0)] = 0
     """Rule all: test super weights on N texts: zero, restore, scale. 0 skips the test."""
     seed: Annotated[int, Ge(0)] = 0
@@ -493,7 +491,7 @@ class _Judge:
         except BadInput as error:
             self.nothing(str(error), "super-weight")
             return
-        prompt, length = texts.texts[0] if self.options.prompt is None else self.options.prompt, self.options.max_length
+        prompt, length = texts.texts[0], self.options.max_length
         self.weights, self.stopped = super_weights(loaded, stream, prompt, self.limits, max_length=length)
         pairs: Pairs = {}
         for one in self.weights:

@@ -26,7 +26,7 @@ from outlierlens.data.texts import Data
 from outlierlens.data.token_texts import token_words
 from outlierlens.errors import USE_FLOAT32, BadInput, comment, literal, need
 from outlierlens.models.load import LoadedModel
-from outlierlens.options import Flag, check
+from outlierlens.options import Flag, check, written_for
 from outlierlens.results.document import load
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.rows import Row
@@ -40,6 +40,7 @@ from outlierlens.view.section import Count, FineShare, Rows, Share, number, perc
 if TYPE_CHECKING:
     from torch import Tensor
 
+DIM_FACTOR = 5.0  # a dimension stands out where its root mean square is more than this many times the median one's
 SINK_FACTOR = 10.0  # a token is a sink where its hidden state is longer than this times the median token's
 FEWEST_TEXTS, FEWEST_TOKENS = 4, 2  # of a split; of a position or type before it is masked
 SHOWN = 12  # dimensions that stand out, and token types in a sentence, at most
@@ -56,15 +57,13 @@ class MaskOptions:
     """The block whose output is masked. Default: the middle one."""
     factor: Annotated[float, Gt(1)] = SINK_FACTOR
     """A token is a sink where its hidden state is longer than this many times that of the median token."""
-    dim_factor: Annotated[float, Gt(1)] = 5.0
-    """A dimension stands out where its root mean square is more than this many times that of the median dimension."""
-    share: Annotated[float, Gt(0), Le(1)] = 0.5
+    share: Annotated[float, Flag(hidden=True), Gt(0), Le(1)] = 0.5
     """Mask a position or a token type where at least this share of its tokens are sinks."""
     stack: str | None = None
     """Which stream, where there are several: encoder, decoder."""
     max_length: Annotated[int, Ge(2)] = 128
     """Tokens of a text at most, or fewer where the model has no more positions."""
-    batch_size: Annotated[int, Ge(1)] = 32
+    batch_size: Annotated[int, Flag(hidden=True), Ge(1)] = 32
     """Texts of a forward pass."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of the split into texts that make the mask and texts that judge it."""
@@ -77,15 +76,22 @@ class MaskOptions:
 class MaskCall(MaskOptions):
     """What counts as a sink, and for whom the mask is written."""
 
-    tool: Annotated[Tool | None, Flag("--for")] = None
-    """Write the mask for this tool too, to the file of --to."""
-    to: Path | None = None
-    """With --for: the file to write."""
+    export: Annotated[tuple[str, str] | None, Flag(read="options:parse_export")] = None
+    """TOOL:FILE: write the mask for this tool too: saelens, dictionary-learning, heretic, steering."""
+
+    @property
+    def tool(self) -> Tool | None:
+        """For whom the mask is written."""
+        return None if self.export is None else written_for(self.export, get_args(Tool))
+
+    @property
+    def to(self) -> Path | None:
+        """The file to write for that tool."""
+        return None if self.export is None else Path(self.export[1])
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.tool is None) != (self.to is None):
-            raise BadInput("--for TOOL and --to FILE go together; give both, or neither")
+        _ = self.tool  # a tool that does not exist is refused before any work
 
 
 # --- what is found -----------------------------------------------------------------------------------------------
@@ -273,7 +279,7 @@ def mask(
     ids = _mostly(seen.ids[rest], sinks[rest], options.share)
     others = _seen(loaded, held, ReadOptions(batch_size=size, stack=stack.name, layers=(layer,)))
     centre, scale = (one[layer].astype(np.float32) for one in _moments(sums[1]))
-    dimensions = _standing_out(sums[:, :, layer], options.dim_factor)
+    dimensions = _standing_out(sums[:, :, layer], DIM_FACTOR)
     return Mask(
         provenance=loaded.provenance(seed=options.seed),
         about=About(
@@ -282,7 +288,7 @@ def mask(
             dims=tuple(str(dim) for dim in sorted(one.dim for one in dimensions if one.every_token)),
         ),
         dimensions=dimensions, blocks=tuple(_blocks(seen, sums, thresholds)),
-        layer=layer, factor=options.factor, dim_factor=options.dim_factor, share=options.share, threshold=threshold,
+        layer=layer, factor=options.factor, dim_factor=DIM_FACTOR, share=options.share, threshold=threshold,
         positions=positions, places=tokens.reading.places(positions) if tokens.reading else (),
         token_ids=ids, words=token_words(loaded.tokenizer, ids),
         judged=_judged(others, len(held.texts), threshold, np.isin(others.position, positions) | np.isin(others.ids, ids)),
@@ -377,12 +383,12 @@ def _blocks(seen: _Seen, sums: np.ndarray, thresholds: np.ndarray) -> Iterator[L
 
 
 def run(session: Session, options: MaskCall) -> Mask:
-    """The analysis, as the command runs it; with --for it is written for that tool too."""
+    """The analysis, as the command runs it; with --export it is written for that tool too."""
     check_file(options.to, replace=session.output.overwrite)
     texts = session.data()
     if texts.plural != "texts" and options.tool not in (None, "steering"):
         raise BadInput(
-            f"--for {options.tool}: that tool reads texts, and {texts.source} holds {texts.plural}; leave it out"
+            f"--export {options.tool}: that tool reads texts, and {texts.source} holds {texts.plural}; leave it out"
         )
     found = mask(session.loaded, texts, options, progress=session.progress)
     if options.tool is not None and options.to is not None:

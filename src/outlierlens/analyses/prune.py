@@ -67,7 +67,7 @@ class Outliers:
 class PruneCheckOptions(Outliers):
     """How to check; without `stack` every stream."""
 
-    rule: Annotated[Removal, Flat("min_layer_fraction", "row_fraction", "scale_alone", "only_outliers")] = Removal()
+    rule: Annotated[Removal, Flat("min_layer_fraction", "only_outliers")] = Removal()
     """When a position is removed and what breaks the constraint."""
     scan: Annotated[ScanOptions, Flat("max_read")] = field(default_factory=ScanOptions)
     """How models are opened and outliers found; revision and subfolder are of the first model."""
@@ -361,7 +361,7 @@ class PruneTestOptions(Outliers):
     """Random positions that differ by layer."""
     n_matched: Annotated[int, Flag("--matched"), Ge(0)] = 5
     """Positions of similar size that differ by layer."""
-    task: Annotated[TaskOptions, Flat("max_length", "batch_size")] = TaskOptions()
+    task: Annotated[TaskOptions, Flat("max_length")] = TaskOptions()
     """How texts become numbers; its seed is this one."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""

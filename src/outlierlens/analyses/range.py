@@ -24,7 +24,7 @@ from outlierlens.data.texts import Data
 from outlierlens.detection.weights import opened
 from outlierlens.errors import BadInput
 from outlierlens.models.passes import Progress, in_windows, reading_of
-from outlierlens.options import check
+from outlierlens.options import Flag, check
 from outlierlens.results.advice import Advice, about, fitted
 from outlierlens.results.document import Provenance
 from outlierlens.results.finding import About, Finding
@@ -76,9 +76,9 @@ class RangeOptions:
 
     max_length: Annotated[int, Ge(2)] = 128
     """Tokens of a text at most."""
-    batch_size: Annotated[int, Ge(1)] = 16
+    batch_size: Annotated[int, Flag(hidden=True), Ge(1)] = 16
     """Texts in one forward pass."""
-    every: Annotated[int, Ge(1)] = 16
+    every: Annotated[int, Flag(hidden=True), Ge(1)] = 16
     """Medians and shares rest on every n-th token vector; 1 takes all. Maxima always rest on all."""
     cache: bool = False
     """Round keys and values to int8 and int4 too, and measure what that loses."""

@@ -164,7 +164,7 @@ def recover(
     outliers, width = scan_stream(loaded, scorer.stream).dims, stream_width(loaded.model, loaded.stack(options.stack))
     chosen = outliers if options.dims == FIND else tuple(sorted(options.dims))
     if not chosen:
-        raise BadInput(f"{model}: the rule finds no dimension in its weights; name some with --off")
+        raise BadInput(f"{model}: the rule finds no dimension in its weights; name some with --dims")
     plan_dims(loaded.stack(options.stack), width, chosen)
     sets: list[tuple[What, tuple[int, ...]]] = [("chosen", chosen)]
     if options.n_random:

@@ -202,7 +202,7 @@ class Scan(Finding):
             f"Until it is measured what they do, leave {' and '.join(named)} alone when you prune or edit.",
             "they stand out in the same place in many layers",
             tuple(
-                about(self.provenance, "prune protect", "--for", "torch-pruning", dims=dims, stack=stream)
+                about(self.provenance, "prune protect", "--export", "torch-pruning", dims=dims, stack=stream)
                 for stream, dims in found.items()
             ),
             until=("Ablation", "Sweep"),

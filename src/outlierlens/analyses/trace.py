@@ -51,6 +51,7 @@ FEW, LEFT, ROUGH = 8, 0.05, 0.2
 STANDS_OUT = 10.0  # times the median |value| of the layer
 GROUPS = ("first", "largest", "others")
 LARGEST = 1  # the group of the largest token
+NEURONS = 3  # of each block that are listed by themselves; the others are added up
 CHANNELS = 64  # of a head, that are named as single weights at most
 READS = 0.5  # of its attention on the token: what a head loses that reads the dimension
 SHOWN, PARTS = 12, 8  # heads, and parts of the block that lifts, in tables
@@ -60,19 +61,17 @@ SHOWN, PARTS = 12, 8  # heads, and parts of the block that lifts, in tables
 class TraceOptions:
     """Which dimension is followed, and how."""
 
-    dim: Annotated[int | None, Ge(0)] = None
+    dim: Annotated[int | None, Flag("--dims"), Ge(0)] = None
     """The dimension. Default: the one whose largest value is largest beside its block's root mean square."""
     stack: str | None = None
     """Which stream, where there are several: encoder, decoder."""
-    n_neurons: Annotated[int, Flag("--neurons"), Ge(1)] = 3
-    """Neurons of each block that are listed by themselves; the others are added up."""
     n_random: Annotated[int, Flag("--random"), Ge(1)] = 3
     """Draws of random weights, and of random dimensions that are moved as far, as controls."""
     threshold: Annotated[float, Flag("--sink-threshold"), Gt(0), Lt(1)] = 0.3
     """Mean attention on the dimension's token that makes a head a sink."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of the random draws."""
-    task: Annotated[TaskOptions, Flat("max_length", "batch_size")] = TaskOptions(max_length=64, batch_size=8)
+    task: Annotated[TaskOptions, Flat("max_length")] = TaskOptions(max_length=64, batch_size=8)
     """How texts become numbers."""
 
     def __post_init__(self) -> None:
@@ -377,7 +376,7 @@ def trace(
             BlockValue(layer=layer, **_grouped(values), **_grouped(shares, "share_"))
             for layer, values, shares in zip(layers, found.values, found.shares, strict=True)
         ),
-        parts=tuple(_parts(found, options.n_neurons)),
+        parts=tuple(_parts(found, NEURONS)),
         writers=tuple(Writer(**_told(one), share=one.values[LARGEST] / lift) for one in writers),
         weights=weights, trials=trials, text=text, position=position, token=token,
         post_norm=stack.stack.norm_site == "stream", error=found.error, lifts=layer_name(lifts), lift=lift,

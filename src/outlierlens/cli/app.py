@@ -16,11 +16,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from cyclopts import App, CycloptsError, Group, Parameter, Token
+from cyclopts import App, CycloptsError, Group, Parameter, Token, UnusedCliTokensError
 
 from outlierlens import __version__
 from outlierlens.cli.overview import ABOUT, FAMILIES, INSTALL, PROGRAM, SHOW
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadInput, shell
 from outlierlens.experiments import BY_NAME, EXPERIMENTS
 from outlierlens.options import Flag, Option, build, check_value, options_of, parts_of
 from outlierlens.options.experiment import GROUP_NAMES, shown, title
@@ -71,7 +71,8 @@ def command(name: str, about: str, groups: Mapping[str, Any], run: Callable[...,
         for option, _ in whole:
             if option.spelt in parts and (words := given.get(option.name)):
                 head = next((one for one, _ in headed if one.spelt == option.spelt), None)
-                values |= _of_parts(",".join(words), option.spelt, head, parts[option.spelt])
+                for word in words:
+                    values |= _of_parts(word, option.spelt, head, parts[option.spelt])
         built = {}
         for group, of_group in options.items():
             built[group] = build(classes[group], {one.path: values[id(one)] for one in of_group if id(one) in values})
@@ -230,8 +231,19 @@ def call(app: App, words: Sequence[str], *, run: bool = True, named: str | None 
         said = re.sub(r" ?Available commands: .*", "", " ".join(str(error).split()))
         if said.startswith("Unknown command") and (two := next((n for n in BY_NAME if n.endswith(f" {words[0]}")), "")):
             said = f'Unknown command "{words[0]}". Did you mean "{two}"?'
+        if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+            said = f"Unused Tokens: {', '.join(error.unused_tokens)}. {_meant(words, error.unused_tokens[0])}"
         command = (app.name[0] if named is None else named).split()
         raise Usage(f"{said} See {' '.join(('outlierlens', *command))} --help") from None
+
+
+def _meant(words: Sequence[str], unused: str) -> str:
+    """What was meant with a word that no option takes: more numbers, or a name that holds spaces."""
+    place = max(place for place, word in enumerate(words) if word == unused)
+    before = words[place - 1]
+    if re.fullmatch(r"\d[\d,;:-]*", unused) and re.fullmatch(r"\d[\d,;:-]*", before):
+        return f"Separate numbers with commas: {before.rstrip(',')},{unused}."
+    return f"Quote a name that holds spaces: {shell(f'{before} {unused}')}." if before[:1] != "-" else "Give one value."
 
 
 # --- completion ------------------------------------------------------------------------------------------------------
@@ -243,7 +255,6 @@ OFFERED: dict[str, tuple[str, ...]] = {
     "--task": ("tasks.base:OF_TEXTS", "data.labelled.table:TASKS"),
     "--tasks": ("data.labelled.table:TASKS",),
     "--sets": ("analyses.embed_pairs:TASKS",),
-    "--metric": ("data.labelled.table:METRICS",),
     "--data": ("data.texts:SHIPPED",),
     "--dtype": ("models.load:DTYPES",),
     "--device": ("auto", "cpu", "cuda", "mps"),

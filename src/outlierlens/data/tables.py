@@ -68,7 +68,9 @@ class Table:
         """
         found = asked or next((name for name in usual if name in self.names), None)
         if found is None:
-            raise BadInput(f"{self.source}: which column holds the {what}? --text-column must be one of {self.listed}")
+            raise BadInput(
+                f"{self.source}: which column holds the {what}? column (--data FILE:column=NAME) must be one of {self.listed}"
+            )
         return found
 
     @property

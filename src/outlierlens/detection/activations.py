@@ -82,8 +82,6 @@ class ObserveOptions:
     """Texts in one forward pass."""
     n_sigma: Annotated[float, Gt(0), Lt(float("inf"))] = Rule.n_sigma
     """Threshold on the distance from the vector's own mean, in standard deviations (--verbose lists what exceeds it)."""
-    without_special: bool = False
-    """Show numbers without special tokens."""
     rules: ActivationRules = ActivationRules()
     """Thresholds of the rules on top."""
     histogram_bytes: int = 200_000_000

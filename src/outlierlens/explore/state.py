@@ -135,10 +135,6 @@ class Place:
 
     port: Annotated[int | None, Ge(1), Le(65535)] = None
     """Port on 127.0.0.1. Default: the first free from 7860."""
-    share: bool = False
-    """Let anyone with the link in, through a tunnel of gradio's servers. Off."""
-    browser: bool = False
-    """Open the page in a browser tab."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@
     class RoundingOptions:
         n_random: Annotated[int, Flag("--random"), Ge(0)] = 5
         """Random sets of the same size, kept."""
-        task: Annotated[TaskOptions, Flat("max_length", "batch_size")] = TaskOptions(max_length=128)
+        task: Annotated[TaskOptions, Flat("max_length")] = TaskOptions(max_length=128)
 
         def __post_init__(self) -> None:
             check(self)                                     # n_random is -1; it must be at least 0
@@ -119,6 +119,27 @@ def parse_layers(text: str) -> tuple[int, ...]:
     return tuple(layers)
 
 
+def parse_export(text: str) -> tuple[str, str]:
+    """ "gguf:types.txt" -> ("gguf", "types.txt"); without a file ("gguf", "")."""
+    tool, _, file = text.partition(":")
+    return tool, file
+
+
+def written_for(export: tuple[str, str], tools: tuple[str, ...], also: Mapping[str, str] | None = None) -> Any:
+    """The tool of what `parse_export` read, one of `tools`, or what another name of `also` stands for.
+
+    Raises:
+        BadInput: another tool, or no file.
+    """
+    tool, file = export
+    known = dict(zip(tools, tools, strict=True)) | dict(also or {})
+    if tool not in known:
+        raise BadInput(f"--export {tool}: no such tool; there are {', '.join(known)}{near(tool, known)}")
+    if not file:
+        raise BadInput(f"--export {tool}: name the file to write, such as --export {tool}:FILE")
+    return known[tool]
+
+
 def parse_names(text: str) -> tuple[str, ...]:
     """ "negative, positive" -> ("negative", "positive"); empty ones are left out."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
@@ -127,6 +148,9 @@ def parse_names(text: str) -> tuple[str, ...]:
 def _numbers(text: str, whole: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and len(part) < 10 for part in parts):
+        if re.fullmatch(r"[\d\s;,]+", whole):
+            together = ",".join(re.findall(r"\d+", whole))
+            raise BadInput(f"cannot read dimensions {whole!r}; separate dimensions with commas: {together}")
         raise BadInput(f"cannot read dimensions {whole!r}; write 308,381 or, layer by layer, 0-9:896;10-16:678")
     return [int(part) for part in parts]
 
@@ -312,8 +336,9 @@ def parts_of(text: str, name: str, head: Option | None, parts: tuple[Option, ...
     keys = {one.key: one for one in parts}
     which = "|".join(sorted(map(re.escape, keys), key=len, reverse=True))
     first, *given = re.split(rf"(?:^|[,:])(?=(?:{which})(?:=|,|$))", text)
-    if first and (head is None or "=" in first):
-        wrong = re.split("[,:]", first.partition("=")[0])[-1]
+    strange = re.search(r"(?:^|[,:])([a-z][a-z-]*)=[^/\\]*$", first)
+    if first and (head is None or strange):
+        wrong = strange[1] if strange else first
         raise BadInput(f"cannot read {name} {text!r:.80}; its parts are {', '.join(keys)}{near(wrong, keys)}")
     if first and head is not None:
         yield head, head.of_word(first)

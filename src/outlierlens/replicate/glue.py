@@ -79,7 +79,7 @@ class GlueOptions:
     """Every single dimension too: Kovaleva's figure 2."""
     layers: bool = False
     """Off in each single layer too, beside 19 random sets: Puccetti's windows."""
-    labels: Annotated[tuple[str, ...], Flag(read="options:parse_names")] = ()
+    labels: Annotated[tuple[str, ...], Flag(into="--tasks", read="options:parse_names")] = ()
     """Of one task: its models' labels in the order of their outputs, if their config has none."""
     limit: Annotated[int | None, Ge(2)] = None
     """First N examples of the dev split."""
@@ -92,7 +92,7 @@ class GlueOptions:
         if not self.tasks or len(set(self.labelled)) != len(self.tasks):
             raise BadInput(f"tasks are {', '.join(self.tasks) or 'none'}; name at least one, and none twice")
         if self.labels and len(self.tasks) > 1:
-            raise BadInput(f"--labels are of one task's models, and there are {len(self.tasks)} tasks; name one")
+            raise BadInput(f"labels are of one task's models, and there are {len(self.tasks)} tasks; name one")
 
     @property
     def labelled(self) -> tuple[LabelledTask, ...]:

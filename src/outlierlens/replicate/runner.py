@@ -57,7 +57,7 @@ class PaperOptions:
     """All data in every part, for hours; else the subsets that the result states."""
     stack: str | None = None
     """Which stream, where there are several."""
-    batch_size: Annotated[int, Ge(1)] = 32
+    batch_size: Annotated[int, Flag(hidden=True), Ge(1)] = 32
     """Texts in one forward pass."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-from outlierlens.ablation.controls import limited
 from outlierlens.cli.common import resumable, say
 from outlierlens.errors import BadInput
 from outlierlens.options import FIND
@@ -54,7 +53,7 @@ def _measured(session: Session, options: ReportOptions) -> Path:
     names, output = options.compare or (options.model,), session.output
     job = Job(
         replace(options, model=names[0]), session.folder(of=directory_of(names)),
-        limited(session.reading, thorough=options.thorough), output.overwrite, session.command,
+        session.reading, output.overwrite, session.command,
     )  # fmt: skip
     rows = job.directory / ("a/rows.jsonl" if options.compare else "rows.jsonl")
     with resumable(rows), alone_in(job.directory, "report", CHARTS, "rows*.jsonl", "[ab]"):

@@ -283,7 +283,7 @@ class Sweep(Finding):
             f"When you prune or edit, leave {these(dims)} alone: the model pays for each of them by itself.",
             f"{costly[0].label} off: {costly[0].change.value:+.3g} {unit}; the least of these, {last.label}: "
             f"{last.change.value:+.3g}",
-            (about(self.provenance, "prune protect", "--for", "torch-pruning", dims=dims, stack=self.about.stack),),
+            (about(self.provenance, "prune protect", "--export", "torch-pruning", dims=dims, stack=self.about.stack),),
         )
 
     def top(self, k: int = 5, window: str | None = None) -> tuple[Effect, ...]:

@@ -134,7 +134,7 @@ def sweep(
             method="screened" if state.screen else "exact" if runner.exact else "adaptive",
             screening=state.screen.summary() if state.screen else None, together=state.together,
             tolerance=options.tolerance, relative=options.relative, top_k=options.top, level=options.level,
-            widening=(0.0, 0.0) if options.anytime else (state.widening.normal, state.widening.skewed),
+            widening=(state.widening.normal, state.widening.skewed),
             look_level=state.strict, looks=looks, intact=intact_of(run.intact(), runner), found=tuple(found),
             separated=state.separated, cost=cost_of(runner, state, families, len(run.intact())), precision=precision,
             notes=(*loaded.notes, *runner.notes),
@@ -149,7 +149,7 @@ def run(session: Session, call: SweepCall) -> Sweep:
     options = reaching(loaded, texts, options)
     stack = loaded.axis(options.stack)
     named = scan_stream(loaded, stack.name).dims if call.dims == FIND and not stack.reads else ()
-    if machines.engine == "ray":
+    if machines.ray is not None:
         from outlierlens.analyses.sweep.ray_engine import on_ray
 
         engine = on_ray(texts, session.load, machines)

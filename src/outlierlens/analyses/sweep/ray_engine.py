@@ -1,6 +1,6 @@
 """The engine that runs a sweep on the machines of a Ray cluster, or on several workers of one machine.
 
-sweep(loaded, texts, engine=on_ray(texts, load, Machines(engine="ray", address="auto", gpus_per_worker=0.5)))
+sweep(loaded, texts, engine=on_ray(texts, load, Machines(ray="auto", gpus_per_worker=0.5)))
 
 recipe = Recipe.like(runner, texts, load)       # where the sweep is planned
 recipe()                                        # there: a runner that gives the same numbers, or an error

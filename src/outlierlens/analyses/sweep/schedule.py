@@ -120,7 +120,7 @@ class State:
             series = [self.measured.values(unit.key) for unit in self.units]
             self.rare = Rare.among([values for values in series if len(values) >= self.looks[0]])
             own = [n for n, values in enumerate(series) if len(values) >= self.looks[0] and not self.is_bulk(n)]
-            if len(own) >= SCALE_UNITS and not self.options.anytime:
+            if len(own) >= SCALE_UNITS:
                 shares = np.array([self.widening.share(self._residuals(n)) for n in own])
                 self.skewed = float(shares.mean() + 2 * shares.std(ddof=1) / np.sqrt(len(own)))
         for number in numbers:
@@ -131,7 +131,7 @@ class State:
         values, weights = self.measured.values(self.units[number].key), self.measured.weights
         skipped = self.again.get(number, 0)
         level = self.strict
-        if not (strict or self.options.anytime):
+        if not strict:
             share = max(self.skewed, self.widening.share(values[skipped:] if skipped else self._residuals(number)))
             together = len(self.again) if skipped else 1  # whoever reads chooses among the strongest once more
             level = widened(len(values) - skipped, 1 - (1 - self.options.level) / together, self.widening.of(share))
@@ -178,7 +178,7 @@ class State:
     def find_bulk(self, found: Sequence[int]) -> None:
         """Settle which units may be known together: single dimensions of all, none of which was named beforehand (`found`)."""
         options = self.options
-        one_by_one = not options.bulk or options.anytime or options.dims != "all" or self.smallest > 0
+        one_by_one = not options.bulk or options.dims != "all" or self.smallest > 0
         if one_by_one or len(self.looks) == 1 or self.looks[-1] < FEWEST_TEXTS:
             return
         single = (n for n, unit in enumerate(self.units) if len(unit.dims) == 1 and not unit.by_layer)

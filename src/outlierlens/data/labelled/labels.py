@@ -174,7 +174,7 @@ def label_order(
     elif are_numbers(names) and None in map(place, names):
         raise BadInput(
             f"{where} calls its classes {_some(names)}, which does not say what they mean, and models disagree; name them in "
-            f"the order of its outputs with --labels (for instance --labels {','.join(wanted)})"
+            f"the order of its outputs with labels behind the task ({task.name}:labels={','.join(wanted)})"
         )
     places = [place(name) for name in names]
     found = tuple(number for number in places if number is not None)
@@ -182,7 +182,7 @@ def label_order(
         raise BadInput(
             f"{where} has the classes {_some(names)}, which are not those of {task.name} ({_some(task.labels)}); use a model "
             f"fine-tuned on {task.trained_on or task.name}, or name its {n} classes as {task.name} does, in the order of its "
-            f"outputs, with --labels (for instance --labels {','.join(wanted[:6])})"
+            f"outputs, with labels behind the task ({task.name}:labels={','.join(wanted[:6])})"
         )
     return found
 
@@ -200,7 +200,7 @@ def contradicted(
         return ()  # its own names say nothing of this task
     if are_numbers(names) or own == label_order(task, id2label, given, where=where):
         return ()
-    return (f"the config of {where} calls its outputs {_some(names)}, --labels says otherwise, and --labels was taken",)
+    return (f"the config of {where} calls its outputs {_some(names)}, labels says otherwise, and labels was taken",)
 
 
 def _in_order(task: LabelledTask, n: int) -> tuple[str, ...]:
@@ -214,7 +214,11 @@ def _in_order(task: LabelledTask, n: int) -> tuple[str, ...]:
 def _or_named(task: LabelledTask, n: int) -> str:
     """The other remedy where a task's classes are those that its rows hold: these rows may lack some of the model's."""
     named_here = task.name not in TASKS and len(task.labels) < n
-    return f", or, where these rows lack some classes, name all {n} as the rows do with --labels" if named_here else ""
+    return (
+        f", or, where these rows lack some classes, name all {n} as the rows do with labels behind the task"
+        if named_here
+        else ""
+    )
 
 
 def _some(names: Sequence[str]) -> str:
