@@ -55,7 +55,7 @@ def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(BY_NAME[name].examples) >= 2, name
         for line in BY_NAME[name].examples:
             words = shlex.split(line, comments=True)
-            assert " ".join(words).startswith(f"{name} ") or words == [name]
+            assert " ".join(words).startswith(f"{name} ") or words == name.split()
             said = every_command.call(*words)
             assert said.code in {0, every_command.FOUND.get(name)}, f"{line}: {said.err}"
 

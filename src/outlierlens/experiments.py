@@ -543,11 +543,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Print versions, devices and caches, and what is missing.\n\n"
         "For which command something is missing; changes nothing. Exit code 0; 1 where something that is installed is "
         "broken.",
-        home="cli", measure=".doctor", odd=True, takes=("output",),
+        home="cli", measure=".doctor", odd=True, options=".doctor:DoctorOptions", takes=("options", "output"),
         shared=dict.fromkeys(("chart", "output", "overwrite", "quiet", "verbose")),
         examples=(
             "doctor",
-            "doctor --json  # for a bug report",
+            "doctor --devices",
         ),
     ),
     Experiment(

@@ -118,7 +118,8 @@ _FLAGS = re.compile(
     r"|(?<!\S-)--(?P<flag>[a-z](?:[a-z-]*[a-z])?)\b(?: (?P<word>[^\s;:,()]+(?::\d+)?))?"
 )
 _OF_LOADING = (
-    "row", "adapter", "dtype", "device", "tokenizer", "revision", "subfolder", "token", "offline", "trust_remote_code"
+    "row", "adapter", "dtype", "device", "tokenizer", "revision", "subfolder", "token", "offline", "trust_remote_code",
+    "by_block", "memory",
 )  # fmt: skip
 _HOMES = {**dict.fromkeys(_OF_LOADING, "load_model"), "limit": "read_texts", "column": "read_texts"}
 _NAMES = {"data": "texts", "text-column": "column", "arch": "row", "family": "row", "fit-data": "fit"}
@@ -146,7 +147,7 @@ def in_python(message: str, settings: Mapping[str, tuple[Option, ...]]) -> str:
             settings[name][0].kind
             if name in settings
             else bool
-            if name in ("overwrite", "offline", "trust_remote_code")
+            if name in ("overwrite", "offline", "trust_remote_code", "by_block")
             else None
         )
         value = ""

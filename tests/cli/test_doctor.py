@@ -92,8 +92,9 @@ def test_a_torch_that_will_not_load_is_broken(monkeypatch: pytest.MonkeyPatch) -
     assert wrong.startswith("torch is installed and cannot be used: OSError: libcudart.so: not found")
 
 
-def test_devices_are_listed() -> None:
-    assert doctor.examine().devices[0] == "cpu"
+def test_devices_are_listed_on_request() -> None:
+    assert doctor.examine().devices is None
+    assert doctor.examine(devices=True).devices[0] == "cpu"  # type: ignore[index]
 
 
 SCRIPT = """

@@ -27,13 +27,13 @@ def arguments(base: str, data: str, folder: Path, *more: str, task: str = "class
 
 
 def test_recovery_and_columns(run: Any, base: str, data: str, tmp_path: Path) -> None:
-    more = ("--data", "column=text", "--task", "pair=second,label=value,metric=spearman", "--dims", "3,7", "--hold")
-    code, out, err = run(*arguments(base, data, tmp_path / "run", *more, task="regress"))
+    task = "regress:pair=second,label=value,metric=spearman"
+    more = ("--dims", "3,7", "--hold")
+    code, out, err = run(*arguments(base, f"{data}:column=text", tmp_path / "run", *more, task=task))
     assert code == 0, err
     assert "Dimensions 3 and 7 were set to zero before training, held at zero" in out
     assert load(tmp_path / "run" / "finetuned.json").about.metric == "spearman"
-    words = ("--data", "column=words", "--task", "label=tags")
-    code, out, err = run(*arguments(base, data, tmp_path / "tokens", *words, task="tokens"))
+    code, out, err = run(*arguments(base, f"{data}:column=words", tmp_path / "tokens", task="tokens:label=tags"))
     assert code == 0, err
     assert "token accuracy" in out
 

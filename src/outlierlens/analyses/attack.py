@@ -233,6 +233,7 @@ def attack(
     Raises:
         BadInput: too few texts, no language head, no value of a kind to change, or weights that cannot be edited.
     """
+    loaded.need_whole("an attack, which searches by gradients,")
     options = options or AttackOptions()
     if len(texts) < options.n_search + 1:
         raise BadInput(

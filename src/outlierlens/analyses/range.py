@@ -23,7 +23,7 @@ from outlierlens.checkpoints import Checkpoint
 from outlierlens.data.texts import Data
 from outlierlens.detection.weights import opened
 from outlierlens.errors import BadInput
-from outlierlens.models.passes import Progress, in_windows, reading_of
+from outlierlens.models.passes import Progress, in_windows, read_together, reading_of
 from outlierlens.options import Flag, check
 from outlierlens.results.advice import Advice, about, fitted
 from outlierlens.results.document import Provenance
@@ -406,8 +406,8 @@ def range_of(
         )
     reading = reading_of(loaded, texts, options.max_length)
     one = Pass(loaded, reading, options.every, CacheErrors() if options.cache else None)
-    for batch in in_windows(reading, texts, options.batch_size, progress, f"reading {reading.inputs}"):
-        one.consume(batch)
+    batches = in_windows(reading, texts, options.batch_size, progress, f"reading {reading.inputs}")
+    read_together(loaded, one.consume, batches)
     if not one.n_tokens:
         raise BadInput("the tokenizer made no token of these texts, so there is no range to measure")
     return Ranges(

@@ -36,7 +36,12 @@ if TYPE_CHECKING:
 LIMITS = {fit: FORMATS[form][0] for fit, form in (("fp16", "fp16"), ("bf16", "bf16"), ("fp8", "e4m3"))}
 WHOLE = {"fp16": "float16", "bf16": "bfloat16"}
 N_RANDOM, RANDOM_LENGTH = 2, 32  # rows of random tokens, and their length
-OUTPUTS = ("logits", "last_hidden_state")
+OUTPUTS = (
+    "logits",
+    "image_embeds",
+    "pooler_output",
+    "last_hidden_state",
+)  # the first that a model gives is what it is for
 Arguments = Sequence[dict[str, Any]]  # of the model, for each batch
 ON_STREAM = ("stream", "stream after attention", "attention output", "MLP output")
 
@@ -181,7 +186,7 @@ def check_of(loaded: LoadedModel, data: Data, *, max_length: int, seed: int) -> 
 
 
 def outputs(model: Any, arguments: Arguments) -> "list[Tensor]":
-    """What the model gives for each batch: its logits, or its last hidden state where it has no head."""
+    """What the model gives for each batch: its logits; without a head an embedding of it, or the last hidden state."""
     import torch
 
     weight, found = next(model.parameters()), []
@@ -190,7 +195,7 @@ def outputs(model: Any, arguments: Arguments) -> "list[Tensor]":
             tensors = {name: one for name, one in batch.items() if isinstance(one, torch.Tensor)}
             kinds = {name: weight.dtype if one.is_floating_point() else None for name, one in tensors.items()}
             out = model(**{name: one.to(weight.device, kinds[name]) for name, one in tensors.items()})
-            found.append(next(out[name] for name in OUTPUTS if name in out).float().cpu())
+            found.append(next(out[name] for name in OUTPUTS if out.get(name) is not None).float().cpu())
     return found
 
 

@@ -374,6 +374,10 @@ class HubCheckpoint(PlacedCheckpoint):
             )
         return shard
 
+    def _file(self, name: str) -> tuple[str, Callable[[int, int], bytearray], Placed]:
+        place, shard = self._place(name)[1], self._shards[self._shard_of[name]]
+        return shard.where, shard.file.read, place
+
     def _place(self, name: str) -> tuple[str, Placed]:
         info, shard = self.tensors[name], self._shards[self._shard_of[name]]
         if info.dtype not in ITEM_BYTES:  # before anything of it is asked for

@@ -1,7 +1,7 @@
 """`doctor`: what is installed, what is cached, and which commands that leaves unable to run: `examine()`.
 
 A library that was never installed is missing; one that is installed and cannot work is broken: an older version than is
-required, a requirement of it that is absent, or a torch that fails to import.
+required, a requirement of it that is absent, or (with `devices`, which imports torch) a torch that fails to import.
 """
 
 import dataclasses
@@ -76,7 +76,7 @@ class Diagnosis:
     """What `examine` found.
 
     Attributes:
-        devices: "cpu", "cuda:0 NAME", "mps"; none where torch cannot be used.
+        devices: "cpu", "cuda:0 NAME", "mps"; None where torch was not asked.
         lacking: for each extra that is not whole, what it is for, its missing libraries and the line that helps.
         free: bytes free on the disk of `cache`; None where the system does not say.
         broken: what is installed and cannot work, a sentence each.
@@ -86,7 +86,7 @@ class Diagnosis:
     python: str
     platform: str
     cores: int
-    devices: tuple[str, ...]
+    devices: tuple[str, ...] | None
     libraries: tuple[Library, ...]
     lacking: tuple[str, ...]
     cache: str
@@ -102,10 +102,14 @@ class Diagnosis:
         return tuple(one.name for one in self.libraries if one.installed is None)
 
 
-def examine() -> Diagnosis:
-    """Look at this installation; nothing is changed, fetched or sent. Of libraries only torch is imported, for its devices."""
+def examine(*, devices: bool = False) -> Diagnosis:
+    """Look at this installation; nothing is changed, fetched or sent.
+
+    Versions come from package metadata, so that torch is not imported (seconds, and hundreds of megabytes) unless
+    `devices` asks for it.
+    """
     libraries, samples = _libraries(), tuple(_sample(name) for name in SAMPLES)
-    found, wrong = _devices()
+    found, wrong = _devices() if devices else (None, "")
     cache, free, unwritable = _cache()
     problems = [f"{one.name} {one.installed or ''}".rstrip() + f": {one.problem}" for one in libraries if one.problem]
     problems += [wrong]
@@ -204,9 +208,17 @@ def _cache() -> tuple[str, int | None, str]:
 # --- the command -------------------------------------------------------------------------------------------------
 
 
-def run(session: Session, _: None) -> None:
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions:
+    """What is looked at."""
+
+    devices: bool = False
+    """Import torch too, and list what it computes on."""
+
+
+def run(session: Session, options: DoctorOptions) -> None:
     """Examine and tell; exit code 1 where something that is installed is broken."""
-    found = examine()
+    found = examine(devices=options.devices)
     if session.output.json:
         print(json.dumps({"format_version": 1, **dataclasses.asdict(found)}, indent=2))
     else:
@@ -218,7 +230,10 @@ def run(session: Session, _: None) -> None:
 def print_diagnosis(found: Diagnosis) -> None:
     """One part after the other; what is broken stands last, where a terminal ends."""
     say(f"outlierlens {found.version}, Python {found.python}, {found.platform}")
-    say(f"devices: {found.cores} cores; {', '.join(found.devices) or 'torch cannot be used'}")
+    listed = "GPUs are listed with --devices, which imports torch"
+    if found.devices is not None:
+        listed = ", ".join(found.devices) or "torch cannot be used"
+    say(f"devices: {found.cores} cores; {listed}")
     libraries = tuple(
         (one.extra or "base", one.name, one.wanted or "any", one.installed or "missing") for one in found.libraries
     )
