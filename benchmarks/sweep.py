@@ -90,7 +90,7 @@ def blocks(folder: Path, lines: Sequence[str], n: int, length: int) -> tuple[str
 
 
 class Ours:
-    """(c): the runner that `outlierlens sweep --exact` uses, made anew for each round."""
+    """(c): the runner that `outlierlens sweep --precision exact` uses, made anew for each round."""
 
     def __init__(self, loaded: Any, texts: Texts, task: TaskOptions, dims: Sequence[int]):
         self.loaded, self.texts, self.dims = loaded, texts, dims

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import every_command
-from outlierlens.cli.app import Usage, program, read, run
+from outlierlens.cli.app import SHOWN, Usage, program, read, run
 from outlierlens.experiments import BY_NAME, BY_RESULT, EXPERIMENTS
 from outlierlens.options import Option, bounds_text
-from outlierlens.options.experiment import GROUP_NAMES, SHOWN, Experiment
+from outlierlens.options.experiment import GROUP_NAMES, Experiment
 from outlierlens.view.render import print_section, sections_html
 
 ROWS = pytest.mark.parametrize("row", EXPERIMENTS, ids=lambda row: row.name.replace(" ", "-"))

@@ -203,8 +203,7 @@ def test_who_names_the_dimensions() -> None:
     assert found.dims == (DIM,)
     plain = tiny("bert")
     found = ablate(plain, texts(4), "find", replace(OPTIONS, n_random=0))
-    assert "largest |z| in the weights, as the scan names none" in found.about.named_by
-    assert "which is no finding" in found.notes[0]
+    assert found.about.named_by == "the rule luo on activations"
     assert found.chosen.p is None
 
 

@@ -138,16 +138,13 @@ def test_weights_need_a_config_beside_them(tmp_path: Path) -> None:
         prune_check(path, path)
 
 
-def test_bias_and_scale_are_both_asked_for_unless_told_otherwise(folder: Any, tmp_path: Path) -> None:
+def test_bias_and_scale_are_both_asked_for(folder: Any, tmp_path: Path) -> None:
     path = tmp_path / "masks.safetensors"
     save_file(masks_of({0: (3,), 1: (3,), 2: (3,)}, scale_only=True), path)
     found = prune_check(folder("bert"), str(path), OUTLIERS)
     assert found.holds
     assert found.streams[0].definition == "scale and bias of the output norm zero"
     assert hits(found)[0].share == 0.5
-    alone = prune_check(folder("bert"), str(path), PruneCheckOptions(rule=Removal(scale_alone=True), dims=(3,)))
-    assert alone.streams[0].broken == (3,)
-    assert alone.streams[0].definition == "scale of the output norm zero"
 
 
 @pytest.mark.parametrize(("fraction", "removed"), [(1.0, 0), (0.9, 1), (0.5, 3)])

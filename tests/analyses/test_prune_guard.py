@@ -67,7 +67,6 @@ def test_no_mask_breaks_the_constraint_and_budgets_are_met(data: Any) -> None:
     norm = data.draw(st.booleans())
     rule = Removal(
         row_fraction=data.draw(st.sampled_from((1.0, 0.9, 0.5, 0.3))),
-        scale_alone=norm and data.draw(st.booleans()),
         min_layer_fraction=data.draw(st.sampled_from((0.5, 0.25, 1.0, 0.01))),
     )
     row = data.draw(st.sampled_from(((3,), (1,), (4,), (2, 5))))

@@ -23,7 +23,7 @@ from outlierlens.cli.overview import ABOUT, FAMILIES, INSTALL, PROGRAM, SHOW
 from outlierlens.errors import BadInput, shell
 from outlierlens.experiments import BY_NAME, EXPERIMENTS
 from outlierlens.options import Flag, Option, build, check_value, options_of, parts_of
-from outlierlens.options.experiment import GROUP_NAMES, shown, title
+from outlierlens.options.experiment import GROUP_NAMES, GROUPS, title
 
 
 class Usage(BadInput):
@@ -37,6 +37,8 @@ LARGEST = 10**12
 # Headings of what commands share; a command's own options stand under "Options".
 PANELS = {name: Group(name, sort_key=place) for place, name in enumerate(("Arguments", "Options", "Output", "Model"))}
 HEADINGS = {"output": "Output", "loading": "Model", "source": "Model"}
+
+SHOWN = 12  # options of a command in --help
 
 
 def command(name: str, about: str, groups: Mapping[str, Any], run: Callable[..., None]) -> App:
@@ -96,6 +98,26 @@ def command(name: str, about: str, groups: Mapping[str, Any], run: Callable[...,
     )
     app.default(call)
     return app
+
+
+def shown(options: Mapping[str, Sequence[Option]]) -> frozenset[str]:
+    """How those options are spelt, by group, that --help shows.
+
+    What must be given, the command's own first six, the first two of each group that it shares, and what then has room.
+    """
+    ranked = []
+    for group, of_group in options.items():
+        own = group not in GROUPS
+        named = {
+            one.flag.into or one.spelt: one.required
+            for one in sorted(of_group, key=lambda one: bool(one.flag.into))
+            if not one.flag.argument
+        }
+        for place, (name, required) in enumerate(named.items()):
+            rank = 0 if required else 1 if own and place < 6 else 2 + place if place < 2 else 4 if own else 5
+            ranked.append((rank, name))
+    names = dict.fromkeys(name for _, name in sorted(ranked, key=lambda one: one[0]))
+    return frozenset(list(names)[:SHOWN])
 
 
 def _joined(headed: list[tuple[Option, str]], parts: Mapping[str, tuple[Option, ...]]) -> list[tuple[Option, str]]:

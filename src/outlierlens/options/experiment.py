@@ -8,7 +8,7 @@ The report, the papers, the live page and the commands of the program itself hav
 `run(session, options)` shows its result itself.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal
@@ -33,28 +33,6 @@ GROUPS = {
 }
 GROUP_NAMES = ("find", "switch off", "explain", "compare with papers", "train", "compress", "guard", "embed", "show")
 TEXTS = ("subject", "reading", "options", "output", "loading")
-
-SHOWN = 12  # options of a command in --help
-
-
-def shown(options: Mapping[str, Sequence[Option]]) -> frozenset[str]:
-    """How those options are spelt, by group, that --help shows.
-
-    What must be given, the command's own first six, the first two of each group that it shares, and what then has room.
-    """
-    ranked = []
-    for group, of_group in options.items():
-        own = group not in GROUPS
-        named = {
-            one.flag.into or one.spelt: one.required
-            for one in sorted(of_group, key=lambda one: bool(one.flag.into))
-            if not one.flag.argument
-        }
-        for place, (name, required) in enumerate(named.items()):
-            rank = 0 if required else 1 if own and place < 6 else 2 + place if place < 2 else 4 if own else 5
-            ranked.append((rank, name))
-    names = dict.fromkeys(name for _, name in sorted(ranked, key=lambda one: one[0]))
-    return frozenset(list(names)[:SHOWN])
 
 
 def title(group: str) -> str:
