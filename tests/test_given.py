@@ -245,6 +245,7 @@ def test_a_model_in_training_is_measured_in_evaluation_and_trains_on(name: str) 
         ("use --dtype float32; where", 'use load_model(dtype="float32"); where'),
         ("pass one (--model-args tokenizer=FOLDER)", "pass one (load_model(tokenizer=FOLDER))"),
         ("built like (--model-args family=bert)", 'built like (load_model(row="bert"))'),
+        ("load it whole (--model-args by-block=no)", "load it whole (load_model(by_block=False))"),
         ("--model-args arch=row.toml (`outlierlens scan`)", 'load_model(row=Path("row.toml")) (`outlierlens scan`)'),
         ("read fewer texts (--limit)", "read fewer texts (read_texts(limit=…))"),
         ("name another folder with -o, or use --overwrite", "name another folder, or use overwrite=True"),

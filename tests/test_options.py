@@ -171,6 +171,8 @@ class Parted:
     """Where."""
     same_layer: Annotated[bool, Flag(into="--rule")] = False
     """In one layer."""
+    whole: Annotated[bool | None, Flag(into="--more")] = None
+    """Whether all of it."""
     size: Annotated[int, Flag(into="--more", read="options:parse_bytes")] = 1
     """How large."""
 
@@ -190,6 +192,7 @@ def parted(*words: str) -> Parted:
         (("--rule", "same-layer,folder=a:b,c"), Parted(same_layer=True, folder=Path("a:b,c"))),
         (("--rule", "two", "--rule", "w=3"), Parted(rule="two", width=3.0)),
         (("--more", "size=2kB"), Parted(size=2000)),
+        (("--more", "whole=no,size=3"), Parted(whole=False, size=3)),
     ],
 )
 def test_one_flag_holds_many_parts(words: tuple[str, ...], made: Parted) -> None:
@@ -205,7 +208,8 @@ def test_one_flag_holds_many_parts(words: tuple[str, ...], made: Parted) -> None
         (("--rule", "w=0"), "--rule w is 0.0; it must be more than 0"),
         (("--rule", "same-layer=yes"), "--rule same-layer=yes: write same-layer"),
         (("--rule", "two,w"), "--rule w: write w=VALUE"),
-        (("--more", "3"), "cannot read --more '3'; its parts are size"),
+        (("--more", "3"), "cannot read --more '3'; its parts are whole, size"),
+        (("--more", "whole=3"), "--more whole is '3'; use yes or no"),
         (("--more", "size=two"), "cannot read the size 'two'"),
     ],
 )

@@ -155,6 +155,8 @@ def in_python(message: str, settings: Mapping[str, tuple[Option, ...]]) -> str:
             value = word
         elif word.endswith(".toml"):
             value = f'Path("{word}")'
+        elif kind is bool and word in ("yes", "no"):
+            value = str(word == "yes")
         elif word in (*typing.get_args(kind), *_WORDS) or word[:1].isdigit():
             value = f'"{word}"'
         rest = f" {word}" if word and not value else ""

@@ -75,9 +75,9 @@ class Loading(Source):
     """Read texts with the tokenizer of this folder, sample or hub id."""
     trust_remote_code: Annotated[bool, Flag(into=MODEL_ARGS)] = False
     """Run code that the model brings. Off."""
-    by_block: Annotated[bool | None, Flag("--by-block/--no-by-block")] = None
-    """Read weights when their block runs: for a model larger than memory. Default: where it does not fit."""
-    memory: Annotated[int | None, Flag(read="options:parse_bytes")] = None
+    by_block: Annotated[bool | None, Flag(into=MODEL_ARGS)] = None
+    """yes or no: read weights when their block runs, for a model larger than memory. Default: where it does not fit."""
+    memory: Annotated[int | None, Flag(into=MODEL_ARGS, read="options:parse_bytes")] = None
     """Memory that reading block by block may take beside the libraries, such as 6GB."""
 
 

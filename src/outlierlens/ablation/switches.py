@@ -308,7 +308,7 @@ def edited_hidden(
     module, bound = _resolve(model, stack)
     if mode == "resample" and hasattr(module, BY_BLOCK):
         raise BadInput(
-            "resample draws pass by pass, so it needs the model whole; load it without by_block (--by-block)"
+            "resample draws pass by pass, so it needs the model whole; load it without by_block (--model-args by-block=no)"
         )
     plan = plan_dims(bound, stream_width(module, bound), dims, layers)
     change = _Change(mode, settings, plan, bound)

@@ -243,8 +243,8 @@ class ByBlock:
         alone, two = (self.bytes_for(n, n_tokens) for n in (1, 2))
         if alone > self.memory:
             raise BadInput(
-                f"--memory {self.memory / 1e9:.3g}GB: {n_tokens:,} tokens through one block take {alone / 1e9:.3g} GB; give "
-                f"more memory, or fewer texts (--limit)"
+                f"--model-args memory={self.memory / 1e9:.3g}GB: {n_tokens:,} tokens through one block take "
+                f"{alone / 1e9:.3g} GB; give more memory, or fewer texts (--limit)"
             )
         return 1 + (self.memory - alone) // (two - alone)
 

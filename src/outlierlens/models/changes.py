@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 BY_BLOCK = "outlierlens_blocks"  # attribute of a model that is read block by block
-NEEDS_WHOLE = "load the model whole (--no-by-block)"
+NEEDS_WHOLE = "load the model whole (--model-args by-block=no)"
 T = TypeVar("T")
 P = ParamSpec("P")
 

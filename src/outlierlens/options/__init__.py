@@ -321,6 +321,10 @@ class Option:
                 raise BadInput(f"{self.spelt} is {word!r:.60}; use {', '.join(choices)}{near(word, choices)}")
             return word
         kind = next((one for one in choices if one is not type(None)), self.kind)
+        if kind is bool:
+            if word not in ("yes", "no"):
+                raise BadInput(f"{self.spelt} is {word!r:.40}; use yes or no")
+            return word == "yes"
         try:
             return kind(word)
         except ValueError:
