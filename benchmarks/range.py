@@ -9,7 +9,7 @@ Each repeat is one batch, bare and measured, one after the other in one process;
 import torch
 from timing import Way, asked, compare, load, made_up, random_llama, table
 
-from outlierlens.analyses.range_pass import Pass
+from outlierlens.analyses.range_pass import RangePass
 from outlierlens.data.texts import Texts
 from outlierlens.models.load import from_objects
 from outlierlens.models.passes import TextReading
@@ -24,7 +24,7 @@ def main() -> None:
         model = random_llama(given.layers)
         loaded = from_objects(model, loaded.tokenizer, name=f"random, {given.layers} layers")
     reading = TextReading(loaded, given.max_length)
-    measured = Pass(loaded, reading)
+    measured = RangePass(loaded, reading)
     texts = made_up(given.batch_size * (given.repeats + 1), given.max_length, given.max_length)
     bare, ours = Way("bare", lambda: None), Way("measured", lambda: None)
     batches = list(reading.batches(Texts("benchmark", texts), batch_size=given.batch_size))

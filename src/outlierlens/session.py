@@ -39,7 +39,7 @@ MODEL_ARGS = "--model-args"
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """Where the weights of a model come from, wherever they are read."""
 
     revision: Annotated[str | None, Flag(into=MODEL_ARGS)] = None
@@ -64,7 +64,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Loading(Source):
+class Loading(ModelSource):
     """How a model is loaded, wherever it is run."""
 
     device: str = "auto"
@@ -133,7 +133,7 @@ class Session:
     reading: Reading = Reading()
     vectors: VectorReading = VectorReading()
     fitting: Fitting = Fitting()
-    loading: Source = Loading()
+    loading: ModelSource = Loading()
     output: Output = Output()
     name: str = ""
     command: str = ""

@@ -30,8 +30,8 @@ from outlierlens.ablation.modes import (
     POSITION_MEAN,
     ZERO,
     Folds,
+    ModeTreatment,
     Switch,
-    Treatment,
     check_save,
     recovered,
     task_for,
@@ -44,7 +44,7 @@ from outlierlens.ablation.switches import Dims, EditSettings, plan_dims
 from outlierlens.analyses.ablate_sets import N_RANDOM, check_neurons, control_sets, found_dims, random_plans, size_alone
 from outlierlens.analyses.predictions import PredictionCall, Predictions, compared
 from outlierlens.data.texts import Data
-from outlierlens.detection.targets import Named
+from outlierlens.detection.targets import NamedDims
 from outlierlens.errors import BadInput, pick
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel, stream_width
@@ -149,7 +149,7 @@ class AblateOptions(Extent):
             raise BadInput("blocks join texts, and here each text has a value of its own; leave blocks out")
 
     @property
-    def treatments(self) -> tuple[Treatment, ...]:
+    def treatments(self) -> tuple[ModeTreatment, ...]:
         """The modes, with their factors and tokens."""
         return treatments(self.modes, self.tokens)
 
@@ -489,7 +489,7 @@ class _Work:
     stack: "BoundStack"
     plans: list[Plan]
     options: AblateOptions
-    named: Named
+    named: NamedDims
 
     def study(self, task: Task, progress: Progress | None, rows: Path | Keep | None, **more: Any) -> Study:
         options = self.options
@@ -561,7 +561,7 @@ def _several(work: _Work, progress: Progress | None, rows: Path | Keep | None) -
         mode.of(switch).check(work.plans[0])
     parts = Folds(switch, tasks, columns)
 
-    def condition(mode: Treatment, family: str, plan: Plan) -> Condition:
+    def condition(mode: ModeTreatment, family: str, plan: Plan) -> Condition:
         return Condition(family, mode.name, plan, partial(parts.treated, plan, mode), f"{mode.name} {plan_key(plan)}")
 
     found = []
@@ -581,7 +581,7 @@ def _several(work: _Work, progress: Progress | None, rows: Path | Keep | None) -
     )  # fmt: skip
 
 
-def _treated(study: Study, mode: Treatment, done: Outcome, zero: Outcome | None, others: list[Outcome]) -> Damage:
+def _treated(study: Study, mode: ModeTreatment, done: Outcome, zero: Outcome | None, others: list[Outcome]) -> Damage:
     """A row of several modes: what is recovered of zero's damage, and the random sets."""
     random, share = tuple(study.change(one).value for one in others), UNKNOWN
     if zero is not None and study.change(zero).low > 0:

@@ -19,7 +19,7 @@ from outlierlens.ablation.study import Control, dims_of
 from outlierlens.ablation.switches import Dims, plan_dims
 from outlierlens.data.texts import Data
 from outlierlens.detection.activations import ObserveOptions, magnitude
-from outlierlens.detection.targets import Named, active_dims, named_dims
+from outlierlens.detection.targets import NamedDims, active_dims, named_dims
 from outlierlens.detection.weights import scan_stream
 from outlierlens.errors import BadInput
 from outlierlens.models.inputs import row_limit
@@ -45,10 +45,10 @@ def found_dims(
     task: TaskOptions,
     *,
     most: int = MOST,
-) -> Named:
+) -> NamedDims:
     """None where dimensions are given; else those of the scan, else of the rules on activations `most`, else the strongest."""
     if dims != FIND:
-        return Named((), "given", ())
+        return NamedDims((), "given", ())
     scanned = named_dims(loaded, stack)
     if scanned.found:
         return scanned
@@ -57,7 +57,7 @@ def found_dims(
     found, rule = active_dims(loaded, stack, texts, settings)
     if found:
         more = f"; the strongest {most} of {len(found)}" if len(found) > most else ""
-        return Named(tuple(sorted(found[:most])), f"the rule {rule} on activations{more}", found)
+        return NamedDims(tuple(sorted(found[:most])), f"the rule {rule} on activations{more}", found)
     return replace(scanned, by=f"{scanned.by}, and the rules on activations neither")
 
 

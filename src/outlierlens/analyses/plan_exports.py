@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlierlens.analyses.quantize_places import find_places
 from outlierlens.analyses.quantize_rounding import KeptLinear
-from outlierlens.analyses.quantize_schemes import FINE, Recipe, Scheme, parse
+from outlierlens.analyses.quantize_schemes import FINE, Scheme, SchemePair, parse
 from outlierlens.architectures import family_of
 from outlierlens.errors import BadInput, comment, literal
 
@@ -62,7 +62,7 @@ class Exporter:
 
     title: str
     own: tuple[str, ...] = ()
-    called: Callable[[Recipe, Recipe], Any] = lambda *_: None
+    called: Callable[[SchemePair, SchemePair], Any] = lambda *_: None
     lines: Callable[[Any, Kept, Target], list[str]] = lambda *_: []
     use: str = ""
     spares: str = ""
@@ -79,7 +79,7 @@ def target_of(loaded: "LoadedModel", stack: str | None = None) -> Target:
     return Target(model=said, config=loaded.config, linears=inside, outside=outside)
 
 
-def export(tool: str, kept: Sequence[KeptLinear], *, scheme: Recipe, target: Target) -> tuple[str, tuple[str, ...]]:
+def export(tool: str, kept: Sequence[KeptLinear], *, scheme: SchemePair, target: Target) -> tuple[str, tuple[str, ...]]:
     """(the text of the file that `tool` reads, what it does otherwise than the plan says: a sentence each).
 
     Raises:
@@ -141,7 +141,7 @@ def _python(name: str, value: Any) -> list[str]:
 # llm-compressor: https://docs.vllm.ai/projects/llm-compressor (QuantizationModifier; schemes of compressed-tensors)
 
 
-def _llm_compressor(recipe: Recipe, _: Recipe) -> dict[str, Any] | None:
+def _llm_compressor(recipe: SchemePair, _: SchemePair) -> dict[str, Any] | None:
     found = {}
     for name, part in (("weights", recipe.weights), ("input_activations", recipe.inputs)):
         if part is None:
@@ -172,7 +172,7 @@ def _llm_compressor_file(base: Any, kept: Kept, target: Target) -> list[str]:
 # AutoRound: https://github.com/intel/auto-round, docs/step_by_step.md, "Mixed bits Usage"
 
 
-def _auto_round(recipe: Recipe, _: Recipe) -> dict[str, Any] | None:
+def _auto_round(recipe: SchemePair, _: SchemePair) -> dict[str, Any] | None:
     said: dict[str, Any] = {"bits": 16, "act_bits": 16}
     for part, start in ((recipe.weights, ""), (recipe.inputs, "act_")):
         if part is None:
@@ -195,7 +195,7 @@ def _auto_round_file(base: Any, kept: Kept, _: Target) -> list[str]:
 _ROW = "PerRow()"
 
 
-def _torchao(recipe: Recipe, _: Recipe) -> str | None:
+def _torchao(recipe: SchemePair, _: SchemePair) -> str | None:
     weights, inputs = recipe.weights, recipe.inputs
     if weights is None or weights.number == "e5m2":
         return None
@@ -240,10 +240,10 @@ def _torchao_file(base: Any, kept: Kept, target: Target) -> list[str]:
 # bitsandbytes: https://huggingface.co/docs/transformers/quantization/bitsandbytes (BitsAndBytesConfig)
 
 
-def _bitsandbytes(recipe: Recipe, _: Recipe) -> dict[str, Any] | None:
+def _bitsandbytes(recipe: SchemePair, _: SchemePair) -> dict[str, Any] | None:
     if recipe == FINE:
         return {"load_in_8bit": True, "llm_int8_threshold": 0.0}
-    four = Recipe(Scheme("int4", "group", BITSANDBYTES_BLOCK), None)
+    four = SchemePair(Scheme("int4", "group", BITSANDBYTES_BLOCK), None)
     return {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"} if recipe == four else None
 
 
@@ -255,7 +255,7 @@ def _bitsandbytes_file(base: Any, kept: Kept, target: Target) -> list[str]:
 # is searched for in the tensor's name.
 
 
-def _gguf(recipe: Recipe, scheme: Recipe) -> str | None:
+def _gguf(recipe: SchemePair, scheme: SchemePair) -> str | None:
     weights = recipe.weights
     if recipe.inputs is not None:
         return None
@@ -290,7 +290,7 @@ def _gguf_name(path: str, target: Target) -> str:
 # NVIDIA ModelOpt: https://nvidia.github.io/Model-Optimizer/guides/_quant_cfg.html (later entries come over earlier ones)
 
 
-def _modelopt(recipe: Recipe, _: Recipe) -> dict[str, Any] | None:
+def _modelopt(recipe: SchemePair, _: SchemePair) -> dict[str, Any] | None:
     bits: dict[str, Any] = {"int8": 8, "int4": 4, "e4m3": (4, 3), "e5m2": (5, 2)}
     found: dict[str, Any] = {"weight_quantizer": None, "input_quantizer": None}
     for name, part in zip(found, (recipe.weights, recipe.inputs), strict=True):
@@ -321,7 +321,7 @@ def _modelopt_file(base: Any, kept: Kept, target: Target) -> list[str]:
 # MLX: https://ml-explore.github.io/mlx, mlx.nn.quantize (class_predicate) and mlx_lm.convert (quant_predicate)
 
 
-def _mlx(recipe: Recipe, scheme: Recipe) -> dict[str, int] | None:
+def _mlx(recipe: SchemePair, scheme: SchemePair) -> dict[str, int] | None:
     weights = recipe.weights
     if recipe.inputs is not None or weights is None or weights.number not in ("int8", "int4"):
         return None

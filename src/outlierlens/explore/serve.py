@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from outlierlens.errors import BadInput, one_line
 from outlierlens.explore.look import Explorer
 from outlierlens.explore.page import gradio, launch_options, page
-from outlierlens.explore.state import Place, State
+from outlierlens.explore.state import Place, Selection
 
 LOOPBACK = "127.0.0.1"
 MOST_BYTES = 2**20  # of a request that shows a state, whose text may be long
@@ -120,7 +120,7 @@ def free_port(asked: int | None) -> int:
 
 
 @contextlib.contextmanager
-def served(explorer: Explorer, start: State, place: Place) -> Iterator[str]:
+def served(explorer: Explorer, start: Selection, place: Place) -> Iterator[str]:
     """Serve the page inside the block; yields its address."""
     free_port(place.port)  # a port that is taken is said before the page is made
     blocks = page(explorer, start)
@@ -148,7 +148,7 @@ def served(explorer: Explorer, start: State, place: Place) -> Iterator[str]:
         blocks.close(verbose=False)
 
 
-def serve(explorer: Explorer, start: State, place: Place, say: Callable[[str], None]) -> None:
+def serve(explorer: Explorer, start: Selection, place: Place, say: Callable[[str], None]) -> None:
     """Serve the page until Ctrl-C or SIGTERM; its address is said first."""
     with served(explorer, start, place) as address:
         say(f"exploring {explorer.loaded.name} at {address} (this machine only; Ctrl-C ends it)")

@@ -17,7 +17,7 @@ from outlierlens.view.section import Section
 
 
 @dataclass(frozen=True)
-class Both:
+class ReportPair:
     """Two reports, and where the page of each lies, relative to theirs; "" where there is none."""
 
     sides: tuple[ReportData, ReportData]

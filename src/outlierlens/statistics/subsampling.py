@@ -161,9 +161,9 @@ def _spearman(parts: Parts, truth: np.ndarray, predictions: Sequence[np.ndarray]
     An item moves the ranks of the others too: its influence on mean(H K) is H K + mean of K over the items above it (half of
     those beside it) + mean of H over those above it in the other order − 3 mean(H K), and alike for mean H² and mean K².
     """
-    one, found = _Order(parts, truth), []
+    one, found = _SortOrder(parts, truth), []
     of_one = one.own()
-    for other in (_Order(parts, column) for column in predictions):
+    for other in (_SortOrder(parts, column) for column in predictions):
         mean = parts.sums(one.middle * other.middle) / parts.sizes
         both = one.middle * other.middle + one.above(other.middle) + other.above(one.middle) - 3 * parts.each(mean)
         of_other = other.own()
@@ -178,7 +178,7 @@ def _spearman(parts: Parts, truth: np.ndarray, predictions: Sequence[np.ndarray]
 _INFLUENCES = {"pearson": _pearson, "spearman": _spearman}
 
 
-class _Order:
+class _SortOrder:
     """A column's order within each part.
 
     Attributes:
