@@ -1,11 +1,13 @@
-"""What watching costs a training: `OutlierCallback` at N = 100 on a small masked LM in a Hugging Face Trainer.
+"""What watching costs a training: `OutlierCallback` every N steps on a small masked LM in a Hugging Face Trainer.
 
-    OMP_NUM_THREADS=1 python benchmarks/callback.py                   # 4 x 128, batch 32 x 64, about 2 minutes
+    python benchmarks/callback.py                                     # 2 x 128, batch 8 x 64, 20 steps, a record in ten
+    OMP_NUM_THREADS=1 python benchmarks/callback.py --every 100 --steps 200 --rounds 3 --layers 4 --batch 32
     python benchmarks/callback.py --every 100 --steps 200 --rounds 3 --hidden 512 --layers 8
 
 Inside: time spent in the callback's events over the time of the training, in one process. From outside: watched and
 plain trainings of the same steps in turn, in rounds of alternating order. The vocabulary head is computed at masked
-positions alone, which makes steps cheap and the callback's share large. Exit code 1 when the share is 1 % or more.
+positions alone, which makes steps cheap and the callback's share large. Exit code 1 when
+the share at N = 100 or more is 1 % or more.
 """
 
 import argparse
@@ -97,7 +99,7 @@ def train(given: Any, folder: Path, *, watched: bool) -> tuple[Clock, Clock, Clo
 def main() -> int:
     """Measure, print, and say whether the share stays below 1 %."""
     given = asked(
-        __doc__, every=100, steps=200, rounds=3, layers=4, hidden=128, batch=32, length=64, probe_texts=16, threads=1,
+        __doc__, every=10, steps=20, rounds=1, layers=2, hidden=128, batch=8, length=64, probe_texts=16, threads=1,
         cpu=False,
     )  # fmt: skip
     device = "CPU" if given.cpu or not torch.cuda.is_available() else torch.cuda.get_device_name()
@@ -130,7 +132,7 @@ def main() -> int:
     for kind in ("processor", "wall"):
         print(f"{kind} time: {spread(shares[kind], '.2%')} of the training is the callback; watched against plain runs "
               f"{spread(ratios[kind], '+.1%')}")  # fmt: skip
-    return int(statistics.median(shares["wall"]) >= LIMIT)
+    return int(given.every >= 100 and statistics.median(shares["wall"]) >= LIMIT)
 
 
 if __name__ == "__main__":
