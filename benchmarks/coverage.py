@@ -37,7 +37,7 @@ from outlierlens.analyses.sweep.gradients import first_order
 from outlierlens.analyses.sweep.levels import FIRST_LOOK, look_sizes
 from outlierlens.analyses.sweep.options import SweepOptions
 from outlierlens.analyses.sweep.runner import make_runner
-from outlierlens.analyses.sweep.schedule import State, adaptive
+from outlierlens.analyses.sweep.schedule import SweepState, adaptive
 from outlierlens.analyses.sweep.units import INTACT, Differences, Unit, planned
 from outlierlens.data.texts import Texts, read_texts
 from outlierlens.statistics.means import mean_interval
@@ -102,7 +102,7 @@ def replay(matrix: Matrix, rule: Rule, seed: int) -> Seed:
         tolerance=rule.tolerance, relative=rule.relative, top=rule.k, bulk=rule.bulk, anytime=rule.hold == "any", seed=seed,
     )  # fmt: skip
     gradients = now.gradients[:, :n_gradients].T if n_gradients else None
-    state = State(units, options, looks, Differences(now.weights), gradients)
+    state = SweepState(units, options, looks, Differences(now.weights), gradients)
     state.find_bulk(())
     fill(state, now.changes)
     found = [one for one in state.estimates if one is not None]
@@ -123,7 +123,7 @@ def replay(matrix: Matrix, rule: Rule, seed: int) -> Seed:
     )
 
 
-def fill(state: State, changes: np.ndarray) -> State:
+def fill(state: SweepState, changes: np.ndarray) -> SweepState:
     """Measure what the procedure asks for, until it asks for no more."""
     for _, works in adaptive(state):
         for work in works:
@@ -367,9 +367,9 @@ POPULATIONS = {
 }
 
 
-def _swept(values: np.ndarray, options: SweepOptions, looks: tuple[int, ...]) -> State:
+def _swept(values: np.ndarray, options: SweepOptions, looks: tuple[int, ...]) -> SweepState:
     units = [Unit(str(dim), "all layers", {0: (dim,)}) for dim in range(len(values))]
-    return fill(State(units, options, looks, Differences(np.ones(values.shape[1]))), values)
+    return fill(SweepState(units, options, looks, Differences(np.ones(values.shape[1]))), values)
 
 
 def measure(given: Any, part: Path) -> Matrix:

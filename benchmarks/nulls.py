@@ -21,7 +21,7 @@ from timing import asked
 
 from outlierlens.ablation.controls import random_sets
 from outlierlens.analyses.track_changes import change_point
-from outlierlens.detection.rules import Measured, Rule, find
+from outlierlens.detection.rules import LastOperation, Rule, find
 from outlierlens.statistics.ranks import rank_p
 
 ALPHA = 0.05
@@ -143,7 +143,7 @@ def spiking(random: Random, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndar
 
 def named(random: Random, seed: int, *, make: Callable, rule: Rule, shape: tuple[int, int]) -> bool:
     """Whether a rule names any dimension at the level."""
-    return any(outlier.p_holm <= ALPHA for outlier in find(Measured(*make(random, shape)), rule)[0])
+    return any(outlier.p_holm <= ALPHA for outlier in find(LastOperation(*make(random, shape)), rule)[0])
 
 
 def planted(random: Random, seed: int, *, rule: Rule, shape: tuple[int, int]) -> bool:
@@ -151,7 +151,7 @@ def planted(random: Random, seed: int, *, rule: Rule, shape: tuple[int, int]) ->
     made = [values.copy() for values in coinciding(random, shape)]
     for values in made:
         values[: shape[0] * 3 // 4, 7] = 40
-    return any(outlier.dim == 7 and outlier.p_holm <= ALPHA for outlier in find(Measured(*made), rule)[0])
+    return any(outlier.dim == 7 and outlier.p_holm <= ALPHA for outlier in find(LastOperation(*made), rule)[0])
 
 
 def weights(scale: float) -> Iterator[Case]:

@@ -29,7 +29,7 @@ from outlierlens.analyses.sweep.measure import sweep
 from outlierlens.analyses.sweep.options import SweepOptions
 from outlierlens.analyses.sweep.runner import make_runner
 from outlierlens.analyses.sweep.schedule import pieces
-from outlierlens.analyses.sweep.units import INTACT, Local, Unit, Work
+from outlierlens.analyses.sweep.units import INTACT, LocalEngine, Unit, Work
 from outlierlens.data.texts import Texts, read_texts
 from outlierlens.models.devices import memory_kept
 from outlierlens.models.folder import model_folder
@@ -110,7 +110,7 @@ class Ours:
         number = {unit.key: i for i, unit in enumerate(units)}
         works = [Work(unit, start, stop) for start, stop in pieces((runner.n_texts,)) for unit in units]
         with memory_kept():  # as `sweep` does
-            for work, values in Local(runner).measure(works):
+            for work, values in LocalEngine(runner).measure(works):
                 found[number[work.unit.key], runner.order[work.start : work.stop]] = values
         return found
 

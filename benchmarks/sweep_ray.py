@@ -21,9 +21,9 @@ from sweep_baselines import save_bert
 from timing import asked, made_up, spread
 
 from outlierlens.analyses.sweep.options import Machines, SweepOptions
-from outlierlens.analyses.sweep.ray_engine import RayEngine, Recipe
+from outlierlens.analyses.sweep.ray_engine import RayEngine, RunnerCopy
 from outlierlens.analyses.sweep.runner import make_runner
-from outlierlens.analyses.sweep.units import Engine, Local, Unit, Work
+from outlierlens.analyses.sweep.units import Engine, LocalEngine, Unit, Work
 from outlierlens.data.texts import Texts
 from outlierlens.models.load import LoadOptions, load_model
 from outlierlens.tasks.base import TaskOptions
@@ -50,7 +50,7 @@ def compare(model: str, given: Any) -> float:
     units = [Unit(str(dim), "all layers", dict.fromkeys(range(n_layers), (dim,))) for dim in range(given.units)]
     works = [Work(unit, start, start + SPAN) for start in range(0, runner.n_texts, SPAN) for unit in units]
     processors = os.cpu_count() or 1
-    recipe = Recipe.like(runner, data, load)
+    recipe = RunnerCopy.like(runner, data, load)
     # All workers are there at once, busy or idle, in the one Ray that the first engine starts; each has one thread.
     share = min(1.0, processors / (given.workers + 1))
     rows = runner.rows(runner.order)
@@ -59,7 +59,7 @@ def compare(model: str, given: Any) -> float:
         for n in (given.workers, 1)
     )
     engines: dict[str, Engine] = {
-        "this process": Local(runner),
+        "this process": LocalEngine(runner),
         "1 worker": one,
         f"{given.workers} workers": several,
     }

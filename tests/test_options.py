@@ -12,17 +12,17 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from outlierlens.cli.app import Usage, call, command
 from outlierlens.errors import BadInput
-from outlierlens.options import REQUIRED, Flag, Flat, Other, build, changed, check, options_of
+from outlierlens.options import REQUIRED, Flag, Flat, Override, build, changed, check, options_of
 from outlierlens.tasks.base import SplitReading
 from outlierlens.view import render
 from outlierlens.view.render import print_rows
 from outlierlens.view.section import (
     Change,
     Count,
-    Exact,
+    ExactValue,
     FineShare,
+    Fraction,
     Interval,
-    Of,
     P,
     Rows,
     Share,
@@ -169,7 +169,8 @@ def test_options_import_no_heavy_library() -> None:
     ("cell", "text"),
     [
         (None, "–"), (float("nan"), "–"), (Change(0.25), "+0.25"), (Change(-0.0), "+0"), (Share(0.054), "5 %"),
-        (Count(12345), "12,345"), (FineShare(0.0017), "0.2 %"), (Of(4, 30), "4/30"), (Exact(0.1234567891), "0.123456789"),
+        (Count(12345), "12,345"), (FineShare(0.0017), "0.2 %"), (Fraction(4, 30), "4/30"),
+        (ExactValue(0.1234567891), "0.123456789"),
         (Share(0.999), "over 99 %"), (P(0.00312), "0.0031"), (Interval(-1, 2.5), "-1 to +2.5"),
         (FineShare(0.0543), "5.4 %"), (ShareInterval(-0.5, 0.054), "-50 to 5 %"), (ShareInterval(0, 0), "0 to 0 %"),
 
@@ -205,7 +206,7 @@ def test_a_table_that_fits_is_written_as_it_would_be_drawn() -> None:
 
 
 def test_a_shared_option_can_become_a_required_one() -> None:
-    declared, options = changed(SplitReading, {"task": Other(REQUIRED), "data": Other("rte/"), "limit": None})
+    declared, options = changed(SplitReading, {"task": Override(REQUIRED), "data": Override("rte/"), "limit": None})
     assert build(declared, {("task",): "rte"}) == SplitReading(task="rte", data="rte/")
     named = {one.name: one for one in options}
     assert (named["task"].required, named["data"].default, "limit" in named) == (True, "rte/", False)

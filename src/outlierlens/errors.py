@@ -74,7 +74,7 @@ class RemoteError(OutlierlensError):
     """A server could not be reached or answered with an error."""
 
 
-class Gated(RemoteError):
+class GatedModel(RemoteError):
     """A server that knows the model does not give it to this user."""
 
 

@@ -36,7 +36,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """Where the weights of a model come from, wherever they are read."""
 
     arch: Path | None = None
@@ -61,7 +61,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Loading(Source):
+class Loading(ModelSource):
     """How a model is loaded, wherever it is run."""
 
     tokenizer: str | None = None
@@ -128,7 +128,7 @@ class Session:
     reading: Reading = Reading()
     vectors: VectorReading = VectorReading()
     fitting: Fitting = Fitting()
-    loading: Source = Loading()
+    loading: ModelSource = Loading()
     output: Output = Output()
     name: str = ""
     command: str = ""

@@ -12,7 +12,7 @@ from torch.nn.utils import prune
 
 from architectures import FAMILIES, build
 from outlierlens.analyses.prune_cells import Cells, Removal, per_dim_off
-from outlierlens.analyses.prune_guard import State, guarded_masks, same_position_guard
+from outlierlens.analyses.prune_guard import PruningState, guarded_masks, same_position_guard
 from outlierlens.architectures import BoundStack, Param, Stack
 from outlierlens.errors import BadInput
 
@@ -82,7 +82,7 @@ def test_no_mask_breaks_the_constraint_and_budgets_are_met(data: Any) -> None:
     budget = data.draw(st.integers(0, n))
     protect = data.draw(st.lists(st.integers(0, cells.width - 1), max_size=2, unique=True))
     nothing = {name: pruned.get(name, np.zeros(v.shape, bool)) for name, v in scores.items()}
-    state = State(pruned)
+    state = PruningState(pruned)
     if broken_by(cells, nothing):
         with pytest.raises(BadInput, match="is already removed in"):
             guarded_masks(scores, n, [cells], protect=protect, state=state)

@@ -14,8 +14,8 @@ from outlierlens.analyses.quantize_schemes import (
     DEFAULTS,
     LARGEST,
     SMALLEST,
-    Recipe,
     Scheme,
+    SchemePair,
     fake_quantize,
     fake_quantize_inputs,
     parse,
@@ -104,7 +104,7 @@ def test_per_channel_and_per_token_equal_torch_to_the_last_bit(values: np.ndarra
     step, zero = (one.flatten() for one in steps(tensor, chosen))
     wanted = torch.fake_quantize_per_channel_affine(tensor, step, zero.int(), 0, *chosen.ends)
     assert same_bits(fake_quantize(tensor, chosen), wanted)
-    token = Recipe(None, Scheme(chosen.number, "token", None, chosen.symmetric)).inputs
+    token = SchemePair(None, Scheme(chosen.number, "token", None, chosen.symmetric)).inputs
     assert same_bits(fake_quantize_inputs(tensor[None], token)[0], wanted)
 
 

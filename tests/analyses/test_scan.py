@@ -304,7 +304,7 @@ def test_same_layer_on_mpnet(sample: Any) -> None:
 @pytest.mark.real
 @pytest.mark.parametrize("name", ["distilbert-cased", "mpnet-base", "minilm-l6", "smollm2-135m"])
 def test_a_shuffled_copy_of_a_sample_has_none(name: str, sample: Any) -> None:
-    from outlierlens.detection.rules import Measured, find
+    from outlierlens.detection.rules import LastOperation, find
 
     (stack,) = scan(sample(name)).stacks
     random = np.random.default_rng(0)
@@ -312,6 +312,6 @@ def test_a_shuffled_copy_of_a_sample_has_none(name: str, sample: Any) -> None:
         scale = random.permuted(stack.z_scale.astype(np.float64), axis=1)
         bias = random.permuted(stack.z_bias.astype(np.float64), axis=1) if stack.z_bias.size else None
         for rule in (Rule(), Rule(same_layer=True), Rule("puccetti")):
-            found, _ = find(Measured(scale, bias), rule)
+            found, _ = find(LastOperation(scale, bias), rule)
             assert all(outlier.p_holm >= 0.05 for outlier in found)
             assert rule.name == "puccetti" or not found

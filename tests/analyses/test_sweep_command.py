@@ -113,13 +113,13 @@ def ray_is(*, there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ray_is_asked_for_with_what_was_given(swept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine itself is tested elsewhere: here, that the command hands it the texts, the model and the machines."""
     from outlierlens.analyses.sweep import ray_engine
-    from outlierlens.analyses.sweep.units import Local
+    from outlierlens.analyses.sweep.units import LocalEngine
 
     asked: dict[str, Any] = {}
 
     def on_ray(texts: Any, load: Any, machines: Any) -> Any:
         asked.update(vars(machines), n_texts=len(texts), offline=load.offline)
-        return Local
+        return LocalEngine
 
     monkeypatch.setattr(ray_engine, "on_ray", on_ray)
     ray_is(there=True, monkeypatch=monkeypatch)

@@ -25,7 +25,7 @@ from moments import HANGS
 from outlierlens.analyses.ray_pool import connect, room
 from outlierlens.analyses.sweep.measure import sweep
 from outlierlens.analyses.sweep.options import Machines, SweepOptions
-from outlierlens.analyses.sweep.ray_engine import RayEngine, Recipe, portions
+from outlierlens.analyses.sweep.ray_engine import RayEngine, RunnerCopy, portions
 from outlierlens.analyses.sweep.runner import Runner, make_runner
 from outlierlens.analyses.sweep.units import Unit, Work
 from outlierlens.data.texts import Texts
@@ -158,7 +158,7 @@ def test_a_sweep_on_two_nodes_of_which_one_dies_is_the_sweep_of_one_process(
     kept, killed = Path(tmp_path / "there.jsonl"), list[int]()
 
     def start(runner: Runner) -> RayEngine:
-        recipe = Recipe.like(runner, texts)
+        recipe = RunnerCopy.like(runner, texts)
         machines = Machines(engine="ray", address=cluster.address)
         return RayEngine(lambda: Slow(recipe()), machines, rows=runner.rows(runner.order))
 
@@ -258,7 +258,7 @@ def test_without_room_for_a_worker_the_sweep_ends(cluster: Any) -> None:
 def test_a_worker_that_cannot_load_the_model_says_where_and_why(
     cluster: Any, texts: Texts, loaded: LoadedModel
 ) -> None:
-    recipe = replace(Recipe.like(make_runner(loaded, texts, OPTIONS), texts), model="/nowhere/model")
+    recipe = replace(RunnerCopy.like(make_runner(loaded, texts, OPTIONS), texts), model="/nowhere/model")
     message = r"^Ray worker on [\d.]+: /nowhere/model: no such file or directory on this machine"
     with running(recipe, address=cluster.address) as engine, pytest.raises(UnknownModel, match=message):
         measured(engine, works(1))
@@ -298,13 +298,13 @@ def test_ray_started_here_listens_to_this_machine_only_and_leaves_nothing(monkey
 
 def test_a_recipe_makes_the_same_runner(texts: Texts, loaded: LoadedModel) -> None:
     runner = make_runner(loaded, texts, OPTIONS)
-    again = Recipe.like(runner, texts)()
+    again = RunnerCopy.like(runner, texts)()
     plans = [{}, {0: (5,)}, {2: (5, 7)}]
     np.testing.assert_array_equal(again.values(plans, (0, 8)), runner.values(plans, (0, 8)))
 
 
 def test_a_recipe_refuses_another_model_tokenizer_or_other_texts(texts: Texts, loaded: LoadedModel, words: Any) -> None:
-    recipe = Recipe.like(make_runner(loaded, texts, OPTIONS), texts)
+    recipe = RunnerCopy.like(make_runner(loaded, texts, OPTIONS), texts)
     other = replace(loaded, model=build(FAMILIES["llama"], "CausalLM", seed=1))
     with pytest.raises(
         BadInput, match=r"tiny has other parameters here .*fingerprint \w{12}, not \w{12}\); have the same"
@@ -325,12 +325,12 @@ def test_a_model_that_has_a_name_is_loaded_by_it(
     monkeypatch.chdir(tmp_path)
     load = LoadOptions(dtype="float32", device="auto", notice=print)
     runner = make_runner(load_model("model", load), texts, OPTIONS)
-    recipe = Recipe.like(runner, texts, load)
+    recipe = RunnerCopy.like(runner, texts, load)
     assert (recipe.model, recipe.load.device, recipe.load.dtype) == (str(tmp_path / "model"), "cpu", "float32")
     monkeypatch.chdir("/")
     np.testing.assert_array_equal(recipe().values([{0: (3,)}], (0, 4)), runner.values([{0: (3,)}], (0, 4)))
-    assert Recipe.like(runner, texts, replace(load, device="cpu"), device="cuda").load.device == "cpu"
-    assert Recipe.like(runner, texts, load, device="cuda").load.device == "cuda"
+    assert RunnerCopy.like(runner, texts, replace(load, device="cpu"), device="cuda").load.device == "cpu"
+    assert RunnerCopy.like(runner, texts, load, device="cuda").load.device == "cuda"
 
 
 def test_portions_hold_every_piece_once_and_shrink_towards_the_end() -> None:

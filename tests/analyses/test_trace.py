@@ -17,7 +17,7 @@ from mixtures import MIXTURES, mixture
 from outlierlens import trace
 from outlierlens.analyses import trace_passes
 from outlierlens.analyses.trace import GROUPS, Trace, TraceOptions
-from outlierlens.data.media.items import Items, Part
+from outlierlens.data.media.items import Items, ItemSource
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.models.hooks import tapped
@@ -143,12 +143,12 @@ def test_pictures_and_recordings_are_followed_too(family: Any, tmp_path: Path) -
     if family.inputs == "image":
         side = model.config.image_size
         processor: Any = ViTImageProcessorPil(size={"height": side, "width": side})
-        parts = tuple(Part(str(number), data=png(one)) for number, one in enumerate(pictures(4, seed=1)[0]))
+        parts = tuple(ItemSource(str(number), data=png(one)) for number, one in enumerate(pictures(4, seed=1)[0]))
     else:
         pads = model.config.feat_extract_norm == "layer"
         processor = Wav2Vec2FeatureExtractor(sampling_rate=RATE, return_attention_mask=pads)
         written = [write_wav(tmp_path / f"{i}.wav", one) for i, one in enumerate(sounds(4, seed=1)[0])]
-        parts = tuple(Part(str(path), path) for path in written)
+        parts = tuple(ItemSource(str(path), path) for path in written)
     loaded = from_objects(model, processor=processor)
     found = trace(loaded, Items("made", family.inputs, parts), TraceOptions(dim=DIM, n_random=1))
     assert 0 < found.error <= 1e-5

@@ -26,7 +26,7 @@ from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.experiments import EXPERIMENTS
 from outlierlens.explore.look import open_explorer
-from outlierlens.explore.state import State
+from outlierlens.explore.state import Selection
 from outlierlens.models.load import LoadOptions, fingerprint, live_parameters, load_model
 from outlierlens.models.model_class import NewHead
 from outlierlens.results.row_store import Keep
@@ -613,7 +613,7 @@ def test_pages_are_measured_with_it(tmp_path: Path, run: Any) -> None:
     assert code == 1
     assert re.search(r"origin\.json is of \S+base \(fingerprint \w+\), not of \S+base with ", err)
     page = open_explorer(str(tmp_path / "base"), LoadOptions(adapter=adapter))
-    assert page.look(State(text="a good film", dims=(3,)), ("loss",)).notes[0].startswith("with the adapter")
+    assert page.look(Selection(text="a good film", dims=(3,)), ("loss",)).notes[0].startswith("with the adapter")
 
 
 def test_where_an_adapter_has_no_place_it_is_refused(tmp_path: Path, llama: tuple[Any, str, Tensors], run: Any) -> None:

@@ -25,7 +25,7 @@ from outlierlens.detection.rules import Rule
 from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadFile, BadInput, MissingExtra
 from outlierlens.models.load import LoadedModel, LoadOptions, load_model
-from outlierlens.models.media import Prepare
+from outlierlens.models.media import Preparation
 from outlierlens.results.document import from_json, to_json
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
@@ -284,7 +284,7 @@ def test_every_ablation_works_on_items(
 
 def test_resampling_never_draws_padding(models: Callable[[str], LoadedModel], data: dict[str, LabelledItems]) -> None:
     loaded, items = models("audio"), data["audio"]
-    prepare = Prepare(loaded, "audio")
+    prepare = Preparation(loaded, "audio")
     longest = max(items.parts, key=lambda part: len(part.content()))
     shortest = min(items.parts, key=lambda part: len(part.content()))
     batch = prepare.batch([prepare(part, max_seconds=30) for part in (longest, shortest)], (0, 1))

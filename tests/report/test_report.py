@@ -21,7 +21,7 @@ import trace_results
 from browser import CHROMIUM, HOSTILE, Page, browse
 from outlierlens.detection.rules import Rule
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.report import Both, files, render, rerender, write
+from outlierlens.report import ReportPair, files, render, rerender, write
 from outlierlens.report.files import charts_of
 from outlierlens.report.page import render_both, verdicts
 from outlierlens.results import document as results
@@ -392,7 +392,7 @@ def test_eighty_layers_of_8192_dimensions_stay_small_and_quick():
     assert time.process_time() - start < 5
     assert len(page.encode()) < 4e6
     assert max(len(json.dumps(chart.spec)) for chart in charts_of(large)) < 400_000
-    assert len(render_both(Both((large, large))).encode()) < 6e6
+    assert len(render_both(ReportPair((large, large))).encode()) < 6e6
     assert "the strongest dimensions" not in page
 
 

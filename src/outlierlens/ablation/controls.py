@@ -114,7 +114,7 @@ def relabelled(plan: Plan, drawn: Sequence[int]) -> Plan:
 
 
 @dataclass(frozen=True)
-class Matched:
+class MatchedSet:
     """A per-layer set of positions with weights about as extreme; `closeness` is the median of theirs over the wanted."""
 
     plan: Plan
@@ -129,7 +129,7 @@ def matched_sets(
     n: int,
     seed: int,
     blocks: Sequence[str] | None = None,
-) -> list[Matched]:
+) -> list[MatchedSet]:
     """`n` sets whose weights are as extreme as those of `plan`, at other positions in every layer.
 
     `magnitude` is [layer, dim], how extreme each position's weights are. In each layer every dimension of the plan is
@@ -168,7 +168,7 @@ def matched_sets(
                 ratios.append(magnitude[layer, pick] / max(magnitude[layer, dim], 1e-12))
             used.update(here)
             chosen[layer] = of_block[block] = tuple(sorted(here))
-        sets.append(Matched(chosen, float(np.median(ratios))))
+        sets.append(MatchedSet(chosen, float(np.median(ratios))))
     return sets
 
 
@@ -211,7 +211,7 @@ def random_neurons(
 
 def matched_neurons(
     magnitude: np.ndarray, plan: Plan, *, avoid: Mapping[int, Collection[int]], n: int, seed: int
-) -> list[Matched]:
+) -> list[MatchedSet]:
     """`matched_sets` of neurons: in each layer other neurons of the same layer with the nearest `magnitude` [layer, neuron].
 
     `avoid` is {layer: neurons}.
@@ -221,7 +221,7 @@ def matched_neurons(
         for layer, dims in plan.items()
     ]
     return [
-        Matched(
+        MatchedSet(
             {layer: one.plan[0] for layer, one in zip(plan, sets, strict=True)},
             float(np.median([one.closeness for one in sets])),
         )

@@ -173,7 +173,7 @@ TOKENS = {"all": "", "rest": ", first token kept", "first": ", first token only"
 
 
 @dataclass(frozen=True)
-class Treatment:
+class ModeTreatment:
     """Something that is done to dimensions.
 
     Attributes:
@@ -196,17 +196,17 @@ class Treatment:
         return replace(switch, mode=cast(Mode, self.mode.replace("-", " ")), settings=settings)
 
 
-def treatments(modes: Sequence[str], tokens: EditTokens = "all") -> tuple[Treatment, ...]:
+def treatments(modes: Sequence[str], tokens: EditTokens = "all") -> tuple[ModeTreatment, ...]:
     """What the words of `modes` name, each once; "all" is `ALL`, and zero with the first token kept, and at it alone.
 
     Raises:
         BadInput: no mode, an unknown one, or a factor that is missing, no number, or 0 or 1, which are zero and nothing done.
     """
-    found: dict[Treatment, None] = {}
+    found: dict[ModeTreatment, None] = {}
     for word in modes:
         for one in ALL if word == "all" else (word,):
             if one in (KEPT, FIRST):
-                found[Treatment(ZERO, tokens="rest" if one == KEPT else "first")] = None
+                found[ModeTreatment(ZERO, tokens="rest" if one == KEPT else "first")] = None
                 continue
             name, _, factor = one.partition(":")
             if name not in NAMES:
@@ -215,7 +215,7 @@ def treatments(modes: Sequence[str], tokens: EditTokens = "all") -> tuple[Treatm
             if scales != bool(factor):
                 raise BadInput(f"mode {one!r}: " + (f"write {name}:2" if scales else f"{name} takes no factor"))
             value = _factor(one, factor) if scales else 0.0 if name == ZERO and tokens == "all" else math.nan
-            found[Treatment(name, value, tokens)] = None
+            found[ModeTreatment(name, value, tokens)] = None
     if not found:
         raise BadInput(f"no mode is named; modes are {', '.join(NAMES)}, all")
     return tuple(found)
@@ -248,7 +248,7 @@ class Folds(Task):
         self.is_loss, self.statistic, self.smallest = first.is_loss, first.statistic, first.smallest
         self.n_texts, self.n_tokens = (sum(getattr(one, name) for one in tasks) for name in ("n_texts", "n_tokens"))
         self.lengths = np.concatenate([one.lengths for one in tasks])
-        self._now: tuple[Plan, Treatment] | None = None
+        self._now: tuple[Plan, ModeTreatment] | None = None
         sums: list[PositionSums] = []
         found = []
         for task in tasks:
@@ -282,7 +282,7 @@ class Folds(Task):
         return found
 
     @contextmanager
-    def treated(self, plan: Plan, treatment: Treatment) -> Iterator[int]:
+    def treated(self, plan: Plan, treatment: ModeTreatment) -> Iterator[int]:
         """Inside, all parts are read under a treatment of `plan`."""
         self._now = plan, treatment
         try:

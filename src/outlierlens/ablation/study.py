@@ -24,7 +24,7 @@ from outlierlens.models.inputs import reader_digest
 from outlierlens.models.load import LoadedModel, fingerprint
 from outlierlens.models.passes import Progress as Progress  # noqa: PLC0414 -- analyses take it from here
 from outlierlens.results.finding import About
-from outlierlens.results.row_store import Keep, Kept, RowStore, kept_rows
+from outlierlens.results.row_store import Keep, RowStore, UnitCache, kept_rows
 from outlierlens.results.rows import Estimate, More, Quiet, Row
 from outlierlens.statistics.ranks import rank_p
 from outlierlens.tasks.base import Task, begins, check_intact
@@ -166,7 +166,7 @@ class Study:
         self.intact = Outcome(Condition("intact", "intact", {}, key="intact"), values, task.also())
         self.known: dict[str, Outcome] = {}
         self._changes: dict[str, Estimate] = {}
-        self.keep = Kept(None, {})
+        self.keep = UnitCache(None, {})
         self.rows: RowStore | None = None
         self.total = 0
 

@@ -30,8 +30,8 @@ from outlierlens.ablation.modes import (
     POSITION_MEAN,
     ZERO,
     Folds,
+    ModeTreatment,
     Switch,
-    Treatment,
     check_save,
     recovered,
     task_for,
@@ -44,7 +44,7 @@ from outlierlens.ablation.switches import Dims, EditSettings, plan_dims
 from outlierlens.analyses.ablate_sets import N_RANDOM, check_neurons, control_sets, found_dims, random_plans, size_alone
 from outlierlens.analyses.predictions import PredictionCall, Predictions, compared
 from outlierlens.data.texts import Data
-from outlierlens.detection.targets import Named
+from outlierlens.detection.targets import NamedDims
 from outlierlens.errors import BadInput, pick
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel, stream_width
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 Finder = Literal["auto", "scan", "observe"]
 Verdict = Literal["too few texts", "no damage", "fixed", "by position", "information", "unclear"]
-Judged = Literal["damaging", "harmless", "unclear"]
+Judgement = Literal["damaging", "harmless", "unclear"]
 Place = Literal["", "first token", "other tokens", "both", "unclear"]
 SMALL = 0.05  # nats per token (a factor of 1.05 in perplexity), or cosine distance
 SEVERAL_TEXTS = 32  # that are read for several modes, where no number is given
@@ -153,7 +153,7 @@ class AblateOptions(Extent):
             raise BadInput("blocks join texts, and here each text has a value of its own; leave blocks out")
 
     @property
-    def treatments(self) -> tuple[Treatment, ...]:
+    def treatments(self) -> tuple[ModeTreatment, ...]:
         """The modes, with their factors and tokens."""
         return treatments(self.modes, self.tokens)
 
@@ -253,7 +253,7 @@ class Ablation(Finding):
         return next((one for kind in kinds for one in self.families if one.family == kind), None)
 
     @property
-    def judged(self) -> Judged:
+    def judged(self) -> Judgement:
         """What a single mode does. Unclear: no interval, no random sets, or too few for p ≤ 0.05.
 
         Harmless: the 95 % interval of the change holds zero or lies below it, or the change is no more than the 95th percentile
@@ -496,7 +496,7 @@ class _Work:
     stack: "BoundStack"
     plans: list[Plan]
     options: AblateOptions
-    named: Named
+    named: NamedDims
 
     def study(self, task: Task, progress: Progress | None, rows: Path | Keep | None, **more: Any) -> Study:
         options = self.options
@@ -568,7 +568,7 @@ def _several(work: _Work, progress: Progress | None, rows: Path | Keep | None) -
         mode.of(switch).check(work.plans[0])
     parts = Folds(switch, tasks, columns)
 
-    def condition(mode: Treatment, family: str, plan: Plan) -> Condition:
+    def condition(mode: ModeTreatment, family: str, plan: Plan) -> Condition:
         return Condition(family, mode.name, plan, partial(parts.treated, plan, mode), f"{mode.name} {plan_key(plan)}")
 
     found = []
@@ -588,7 +588,7 @@ def _several(work: _Work, progress: Progress | None, rows: Path | Keep | None) -
     )  # fmt: skip
 
 
-def _treated(study: Study, mode: Treatment, done: Outcome, zero: Outcome | None, others: list[Outcome]) -> Damage:
+def _treated(study: Study, mode: ModeTreatment, done: Outcome, zero: Outcome | None, others: list[Outcome]) -> Damage:
     """A row of several modes: what is recovered of zero's damage, and the random sets."""
     random, share = tuple(study.change(one).value for one in others), UNKNOWN
     if zero is not None and study.change(zero).low > 0:

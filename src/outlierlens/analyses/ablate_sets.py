@@ -19,7 +19,7 @@ from outlierlens.ablation.study import Control, dims_of
 from outlierlens.ablation.switches import Dims, plan_dims
 from outlierlens.data.texts import Data
 from outlierlens.detection.activations import ObserveOptions, magnitude
-from outlierlens.detection.targets import Named, active_dims, named_dims
+from outlierlens.detection.targets import NamedDims, active_dims, named_dims
 from outlierlens.detection.weights import scan_stream
 from outlierlens.errors import BadInput
 from outlierlens.models.inputs import row_limit
@@ -51,10 +51,10 @@ def found_dims(
     *,
     find: str = "auto",
     most: int = MOST,
-) -> Named:
+) -> NamedDims:
     """None where dimensions are given; else those that `find` names, of activations `most`, or the strongest in the weights."""
     if dims != FIND:
-        return Named((), "given", ())
+        return NamedDims((), "given", ())
     scanned = named_dims(loaded, stack)
     if find == "scan" or (find == "auto" and scanned.found):
         return scanned
@@ -63,7 +63,7 @@ def found_dims(
     found, rule = active_dims(loaded, stack, texts, settings)
     if found:
         more = f"; the strongest {most} of {len(found)}" if len(found) > most else ""
-        return Named(tuple(sorted(found[:most])), f"the rule {rule} on activations{more}", scanned.found + found)
+        return NamedDims(tuple(sorted(found[:most])), f"the rule {rule} on activations{more}", scanned.found + found)
     if scanned.found:
         note = "the rules on activations name no dimension, so those of the scan of the weights are taken"
         return replace(scanned, notes=(*scanned.notes, note))

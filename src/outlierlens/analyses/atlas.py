@@ -35,7 +35,7 @@ from outlierlens.detection.weights import MAX_READ, ScanOptions
 from outlierlens.errors import (
     BadFile,
     BadInput,
-    Gated,
+    GatedModel,
     NoSafetensors,
     Offline,
     OutlierlensError,
@@ -63,7 +63,7 @@ MAX_LOSSES = 3  # Ray workers that a model may end
 SURROUNDINGS = ("HF_ENDPOINT", "HF_HUB_OFFLINE", "NO_PROXY", "HTTPS_PROXY", "HTTP_PROXY")
 # The reason of a failure by its error; the first that fits.
 REASONS: tuple[tuple[type[OutlierlensError], str], ...] = (
-    (Gated, "gated"),
+    (GatedModel, "gated"),
     (RemoteError, UNREACHABLE),
     (Offline, UNREACHABLE),
     (UnknownModel, "missing"),

@@ -44,7 +44,7 @@ from outlierlens.statistics.ranks import holm, middle_ranks
 from outlierlens.view.section import Change, P, few, number_of_layers, runs
 
 if TYPE_CHECKING:
-    from outlierlens.session import Session, Source
+    from outlierlens.session import ModelSource, Session
 
 ATLAS = PACKAGED / "atlas.parquet"
 COSTS = PACKAGED / "atlas-costs.json"
@@ -300,7 +300,7 @@ def _equal(one: AtlasRow, other: AtlasRow) -> bool:
 
 
 def lookup(
-    model: str, options: LookupOptions | None = None, *, source: "Source | None" = None, command: str = ""
+    model: str, options: LookupOptions | None = None, *, source: "ModelSource | None" = None, command: str = ""
 ) -> Lookup:
     """What an atlas knows of `model`: a name in it, else a sample, directory, file or hub id, whose norms are then read.
 

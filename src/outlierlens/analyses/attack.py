@@ -39,7 +39,7 @@ from outlierlens.statistics.ranks import rank_p
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
 from outlierlens.view.pictures import Lines, Strips
-from outlierlens.view.section import Change, Count, Exact, P, Rows
+from outlierlens.view.section import Change, Count, ExactValue, P, Rows
 
 if TYPE_CHECKING:
     from outlierlens.session import Session
@@ -138,8 +138,8 @@ class Edit(Row):
     index: tuple[int, ...]
     dim: int | None
     """dimension"""
-    before: Annotated[float, Exact]
-    after: Annotated[float, Exact]
+    before: Annotated[float, ExactValue]
+    after: Annotated[float, ExactValue]
     bit: int | None
     """bit: of an exponent flip, 0 the lowest"""
     caught: bool | None

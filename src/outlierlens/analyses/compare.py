@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 
 from outlierlens.analyses.compare_updates import UpdateCheck, UpdateOptions, update_check
-from outlierlens.analyses.compare_weights import Followed, Key, Shared, Sums, correlation, shift
+from outlierlens.analyses.compare_weights import ChangeSums, Followed, Key, SharedTensors, correlation, shift
 from outlierlens.analyses.fingerprint import FingerprintOptions, fingerprint
 from outlierlens.analyses.fingerprint_verify import Verification, verify
 from outlierlens.analyses.scan import Scan, scan_checkpoint
@@ -444,7 +444,9 @@ class _Pair:
                 f"z hardly agrees with the base ({', '.join(strangers)}): {self.model} was probably not fine-tuned from "
                 f"{before.name}"
             )
-        follow: dict[Followed, Sums] = {((one.stack, one.site), one.part, one.dim): Sums() for one in self.changes}
+        follow: dict[Followed, ChangeSums] = {
+            ((one.stack, one.site), one.part, one.dim): ChangeSums() for one in self.changes
+        }
         self.movement = tuple(self._movement(outliers, follow))
         self.changes = [
             replace(one, relative=sums.relative) for one, sums in zip(self.changes, follow.values(), strict=True)
@@ -491,12 +493,12 @@ class _Pair:
             moved_others=float(moved[:, others].mean()) if len(others) else 0.0,
         )  # fmt: skip
 
-    def _movement(self, outliers: Mapping[Key, set[int]], follow: Mapping[Followed, Sums]) -> Iterator[Movement]:
+    def _movement(self, outliers: Mapping[Key, set[int]], follow: Mapping[Followed, ChangeSums]) -> Iterator[Movement]:
         """How far each group of weights moved."""
         first, second = self.before.checkpoint, self.after.checkpoint
         if first is None or second is None:
             return
-        shared = Shared(first, second, self.before.bound, self.after.bound)
+        shared = SharedTensors(first, second, self.before.bound, self.after.bound)
         self.notes.append(f"{self.model}: {shared.said}")
         limit = self.options.scan.max_read
         large = [one for one in (first, second) if getattr(one, "requests", 0) and one.total_bytes > limit]

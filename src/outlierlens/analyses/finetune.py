@@ -195,7 +195,7 @@ class SeedRun(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FineTuned(Finding):
+class FineTunedModel(Finding):
     """A model fine-tuned on a task, one run per seed.
 
     Attributes:
@@ -236,7 +236,7 @@ class FineTuned(Finding):
             yield f"Dimensions {listed(off)} were set to zero before training, {held}."
 
 
-def card(tuned: FineTuned, run: SeedRun) -> str:
+def card(tuned: FineTunedModel, run: SeedRun) -> str:
     """The model card: Markdown under the metadata that the hub reads."""
     best = run.best
     scores = ", ".join(f"{markdown(name)} {value:.4f}" for name, value in best.scores.items())
@@ -272,7 +272,7 @@ Made again by:
 """
 
 
-def _metadata(tuned: FineTuned, run: SeedRun) -> str:
+def _metadata(tuned: FineTunedModel, run: SeedRun) -> str:
     hub = need("huggingface_hub", "models", "a model card")
     kind = "token-classification" if tuned.about.metric.startswith("token") else "text-classification"
     task = one_line(tuned.about.task)
@@ -433,7 +433,7 @@ def finetune(
     *,
     seeds: Sequence[int] = (42,),
     options: FinetuneOptions | None = None,
-) -> FineTuned:
+) -> FineTunedModel:
     """Fine-tune `model` on `train` once a seed, keep each run's best epoch on `dev`, and write the run folder.
 
     Raises:
@@ -463,7 +463,7 @@ def finetune(
         for seed in seeds:  # of a finished one, too, that was killed at this very place
             for path in seed_folder(folder, seed).glob("checkpoint-*"):
                 shutil.rmtree(path)
-        result = FineTuned(
+        result = FineTunedModel(
             provenance=Provenance.now(model, runs[0].base_fingerprint, command=options.command, seed=seeds[0]),
             about=About(
                 data=dev.source, data_digest=dev.digest, inputs="examples", task=dev.task.name, metric=dev.task.metric,

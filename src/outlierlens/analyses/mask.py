@@ -112,7 +112,7 @@ class LayerSinks(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StandsOut(Row):
+class MaskOutlier(Row):
     """A dimension that stands out in the masked block."""
 
     dim: int
@@ -128,7 +128,7 @@ class StandsOut(Row):
 
 
 @dataclass(frozen=True)
-class Judged:
+class MaskValidation:
     """What the rule does on texts that did not make it.
 
     Attributes:
@@ -167,7 +167,7 @@ class Mask(Finding):
         Lines(rows="blocks", x="layer", y="gamma_kept", title="Without sinks"),
     )
 
-    dimensions: tuple[StandsOut, ...]
+    dimensions: tuple[MaskOutlier, ...]
     """Dimensions that stand out"""
     blocks: tuple[LayerSinks, ...]
     """Sinks by block"""
@@ -180,7 +180,7 @@ class Mask(Finding):
     places: tuple[str, ...] = ()
     token_ids: tuple[int, ...]
     words: tuple[str, ...]
-    judged: Judged
+    judged: MaskValidation
     centre: Annotated[np.ndarray, "dim"]
     scale: Annotated[np.ndarray, "dim"]
 
@@ -228,7 +228,7 @@ class Mask(Finding):
 # --- how it is measured ------------------------------------------------------------------------------------------
 
 
-class _Seen(NamedTuple):
+class _TokenNorms(NamedTuple):
     """Tokens in a row: norms [token, layer], and the type, position and text of each [token]."""
 
     norms: np.ndarray
@@ -303,11 +303,11 @@ def _states(loaded: LoadedModel, tokens: Tokens, read: ReadOptions) -> "Iterator
         yield states, batch.ids[valid], (valid.long().cumsum(1) - 1)[valid], text[valid]
 
 
-def _seen(loaded: LoadedModel, tokens: Tokens, read: ReadOptions) -> _Seen:
+def _seen(loaded: LoadedModel, tokens: Tokens, read: ReadOptions) -> _TokenNorms:
     parts = [
         (states.norm(dim=-1).T.cpu(), *(one.cpu() for one in rest)) for states, *rest in _states(loaded, tokens, read)
     ]
-    return _Seen(*(np.concatenate([np.asarray(one) for one in column]) for column in zip(*parts, strict=True)))
+    return _TokenNorms(*(np.concatenate([np.asarray(one) for one in column]) for column in zip(*parts, strict=True)))
 
 
 def _sums(loaded: LoadedModel, tokens: Tokens, read: ReadOptions, thresholds: np.ndarray) -> np.ndarray:
@@ -337,11 +337,11 @@ def _mostly(names: np.ndarray, sinks: np.ndarray, share: float) -> tuple[int, ..
     return tuple(sorted(one for one, k in n_sinks.items() if k >= max(FEWEST_TOKENS, share * n[one])))
 
 
-def _judged(seen: _Seen, n_texts: int, threshold: float, out: np.ndarray) -> Judged:
+def _judged(seen: _TokenNorms, n_texts: int, threshold: float, out: np.ndarray) -> MaskValidation:
     """What is left `out` [token] of texts that did not make the mask, against the threshold."""
     sinks = seen.norms[:, 0] > threshold
     with_sinks, missed = set(seen.text[sinks].tolist()), set(seen.text[sinks & ~out].tolist())
-    return Judged(
+    return MaskValidation(
         n_texts=n_texts, n_tokens=len(sinks), n_sinks=int(sinks.sum()),
         recall=float(out[sinks].mean()) if sinks.any() else math.nan,
         false_share=float(out[~sinks].mean()) if not sinks.all() else math.nan,
@@ -350,14 +350,14 @@ def _judged(seen: _Seen, n_texts: int, threshold: float, out: np.ndarray) -> Jud
     )  # fmt: skip
 
 
-def _standing_out(sums: np.ndarray, factor: float) -> tuple[StandsOut, ...]:
+def _standing_out(sums: np.ndarray, factor: float) -> tuple[MaskOutlier, ...]:
     """Of sums [2, 3, dim]: the largest first."""
     sizes = np.sqrt(sums[:, 2] / np.maximum(sums[:, 0], 1.0))
     times, kept = (one / max(float(np.median(one)), 1e-30) for one in sizes)
     held = np.maximum(0.0, 1 - sums[1, 2] / np.maximum(sums[0, 2], 1e-300))
     order = np.argsort(-np.maximum(times, kept), kind="stable").tolist()
     return tuple(
-        StandsOut(
+        MaskOutlier(
             dim=dim, times=float(times[dim]), times_kept=float(kept[dim]), sink_share=float(held[dim]),
             every_token=bool(kept[dim] > factor),
         )
@@ -365,7 +365,7 @@ def _standing_out(sums: np.ndarray, factor: float) -> tuple[StandsOut, ...]:
     )  # fmt: skip
 
 
-def _blocks(seen: _Seen, sums: np.ndarray, thresholds: np.ndarray) -> Iterator[LayerSinks]:
+def _blocks(seen: _TokenNorms, sums: np.ndarray, thresholds: np.ndarray) -> Iterator[LayerSinks]:
     lengths = [[np.linalg.norm(one, axis=-1) for one in _moments(some)] for some in sums]  # of mean and spread [layer]
     for layer, threshold in enumerate(thresholds.tolist()):
         norms = seen.norms[:, layer]
@@ -393,7 +393,7 @@ def run(session: Session, options: MaskCall) -> Mask:
 # --- in a training loop ------------------------------------------------------------------------------------------
 
 
-class Masked(NamedTuple):
+class MaskedStates(NamedTuple):
     """`states` [..., dim] with their dimensions treated, and `kept` bool [...]: which of them are no sinks."""
 
     states: "Tensor"
@@ -414,7 +414,9 @@ class ActivationMask:
     dims: Treatment = "keep"
     norms: bool = True
 
-    def __call__(self, states: "Tensor", tokens: "Tensor | None" = None, positions: "Tensor | None" = None) -> Masked:
+    def __call__(
+        self, states: "Tensor", tokens: "Tensor | None" = None, positions: "Tensor | None" = None
+    ) -> MaskedStates:
         """Mask `states` [..., token, dim] of `tokens`, ids [..., token].
 
         `positions` [..., token] are places in the text from 0; by default the place along the token axis, which is right where
@@ -442,7 +444,7 @@ class ActivationMask:
             for values, wanted in ((place.expand(tokens.shape), self.found.positions), (tokens, self.found.token_ids)):
                 out = torch.isin(values, torch.tensor(wanted, dtype=values.dtype, device=values.device))
                 kept &= ~out.to(kept.device)
-        return Masked(self._treated(states), kept)
+        return MaskedStates(self._treated(states), kept)
 
     def _treated(self, states: "Tensor") -> "Tensor":
         import torch

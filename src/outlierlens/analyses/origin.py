@@ -33,7 +33,16 @@ import outlierlens.architectures as arch
 import outlierlens.view.charts.draw as d
 from outlierlens.analyses.observe import Observation
 from outlierlens.analyses.origin_tables import TablePass, ranked
-from outlierlens.analyses.origin_weights import AFTER, BEFORE, EMBEDDINGS, FINAL, PROJECTION, Dims, Weights, missing
+from outlierlens.analyses.origin_weights import (
+    AFTER,
+    BEFORE,
+    EMBEDDINGS,
+    FINAL,
+    PROJECTION,
+    Dims,
+    OriginWeights,
+    missing,
+)
 from outlierlens.architectures import BoundStack, kind_of
 from outlierlens.checkpoints import Checkpoint
 from outlierlens.checkpoints.vocabulary import folder_beside, token_texts
@@ -46,7 +55,7 @@ from outlierlens.results.finding import About, Finding
 from outlierlens.results.rows import More, Quiet, Row
 from outlierlens.view.charts.base import BAND, Spec, field, label, looks
 from outlierlens.view.pictures import Lines, Picture
-from outlierlens.view.section import Count, FineShare, Of, Rows, round_to
+from outlierlens.view.section import Count, FineShare, Fraction, Rows, round_to
 
 if TYPE_CHECKING:
     from outlierlens.models.load import LoadedModel
@@ -397,7 +406,7 @@ class Origin(Finding):
             counts = (sum(bool(rule.passes(one.z)) for one in mine), sum(one.is_first for one in mine))
             ranks = (peak.rank_z, peak.rank_top, peak.rank_bottom, peak.rank_absolute)
             norm = f"{stream} {role if role in (BEFORE, AFTER) else module}".strip()
-            others, of = peak.n_outside - int(rule.passes(peak.z)), (Of(n, len(mine)) for n in counts)
+            others, of = peak.n_outside - int(rule.passes(peak.z)), (Fraction(n, len(mine)) for n in counts)
             lines.append((norm, part, dim, *of, peak.z, peak.layer, *ranks, others))
         sigma = f"≥ {self.n_sigma:g}σ"
         heads = (
@@ -508,7 +517,7 @@ def _measured(
     checkpoint: Checkpoint, bound: Sequence[BoundStack], options: OriginOptions, vocabulary: Path | None = None
 ) -> Origin:
     """The measurement of every stack of one open checkpoint."""
-    weights, rule, given = Weights(checkpoint, options.scan), options.scan.rule, options.dims
+    weights, rule, given = OriginWeights(checkpoint, options.scan), options.scan.rule, options.dims
     weights.check_dims(bound, given)
     places: list[OriginPlace] = []
     read: list[tuple[EmbeddingTable, list[EmbeddingEntry]]] = []

@@ -25,7 +25,7 @@ from outlierlens.ablation.study import Progress, Study
 from outlierlens.analyses.plan_exports import TOOLS, export, own_scheme, target_of
 from outlierlens.analyses.plan_search import BOTH, CheapPass, Entries, Entry, Group, PlanSearch, Trial, What, estimated
 from outlierlens.analyses.quantize import says_of
-from outlierlens.analyses.quantize_places import Place, cast_notes, find_places
+from outlierlens.analyses.quantize_places import LinearPlace, cast_notes, find_places
 from outlierlens.analyses.quantize_rounding import KeptLinear, Rounding, rounded
 from outlierlens.analyses.quantize_schemes import FINE, parse
 from outlierlens.data.texts import Data
@@ -441,7 +441,7 @@ class PlanStudy:
         self._states = Prefixes(loaded, self.stack, self.task, self._before.values())
 
     @property
-    def places(self) -> list[Place]:
+    def places(self) -> list[LinearPlace]:
         """The linears."""
         return list(self.entries.places.values())
 

@@ -35,7 +35,7 @@ from outlierlens.analyses.predictions_tally import INPUTS, OF_HEAD, TalliedLoss,
 from outlierlens.data.texts import Texts
 from outlierlens.data.token_counts import TokenCounts
 from outlierlens.data.token_texts import special_ids
-from outlierlens.detection.targets import Named, named_dims
+from outlierlens.detection.targets import NamedDims, named_dims
 from outlierlens.errors import BadInput, pick
 from outlierlens.models.forward import text_reader
 from outlierlens.models.hooks import edited_calls, edited_output
@@ -343,7 +343,7 @@ def predictions(
     options = options or PredictionOptions()
     inputs = _inputs(loaded, options)
     stack = text_stack(loaded, options.stack)
-    named = named_dims(loaded, stack) if dims == FIND else Named((), "given", ())
+    named = named_dims(loaded, stack) if dims == FIND else NamedDims((), "given", ())
     width = stream_width(loaded.model, stack)
     plan = plan_dims(stack, width, named.dims if dims == FIND else dims, options.layers)
     reading = replace(options.task, seed=options.seed)

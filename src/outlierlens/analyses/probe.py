@@ -45,7 +45,7 @@ from outlierlens.models.inputs import reader_digest
 from outlierlens.models.load import LoadedModel, fingerprint, stream_width
 from outlierlens.options import Flag, Flat, belong, check
 from outlierlens.results.finding import About, Finding
-from outlierlens.results.row_store import Keep, Kept, kept_rows
+from outlierlens.results.row_store import Keep, UnitCache, kept_rows
 from outlierlens.results.rows import More, Pivot, Quiet, Row
 from outlierlens.statistics.ranks import ranks_from_top
 from outlierlens.vectors.clip import Clipping
@@ -434,7 +434,7 @@ class _Positions:
             raise BadInput("all tokens stand at the first position, so there is nothing to predict; give longer texts")
         return n_positions, int(sum((side >= n_positions).sum() for side in sides))
 
-    def measured(self, kept: Kept) -> dict[str, dict[str, Any]]:
+    def measured(self, kept: UnitCache) -> dict[str, dict[str, Any]]:
         """What is found of each layer; those that are missing are trained and evaluated together."""
         missing = {layer: place for layer, place in self.places.items() if layer not in kept.done}
         if missing:

@@ -30,7 +30,7 @@ from outlierlens.models.inputs import reader_digest
 from outlierlens.models.load import LoadedModel, fingerprint, stream_width
 from outlierlens.options import Flag, check
 from outlierlens.results.finding import About, Finding
-from outlierlens.results.row_store import Keep, Kept, kept_rows
+from outlierlens.results.row_store import Keep, UnitCache, kept_rows
 from outlierlens.results.rows import UNKNOWN, Estimate, More, Quiet, Row
 from outlierlens.statistics.ranks import correlations, ranks_from_top
 from outlierlens.tasks.base import TaskOptions
@@ -265,7 +265,7 @@ def _fitted(
     scorers: "list[LabelledScore]",
     places: dict[str, int],
     named: Sequence[int],
-    kept: Kept,
+    kept: UnitCache,
 ) -> None:
     """Fit and judge the layers that are missing, of vectors read in one pass over either set."""
     missing = {name: layer for name, layer in places.items() if name not in kept.done}

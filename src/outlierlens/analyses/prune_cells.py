@@ -21,7 +21,7 @@ from outlierlens.architectures import BoundStack, Param
 from outlierlens.detection.rules import layers_needed
 from outlierlens.detection.targets import check_dims
 from outlierlens.errors import BadFile
-from outlierlens.models.changes import Settable, temporary
+from outlierlens.models.changes import SettableParameters, temporary
 from outlierlens.options import check
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class Pruner:
         import torch
 
         with ExitStack() as undo:
-            settable = Settable(undo, self.model)
+            settable = SettableParameters(undo, self.model)
             for name, here in self.row.parts(taken).items():
                 if here.any():
                     settable.set_values(name, (torch.from_numpy(here),), self.params[name].off)

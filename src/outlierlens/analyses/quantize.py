@@ -22,7 +22,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from outlierlens.ablation.controls import limited
 from outlierlens.ablation.study import Outcome, Progress, Study, dims_of
 from outlierlens.analyses.quantize_rounding import rounded
-from outlierlens.analyses.quantize_schemes import DEFAULTS, Recipe
+from outlierlens.analyses.quantize_schemes import DEFAULTS, SchemePair
 from outlierlens.analyses.quantize_settings import KEPT, RANDOM, ROUNDED, RoundingSettings
 from outlierlens.data.texts import Data
 from outlierlens.detection.running_statistics import LARGE
@@ -49,7 +49,9 @@ Says = Literal["free", "keep", "no use", "unclear", "not tried"]
 class QuantizeOptions:
     """What is rounded, and what is kept in high precision."""
 
-    recipes: Annotated[tuple[Recipe, ...] | None, Flag("--schemes", read="analyses.quantize_schemes:parse_all")] = None
+    recipes: Annotated[tuple[SchemePair, ...] | None, Flag("--schemes", read="analyses.quantize_schemes:parse_all")] = (
+        None
+    )
     """WEIGHTS/INPUTS by commas: int8, int4, e4m3, e5m2 or none, each per -tensor, -channel (weights), -token (inputs),
     -group32 (weights), integers also -asym. Default: int8 per tensor, and per channel and token; --thorough: five common
     ones."""
@@ -84,7 +86,7 @@ class QuantizeOptions:
         return (19 if self.thorough else 5) if self.n_random is None else self.n_random
 
     @property
-    def schemes(self) -> tuple[Recipe, ...]:
+    def schemes(self) -> tuple[SchemePair, ...]:
         """What is rounded to what."""
         return (DEFAULTS if self.thorough else DEFAULTS[:2]) if self.recipes is None else self.recipes
 
@@ -162,7 +164,7 @@ class BlockError(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quantized(Finding):
+class Quantization(Finding):
     """A model rounded by several schemes."""
 
     title: ClassVar[str] = "Rounded to few bits"
@@ -318,7 +320,7 @@ def quantize(
     calibration: Data | None = None,
     progress: Progress | None = None,
     rows: Path | Keep | None = None,
-) -> Quantized:
+) -> Quantization:
     """Measure `loaded` intact and rounded by every scheme, with what helps beside a control; the model is left as it was.
 
     `calibration` are the texts that SmoothQuant's scales rest on; the measured texts themselves where none are given. With
@@ -343,7 +345,7 @@ def quantize(
     if calibration is None and model.factors:
         model.notes.append("SmoothQuant's scales rest on the very texts that are measured: no others were given")
     plan = dict.fromkeys(range(model.stack.n_layers), model.dims)
-    return Quantized(
+    return Quantization(
         provenance=loaded.provenance(seed=options.seed, digest=study.fingerprint),
         about=study.about(plan, named_by=model.named_by, max_length=model.max_length),
         settings=(intact, *(one for rows, _, _ in schemes for one in rows)),
@@ -361,7 +363,7 @@ def quantize(
     )
 
 
-def run(session: Session, options: QuantizeOptions) -> Quantized:
+def run(session: Session, options: QuantizeOptions) -> Quantization:
     """The analysis, as the command runs it."""
     session.reading = limited(session.reading, thorough=options.thorough)
     texts, others = session.texts(spare=options.n_calibrate)

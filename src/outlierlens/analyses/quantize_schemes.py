@@ -80,7 +80,7 @@ class Scheme:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class SchemePair:
     """What happens to every linear of the blocks: schemes of its weights and of the inputs that it reads, or None."""
 
     weights: Scheme | None
@@ -100,7 +100,7 @@ class Recipe:
         return "/".join("none" if part is None else part.name for part in (self.weights, self.inputs))
 
 
-def parse(text: str) -> Recipe:
+def parse(text: str) -> SchemePair:
     """The recipe "WEIGHTS/INPUTS", such as "int8-channel/int8-token" or "int4-group32/none".
 
     Raises:
@@ -109,10 +109,10 @@ def parse(text: str) -> Recipe:
     parts = text.strip().split("/")
     if len(parts) != 2:
         raise BadInput(f"cannot read scheme {text!r}; write WEIGHTS/INPUTS, such as int8-channel/int8-token")
-    return Recipe(*(None if part == "none" else _scheme(part, text) for part in parts))
+    return SchemePair(*(None if part == "none" else _scheme(part, text) for part in parts))
 
 
-def parse_all(text: str) -> tuple[Recipe, ...]:
+def parse_all(text: str) -> tuple[SchemePair, ...]:
     """Recipes by commas, each once."""
     return tuple(dict.fromkeys(parse(part) for part in text.split(",")))
 

@@ -29,7 +29,7 @@ from outlierlens.analyses.quantize_places import (
     without_foreign_readers,
 )
 from outlierlens.analyses.quantize_rounding import Keeping, NoiseDraws, Rounding, rounded
-from outlierlens.analyses.quantize_schemes import Recipe
+from outlierlens.analyses.quantize_schemes import SchemePair
 from outlierlens.architectures import BoundStack
 from outlierlens.data.texts import Batch, Data
 from outlierlens.detection.targets import named_dims
@@ -90,7 +90,7 @@ class RoundingSettings:
             "seed": options.seed, "error texts": options.n_error_texts,
         }  # fmt: skip
 
-    def conditions(self, recipe: Recipe) -> list[Condition]:
+    def conditions(self, recipe: SchemePair) -> list[Condition]:
         """A scheme in all settings."""
         found = [(ROUNDED, Keeping()), (KEPT, Keeping(self.dims)), *((RANDOM, Keeping(dims)) for dims in self.random)]
         if recipe.inputs is not None and self.options.threshold is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from annotated_types import Ge
 
-from outlierlens.analyses.range_pass import BINS, CacheErrors, Kept, Key, Pass, below, median_of
+from outlierlens.analyses.range_pass import BINS, CacheErrors, Key, Pass, TensorPeak, below, median_of
 from outlierlens.architectures import NO_EXPERT
 from outlierlens.architectures.derived import gates
 from outlierlens.checkpoints import Checkpoint
@@ -273,7 +273,7 @@ class Ranges(Finding):
                 f"the {coarse.kind} of layer {coarse.layer}{inside if coarse.kind in ('gate/up', 'MLP inner') else ''}.",
                 f"one step there is {number(coarse.coarseness)} times the median |x|, {over}",
                 (about(made, "quantize"), *copy),
-                until=("Quantized", "PrecisionPlan"),
+                until=("Quantization", "PrecisionPlan"),
             )
         top = max(self.stored, key=lambda row: row.largest)
         because = f"the largest |x| is {number(top.largest)}, {top.kind} of layer {top.layer}, {over}"
@@ -428,7 +428,7 @@ def range_of(
 
 def tensor_rows(one: Pass) -> tuple[TensorRange, ...]:
     """What a pass found, by stream, kind and layer in order; () of nothing."""
-    kept = dict[Key, Kept]()
+    kept = dict[Key, TensorPeak]()
     for (stack, kind, layer), each in one.tally.found.items():
         key = stack, kind, layer.partition(":")[0]
         kept[key] = kept[key].merged(each) if key in kept else each
@@ -443,7 +443,7 @@ def expert_rows(one: Pass) -> tuple[TensorRange, ...]:
     return _rows(one, kept)
 
 
-def _rows(one: Pass, kept: Mapping[Key, Kept]) -> tuple[TensorRange, ...]:
+def _rows(one: Pass, kept: Mapping[Key, TensorPeak]) -> tuple[TensorRange, ...]:
     streams, found = [stack.name for stack in one.reading.stacks], []
     for (stack, kind, layer), each in kept.items():
         counts = np.zeros(BINS, int) if each.counts is None else each.counts.cpu().numpy()

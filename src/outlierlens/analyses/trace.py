@@ -21,9 +21,9 @@ from annotated_types import Ge, Gt, Lt
 
 from outlierlens.ablation.controls import random_sets
 from outlierlens.ablation.study import Condition, Measurement, Progress, Study
-from outlierlens.analyses.trace_account import Account, Entry, account, factor_notes, refuse
+from outlierlens.analyses.trace_account import Account, TermEntry, account, factor_notes, refuse
 from outlierlens.analyses.trace_passes import TokenAttention, carriers, groups, overview
-from outlierlens.analyses.trace_trials import Passes, Restored, like, zeroed
+from outlierlens.analyses.trace_trials import Passes, Restoration, like, zeroed
 from outlierlens.architectures import NO_EXPERT, BoundStack, live_parameters
 from outlierlens.data.texts import Batch, Data
 from outlierlens.detection.targets import check_dims
@@ -103,7 +103,7 @@ class BlockValue(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part(Row):
+class BlockPart(Row):
     """What one part of a block adds to the dimension."""
 
     layer: str
@@ -122,7 +122,7 @@ class Part(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Writer(Part):
+class Writer(BlockPart):
     """One of the few parts that carry the dimension's lift at its largest token."""
 
     share: Annotated[float, Share]
@@ -208,7 +208,7 @@ class Trace(Finding):
     title = "The life of a dimension"
     pictures = (Lines(rows="blocks", x="layer", y="largest", title="Its value at its largest token"),)
 
-    parts: tuple[Part, ...]
+    parts: tuple[BlockPart, ...]
     """Largest parts of the block that lifts it: All parts of all blocks with --verbose."""
     weights: tuple[Weight, ...]
     """Single weights that carry it"""
@@ -241,7 +241,7 @@ as far. Heads that read it lose over half on every other text (by the interval);
         """The dimension that is followed."""
         return self.dims[0]
 
-    def of(self, layer: str) -> tuple[Part, ...]:
+    def of(self, layer: str) -> tuple[BlockPart, ...]:
         """The parts of one layer; their sums are its values."""
         return tuple(part for part in self.parts if part.layer == layer)
 
@@ -351,7 +351,7 @@ def trace(
     lift, writers = _writers(found, stack, (lifts, peak), STANDS_OUT * medians[peak - EMBEDDINGS])
     row_of = partial(_row, loaded, reading, at, (at.texts.index(text), position))
     weights = tuple(_weights(loaded, dim, row_of, writers, lift))
-    back = Restored(loaded, stack, dim, tuple(sorted({entry.layer for entry in writers})), peak)
+    back = Restoration(loaded, stack, dim, tuple(sorted({entry.layer for entry in writers})), peak)
     task = Passes(make_task(loaded, texts, options.task), back.recording)
     trials = _trials(task, texts, weights, back, options, rows, progress)
     notes: tuple[str, ...] = (*loaded.notes, *dict.fromkeys((*reading.notes, *task.notes)))
@@ -400,7 +400,7 @@ def _turns(values: np.ndarray, peak: int) -> tuple[int, int | None]:
     return int(steps[: peak + 2].argmax()) + EMBEDDINGS, falls
 
 
-def _writers(found: Account, stack: BoundStack, turn: tuple[int, int], least: float) -> tuple[float, list[Entry]]:
+def _writers(found: Account, stack: BoundStack, turn: tuple[int, int], least: float) -> tuple[float, list[TermEntry]]:
     """The fewest parts that carry the lift of the largest token, [] where no few do or its peak is below `least`.
 
     `turn` is (layer that lifts it, layer of its peak). Where the stream is a sum, the lift is the value at the peak, made by
@@ -433,7 +433,7 @@ def _writers(found: Account, stack: BoundStack, turn: tuple[int, int], least: fl
 
 
 def _weights(
-    loaded: LoadedModel, dim: int, row_of: Callable[[str], int], writers: Sequence[Entry], lift: float
+    loaded: LoadedModel, dim: int, row_of: Callable[[str], int], writers: Sequence[TermEntry], lift: float
 ) -> Iterator[Weight]:
     """The single weights that the writers write through; of a head the fewest channels that make 95 % of what it writes."""
     parameters = live_parameters(loaded.model)
@@ -479,7 +479,7 @@ def _row(loaded: LoadedModel, run: Callable[[Batch], None], batch: Batch, at: tu
 
 
 def _trials(
-    task: Passes, texts: Data, weights: Sequence[Weight], back: Restored, options: TraceOptions,
+    task: Passes, texts: Data, weights: Sequence[Weight], back: Restoration, options: TraceOptions,
     rows: Path | Keep | None, progress: Progress | None,
 ) -> tuple[Measurement, ...]:  # fmt: skip
     """What the model loses with the weights at 0, with the dimension put back behind them, and with random weights at 0."""
@@ -501,24 +501,24 @@ def _trials(
         return tuple(map(study.row, study.measure(conditions)))
 
 
-def _parts(found: Account, n_neurons: int) -> Iterator[Part]:
+def _parts(found: Account, n_neurons: int) -> Iterator[BlockPart]:
     """The account's entries, of each MLP the largest neurons by themselves and the others added up."""
-    by_mlp: dict[tuple[int, str, int], list[Entry]] = {}
+    by_mlp: dict[tuple[int, str, int], list[TermEntry]] = {}
     for entry in found.entries:
         if entry.kind == "neuron":
             by_mlp.setdefault((entry.layer, entry.name, entry.expert), []).append(entry)
         else:
-            yield Part(**_told(entry))
+            yield BlockPart(**_told(entry))
     for (layer, name, expert), neurons in by_mlp.items():
         neurons.sort(key=lambda one: -float(np.abs(one.values).max()))
-        yield from (Part(**_told(one)) for one in neurons[:n_neurons])
+        yield from (BlockPart(**_told(one)) for one in neurons[:n_neurons])
         if others := neurons[n_neurons:]:
-            rest = Entry(layer, "neuron", name, -1, np.sum([one.values for one in others], axis=0), expert=expert)
-            yield Part(**_told(rest) | {"kind": "other neurons"})
+            rest = TermEntry(layer, "neuron", name, -1, np.sum([one.values for one in others], axis=0), expert=expert)
+            yield BlockPart(**_told(rest) | {"kind": "other neurons"})
 
 
-def _told(one: Entry) -> dict[str, Any]:
-    """The fields of a `Part`."""
+def _told(one: TermEntry) -> dict[str, Any]:
+    """The fields of a `BlockPart`."""
     index = None if one.index < 0 else one.index
     expert = None if one.expert == NO_EXPERT else one.expert
     told = {"layer": layer_name(one.layer), "kind": one.kind, "name": one.name, "expert": expert, "index": index}

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from outlierlens.checkpoints.adapter import CONFIG, FILES, Adapted, Adapter
+from outlierlens.checkpoints.adapter import CONFIG, FILES, AdaptedCheckpoint, Adapter
 from outlierlens.checkpoints.base import Checkpoint, TensorInfo, load_config
 from outlierlens.checkpoints.formats import open_directory, open_file, suffixes, weight_file
 from outlierlens.checkpoints.stored import as_weights
@@ -48,7 +48,7 @@ def open_checkpoint(
 
 def with_adapter(checkpoint: Checkpoint, folder: str | None) -> Checkpoint:
     """A checkpoint with the adapter of a folder on it; as it is where none is named; raises as `open_adapter` does."""
-    return checkpoint if folder is None else Adapted(checkpoint, open_adapter(folder))
+    return checkpoint if folder is None else AdaptedCheckpoint(checkpoint, open_adapter(folder))
 
 
 def open_adapter(folder: str) -> Adapter:

@@ -223,7 +223,7 @@ def runs_of(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class Placed:
+class TensorSpan:
     """A tensor's declaration and its bytes [start, end) within its file."""
 
     info: TensorInfo
@@ -235,7 +235,7 @@ class PlacedCheckpoint(Checkpoint):
     """Tensors whose bytes lie row after row in files; packed blocks of values do not cross rows."""
 
     @abstractmethod
-    def _place(self, name: str) -> tuple[str, Placed]:
+    def _place(self, name: str) -> tuple[str, TensorSpan]:
         """What errors call a tensor, and where it lies."""
 
     @abstractmethod
@@ -269,13 +269,13 @@ class PlacedCheckpoint(Checkpoint):
 class LocalCheckpoint(PlacedCheckpoint):
     """Such tensors in files on this disk, by `_files`: {name: (file, place)}."""
 
-    _files: Mapping[str, tuple[Path, Placed]]
+    _files: Mapping[str, tuple[Path, TensorSpan]]
 
-    def placed(self) -> Mapping[str, tuple[Path, Placed]]:
+    def placed(self) -> Mapping[str, tuple[Path, TensorSpan]]:
         """The file and place of each tensor."""
         return self._files
 
-    def _place(self, name: str) -> tuple[str, Placed]:
+    def _place(self, name: str) -> tuple[str, TensorSpan]:
         path, place = self._files[name]
         return f"{path}: {name}", place
 

@@ -27,8 +27,8 @@ from outlierlens.checkpoints.base import (
     MAX_TENSORS,
     Checkpoint,
     LocalCheckpoint,
-    Placed,
     TensorInfo,
+    TensorSpan,
     is_shape,
     is_too_long,
     load_config,
@@ -279,7 +279,7 @@ def header_length(first8: bytes, file_size: int, where: str) -> int:
     return int(length)
 
 
-def parse_header(raw: bytes, file_size: int, where: str) -> dict[str, Placed]:
+def parse_header(raw: bytes, file_size: int, where: str) -> dict[str, TensorSpan]:
     """Every tensor of a safetensors header, with each length, type and offset checked against the file size."""
     header = parse_config(raw, f"{where} (header)", strict=True)
     if len(header) > MAX_TENSORS:
@@ -308,7 +308,7 @@ def _unclaimed(where: str, start: int, end: int) -> BadFile:
     return BadFile(f"{where}: bytes {start:,} to {end:,} belong to no tensor; the file is corrupt, fetch it again")
 
 
-def _entry(name: str, entry: Any, base: int, file_size: int, where: str) -> Placed:
+def _entry(name: str, entry: Any, base: int, file_size: int, where: str) -> TensorSpan:
     shape = entry.get("shape") if isinstance(entry, Mapping) else None
     offsets = entry.get("data_offsets") if isinstance(entry, Mapping) else None
     if (
@@ -329,7 +329,7 @@ def _entry(name: str, entry: Any, base: int, file_size: int, where: str) -> Plac
     bits = 8 * ITEM_BYTES.get(dtype, 0) or _OTHER_BITS.get(dtype)
     if bits is not None and info.size * bits != info.nbytes * 8:
         raise BadFile(f"{where}: tensor {name!r} declares {dtype}{shape} but holds {info.nbytes:,} bytes")
-    return Placed(info, start, end)
+    return TensorSpan(info, start, end)
 
 
 def shard_names(index: Mapping[str, Any], where: str) -> dict[str, str]:
@@ -387,7 +387,7 @@ class SafetensorsCheckpoint(LocalCheckpoint):
         self._files = gather(path, name, self._header)
         self.tensors = {tensor: place.info for tensor, (_, place) in self._files.items()}
 
-    def _header(self, path: Path) -> dict[str, Placed]:
+    def _header(self, path: Path) -> dict[str, TensorSpan]:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = header_length(file.read(8), size, str(path))

@@ -32,8 +32,8 @@ from outlierlens.checkpoints.base import (
     MAX_CONFIG_BYTES,
     Checkpoint,
     LazyTensors,
-    Placed,
     PlacedCheckpoint,
+    TensorSpan,
     parse_config,
 )
 from outlierlens.checkpoints.formats import MAX_INDEX_BYTES, SAFETENSORS
@@ -370,7 +370,7 @@ class HubCheckpoint(PlacedCheckpoint):
             raise BadFile(f"{shard.where}: this shard is named by the index but missing; choose another --revision")
         return shard
 
-    def _place(self, name: str) -> tuple[str, Placed]:
+    def _place(self, name: str) -> tuple[str, TensorSpan]:
         info, shard = self.tensors[name], self._shards[self._shard_of[name]]
         if info.dtype not in ITEM_BYTES:  # before anything of it is asked for
             raise BadFile(f"{shard.where}: cannot read values of type {info.dtype} ({name})")
@@ -382,7 +382,7 @@ class _Shard:
 
     def __init__(self, where: str, file: RemoteFile, wanted: Sequence[str], guess: int):
         self.where, self.file = where, file
-        self.placed: dict[str, Placed] = {}
+        self.placed: dict[str, TensorSpan] = {}
         self._wanted, self._guess, self._open = wanted, guess, False
         self._lock = threading.Lock()
 

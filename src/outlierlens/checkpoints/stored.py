@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.checkpoints.adapter import CONFIG, Adapted, Adapter, no_model, of_adapter
+from outlierlens.checkpoints.adapter import CONFIG, AdaptedCheckpoint, Adapter, no_model, of_adapter
 from outlierlens.checkpoints.base import (
     ITEM_BYTES,
     Checkpoint,
@@ -83,7 +83,7 @@ def as_weights(source: Checkpoint) -> Checkpoint:
     own = of_adapter(source.tensors)
     if not own or not source.adapter_config:
         return weights
-    return Adapted(weights, Adapter(source, source.adapter_config, source.name, own))
+    return AdaptedCheckpoint(weights, Adapter(source, source.adapter_config, source.name, own))
 
 
 def plain_names(names: Collection[str], config: Mapping[str, Any]) -> dict[str, str]:
@@ -133,7 +133,7 @@ class Weights(Checkpoint):
         self._stored = {name: stored for name, stored in plain.items() if name not in hidden}
         self._stored |= {name: parts["codes"] for name, parts in self._parts.items()} | self._foreign
         self.tensors = LazyTensors(self._stored, self._info)
-        self._looked: dict[str, _Coded | str] = {}
+        self._looked: dict[str, _CodedWeight | str] = {}
         self._multiplied: dict[str, None] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -142,7 +142,7 @@ class Weights(Checkpoint):
     @property
     def coded(self) -> tuple[str, ...]:
         """Names of the weights that are multiplied out of codes."""
-        return tuple(name for name in self._parts if isinstance(self._look(name), _Coded))
+        return tuple(name for name in self._parts if isinstance(self._look(name), _CodedWeight))
 
     def packed_by(self, name: str) -> str:
         looked = self._look(name)
@@ -180,10 +180,10 @@ class Weights(Checkpoint):
             return TensorInfo(coded.scheme, coded.shape, nbytes)
         return self.source.tensors[self._stored[name]]
 
-    def _readable(self, name: str) -> "_Coded | None":
+    def _readable(self, name: str) -> "_CodedWeight | None":
         """How a tensor is multiplied out; None for one that is stored as it is; raises BadFile for a packed one."""
         looked = self._look(name)
-        if isinstance(looked, _Coded):
+        if isinstance(looked, _CodedWeight):
             if looked.scheme not in self._multiplied:
                 self._multiplied[looked.scheme] = None
                 self.notes = (*self.notes, f"weights stored as {looked.scheme} were multiplied out")
@@ -195,13 +195,13 @@ class Weights(Checkpoint):
             )
         return None
 
-    def _look(self, name: str) -> "_Coded | str":
+    def _look(self, name: str) -> "_CodedWeight | str":
         """How a tensor is multiplied out, what packed it, or "" where it is stored as it is."""
         if name not in self._looked:
             self._looked[name] = self._decide(name) if name in self._stored else ""
         return self._looked[name]
 
-    def _decide(self, name: str) -> "_Coded | str":
+    def _decide(self, name: str) -> "_CodedWeight | str":
         by = _QUANTIZERS.get(self.method, self.method) or "a quantizer that its config does not name"
         if name in self._foreign:
             return by if self.method else _FOREIGN[self._foreign[name].removeprefix(name.removesuffix("weight"))]
@@ -231,12 +231,14 @@ class Weights(Checkpoint):
             per = 32 if powers else 16
             whole = (powers and stored.endswith("_packed")) or {"_scale_2", "_global_scale"} & parts.keys()
             fits = shape_of[scale] == (*info.shape[:-1], 2 * info.shape[-1] // per)
-            return _Scaled(self.source, parts, scale, scheme="MXFP4" if powers else "NVFP4") if whole and fits else by
+            return (
+                _ScaledCodes(self.source, parts, scale, scheme="MXFP4" if powers else "NVFP4") if whole and fits else by
+            )
         if dtype != "I8" and not dtype.startswith("F8"):
             return by
         # What `fp8` stores as int8 are two of E2M1 per byte (DeepSeek's experts).
         scheme = "MXFP4" if dtype == "I8" and self.method == "fp8" else f"{dtype} × scale"
-        return _Scaled(self.source, parts, scale, blocks=self._told.get("weight_block_size"), scheme=scheme)
+        return _ScaledCodes(self.source, parts, scale, blocks=self._told.get("weight_block_size"), scheme=scheme)
 
 
 def word_of(source: Checkpoint, name: str) -> str:
@@ -264,7 +266,7 @@ def _sort(plain: Mapping[str, str]) -> tuple[dict[str, dict[str, str]], dict[str
     return stored, {weight: plain[name] for weight, name in foreign.items()}, hidden
 
 
-class _Coded(ABC):
+class _CodedWeight(ABC):
     """A weight that is stored as codes with scales.
 
     Attributes:
@@ -300,7 +302,7 @@ class _Coded(ABC):
         )
 
 
-class _Scaled(_Coded):
+class _ScaledCodes(_CodedWeight):
     """Codes of a byte, or two of half a byte, with one scale for each row, block or tensor."""
 
     def __init__(self, source: Checkpoint, parts: Mapping[str, str], scale: str, *, scheme: str, blocks: Any = None):
@@ -363,7 +365,7 @@ class _Scaled(_Coded):
         return np.asarray(values * scale[of][:, column], np.float32)
 
 
-class _Experts(_Coded):
+class _Experts(_CodedWeight):
     """MXFP4 as gpt-oss stores it: [expert, out, block, byte] of weights [expert, in, out]."""
 
     scheme = "MXFP4"
@@ -387,7 +389,7 @@ class _Experts(_Coded):
             yield held
 
 
-class _FourBit(_Coded):
+class _FourBit(_CodedWeight):
     """bitsandbytes in four bits: a table of 16 values, times the largest |w| of each block of the flat weight."""
 
     def __init__(self, source: Checkpoint, parts: Mapping[str, str], state: str):

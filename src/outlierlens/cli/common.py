@@ -123,7 +123,7 @@ class Progress:
         if self.show and sys.stderr.isatty():
             self._inside.enter_context(telling(self))
             self._inside.enter_context(_bars_of_others(self))
-            self._inside.enter_context(redirect_stdout(_First(sys.stdout, self)))
+            self._inside.enter_context(redirect_stdout(_BarFirst(sys.stdout, self)))
             threading.Thread(target=self._wait, daemon=True).start()
         return self
 
@@ -132,7 +132,7 @@ class Progress:
         self.close()
 
 
-class _First:
+class _BarFirst:
     """A stream before whose writes the bar goes."""
 
     def __init__(self, stream: IO[str], progress: Progress) -> None:
@@ -156,7 +156,7 @@ def _bars_of_others(progress: Progress) -> Iterator[None]:
     made, display = bar.__init__, bar.display
 
     def init(self: Any, *arguments: Any, **named: Any) -> None:
-        made(self, *arguments, **named | {"file": _Nowhere()})
+        made(self, *arguments, **named | {"file": _NullTerminal()})
 
     def told(self: Any, *_: Any, **__: Any) -> bool:
         if self.total and self.n < self.total:
@@ -171,7 +171,7 @@ def _bars_of_others(progress: Progress) -> Iterator[None]:
         bar.__init__, bar.display = made, display
 
 
-class _Nowhere(io.StringIO):
+class _NullTerminal(io.StringIO):
     """A terminal that shows nothing."""
 
     def isatty(self) -> bool:

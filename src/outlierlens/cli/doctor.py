@@ -62,7 +62,7 @@ class Library:
 
 
 @dataclass(frozen=True)
-class Cached:
+class CachedSample:
     """A sample model: "packaged", "complete", "incomplete" or "not fetched", its folder and its size on disk."""
 
     name: str
@@ -91,7 +91,7 @@ class Diagnosis:
     lacking: tuple[str, ...]
     cache: str
     free: int | None
-    samples: tuple[Cached, ...]
+    samples: tuple[CachedSample, ...]
     offline: bool
     variables: dict[str, str]
     broken: tuple[str, ...]
@@ -183,14 +183,16 @@ def _devices() -> tuple[tuple[str, ...], str]:
     return ("cpu", *cuda, *mps), ""
 
 
-def _sample(name: str) -> Cached:
+def _sample(name: str) -> CachedSample:
     sample = SAMPLES[name]
     folder = folder_of(sample)
     if is_complete(sample):
         state = "packaged" if sample.packaged else "complete"
     else:
         state = "incomplete" if folder.is_dir() or sample.packaged else "not fetched"
-    return Cached(name, state, str(folder), sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file()))
+    return CachedSample(
+        name, state, str(folder), sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
+    )
 
 
 def _cache() -> tuple[str, int | None, str]:

@@ -45,8 +45,8 @@ from outlierlens.detection.running_statistics import (
     LayerStats,
     LogHistogram,
     Moments,
-    Rows,
     Scratch,
+    VectorRows,
     rows_of,
 )
 from outlierlens.detection.weights import live_values
@@ -58,7 +58,7 @@ from outlierlens.models.inputs import reader_digest
 from outlierlens.models.load import LoadedModel, fingerprint
 from outlierlens.models.passes import Reading, TextReading, in_windows, reading_of
 from outlierlens.options import check
-from outlierlens.results.row_store import Kept
+from outlierlens.results.row_store import UnitCache
 from outlierlens.results.safe_files import replacing
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Observer:
         # MPS has no float64.
         device = "cpu" if loaded.device.type == "mps" else loaded.device
         live = live_parameters(loaded.model)
-        self.streams = {stack.name: Stream(stack, options, device) for stack in self.stacks}
+        self.streams = {stack.name: StreamTally(stack, options, device) for stack in self.stacks}
         self.experts: dict[str, list[tuple[BoundStack, int]]] = {}  # by parameter the rows of its experts
         for stack in self.stacks:
             for row, one in enumerate(stack.mlps):
@@ -155,7 +155,7 @@ class Observer:
             "int8_size": options.rules.int8_size, "histogram_bytes": options.histogram_bytes,
         }  # fmt: skip
 
-    def measured(self, texts: Data, kept: Kept | None = None) -> tuple[StackObservation, ...]:
+    def measured(self, texts: Data, kept: UnitCache | None = None) -> tuple[StackObservation, ...]:
         """Statistics and outliers of each stream over `texts`; layers that `kept` has are not counted again.
 
         Beside its rows lies what was counted while the pass runs, and one that was stopped goes on from there.
@@ -163,7 +163,7 @@ class Observer:
         Raises:
             BadInput: no text has a token, or a layer did not run.
         """
-        kept = kept or Kept(None, {})
+        kept = kept or UnitCache(None, {})
         if not {"texts", *self.places} <= kept.done.keys():
             place = partly(kept.rows.path) if kept.rows else None
             self._read(texts, place)
@@ -337,7 +337,7 @@ class Observer:
         return kept
 
 
-class Stream:
+class StreamTally:
     """The layers of one residual stream while they are counted: `layers`, and `reads` of what attention and MLP read."""
 
     def __init__(self, stack: BoundStack, options: ObserveOptions, device: Any):
@@ -352,7 +352,9 @@ class Stream:
             self.layers[layer] = LayerStats(dim, self.options.n_sigma, self.device, self.scratch)
         return self.layers[layer]
 
-    def add(self, layer: int, states: "Tensor", ordinary: Rows, special: Rows, groups: int, kept: int) -> None:
+    def add(
+        self, layer: int, states: "Tensor", ordinary: VectorRows, special: VectorRows, groups: int, kept: int
+    ) -> None:
         """Count a batch's states [batch, token, dim]; `groups` and `kept` as for `LayerStats.keep_quantiles`."""
         dim = states.shape[-1]
         stats = self.begin(layer, dim)
@@ -366,7 +368,7 @@ class Stream:
                 f"stream {self.stack.name}, layer {row_names(self.stack)[layer - taps(self.stack)[0]]}: {error}"
             ) from None
 
-    def add_read(self, layer: int, part: int, read: "Tensor", rows: tuple[Rows, Rows]) -> None:
+    def add_read(self, layer: int, part: int, read: "Tensor", rows: tuple[VectorRows, VectorRows]) -> None:
         """Count what norm number `part` of a layer hands on, [batch * token, dim]."""
         flat = read.to(self.device).reshape(-1, read.shape[-1])
         counts = self._counts(layer, part, flat.shape[1])

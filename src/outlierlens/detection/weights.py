@@ -25,7 +25,7 @@ import numpy as np
 import outlierlens.architectures as arch
 from outlierlens.architectures import MLP, NO_EXPERT, BoundStack, LastLinear, Neuron, Param
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
-from outlierlens.detection.rules import Measured, Outlier, Rule, find
+from outlierlens.detection.rules import LastOperation, Outlier, Rule, find
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead
 from outlierlens.options import Flag, Flat
 from outlierlens.results.rows import Quiet, Row
@@ -307,7 +307,7 @@ def check_size(
     )
 
 
-def measure(checkpoint: Checkpoint, site: Site, digest: Any) -> tuple[Measured, int]:
+def measure(checkpoint: Checkpoint, site: Site, digest: Any) -> tuple[LastOperation, int]:
     """Scale and bias of a site over its layers, and how many scalars were read; `digest` takes names and values.
 
     Raises:
@@ -331,7 +331,7 @@ def measure(checkpoint: Checkpoint, site: Site, digest: Any) -> tuple[Measured, 
         return np.stack([combine(some, layer, ranks) for some, layer in zip(written, layers, strict=True)])
 
     scale, bias = stacked(site.scale), stacked(site.bias) if all(site.bias) else None
-    return Measured(scale, bias, where=f"{checkpoint.name}, {site.name}"), n_values
+    return LastOperation(scale, bias, where=f"{checkpoint.name}, {site.name}"), n_values
 
 
 def per_dim(values: np.ndarray, param: Param) -> np.ndarray:
@@ -396,7 +396,7 @@ def _check_widths(vectors: dict[str, np.ndarray], names: list[str], where: str) 
         )
 
 
-def _one_sided(measured: Measured, rule: Rule) -> list[str]:
+def _one_sided(measured: LastOperation, rule: Rule) -> list[str]:
     """A note on dimensions that pass in scale or in bias but not in both."""
     assert measured.z_bias is not None
     scale, bias = rule.layers_past(measured.z_scale), rule.layers_past(measured.z_bias)  # [dim] each
@@ -469,7 +469,7 @@ def scan_mlps(
     for axis in arch.mlp_axes(stack, checkpoint.tensors, options.stack or MLP):
         largest = 0.0
         for layer, mlps in groupby(axis.mlps, key=lambda one: one.layer):
-            inside = _Inside(checkpoint, stack, layer, alternating)
+            inside = _BlockMlps(checkpoint, stack, layer, alternating)
             reaches = [(one, *inside.reach(one, digest)) for one in mlps]
             median = float(np.median(np.concatenate([values for _, values, _ in reaches])))
             if not median > 0:
@@ -491,7 +491,7 @@ def scan_mlps(
     return tuple(seen), tuple(sorted(found, key=lambda one: -one.times_median))
 
 
-class _Inside:
+class _BlockMlps:
     """The MLPs of one block while they are read; of packed experts each parameter is read once."""
 
     def __init__(self, checkpoint: Checkpoint, bound: BoundStack, layer: int, alternating: bool):

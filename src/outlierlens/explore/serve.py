@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from outlierlens.errors import BadInput, one_line
 from outlierlens.explore.look import Explorer
 from outlierlens.explore.page import gradio, launch_options, page
-from outlierlens.explore.state import Place, State
+from outlierlens.explore.state import Place, Selection
 
 LOOPBACK = "127.0.0.1"
 TUNNEL = ".gradio.live"
@@ -123,7 +123,7 @@ def free_port(asked: int | None) -> int:
 
 
 @contextlib.contextmanager
-def served(explorer: Explorer, start: State, place: Place) -> Iterator[tuple[str, str | None]]:
+def served(explorer: Explorer, start: Selection, place: Place) -> Iterator[tuple[str, str | None]]:
     """Serve the page inside the block; yields its address and, where it is shared, the public one."""
     free_port(place.port)  # a port that is taken is said before the page is made
     blocks = page(explorer, start)
@@ -154,7 +154,7 @@ def served(explorer: Explorer, start: State, place: Place) -> Iterator[tuple[str
         blocks.close(verbose=False)
 
 
-def serve(explorer: Explorer, start: State, place: Place, say: Callable[[str], None]) -> None:
+def serve(explorer: Explorer, start: Selection, place: Place, say: Callable[[str], None]) -> None:
     """Serve the page until Ctrl-C or SIGTERM; its address is said first."""
     with served(explorer, start, place) as (address, public):
         say(f"exploring {explorer.loaded.name} at {address} (this machine only; Ctrl-C ends it)")

@@ -21,7 +21,7 @@ import numpy as np
 import outlierlens.architectures as arch
 from outlierlens.architectures.bind import claimed_experts
 from outlierlens.checkpoints import as_weights
-from outlierlens.checkpoints.adapter import CONFIG, Adapted, of_adapter
+from outlierlens.checkpoints.adapter import CONFIG, AdaptedCheckpoint, of_adapter
 from outlierlens.checkpoints.base import Checkpoint, load_config
 from outlierlens.checkpoints.formats import config_folder, files_of, open_file, write_header
 from outlierlens.checkpoints.samples.cache import check_space, megabytes
@@ -33,7 +33,7 @@ from outlierlens.models.model_class import is_unused
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from outlierlens.checkpoints.gguf_model import Whole
+    from outlierlens.checkpoints.gguf_model import GgufModel
 
 VOCABULARIES = (
     "tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"
@@ -106,7 +106,7 @@ def _save_tokenizer(path: Path, folder: Path, n_rows: int) -> None:
     made.save_pretrained(folder)
 
 
-def _config_beside(path: Path, model: "Whole", notice: Progress) -> dict[str, Any] | None:
+def _config_beside(path: Path, model: "GgufModel", notice: Progress) -> dict[str, Any] | None:
     """The config.json beside a GGUF file, or the text model's part of it; None where it is of another model."""
     given = load_config(path)
     given = given["text_config"] if isinstance(given.get("text_config"), dict) else given
@@ -146,7 +146,7 @@ def needs_copy(path: Path) -> bool:
     Codes that are not read are left to the quantizer that the config names.
     """
     with as_weights(open_file(path, str(path))) as checkpoint:
-        return isinstance(checkpoint, Adapted) or (
+        return isinstance(checkpoint, AdaptedCheckpoint) or (
             isinstance(checkpoint, Weights)
             and (
                 checkpoint.is_renamed

@@ -224,7 +224,7 @@ class Flat:
         self.names = names
 
 
-class Other:
+class Override:
     """What a command changes of an option that it shares with others: its default, where one is given, its help, its least."""
 
     def __init__(self, *default: Any, help: str = "", least: int | None = None) -> None:
@@ -336,7 +336,7 @@ def _options(
         yield Option(here, flag, flags, kind, bounds, default, helps.get(field.name, ""))
 
 
-def changed(options: type[T] | T, changes: Mapping[str, Other | None]) -> tuple[type[T] | T, tuple[Option, ...]]:
+def changed(options: type[T] | T, changes: Mapping[str, Override | None]) -> tuple[type[T] | T, tuple[Option, ...]]:
     """(the dataclass with other defaults, its options): by name what becomes of an option; None takes it away."""
     own = [one for one in options_of(options) if one.name in changes]
     given = {one.path: change.default[0] for one in own if (change := changes[one.name]) and change.default}
@@ -344,7 +344,7 @@ def changed(options: type[T] | T, changes: Mapping[str, Other | None]) -> tuple[
     options = build(options, values) if values else options
     found = []
     for one in options_of(options):
-        change = changes.get(one.name, Other())
+        change = changes.get(one.name, Override())
         if change is not None:
             default = given.get(one.path, one.default)
             bounds = change.bounds or one.bounds

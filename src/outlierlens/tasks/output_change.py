@@ -47,7 +47,7 @@ def _classes(loaded: LoadedModel) -> int:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _OutputRows:
     """One forward pass: its batch, the slot and the number of the text of each row."""
 
     batch: Batch
@@ -104,12 +104,12 @@ class OutputChange(Task):
     def _weights(self) -> np.ndarray:
         return self.lengths.astype(np.float64)
 
-    def feeds(self, texts: Sequence[int], tokens: int | None = None) -> Iterator[_Rows]:
+    def feeds(self, texts: Sequence[int], tokens: int | None = None) -> Iterator[_OutputRows]:
         """See `Task`."""
         for slots, mine in in_passes(self._rows, texts, self.options.batch_size, tokens, self.loaded.device):
-            yield _Rows(self._rows.batch(mine), tuple(slots), tuple(mine), int(self.lengths[mine].sum()))
+            yield _OutputRows(self._rows.batch(mine), tuple(slots), tuple(mine), int(self.lengths[mine].sum()))
 
-    def _run(self, feed: _Rows) -> tuple["Tensor", "Tensor"]:
+    def _run(self, feed: _OutputRows) -> tuple["Tensor", "Tensor"]:
         """(token vectors [batch, token, dim], logits or an empty tensor), as float32."""
         import torch
 
@@ -128,7 +128,7 @@ class OutputChange(Task):
         logits = getattr(output, "logits", None)
         return states.float(), torch.empty(0) if logits is None else logits.float()
 
-    def _changes(self, feed: _Rows) -> dict[str, "Tensor"]:
+    def _changes(self, feed: _OutputRows) -> dict[str, "Tensor"]:
         """Each measure's mean over the tokens of each row [row]."""
         import torch
         from torch.nn import functional
@@ -166,7 +166,7 @@ class OutputChange(Task):
             changes["kl"] = mean(kl) if kl.shape == valid.shape else kl.reshape(len(kept), -1).mean(1)
         return changes
 
-    def sums(self, feed: _Rows) -> "Tensor":
+    def sums(self, feed: _OutputRows) -> "Tensor":
         """Change of each row's text × its weight [row]; see `Task`."""
         import torch
 

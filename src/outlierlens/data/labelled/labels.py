@@ -227,7 +227,7 @@ NOT_A_LABEL = -100  # of a token that is no first piece of a word; what the Hugg
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedExamples:
     """What a tokenizer made of some examples.
 
     Attributes:
@@ -245,13 +245,13 @@ class Encoded:
         """Tokens of each example."""
         return [len(ids) for ids in self.inputs["input_ids"]]
 
-    def for_model(self, model: Any) -> "Encoded":
+    def for_model(self, model: Any) -> "EncodedExamples":
         """Without what `model` does not take: tokenizers of no class of their own make token_type_ids for every model."""
         taken = inspect.signature(type(model).forward).parameters
         return replace(self, inputs={key: values for key, values in self.inputs.items() if key in taken})
 
 
-def encode(tokenizer: Any, examples: "Examples", *, max_length: int) -> Encoded:
+def encode(tokenizer: Any, examples: "Examples", *, max_length: int) -> EncodedExamples:
     """Token ids of all examples, cut at `max_length` tokens; of a pair, the longer text is cut first.
 
     A word's label stands at its first piece (as in BERT's tagging).
@@ -270,10 +270,10 @@ def encode(tokenizer: Any, examples: "Examples", *, max_length: int) -> Encoded:
     )
     full = tokenizer(*texts, truncation=True, max_length=max_length)
     inputs = {key: list(full[key]) for key in full}
-    return Encoded(inputs, examples.labels, _n_cut(tokenizer, texts, inputs["input_ids"], max_length))
+    return EncodedExamples(inputs, examples.labels, _n_cut(tokenizer, texts, inputs["input_ids"], max_length))
 
 
-def _encode_words(tokenizer: Any, examples: "Examples", max_length: int) -> Encoded:
+def _encode_words(tokenizer: Any, examples: "Examples", max_length: int) -> EncodedExamples:
     if not getattr(tokenizer, "is_fast", False):
         raise BadInput("labels of words need a tokenizer that says which word a token is of (a fast one)")
     words = [list(mine) for mine in examples.words]
@@ -291,7 +291,7 @@ def _encode_words(tokenizer: Any, examples: "Examples", max_length: int) -> Enco
         labels.append(placed)
     inputs = {key: list(full[key]) for key in full}
     n_cut = _n_cut(tokenizer, (words,), inputs["input_ids"], max_length, is_split_into_words=True)
-    return Encoded(inputs, tuple(labels), n_cut)
+    return EncodedExamples(inputs, tuple(labels), n_cut)
 
 
 def _n_cut(tokenizer: Any, texts: tuple[list[Any], ...], ids: list[list[int]], max_length: int, **how: bool) -> int:
