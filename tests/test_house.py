@@ -207,3 +207,8 @@ def test_no_test_depends_on_how_busy_the_machine_is() -> None:
             named = {keyword.arg for keyword in node.keywords}
             assert path.name == "conftest.py" or not named & {"deadline", "suppress_health_check", "derandomize"}, path
         assert path.read_text("utf-8").count("time.sleep" + "(") == WAITS.get(path.name, 0), path
+
+
+def test_files_of_tests_that_are_named_exist() -> None:
+    text = (ROOT / "tests" / "conftest.py").read_text("utf-8")
+    assert set(re.findall(r'"(test_\w+)"', text)) <= {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
