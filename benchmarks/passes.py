@@ -29,7 +29,7 @@ from outlierlens.ablation.modes import Switch
 from outlierlens.analyses.attention_maps import KeyKinds, KeyPass
 from outlierlens.analyses.frequency import FrequencyOptions, frequency
 from outlierlens.analyses.observe import observe
-from outlierlens.analyses.range_pass import Pass
+from outlierlens.analyses.range_pass import RangePass
 from outlierlens.data.texts import Texts, batches, read_texts
 from outlierlens.data.token_counts import TokenCounts, read_counts
 from outlierlens.detection.activations import ObserveOptions, Observer
@@ -80,7 +80,7 @@ def observed(loaded: Any, texts: Texts, given: Any) -> Comparison:
 def ranged(loaded: Any, texts: Texts, given: Any) -> Comparison:
     """Largest values of every tensor, beside the pass with its head."""
     reading = TextReading(loaded, given.max_length)
-    measured, prepared = Pass(loaded, reading), list(reading.batches(texts, batch_size=BATCH))
+    measured, prepared = RangePass(loaded, reading), list(reading.batches(texts, batch_size=BATCH))
 
     def bare() -> None:
         with torch.inference_mode(), fast_products():

@@ -302,7 +302,11 @@ def rewritten(folder: str, inputs: dict[str, Any]) -> str:
     def verdict(plan: RewritingPlan) -> str:
         with repaired(loaded, plan):
             off = difference_of(wanted, outputs(loaded.model, [inputs]))
-        return "exact" if off == 0 else "near" if off <= NEAR and plan.reasons else f"far ({off:.1g})"
+        if off == 0:
+            return "exact"
+        if not plan.reasons:
+            return f"far ({off:.1g})"
+        return "near" if off <= NEAR else f"no (outputs would differ by {off:.1g}: {plan.reasons[0]})"
 
     try:
         said = f"stream {verdict(stream_plan(loaded, -4))}"

@@ -15,9 +15,13 @@ import argparse
 import gc
 import signal
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from itertools import chain
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -44,7 +48,7 @@ from outlierlens.analyses.super_weights import SuperActivations, scaled, tapped_
 from outlierlens.analyses.sweep.effects import _as_float32
 from outlierlens.architectures import live_parameters
 from outlierlens.models.attention_maps import tapped_attention
-from outlierlens.models.changes import frozen
+from outlierlens.models.changes import EVERYWHERE, frozen
 from outlierlens.models.forward import reader_of
 from outlierlens.models.hooks import (
     edited_calls,
@@ -56,7 +60,7 @@ from outlierlens.models.hooks import (
     tapped_reads,
     written,
 )
-from outlierlens.models.load import LoadedModel, from_objects
+from outlierlens.models.load import LoadedModel, LoadOptions, from_objects, load_model
 from outlierlens.training.watch_probe import untouched
 
 Context = Callable[[], AbstractContextManager[Any]]
@@ -303,6 +307,48 @@ def whole_or_nothing(n: int, random: np.random.Generator) -> Iterator[list[str]]
         loaded.model.load_state_dict(intact)
 
 
+def read_by_block(n: int, random: np.random.Generator, folder: str) -> Iterator[list[str]]:
+    """As `trials`, of a run of several conditions of a model that is read block by block, at random moments of all of it."""
+    models()[1].model.save_pretrained(folder)
+    loaded = load_model(folder, LoadOptions(by_block=True, attention="eager", notice=lambda _: None))
+    blocks, ids = loaded.blocks, torch.arange(14).reshape(2, 7)
+    assert blocks is not None
+
+    def logits() -> torch.Tensor:
+        with torch.inference_mode():
+            made: torch.Tensor = loaded.model(input_ids=ids).logits
+            return made
+
+    def under(make: Context) -> list[torch.Tensor]:
+        with make():
+            return loaded.run([logits, logits])
+
+    off = [lambda: zeroed_norms(loaded, DIMS), lambda: removed_writes(loaded, DIMS, embeddings=True)]
+    calls = [partial(under, make) for make in (nullcontext, *off, lambda: edited_hidden(loaded, DIMS))]
+
+    def now() -> list[Any]:
+        at_rest = [blocks.hub, blocks.passes, blocks.weights.open, EVERYWHERE.edits, threading.active_count()]
+        resident = [one for one in loaded.model.parameters() if not one.is_meta]
+        values = [(one.detach().clone(), one.dtype, one.requires_grad) for one in resident]
+        hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in loaded.model.modules()]
+        handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM, signal.SIGTERM)]
+        return [values, hooks, handlers, (at_rest, torch.is_grad_enabled(), torch.is_inference_mode_enabled())]
+
+    def all_equal() -> bool:
+        return all(map(torch.equal, chain.from_iterable(loaded.run(calls)), wanted))
+
+    wanted = list(chain.from_iterable(loaded.run(calls)))
+    seconds, before = seconds_of(nullcontext, all_equal), now()
+    done = 0
+    while done < n:
+        try:
+            by_timer(nullcontext, all_equal, random, seconds)
+        except KeyboardInterrupt:
+            done += 1
+            left = left_over(before, now())
+            yield left + ["values"] * (not left and not all_equal())
+
+
 def main() -> int:
     """Print the table; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -313,16 +359,19 @@ def main() -> int:
     signal.signal(signal.SIGALRM, _raise)
     random = np.random.default_rng(asked.seed)
     names = list(contexts(*models()))
-    each = -(-asked.trials // (len(names) + 1))
+    each = -(-asked.trials // (len(names) + 2))
     total = lost = 0
     print(f"{'context':<28}{'interrupts':>11}{'left over':>11}  what")
     rows = [(name, trials(name, each, random)) for name in names]
     rows.append(("zero_weights_, for good", whole_or_nothing(each, random)))
+    folder = tempfile.TemporaryDirectory()
+    rows.append(("read block by block", read_by_block(each, random, folder.name)))
     for name, found in rows:
         left = list(found)
         bad = [what for what in left if what]
         total, lost = total + len(left), lost + len(bad)
         print(f"{name:<28}{len(left):>11,}{len(bad):>11,}  {', '.join(sorted({one for what in bad for one in what}))}")
+    folder.cleanup()
     print(f"{'all':<28}{total:>11,}{lost:>11,}")
     return 1 if lost else 0
 

@@ -120,6 +120,9 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """Keep quiet; `FakeHub.seen` is the log."""
 
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
     def do_GET(self) -> None:
         fake, parts = self.server.fake, urlsplit(self.path)
         seen = Seen(self.server.name, unquote(parts.path), parts.query, _span(self.headers.get("Range")), None)
@@ -210,7 +213,7 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
-        for start in range(0, len(body), 16_384):
+        for start in range(0, len(body) if self.command == "GET" else 0, 16_384):
             # Counted first: the client may have read it all before a line after the write would run.
             self.seen.sent += len(body[start : start + 16_384])
             self.wfile.write(body[start : start + 16_384])

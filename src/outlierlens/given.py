@@ -117,7 +117,8 @@ _FLAGS = re.compile(
     r"|(?<!\S-)--(?P<flag>[a-z](?:[a-z-]*[a-z])?)\b(?: (?P<word>[^\s;:,()]+(?::\d+)?))?"
 )
 _OF_LOADING = (
-    "row", "adapter", "dtype", "device", "tokenizer", "revision", "subfolder", "token", "offline", "trust_remote_code"
+    "row", "adapter", "dtype", "device", "tokenizer", "revision", "subfolder", "token", "offline", "trust_remote_code",
+    "by_block", "memory",
 )  # fmt: skip
 _HOMES = {**dict.fromkeys(_OF_LOADING, "load_model"), "limit": "read_texts", "column": "read_texts"}
 _NAMES = {"data": "texts", "text-column": "column", "arch": "row", "family": "row", "fit-data": "fit"}
@@ -136,7 +137,13 @@ def in_python(message: str, settings: Mapping[str, tuple[Option, ...]]) -> str:
         if not flag:
             return "" if found["file"] else found[0]
         name = spelt.get(f"--{flag}") or _NAMES.get(flag) or flag.removeprefix("no-").replace("-", "_")
-        kind = settings[name][0].kind if name in settings else bool if name in ("overwrite", "offline") else None
+        kind = (
+            settings[name][0].kind
+            if name in settings
+            else bool
+            if name in ("overwrite", "offline", "by_block")
+            else None
+        )
         value = ""
         if word.isupper() or word.isdecimal():
             value = word

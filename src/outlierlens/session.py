@@ -8,6 +8,7 @@ Importing this needs neither torch nor a library for command lines.
 """
 
 import os
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -72,6 +73,20 @@ class Loading(ModelSource):
     """float32, bfloat16, float16, checkpoint (as stored)."""
     trust_remote_code: bool = False
     """Run code that the model brings. Off."""
+    by_block: Annotated[bool | None, Flag("--by-block/--no-by-block")] = None
+    """Read weights when their block runs: for a model larger than memory. Default: where it does not fit."""
+    memory: str | None = None
+    """Memory that reading block by block may take beside the libraries, such as 6GB."""
+
+
+def bytes_of(said: str | None) -> int | None:
+    """Bytes of "6GB" (10⁹), "500MB" or "6GiB" (2³⁰); raises BadInput for anything else."""
+    if said is None:
+        return None
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *([KMGT])(i?)B", said.strip(), re.IGNORECASE)
+    if found is None:
+        raise BadInput(f"--memory {said}: give a size such as 6GB or 500MB")
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** ("KMGT".index(found[2].upper()) + 1))
 
 
 def row_of(arch: Path | None, family: str | None) -> Path | str | None:
@@ -147,7 +162,7 @@ class Session:
         return LoadOptions(
             revision=one.revision, subfolder=one.subfolder, token=one.token, dtype=one.dtype, device=one.device,
             trust_remote_code=one.trust_remote_code, offline=one.offline, row=one.row, tokenizer=one.tokenizer,
-            adapter=one.adapter, notice=self.notice,
+            adapter=one.adapter, notice=self.notice, by_block=one.by_block, memory=bytes_of(one.memory),
         )  # fmt: skip
 
     def scanning(self, asked: "ScanOptions | None" = None, **more: Any) -> "ScanOptions":

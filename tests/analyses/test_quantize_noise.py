@@ -37,7 +37,7 @@ class FirstQuery:
     n_texts, weights = 4, np.ones(4)
 
     def __init__(self, loaded: LoadedModel):
-        self.model: Any = loaded.model
+        self.loaded, self.model = loaded, loaded.model  # type: ignore[assignment]
         self.query = self.model.bert.encoder.layer[0].attention.self.query
 
     def feeds(self, texts: range) -> Iterator[Any]:

@@ -5,6 +5,7 @@ on to say. What is found is data (`FilledPassage`, rows of `Reply`) and needs no
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -204,11 +205,14 @@ def fill(loaded: LoadedModel, work: Exercise) -> Filling:
 
 
 def continuation(loaded: LoadedModel, text: str) -> tuple[str, str] | None:
-    """(prompt, greedy continuation) of the first words of `text`; None for models that are not causal, or without words."""
+    """(prompt, greedy continuation) of the first words of `text`; None for models that are not causal, or without words.
+
+    None too where the model is read block by block: each word would read all weights.
+    """
     import torch
 
     tokenizer: Any = loaded.tokenizer
-    if tokenizer is None or loaded.head != "causal" or not text:
+    if tokenizer is None or loaded.blocks or loaded.head != "causal" or not text:
         return None
     limit = token_limit(loaded, PROMPT_WORDS * 4 + CONTINUE)
     words = " ".join(text.split()[:PROMPT_WORDS])
@@ -326,10 +330,13 @@ def replies(
 ) -> Iterator[Reply]:
     """The passage filled in and continued under each of `conditions`, the intact model first: (label, dimensions, plan)."""
     loaded, blanks, first = switch.loaded, exercise(switch.loaded, passage, seed=seed), None
-    for label, dims, plan in conditions:
+
+    def read(plan: Plan) -> tuple[Filling | None, tuple[str, str] | None]:
         with switch.off(plan):
-            now = fill(loaded, blanks) if blanks else None
-            said = continuation(loaded, passage)
+            return fill(loaded, blanks) if blanks else None, continuation(loaded, passage)
+
+    read_under = loaded.run(partial(read, plan) for *_, plan in conditions)
+    for (label, dims, plan), (now, said) in zip(conditions, read_under, strict=True):
         first = first or now
         words = (
             filled(loaded, blanks, now, first, label=label, dims=dims_of(plan)) if blanks and now and first else None

@@ -11,7 +11,9 @@ In parts, the texts of each get the means of the others.
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -231,6 +233,10 @@ def _factor(word: str, text: str) -> float:
     return value
 
 
+_now: "ContextVar[tuple[Plan, ModeTreatment] | None]" = ContextVar("_now", default=None)
+_Part = tuple[np.ndarray, np.ndarray, dict[str, float]]  # values, weights, further numbers
+
+
 class Folds(Task):
     """Texts in parts as one task, whose values are those of all parts; each part is treated with the means of the others.
 
@@ -242,20 +248,19 @@ class Folds(Task):
     """
 
     def __init__(self, switch: Switch, tasks: Sequence[Task], columns: Sequence[int]):
-        self.switch, self.tasks = switch, tasks
+        self.switch, self.tasks, self.loaded = switch, tasks, switch.loaded
         first = tasks[0]
         self.name, self.unit, self.text, self.metric = first.name, first.unit, first.text, first.metric
         self.is_loss, self.statistic, self.smallest = first.is_loss, first.statistic, first.smallest
         self.n_texts, self.n_tokens = (sum(getattr(one, name) for one in tasks) for name in ("n_texts", "n_tokens"))
         self.lengths = np.concatenate([one.lengths for one in tasks])
-        self._now: tuple[Plan, ModeTreatment] | None = None
-        sums: list[PositionSums] = []
-        found = []
-        for task in tasks:
+
+        def collect(task: Task) -> tuple[PositionSums, _Part]:
             with collected(switch.loaded, switch.stack, columns) as collecting:
-                found.append((*task.per_text(), task.also()))
-            sums.append(collecting)
-        self._intact = found
+                return collecting, (*task.per_text(), task.also())
+
+        sums, found = zip(*switch.loaded.run(partial(collect, task) for task in tasks), strict=True)
+        self._intact = list(found)
         self.weights = np.concatenate([weights for _, weights, _ in found])
         self.settings = self._means(sums)
         few = (
@@ -284,21 +289,22 @@ class Folds(Task):
     @contextmanager
     def treated(self, plan: Plan, treatment: ModeTreatment) -> Iterator[int]:
         """Inside, all parts are read under a treatment of `plan`."""
-        self._now = plan, treatment
+        before = _now.set((plan, treatment))  # of this condition: others may be measured at the same time
         try:
             yield 0
         finally:
-            self._now = None
+            _now.reset(before)
 
     def per_text(self) -> tuple[np.ndarray, np.ndarray]:
         """(values [text], weights [text]) of all parts."""
-        if self._now is None:
-            self._last = self._intact
-        else:
-            (plan, treatment), self._last = self._now, []
-            for task, settings in zip(self.tasks, self.settings, strict=True):
-                with treatment.of(replace(self.switch, settings=settings)).off(plan):
-                    self._last.append((*task.per_text(), task.also()))
+
+        def treat(plan: Plan, treatment: ModeTreatment, task: Task, settings: EditSettings) -> _Part:
+            with treatment.of(replace(self.switch, settings=settings)).off(plan):
+                return *task.per_text(), task.also()
+
+        parts = zip(self.tasks, self.settings, strict=True)
+        now = _now.get()
+        self._last = self.loaded.run(partial(treat, *now, *part) for part in parts) if now else self._intact
         return np.concatenate([values for values, *_ in self._last]), self.weights
 
     def also(self) -> dict[str, float]:

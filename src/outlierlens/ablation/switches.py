@@ -27,7 +27,7 @@ import numpy as np
 import outlierlens.architectures as arch
 from outlierlens.architectures import BoundStack, Param
 from outlierlens.errors import BadInput, near
-from outlierlens.models.changes import SettableParameters, temporary
+from outlierlens.models.changes import BY_BLOCK, OfPass, SettableParameters, temporary
 from outlierlens.models.hooks import EMBEDDINGS, edited, tapped, valid_tokens
 from outlierlens.models.load import LoadedModel, config_dict, stream_width
 from outlierlens.view.section import runs
@@ -306,6 +306,10 @@ def edited_hidden(
     if settings.tokens not in EDIT_TOKENS:
         raise BadInput(f"unknown tokens {settings.tokens!r}; they are {', '.join(EDIT_TOKENS)}")
     module, bound = _resolve(model, stack)
+    if mode == "resample" and hasattr(module, BY_BLOCK):
+        raise BadInput(
+            "resample draws pass by pass, so it needs the model whole; load it without by_block (--by-block)"
+        )
     plan = plan_dims(bound, stream_width(module, bound), dims, layers)
     change = _WeightChange(mode, settings, plan, bound)
     at = {layer: torch.tensor(off) for layer, off in plan.items()}
@@ -337,7 +341,9 @@ class _WeightChange:
         self._generator = torch.Generator().manual_seed(settings.seed)
         self._plan, self._first = plan, min(plan)
         self._goes_on = bound.stack.norm_site != "stream" and not bound.reads
-        self._carried: dict[int, Tensor] = {}  # [batch, token] by dimension: what this pass's edits added so far
+        self._carried: OfPass[dict[int, Tensor]] = OfPass(
+            dict
+        )  # [batch, token] by dimension: what the pass's edits added
         self._tables: dict[int, Tensor] = {}  # [position + 1, dim that is off]; of "mean" one row for all positions
         if mode not in ("mean", "position mean"):
             return
@@ -376,13 +382,13 @@ class _WeightChange:
         import torch
 
         if layer == self._first:
-            self._carried.clear()
+            self._carried().clear()
         none = torch.zeros_like(old[..., 0])
-        carried = torch.stack([self._carried.get(dim, none) for dim in self._plan[layer]], dim=-1)
+        carried = torch.stack([self._carried().get(dim, none) for dim in self._plan[layer]], dim=-1)
         written = old - carried
         if self._goes_on:
             added = (self.settings.factor - 1) * written * here[..., None]
-            self._carried |= {dim: added[..., i] for i, dim in enumerate(self._plan[layer])}
+            self._carried().update({dim: added[..., i] for i, dim in enumerate(self._plan[layer])})
         return self.settings.factor * written
 
 
@@ -508,7 +514,7 @@ def _switch_off(module: "nn.Module", targets: list[tuple[Param, tuple[int, ...]]
     for param, dims in targets:
         live = settable.parameters[param.name]
         axis = param.axis % live.ndim
-        index = torch.tensor(dims, device=live.device)
+        index = torch.tensor(dims)
         settable.set_values(param.name, (*[slice(None)] * axis, index), param.off)
         key = (id(live), axis)
         touched.setdefault(key, set()).update(dims)

@@ -451,9 +451,8 @@ def ablate(
     named = found_dims(loaded, stack, texts, dims, options.task, find=options.find)
     plan = plan_dims(stack, stream_width(loaded.model, stack), named.dims if dims == FIND else dims, options.layers)
     alone: list[Plan] = [{layer: (dim,) for layer, off in plan.items() if dim in off} for dim in dims_of(plan)]
-    plans = [plan, *(alone if options.each and len(alone) > 1 else [])]
-    measure = _several if options.several else _single
-    return measure(_Work(loaded, texts, stack, plans, options, named), progress, rows)
+    work = _Work(loaded, texts, stack, [plan, *(alone if options.each and len(alone) > 1 else [])], options, named)
+    return (_several if options.several else _single)(work, progress, rows)
 
 
 def run(session: "Session", command: Command) -> Ablation | Predictions:
@@ -475,6 +474,7 @@ def run(session: "Session", command: Command) -> Ablation | Predictions:
     texts = reading.read(offline=session.load.offline)
     if command.save:
         check_save(command.save, *options.modes)
+        session.loaded.need_whole("--save")
     found = ablate(session.loaded, texts, command.dims, options, progress=session.progress, rows=session.kept)
     if command.save:
         session.then = partial(_save, session, command.save, command.options, found)

@@ -125,7 +125,7 @@ class EditDamage(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Edit(Row):
+class AttackEdit(Row):
     """One value that is changed."""
 
     kind: str
@@ -167,7 +167,7 @@ class Attack(Finding):
 
     points: tuple[EditDamage, ...]
     """Edits: Of values that a fingerprint holds; verify is asked of each edit alone."""
-    edits: tuple[Edit, ...]
+    edits: tuple[AttackEdit, ...]
     """(Edited values)"""
     budget: int
     factor: float
@@ -233,6 +233,7 @@ def attack(
     Raises:
         BadInput: too few texts, no language head, no value of a kind to change, or weights that cannot be edited.
     """
+    loaded.need_whole("an attack, which searches by gradients,")
     options = options or AttackOptions()
     if len(texts) < options.n_search + 1:
         raise BadInput(
@@ -308,7 +309,7 @@ class Watch:
 
 def _measured(
     study: Study, search: attack_edits.EditSearch, watch: Watch, kind: str
-) -> tuple[list[EditDamage], list[Edit]]:
+) -> tuple[list[EditDamage], list[AttackEdit]]:
     """What edits of a kind do at each budget, and what they are; the whole budget beside random edits, and verified."""
     options, values, budgets = search.options, watch.values, search.options.budgets
 
@@ -345,13 +346,13 @@ def _measured(
 
 def _edits(
     search: attack_edits.EditSearch, moves: Moves, budget: int, which: Sequence[int], caught: Sequence[bool | None]
-) -> Iterator[Edit]:
+) -> Iterator[AttackEdit]:
     values = search.values
     for number, (move, seen) in enumerate(zip(which, caught, strict=True)):
         for place, after in moves.places(move).items():
             tensor, dim, bit = values.names[values.tensor[place]], int(values.dim[place]), int(moves.bit[move])
             index = np.unravel_index(int(values.flat[place]), tuple(search.parameters[tensor].shape))
-            yield Edit(
+            yield AttackEdit(
                 kind=moves.kind, budget=budget, move=number, tensor=tensor, index=tuple(map(int, index)),
                 dim=None if dim < 0 else dim, before=float(values.before[place]), after=after,
                 bit=None if bit < 0 else bit, caught=seen,

@@ -45,7 +45,7 @@ from outlierlens.results.row_store import Keep, kept_rows
 from outlierlens.results.rows import UNKNOWN, Draws, Estimate, More, Quiet, Row
 from outlierlens.statistics.bootstrap import finite_quantiles, percentile_interval
 from outlierlens.statistics.ranks import rank_among, rank_p
-from outlierlens.vectors.read import stack_of, tokenise
+from outlierlens.vectors.read import IN_MEMORY, stack_of, tokenise
 from outlierlens.view.pictures import Lines
 from outlierlens.view.section import Change, Count, P, Rows, number, these
 
@@ -378,7 +378,9 @@ def attention(
         def read(name: str, dims: tuple[int, ...]) -> dict[str, Any]:
             return reading.measure(switch, dims, name).figures(named.dims, control or others)
 
-        intact, off, *random = (kept(name, partial(read, name, dims)) for name, dims in passes.items())
+        calls = [partial(kept, name, partial(read, name, dims)) for name, dims in passes.items()]
+        states = len(passes) * int(lengths.sum()) * stack.n_layers * width * 4
+        intact, off, *random = loaded.run(calls) if states <= IN_MEMORY else (call() for call in calls)
     n_tokens, every = intact["n_keys"]["all"], np.array(intact["r"])
     overall, correlations = _correlations(intact, every, named.dims, off, random)
     return Attention(

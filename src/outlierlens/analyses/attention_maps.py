@@ -15,6 +15,7 @@ import math
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
@@ -24,10 +25,10 @@ import numpy as np
 
 from outlierlens.ablation.modes import Switch
 from outlierlens.architectures import BoundStack
+from outlierlens.data.texts import Batch
 from outlierlens.data.token_texts import token_words
 from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.models.attention_maps import tapped_attention
-from outlierlens.models.devices import memory_kept
 from outlierlens.models.load import LoadedModel
 from outlierlens.models.passes import Progress
 from outlierlens.statistics.bootstrap import percentile_interval, poisson_weights
@@ -428,20 +429,23 @@ class KeyPass:
             raise BadInput("there is no token in these texts, so there is no attention")
         layers = tuple(range(self.stack.n_layers))
         read = ReadOptions(batch_size=self.batch_size, stack=self.stack.name, layers=layers)
-        maps: dict[int, MapSums] = {}
-        lengths: list[int] = []
 
-        def look(layer: int, weights: "Tensor", visible: "Tensor | None") -> None:
-            maps[layer] = read_maps(weights, lengths, visible, with_padded=self.paper_compat)
+        @contextmanager
+        def watched(batch: Batch) -> Iterator[dict[int, MapSums]]:
+            maps: dict[int, MapSums] = {}
+            lengths = self.lengths[list(batch.texts)].tolist()
 
-        with memory_kept(), tapped_attention(self.loaded, self.stack, look):
-            groups, size, done = self.tokens.apart(order), self.batch_size, 0
-            for chunk in (some[start : start + size] for some in groups for start in range(0, len(some), size)):
-                lengths[:] = self.lengths[chunk].tolist()
-                for batch in token_batches(self.loaded, self.tokens, read, order=chunk):
-                    yield batch, maps
-                maps.clear()
-                done += len(chunk)
+            def look(layer: int, weights: "Tensor", visible: "Tensor | None") -> None:
+                maps[layer] = read_maps(weights, lengths, visible, with_padded=self.paper_compat)
+
+            with tapped_attention(self.loaded, self.stack, look):
+                yield maps
+
+        done = 0
+        for some in self.tokens.apart(order):
+            for batch in token_batches(self.loaded, self.tokens, read, order=some, inside=watched):
+                yield batch, batch.inside
+                done += len(batch.texts)
                 if self.progress:
                     self.progress(label, done, len(order))
 

@@ -402,6 +402,7 @@ def definitions(
     Raises:
         BadInput: no such stream or MLP axis, texts that the model cannot read, a state that is not finite, or too few tokens.
     """
+    loaded.need_whole("a comparison of definitions, which looks into weights and for super weights,")
     options = options or DefinitionOptions()
     if isinstance(texts, Texts) and not is_mlp(options.stack):
         stack = text_stack(loaded, options.stack)

@@ -106,7 +106,7 @@ class CheapPass:
         self.loaded, self.task, self.recipe, self.places, self.bound = loaded, task, recipe, places, stack
         self.differentiates = task.is_loss and not stack.stack.token_first
         self.found: dict[Entry, CheapCost] = {}
-        self.masks: list[Tensor] = []
+        self.masks: Sequence[Tensor] = ()
         self.reads: dict[str, Tensor] = {}
         self.calls: list[tuple[Tensor, dict[Entry, Tensor]]] = []
 

@@ -413,6 +413,7 @@ class _Interventions:
         """Rows of one kind of input: intact and under each intervention; and the changes."""
         task, options = study.task, self.options
         assert isinstance(task, TalliedLoss)
+        assert study.intact
         intact = task.tally.details()  # of the pass that the study began with
 
         def conditions(off: str) -> Iterator[Condition]:

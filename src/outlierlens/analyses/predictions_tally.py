@@ -16,7 +16,7 @@ texts, and intervals of what they decide leave out those groups in turn.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -325,12 +325,16 @@ class TalliedLoss(LanguageModelLoss):
         """(mean nats [text], predicted tokens [text]) of the model as it is now; `tally` is of the same passes."""
         import torch
 
-        self.tally = PredictionTally(self.unigram, self.loaded.device, n_texts=self.n_texts)
+        tally = PredictionTally(self.unigram, self.loaded.device, n_texts=self.n_texts)
+
+        def read(feed: PredictionRows) -> None:
+            text = np.array(feed.slots)[feed.positions[0].cpu().numpy()]
+            for rows, logits in self._logits(feed):
+                tally.add(logits, feed.targets[rows], text[rows])
+
         with torch.inference_mode():
-            for feed in self._passes:
-                text = np.array(feed.slots)[feed.positions[0].cpu().numpy()]
-                for rows, logits in self._logits(feed):
-                    self.tally.add(logits, feed.targets[rows], text[rows])
+            self.loaded.run(partial(read, feed) for feed in self._passes)
+        self.tally = tally
         n, nats = (self.tally.sums[:, SUMS.index(name)] for name in ("n", "surprisal"))
         return nats / n, self.weights
 
@@ -355,10 +359,11 @@ class TalliedLoss(LanguageModelLoss):
             with head_only_at(model, feed.positions):
                 states = whole = self._run(feed).logits
         size = max(1, LOGIT_BYTES // (4 * len(head.weight)))
-        for start in range(0, len(states), size):
-            part = slice(start, min(len(states), start + size))
-            logits = functional.linear(states[part], head.weight, head.bias) if whole is None else whole[part]
-            yield part, logits.float()
+        with self.loaded.weights_of(head):
+            for start in range(0, len(states), size):
+                part = slice(start, min(len(states), start + size))
+                logits = functional.linear(states[part], head.weight, head.bias) if whole is None else whole[part]
+                yield part, logits.float()
 
     def reads_last_hidden(self) -> bool:
         """Whether what is multiplied with the vocabulary matrix is the last hidden state itself, tried on one text."""

@@ -449,6 +449,7 @@ def prune_test(
     Raises:
         BadInput: no outlier to force the budget onto, unknown positions, or no usable text.
     """
+    loaded.need_whole("pruning by size")
     options = reaching(loaded, texts, options or PruneTestOptions())
     reading = replace(options.task, seed=options.seed)
     task, stack = make_task(loaded, texts, reading), loaded.stack(options.stack)

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -333,12 +334,14 @@ def quantize(
     model = RoundingSettings(loaded, texts, options, calibration or texts)
     with Study(loaded, model.task, texts, model.identity, rows=rows, progress=progress) as study:
         recipe = next((one for one in options.schemes if one.inputs is not None), options.schemes[0])
+        conditions = {recipe.name: model.conditions(recipe) for recipe in options.schemes}
         study.announce(
-            [one.name for recipe in options.schemes for one in model.conditions(recipe)],
+            [one.name for some in conditions.values() for one in some],
             share=1 + model.noise.n * model.noise.n_texts / model.task.n_texts,
             inside=partial(rounded, loaded, recipe, stack=model.stack.name, places=model.places),
         )
-        done = {recipe.name: study.measure(model.conditions(recipe)) for recipe in options.schemes}
+        measured = iter(study.measure([one for some in conditions.values() for one in some]))
+        done = {scheme: list(islice(measured, len(some))) for scheme, some in conditions.items()}
     schemes = [_settings(study, model.noise.n_texts, scheme, one) for scheme, one in done.items()]
     intact = _setting(study, model.noise.n_texts, study.intact, "none/none")
     blocks = tuple(row for scheme, one in done.items() for row in _blocks(model, scheme, one))

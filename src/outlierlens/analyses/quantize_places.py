@@ -14,15 +14,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from outlierlens.architectures import BoundStack, refuse_packed, refuse_sharded
-from outlierlens.data.texts import Data
+from outlierlens.architectures.live import in_memory
+from outlierlens.data.texts import Batch, Data
 from outlierlens.errors import BadInput
 from outlierlens.models.changes import hang, temporary
 from outlierlens.models.hooks import refuse_compiled
 from outlierlens.models.load import LoadedModel, stream_width
-from outlierlens.models.passes import reading_of
+from outlierlens.models.passes import read_together, reading_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -55,6 +56,11 @@ class LinearPlace:
         stored: Any = self.module.weight
         return stored.detach().T if self.transposed else stored.detach()
 
+    def values(self) -> "Tensor":
+        """`weight`, read where the model is read block by block."""
+        stored: Any = in_memory(cast("Tensor", self.module.weight))
+        return stored.detach().T if self.transposed else stored.detach()
+
     def bias(self) -> "Tensor | None":
         """The live bias [out], or None."""
         found: Any = getattr(self.module, "bias", None)
@@ -82,8 +88,8 @@ def find_places(loaded: LoadedModel, stack: str | None = None) -> tuple[LinearPl
             continue
         seen.add(id(module))
         weight: Any = module.weight
-        if weight.is_meta or not weight.is_floating_point():
-            what = "not loaded (meta device)" if weight.is_meta else f"of type {weight.dtype}"
+        if weight.device.type == "meta" or not weight.is_floating_point():
+            what = "not loaded (meta device)" if weight.device.type == "meta" else f"of type {weight.dtype}"
             raise BadInput(f"{name}.weight is {what} and cannot be rounded; load the model unquantized, on one device")
         transposed = kind == "conv1d"
         n_inputs = weight.shape[0 if transposed else 1]
@@ -195,18 +201,18 @@ def calibrate(
 
     bound, reading = loaded.stack(stack), reading_of(loaded, texts, max_length)
     largest: dict[str, Tensor] = {}
-    valid: list[Tensor] = []
 
-    def look(place: LinearPlace, reads: "Tensor") -> None:
-        states, mask = by_text(reads, valid, bound)
+    def look(valid: "Tensor", place: LinearPlace, reads: "Tensor") -> None:
+        states, mask = by_text(reads, [valid], bound)
         size = states.abs() if mask is None else states.abs().masked_fill(~mask[..., None], 0.0)
         top, before = size.flatten(0, 1).amax(0).float(), largest.get(place.name)
         largest[place.name] = top if before is None else torch.maximum(before, top)
 
-    with looked_at(loaded, places, look):
-        for batch in reading.batches(texts, batch_size=batch_size):
-            valid[:] = [batch.valid]
+    def read(batch: Batch) -> None:
+        with looked_at(loaded, places, partial(look, batch.valid)):
             reading(batch)
+
+    read_together(loaded, read, reading.batches(texts, batch_size=batch_size))
     return Calibration(largest, _shared(loaded, places, texts))
 
 
@@ -240,7 +246,7 @@ def smooth_factors(places: Sequence[LinearPlace], seen: Calibration, alpha: floa
         mine = [readers[name] for name in group if name in readers]
         if not mine or any(place.name in factors for place in mine):
             continue
-        weights = torch.stack([place.weight().float().abs().amax(0) for place in mine]).amax(0).clamp(min=LEAST)
+        weights = torch.stack([place.values().float().abs().amax(0) for place in mine]).amax(0).clamp(min=LEAST)
         reads = torch.stack([seen.largest[place.name] for place in mine]).amax(0)
         scale = (reads**alpha / weights ** (1 - alpha)).clamp(min=LEAST)
         factors |= {place.name: scale for place in mine}

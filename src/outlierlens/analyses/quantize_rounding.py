@@ -20,6 +20,7 @@ arithmetic too is one and the same for all texts, and what texts share (a first 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -127,7 +128,7 @@ class Rounding:
         model: "nn.Module",
         places: Sequence[LinearPlace],
         how: tuple[SchemePair, Keeping],
-        running: tuple[BoundStack, list["Tensor"]],
+        running: tuple[BoundStack, Sequence["Tensor"]],
     ):
         self.model, self.running = model, running
         self.recipe, self.keeping = how
@@ -174,7 +175,7 @@ class Rounding:
     @property
     def n_weights(self) -> int:
         """Weights in them."""
-        return sum(one.place.weight().numel() for one in self.linears.values())
+        return sum(one.n_weights for one in self.linears.values())
 
     @property
     def weights_kept(self) -> int:
@@ -209,11 +210,13 @@ class RoundedLinear:
         recipe: SchemePair,
         keeping: Keeping,
         kept: KeptLinear,
-        running: tuple[BoundStack, list["Tensor"]],
+        running: tuple[BoundStack, Sequence["Tensor"]],
     ):
         import torch
+        from torch.utils.weak import WeakIdKeyDictionary
 
         self.place, self.recipe, self.keeping = place, recipe, keeping
+        self.n_weights = place.weight().numel()
         self.bound, self.masks = running
         self.as_is = torch._C.DisableTorchFunction  # else `fast_products` asks at every function
         weight = place.weight()
@@ -233,21 +236,25 @@ class RoundedLinear:
         # Rows that stay are only rounded by what they are multiplied with.
         self.edits_inputs = recipe.inputs is not None or self.factor is not None
         self.edits_outputs = recipe.inputs is not None and (bool(self.rows) or keeping.threshold is not None)
-        # Weights before rounding, where outputs need them: with a threshold all, else the rows that stay.
-        self.exact: Tensor | None = None
+        # Weights before rounding by parameter, where outputs need them: with a threshold all, else the rows that stay.
+        self.exact: Any = WeakIdKeyDictionary()
         self._seen: Tensor | None = None  # [text, token, in], the inputs before rounding
         self._large: Tensor | None = None  # bool [text, 1, in], inputs over the threshold
 
     def set_weights(self, settable: SettableParameters) -> None:
         """Put rounded weights in place of the linear's own."""
-        live = self.place.weight()
+        if self.factor is not None or self.edits_outputs or self.recipe.weights is not None:
+            settable.set_values(f"{self.place.name}.weight", ..., self._rounded)
+
+    def _rounded(self, parameter: "Tensor") -> "Tensor":
+        """What takes the place of the parameter."""
+        live = parameter.T if self.place.transposed else parameter
         exact = live if self.factor is None else live * self.factor.to(live)
         if self.edits_outputs:
-            self.exact = exact.clone() if self.keeping.threshold is not None else exact[self.rows]
+            self.exact[parameter] = exact.clone() if self.keeping.threshold is not None else exact[self.rows]
         if self.recipe.weights is not None:
             exact = fake_quantize(exact, self.recipe.weights, exempt=self.exempt)
-        if exact is not live:
-            settable.set_values(f"{self.place.name}.weight", ..., exact.T if self.place.transposed else exact)
+        return exact.T if self.place.transposed else exact
 
     def enter(self, _: "nn.Module", args: tuple[Any, ...]) -> tuple[Any, ...]:
         """What the linear is given in place of `args`."""
@@ -282,9 +289,8 @@ class RoundedLinear:
         from torch.nn import functional
 
         assert self._seen is not None
-        assert self.exact is not None
         seen, large, self._seen, self._large = self._seen, self._large, None, None
-        exact, rows, bias = self.exact, self.rows, self.place.bias()
+        exact, rows, bias = self.exact[self.place.module.weight], self.rows, self.place.bias()
         if large is not None:
             columns = large.any(0)[0].nonzero()[:, 0]  # that stay in any of the texts
             lost = exact[:, columns] - self.place.weight()[:, columns]
@@ -314,7 +320,7 @@ class NoiseDraws:
 
     def repeats(self) -> list[np.ndarray]:
         """The values [text] of each draw, of the model as it is now."""
-        return [self._run(draw) for draw in range(self.n)]
+        return self.loaded.run(partial(self._run, draw) for draw in range(self.n))
 
     def _run(self, draw: int) -> np.ndarray:
         with self.noisy(draw):

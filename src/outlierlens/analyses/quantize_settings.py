@@ -103,7 +103,7 @@ class RoundingSettings:
             Condition(
                 setting, f"{recipe.name}, {setting}", dict.fromkeys(layers, keeping.dims),
                 partial(rounded, self.loaded, recipe, keeping, stack=self.stack.name, places=self.places),
-                f"{recipe.name}, {setting} {i}", partial(self._inside, i in errors_of),
+                f"{recipe.name}, {setting} {i}", self._sizes, partial(self._inside, i in errors_of),
             )
             for i, (setting, keeping) in enumerate(found)
         ]  # fmt: skip
@@ -113,8 +113,11 @@ class RoundingSettings:
         return {
             "noisy": [one.tolist() for one in self.noise.repeats()],
             "errors": self.states.at_blocks().tolist() if with_errors else [],
-            "kept": model.kept, "n_linears": model.n_linears, "n_weights": model.n_weights,
         }  # fmt: skip
+
+    def _sizes(self, model: Rounding) -> dict[str, Any]:
+        """How much is rounded."""
+        return {"kept": model.kept, "n_linears": model.n_linears, "n_weights": model.n_weights}
 
     def _remarks(self) -> Iterator[str]:
         """What a reader of the numbers should know."""
@@ -143,14 +146,15 @@ class StateErrors:
                 f"stream {self.bound.name!r} needs inputs that {texts.plural} do not give; name another --stack"
             )
         self.batches: list[Batch] = list(self.reading.batches(texts, batch_size=batch_size))
-        self._intact = [self._states(batch) for batch in self.batches]  # [batch][layer][token, dim]
+        self._intact = loaded.run(partial(self._states, batch) for batch in self.batches)  # [batch][layer][token, dim]
         self.power = np.sum([[_power(states) for states in layers] for layers in self._intact], axis=0)
 
     def at_blocks(self) -> np.ndarray:
         """Σ (h' − h)² of the model as it is now, float64 [layer, dim]."""
         error = np.zeros_like(self.power)
-        for batch, intact in zip(self.batches, self._intact, strict=True):
-            for layer, (before, after) in enumerate(zip(intact, self._states(batch), strict=True)):
+        now = self.loaded.run(partial(self._states, batch) for batch in self.batches)
+        for states, intact in zip(now, self._intact, strict=True):
+            for layer, (before, after) in enumerate(zip(intact, states, strict=True)):
                 error[layer] += _power(after - before)
         return error
 

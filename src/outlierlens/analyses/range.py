@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from annotated_types import Ge
 
-from outlierlens.analyses.range_pass import BINS, CacheErrors, Key, Pass, TensorPeak, below, median_of
+from outlierlens.analyses.range_pass import BINS, CacheErrors, Key, RangePass, TensorPeak, below, median_of
 from outlierlens.architectures import NO_EXPERT
 from outlierlens.architectures.derived import gates
 from outlierlens.checkpoints import Checkpoint
 from outlierlens.data.texts import Data
 from outlierlens.detection.weights import opened
 from outlierlens.errors import BadInput
-from outlierlens.models.passes import Progress, in_windows, reading_of
+from outlierlens.models.passes import Progress, in_windows, read_together, reading_of
 from outlierlens.options import check
 from outlierlens.results.advice import Advice, about, fitted
 from outlierlens.results.document import Provenance
@@ -405,9 +405,9 @@ def range_of(
             "RangeOptions(weights=True) reads a checkpoint, not a loaded model; call weights_range(checkpoint)"
         )
     reading = reading_of(loaded, texts, options.max_length)
-    one = Pass(loaded, reading, options.every, CacheErrors() if options.cache else None)
-    for batch in in_windows(reading, texts, options.batch_size, progress, f"reading {reading.inputs}"):
-        one.consume(batch)
+    one = RangePass(loaded, reading, options.every, CacheErrors() if options.cache else None)
+    batches = in_windows(reading, texts, options.batch_size, progress, f"reading {reading.inputs}")
+    read_together(loaded, one.consume, batches)
     if not one.n_tokens:
         raise BadInput("the tokenizer made no token of these texts, so there is no range to measure")
     return Ranges(
@@ -426,7 +426,7 @@ def range_of(
     )  # fmt: skip
 
 
-def tensor_rows(one: Pass) -> tuple[TensorRange, ...]:
+def tensor_rows(one: RangePass) -> tuple[TensorRange, ...]:
     """What a pass found, by stream, kind and layer in order; () of nothing."""
     kept = dict[Key, TensorPeak]()
     for (stack, kind, layer), each in one.tally.found.items():
@@ -435,7 +435,7 @@ def tensor_rows(one: Pass) -> tuple[TensorRange, ...]:
     return _rows(one, kept)
 
 
-def expert_rows(one: Pass) -> tuple[TensorRange, ...]:
+def expert_rows(one: RangePass) -> tuple[TensorRange, ...]:
     """What it found of what the last linear of each expert reads and gives."""
     kept = {
         key: each for key, each in one.tally.found.items() if ":" in key[2] and key[1] in ("MLP inner", "MLP output")
@@ -443,7 +443,7 @@ def expert_rows(one: Pass) -> tuple[TensorRange, ...]:
     return _rows(one, kept)
 
 
-def _rows(one: Pass, kept: Mapping[Key, TensorPeak]) -> tuple[TensorRange, ...]:
+def _rows(one: RangePass, kept: Mapping[Key, TensorPeak]) -> tuple[TensorRange, ...]:
     streams, found = [stack.name for stack in one.reading.stacks], []
     for (stack, kind, layer), each in kept.items():
         counts = np.zeros(BINS, int) if each.counts is None else each.counts.cpu().numpy()
@@ -462,7 +462,7 @@ def _rows(one: Pass, kept: Mapping[Key, TensorPeak]) -> tuple[TensorRange, ...]:
     return tuple(found)
 
 
-def _unseen(one: Pass) -> tuple[str, ...]:
+def _unseen(one: RangePass) -> tuple[str, ...]:
     """Notes of kinds that the model has no module for."""
     seen = {(stack, kind) for stack, kind, _ in one.tally.found}
     return tuple(

@@ -8,6 +8,7 @@ The architecture's row names the linears that write to the stream and the norms.
 attention where their path says so ("self_attn", "attention"), else to its MLP.
 """
 
+import copy
 import math
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
@@ -316,7 +317,7 @@ class _StreamInPass:
 
 
 @dataclass
-class Pass:
+class RangePass:
     """One reading of all texts.
 
     Attributes:
@@ -343,6 +344,13 @@ class Pass:
 
     def consume(self, batch: Batch) -> None:
         """Run the model on a batch and take all its tensors."""
+        mine = copy.copy(self)  # where the pass stands is its own: others may run meanwhile
+        mine.tally, mine.running = RangeTally(self.every, self.tally.found), [copy.copy(one) for one in self.running]
+        mine._read(batch)
+        mine.tally, mine.running = self.tally, []  # a mode of torch's holds `mine` until the collector comes
+        self.n_tokens += int(batch.valid.sum())
+
+    def _read(self, batch: Batch) -> None:
         import torch
 
         self.tally.begin(self.reading.sides(batch), batch.texts)
@@ -365,7 +373,6 @@ class Pass:
             else:
                 self.reading(batch)
         self.tally.end()
-        self.n_tokens += int(batch.valid.sum())
 
     def _stream(self, stack: BoundStack, layer: int, states: Any) -> None:
         one = next(one for one in self.running if one.stack is stack)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from outlierlens.analyses.quantize_rounding import rounded
 from outlierlens.analyses.quantize_schemes import parse
 from outlierlens.analyses.range import FORMATS, TensorRange, tensor_rows
-from outlierlens.analyses.range_pass import Pass
+from outlierlens.analyses.range_pass import RangePass
 from outlierlens.architectures import live_parameters
 from outlierlens.architectures.pairs import KINDS, BlockPairs, Kind, Pair, Peaks
 from outlierlens.data.media.items import Items
@@ -36,7 +36,12 @@ if TYPE_CHECKING:
 LIMITS = {fit: FORMATS[form][0] for fit, form in (("fp16", "fp16"), ("bf16", "bf16"), ("fp8", "e4m3"))}
 WHOLE = {"fp16": "float16", "bf16": "bfloat16"}
 N_RANDOM, RANDOM_LENGTH = 2, 32  # rows of random tokens, and their length
-OUTPUTS = ("logits", "last_hidden_state")
+OUTPUTS = (
+    "logits",
+    "image_embeds",
+    "pooler_output",
+    "last_hidden_state",
+)  # the first that a model gives is what it is for
 Arguments = Sequence[dict[str, Any]]  # of the model, for each batch
 ON_STREAM = ("stream", "stream after attention", "attention output", "MLP output")
 
@@ -181,7 +186,7 @@ def check_of(loaded: LoadedModel, data: Data, *, max_length: int, seed: int) -> 
 
 
 def outputs(model: Any, arguments: Arguments) -> "list[Tensor]":
-    """What the model gives for each batch: its logits, or its last hidden state where it has no head."""
+    """What the model gives for each batch: its logits; without a head an embedding of it, or the last hidden state."""
     import torch
 
     weight, found = next(model.parameters()), []
@@ -190,14 +195,14 @@ def outputs(model: Any, arguments: Arguments) -> "list[Tensor]":
             tensors = {name: one for name, one in batch.items() if isinstance(one, torch.Tensor)}
             kinds = {name: weight.dtype if one.is_floating_point() else None for name, one in tensors.items()}
             out = model(**{name: one.to(weight.device, kinds[name]) for name, one in tensors.items()})
-            found.append(next(out[name] for name in OUTPUTS if name in out).float().cpu())
+            found.append(next(out[name] for name in OUTPUTS if out.get(name) is not None).float().cpu())
     return found
 
 
 def sizes_of(loaded: LoadedModel, check: CheckData, reading: Reading | None = None) -> Sizes:
     """How large the tensors of a model get on a check; raises BadInput where hidden states are not finite."""
     pairs, reading = tuple(pairs_of(loaded)), reading or reading_of(loaded, check.data, check.max_length)
-    one = Pass(loaded, reading, watched={sight[:2] for pair in pairs for sight in (*pair.seen, *pair.inverse)})
+    one = RangePass(loaded, reading, watched={sight[:2] for pair in pairs for sight in (*pair.seen, *pair.inverse)})
     for batch in check.batches:
         one.consume(batch)
     sizes = Sizes(tensor_rows(one), one.peaks, pairs)

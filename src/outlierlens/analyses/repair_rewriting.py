@@ -246,6 +246,8 @@ def stream_plan(loaded: LoadedModel, exponent: int) -> RewritingPlan:
             )
         if bound.stack.fixed_scale:
             raise BadInput(f"{what}: {bound.stack.fixed_scale}; keep it in bfloat16 or float32")
+        if not bound.stack.final_norm:
+            raise BadInput(f"{what}: no norm follows its last block, so whatever reads the output would see the factor")
     found, modules, config = epsilons(loaded.model), dict(loaded.model.named_modules()), loaded.model.config
     known = {bound.prefix + bound.stack.final_norm for bound in loaded.stacks if bound.stack.final_norm}
     known |= {f"{block}.{norm}" for one in loaded.stacks for block in one.blocks for norm in one.stack.reading_norms}

@@ -25,6 +25,7 @@ from outlierlens.analyses.trace_account import Account, TermEntry, account, fact
 from outlierlens.analyses.trace_passes import TokenAttention, carriers, groups, overview
 from outlierlens.analyses.trace_trials import Passes, Restoration, like, zeroed
 from outlierlens.architectures import NO_EXPERT, BoundStack, live_parameters
+from outlierlens.architectures.live import in_memory
 from outlierlens.data.texts import Batch, Data
 from outlierlens.detection.targets import check_dims
 from outlierlens.errors import BadInput
@@ -452,7 +453,7 @@ def _weights(
             n = int(np.argmax(np.cumsum(channels[order]) * np.sign(value) >= (1 - LEFT) * abs(value))) + 1
             chosen = [(float(channels[k]), entry.places[k]) for k in order[:n]]
         for share, place in chosen:
-            held = float(parameters[entry.parameter].detach()[place])
+            held = float(in_memory(parameters[entry.parameter]).detach()[place])
             yield Weight(
                 parameter=entry.parameter, layer=layer_name(entry.layer), place=place, value=held, share=share / lift
             )
@@ -473,7 +474,7 @@ def _row(loaded: LoadedModel, run: Callable[[Batch], None], batch: Batch, at: tu
 
     with edited_calls(loaded.model, {}, {module: keep}):
         run(batch)
-    weight = module.weight.detach()
+    weight = in_memory(module.weight).detach()
     # Some tables multiply their rows by a constant, so the direction tells.
     return int(((weight @ given[0]) / weight.norm(dim=1).clamp(min=1e-30)).argmax())
 
@@ -489,7 +490,7 @@ def _trials(
     random = [like(loaded, places, seed=options.seed + draw) for draw in range(options.n_random)]
     conditions = [
         Condition("zeroed", "weights at 0", {}, partial(zeroed, loaded, places), "zeroed"),
-        Condition("restored", "put back", {}, partial(back.put_back, task, places), "restored"),
+        Condition("restored", "put back", {}, partial(back.put_back, places), "restored"),
     ]
     conditions += [
         Condition("random", f"random weights {number}", {}, partial(zeroed, loaded, one), f"random {number}")
@@ -497,7 +498,8 @@ def _trials(
     ]
     identity = {"task": asdict(options.task), "stack": back.stack.name, "seed": options.seed, "dim": back.dim}
     with Study(loaded, cast(Task, task), texts, identity | {"weights": places}, rows=rows, progress=progress) as study:
-        task.around = None  # the dimension is recorded in the intact model
+        assert study.intact  # in which the dimension is recorded
+        task.around = None
         return tuple(map(study.row, study.measure(conditions)))
 
 

@@ -11,11 +11,12 @@ multiplies its experts and its shared expert by is told from its output. Sums ar
 experts one by one.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from outlierlens.errors import BadInput
 from outlierlens.models.experts import ExpertCall, tapped_experts, unreached
 from outlierlens.models.hooks import EMBEDDINGS, edited_calls, layer_name, tapped
 from outlierlens.models.load import LoadedModel
+from outlierlens.models.passes import read_together
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -145,10 +147,15 @@ def account(
     """
     refuse(loaded, stack)
     state = _RunningTerms(loaded, stack, dim)
-    for batch in batches:
-        state.shape, state.terms, state.fresh = ((len(batch.valid), batch.valid.shape[1]), [], 0)
-        with _watched(state, batch, weigh(batch)):
+
+    def read(batch: Batch) -> float:
+        mine = copy.copy(state)  # the pass has terms of its own, and adds to the sums of all
+        mine.shape, mine.terms, mine.fresh = ((len(batch.valid), batch.valid.shape[1]), [], 0)
+        with _watched(mine, batch, weigh(batch)):
             run(batch)
+        return mine.error
+
+    state.error = max(read_together(loaded, read, batches), default=0.0)
     entries = tuple(entry for key, sums in state.sums.items() for entry in _entries(key[0], *sums))
     layers = (EMBEDDINGS, *range(stack.n_layers))
     return Account(
@@ -185,14 +192,15 @@ def factor_notes(found: Account, stack: BoundStack) -> tuple[str, ...]:
 def refuse(loaded: LoadedModel, stack: BoundStack) -> None:
     """Raise BadInput where the row does not say which modules write."""
     what, live = f"{loaded.name}, stream {stack.name!r}", live_parameters(loaded.model)
-    bare = [
-        name for name in (*stack.stack.last_linear, *stack.stack.other_writes) if name.endswith("()")
-        and not all(one.name.endswith(".weight") or packs_experts(one, live[one.name].shape) for one in _params(stack, name))
-    ]  # fmt: skip
-    if bare:
-        raise BadInput(
-            f"{what}: {bare[0][:-2]} writes as a bare parameter, whose inputs cannot be seen; it has no account"
-        )
+    writers = {name: _params(stack, name) for name in (*stack.stack.last_linear, *stack.stack.other_writes)}
+    for name, weights in writers.items():
+        known = all(one.name.endswith(".weight") or packs_experts(one, live[one.name].shape) for one in weights)
+        if name.endswith("()") and not known:
+            raise BadInput(
+                f"{what}: {name[:-2]} writes as a bare parameter, whose inputs cannot be seen; it has no account"
+            )
+        if lone := [one.name for one in weights if one.name.endswith(".weight") and live[one.name].ndim < 2]:
+            raise BadInput(f"{what}: {lone[0]} multiplies one by one and is no linear; it has no account")
     if stack.reads:
         raise BadInput(f"{what} is an MLP axis; name a residual stream")
 
@@ -256,20 +264,20 @@ def _linear(state: _RunningTerms, block: str, name: str, *, neurons: bool) -> "C
     """Take what the linear `name` of a block reads as a term, and its bias as another."""
     parameters = live_parameters(state.loaded.model)
     path = f"{block}.{name}"
-    weight = parameters[f"{path}.weight"]
+    shape = parameters[f"{path}.weight"].shape
     axis = state.stack.stack.axes.get(f"{name}.weight", -1 if state.stack.stack.weight_is_in_by_out else -2)
-    row = weight.detach().select(axis, state.dim).double()
-    places = tuple((k, state.dim) if axis == -1 else (state.dim, k) for k in range(len(row)))
-    heads = 0 if neurons else n_heads(state.loaded, block, name, len(row))
-    bias = parameters.get(f"{path}.bias")
-    times = state.stack.stack.write_scales.get(name)
-    factor = (
-        float(parameters[f"{block}.{times}"].detach()[state.dim]) if times and f"{block}.{times}" in parameters else 1.0
-    )
+    n_inputs = shape[0] if axis == -1 else shape[1]
+    places = tuple((k, state.dim) if axis == -1 else (state.dim, k) for k in range(n_inputs))
+    heads = 0 if neurons else n_heads(state.loaded, block, name, n_inputs)
+    times = f"{block}.{state.stack.stack.write_scales.get(name, '')}"
 
     def take(read: "Tensor") -> None:
         import torch
 
+        there = state.loaded.model.get_submodule(path)  # whose weights are in memory now
+        row = cast("Tensor", there.weight).detach().select(axis, state.dim).double()
+        bias = cast("Tensor | None", getattr(there, "bias", None))
+        factor = float(state.loaded.model.get_parameter(times).detach()[state.dim]) if times in parameters else 1.0
         amount = read.detach().double().reshape(*state.shape, -1)
         scale = torch.full(state.shape, factor, dtype=torch.float64, device=amount.device)
         kind: Kind = "neuron" if neurons else "head"

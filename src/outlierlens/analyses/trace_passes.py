@@ -21,9 +21,10 @@ from outlierlens.data.texts import Batch
 from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.models.attention_maps import tapped_attention
 from outlierlens.models.changes import temporary
+from outlierlens.models.forward import check_padding
 from outlierlens.models.hooks import EMBEDDINGS, edited, tapped
 from outlierlens.models.load import LoadedModel
-from outlierlens.models.passes import Reading
+from outlierlens.models.passes import Reading, read_together
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,11 +37,12 @@ def overview(
     [layer + 1, dim], mean over tokens of each one's median |value| [layer + 1], tokens)."""
     largest: dict[int, np.ndarray] = {}
     sums: dict[int, list[Any]] = {}
-    n_tokens = n_others = 0
-    for batch in batches:
+
+    def read(batch: Batch) -> tuple[int, int]:
         rest = batch.valid & ~first_tokens(batch.valid)
 
-        def look(_: BoundStack, layer: int, states: "Tensor", batch: Batch = batch, rest: "Tensor" = rest) -> None:
+        def look(_: BoundStack, layer: int, states: "Tensor") -> None:
+            check_padding(stack, layer, states, batch.valid)
             kept = states[batch.valid].double()
             top = kept.abs().amax(0).cpu().numpy()
             largest[layer] = np.maximum(largest.get(layer, top), top)
@@ -50,7 +52,9 @@ def overview(
 
         with tapped(loaded.model, [stack], look):
             run(batch)
-        n_tokens, n_others = (n_tokens + int(batch.valid.sum()), n_others + int(rest.sum()))
+        return int(batch.valid.sum()), int(rest.sum())
+
+    n_tokens, n_others = map(sum, zip(*read_together(loaded, read, batches), strict=True))
     squares, medians, others = (np.stack([sums[layer][i] for layer in sorted(sums)]) for i in range(3))
     tops = np.stack([largest[layer] for layer in sorted(largest)])
     if not np.isfinite(tops).all():
@@ -67,14 +71,16 @@ def carriers(
     import torch
 
     values: dict[int, list[Tensor]] = {}  # by layer, of each batch [batch, token]; -1 where there is no token
-    for batch in batches:
 
-        def look(_: BoundStack, layer: int, states: "Tensor", batch: Batch = batch) -> None:
+    def read(batch: Batch) -> None:
+        def look(_: BoundStack, layer: int, states: "Tensor") -> None:
             size = states[..., dim].abs()
             values.setdefault(layer, []).append(torch.where(batch.valid, size, torch.full_like(size, -1.0)))
 
         with tapped(loaded.model, [stack], look):
             reading(batch)
+
+    read_together(loaded, read, batches)
     tops = {layer: max(float(one.max()) for one in of) for layer, of in values.items()}
     peak = max(tops, key=lambda layer: (tops[layer], -layer))
     places: dict[int, int] = {}
@@ -118,16 +124,19 @@ class TokenAttention:
         import torch
 
         rows: dict[int, list[np.ndarray]] = {}
-        for batch in self.batches:
-            tokens = torch.tensor([self.place[text] for text in batch.texts], device=batch.valid.device)
 
-            def look(_: BoundStack, layer: int, states: "Tensor", batch: Batch = batch, at: "Tensor" = tokens) -> None:
+        def read(batch: Batch) -> None:
+            at = torch.tensor([self.place[text] for text in batch.texts], device=batch.valid.device)
+
+            def look(_: BoundStack, layer: int, states: "Tensor") -> None:
                 there = states[torch.arange(len(at)), at][:, dims].double().cpu().numpy()
                 for text, values in zip(batch.texts, there, strict=True):
                     rows.setdefault(text, []).append(values)
 
             with tapped(self.loaded.model, [self.stack], look):
                 self.run(batch)
+
+        read_together(self.loaded, read, self.batches)
         return {text: np.stack(values) for text, values in rows.items()}
 
     def masses(
@@ -140,15 +149,13 @@ class TokenAttention:
         import torch
 
         rows: dict[int, list[np.ndarray]] = {}
-        for batch in self.batches:
-            tokens = torch.tensor([self.place[text] for text in batch.texts], device=batch.valid.device)
-            there = torch.zeros_like(batch.valid)
-            there[torch.arange(len(tokens)), tokens] = True
 
-            def look(
-                _: int, weights: "Tensor", visible: "Tensor | None", batch: Batch = batch, place: "Tensor" = tokens,
-                there: "Tensor" = there,
-            ) -> None:  # fmt: skip
+        def read(batch: Batch) -> None:
+            place = torch.tensor([self.place[text] for text in batch.texts], device=batch.valid.device)
+            there = torch.zeros_like(batch.valid)
+            there[torch.arange(len(place)), place] = True
+
+            def look(_: int, weights: "Tensor", visible: "Tensor | None") -> None:
                 n = len(place)
                 onto = weights[torch.arange(n), :, :, place].double()  # [batch, head, query]
                 asks = batch.valid & ~there  # [batch, query]
@@ -164,6 +171,8 @@ class TokenAttention:
                 change = set_to(self, dim, wanted, batch.valid & ~there if elsewhere else there)
             with tapped_attention(self.loaded, self.stack, look), change:
                 self.run(batch)
+
+        read_together(self.loaded, read, self.batches)
         return np.stack([np.stack(rows[text]) for text in sorted(rows)])
 
 

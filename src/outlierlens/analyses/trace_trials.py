@@ -3,17 +3,19 @@
 back = Restored(loaded, stack, dim, layers, peak)
 task = Passes(task, back.recording)               # a task; each of its passes runs inside what is given
 with zeroed(loaded, places): ...
-with back.put_back(task, places): ...
+with back.put_back(places): ...
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from outlierlens.architectures import BoundStack, live_parameters
+from outlierlens.architectures.live import in_memory
 from outlierlens.models.changes import SettableParameters, temporary
 from outlierlens.models.hooks import edited, tapped, valid_tokens
 from outlierlens.models.load import LoadedModel
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 
 NEAREST = 64  # weights of about the same size that a random one is drawn from
 Place = tuple[str, tuple[int, ...]]
+
+
+_around: "ContextVar[Callable[[int], AbstractContextManager[None]] | None]" = ContextVar("_around", default=None)
 
 
 class Passes:
@@ -38,7 +43,7 @@ class Passes:
 
     def per_text(self) -> tuple[np.ndarray, np.ndarray]:
         """(values [text], weights [text]) of the model as it is now."""
-        around = self.around
+        around = _around.get() or self.around
         inside = (lambda number, _: around(number)) if around else None
         return values_of(self.task, self.all, self.task.weights, inside), self.task.weights
 
@@ -59,7 +64,7 @@ def like(loaded: LoadedModel, places: Sequence[Place], *, seed: int) -> tuple[Pl
     parameters = live_parameters(loaded.model)
     taken = set(places)
     for name, at in places:
-        values = parameters[name].detach()
+        values = in_memory(parameters[name]).detach()
         n = min(values.numel(), NEAREST + len(taken))
         near = (values.abs() - abs(float(values[at]))).abs().flatten().topk(n, largest=False).indices.cpu().numpy()
         shape = tuple(values.shape)
@@ -97,14 +102,14 @@ class Restoration:
             yield
 
     @temporary
-    def put_back(self, task: Passes, places: Sequence[Place]) -> Iterator[int]:
-        """The weights are 0, and the dimension is put back in each pass of `task`; yields how many weights."""
+    def put_back(self, places: Sequence[Place]) -> Iterator[int]:
+        """The weights are 0, and the dimension is put back in each pass of a task; yields how many weights."""
         with zeroed(self.loaded, places) as n_set:
-            task.around = self._restored
+            before = _around.set(self._restored)  # of this condition: others may be measured at the same time
             try:
                 yield n_set
             finally:
-                task.around = None
+                _around.reset(before)
 
     @temporary
     def _restored(self, number: int) -> Iterator[None]:

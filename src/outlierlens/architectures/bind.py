@@ -424,7 +424,8 @@ class _Binder:
         if found and expected is not None and expected != len(found):
             raise BadFile(
                 f"stack {self.stack.name!r}: {pattern} is stored for {len(found)} experts but the config's "
-                f"{key} is {expected}; the checkpoint is incomplete or belongs to another config"
+                f"{key} is {expected}; the checkpoint is incomplete, numbers experts of several kinds in one row, or belongs "
+                f"to another config"
             )
         return found
 

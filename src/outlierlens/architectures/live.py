@@ -3,7 +3,7 @@
 bound = bind_live(stacks_of(config), model)
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from outlierlens.architectures.stack import Stack
 from outlierlens.errors import BadFile, BadInput, UnknownArchitecture
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 _SHARDING = {"FullyShardedDataParallel", "FSDPModule"}
 
@@ -20,6 +20,12 @@ _SHARDING = {"FullyShardedDataParallel", "FSDPModule"}
 def live_parameters(model: "nn.Module") -> dict[str, Any]:
     """{name: parameter} of a live model, every name of a shared parameter included."""
     return dict(model.named_parameters(remove_duplicate=False))
+
+
+def in_memory(parameter: "Tensor") -> "Tensor":
+    """A parameter with its values; of one that is away (`models.block_weights`) these, from its file."""
+    from_file: Callable[[], Tensor] = getattr(parameter, "from_file", lambda: parameter)
+    return from_file()
 
 
 def bind_live(stacks: tuple[Stack, ...], model: "nn.Module") -> list[BoundStack]:

@@ -14,12 +14,14 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 
+from outlierlens.checkpoints.ranges import GAP_BYTES, merge
 from outlierlens.errors import BadFile
 
 # No published model comes near these; a file that claims more is broken or hostile.
@@ -242,6 +244,25 @@ class PlacedCheckpoint(Checkpoint):
     def _parts(self, name: str, spans: Sequence[tuple[int, int]]) -> Iterator[np.ndarray]:
         """The bytes [first, end) of a tensor, of each of `spans`."""
 
+    @abstractmethod
+    def _file(self, name: str) -> tuple[str, Callable[[int, int], bytearray], TensorSpan]:
+        """The file that a tensor lies in, what reads bytes [first, end) of that, and the place there."""
+
+    def raw(self, names: Iterable[str]) -> Iterator[tuple[str, TensorInfo, memoryview]]:
+        """(name, declaration, bytes as they are stored) of tensors; those that lie together in a file are read at once."""
+        files: dict[str, tuple[Callable[[int, int], bytearray], dict[str, TensorSpan]]] = {}
+        for name in names:
+            where, read, place = self._file(name)
+            files.setdefault(where, (read, {}))[1][name] = place
+        for read, placed in files.values():
+            spans = [(place.start, place.end, name) for name, place in placed.items()]
+            yield from ((name, placed[name].info, memoryview(b"")) for start, end, name in spans if start == end)
+            for run in merge(spans, longest=sum(end - start for start, end, _ in spans) + len(spans) * GAP_BYTES):
+                body = memoryview(read(run.start, run.end))
+                for name in run.names:
+                    place = placed[name]
+                    yield name, place.info, body[place.start - run.start : place.end - run.start]
+
     def _values(self, name: str, raw: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         where, place = self._place(name)
         return widen(raw, place.info.dtype, shape, where)
@@ -279,16 +300,31 @@ class LocalCheckpoint(PlacedCheckpoint):
         path, place = self._files[name]
         return f"{path}: {name}", place
 
+    def _file(self, name: str) -> tuple[str, Callable[[int, int], bytearray], TensorSpan]:
+        path, place = self._files[name]
+        return str(path), partial(self._span, path), place
+
+    def _span(self, path: Path, first: int, end: int) -> bytearray:
+        with path.open("rb") as file:
+            return self._taken(file, f"{path}", first, end)
+
     def _parts(self, name: str, spans: Sequence[tuple[int, int]]) -> Iterator[np.ndarray]:
         path, place = self._files[name]
         with path.open("rb") as file:  # a map would stay in memory page by page
             for first, end in spans:
-                file.seek(place.start + first)
-                raw = file.read(end - first)
-                if len(raw) != end - first:
-                    raise BadFile(f"{path}: {name}: the file became shorter while it was read; fetch it again")
-                self.bytes_read += len(raw)
-                yield np.frombuffer(raw, np.uint8)
+                yield np.frombuffer(
+                    self._taken(file, f"{path}: {name}", place.start + first, place.start + end), np.uint8
+                )
+
+    def _taken(self, file: BinaryIO, what: str, first: int, end: int) -> bytearray:
+        raw, at = bytearray(end - first), 0
+        file.seek(first)
+        while at < len(raw):  # one read gives 2 GiB at most
+            if not (n := file.readinto(memoryview(raw)[at:])):  # type: ignore[attr-defined]
+                raise BadFile(f"{what}: the file became shorter while it was read; fetch it again")
+            at += n
+        self.bytes_read += len(raw)
+        return raw
 
 
 def load_config(path: Path) -> dict[str, Any]:

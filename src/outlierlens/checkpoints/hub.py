@@ -370,6 +370,10 @@ class HubCheckpoint(PlacedCheckpoint):
             raise BadFile(f"{shard.where}: this shard is named by the index but missing; choose another --revision")
         return shard
 
+    def _file(self, name: str) -> tuple[str, Callable[[int, int], bytearray], TensorSpan]:
+        place, shard = self._place(name)[1], self._shards[self._shard_of[name]]
+        return shard.where, shard.file.read, place
+
     def _place(self, name: str) -> tuple[str, TensorSpan]:
         info, shard = self.tensors[name], self._shards[self._shard_of[name]]
         if info.dtype not in ITEM_BYTES:  # before anything of it is asked for

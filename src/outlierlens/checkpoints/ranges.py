@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -33,6 +33,8 @@ MAX_PEEK = 65_536  # body bytes of a redirect or an error that are read to keep 
 WAITS = (0.5, 1.0, 2.0, 4.0)  # seconds before each retry
 SLOW = 1000, 30.0  # bytes a second on average, after so many seconds: a slower body is given up
 LONGEST_WAIT = 300.0  # seconds that a server may ask for; the hub counts requests over five minutes
+
+GAINED = 65_536  # bytes of a range after which a broken connection is a new one, however often that happens
 
 _BUSY = (408, 429, 500, 502, 503, 504)
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})\Z")
@@ -90,8 +92,7 @@ class Wire:
             raise BadInput("the hub token holds characters that no token has; check HF_TOKEN or run `hf auth login`")
         self.endpoint, self.requests, self.received = hub_endpoint(), 0, 0
         self._token, self._rate, self._max_bytes = token, rate or Rate(), max_bytes
-        self._client: Any = get_session()
-        self._library = _library_of(self._client)
+        self._library = _library_of(get_session())
         self._lock = threading.Lock()
 
     def get(self, url: str, *, limit: int = 0, span: tuple[int, int] | None = None) -> Answer:
@@ -132,12 +133,13 @@ class Wire:
             url = _target(answer.url, following[1], "names as the next page") if following else ""
 
     def _patiently(self, url: str, span: tuple[int, int] | None, limit: int) -> Answer:
-        for wait in (*WAITS, None):
-            asked = 0.0
+        came, failures = _Came(), 0
+        while True:
+            asked, before = 0.0, len(came.body)
             if _origin(url) == _origin(self.endpoint):
                 self._rate.wait()
             try:
-                answer = self._once(url, span, limit)
+                answer = self._once(url, span, limit, came)
             except (self._library.InvalidURL, UnicodeError):
                 raise RemoteError(f"{shown(url)}: not a valid address; check HF_ENDPOINT") from None
             except self._library.TransportError as error:
@@ -149,29 +151,40 @@ class Wire:
                 asked = float(said) if _NUMBER.match(said) else 0.0
             if asked > LONGEST_WAIT:
                 raise RemoteError(f"{shown(url)}: {problem}; the server asks to wait {asked:,.0f} s; try again then")
-            if wait is not None:
-                _sleep(max(wait, asked))
-        raise RemoteError(
-            f"{shown(url)}: {problem}, {len(WAITS) + 1} times; check the network and HF_ENDPOINT, or pass --offline "
-            "to use a copy in the local hub cache"
-        )
+            if len(came.body) - before >= GAINED:
+                failures = 0
+            if failures == len(WAITS):
+                raise RemoteError(
+                    f"{shown(url)}: {problem}, {len(WAITS) + 1} times; check the network and HF_ENDPOINT, or pass --offline "
+                    "to use a copy in the local hub cache"
+                )
+            _sleep(max(WAITS[failures], asked))
+            failures += 1
 
-    def _once(self, url: str, span: tuple[int, int] | None, limit: int) -> Answer:
-        from huggingface_hub import constants
+    def _once(self, url: str, span: tuple[int, int] | None, limit: int, came: "_Came") -> Answer:
+        from huggingface_hub import constants, get_session
+
+        client: Any = get_session()  # each time: the library closes its session where a request of its own fails
+        if span:  # what came before a connection broke is not asked for again
+            span = (span[0] + len(came.body), span[1])
 
         headers = {"user-agent": f"outlierlens/{__version__}", "accept-encoding": "identity"}
         if self._token and _origin(url) == _origin(self.endpoint):
             headers["authorization"] = f"Bearer {self._token}"
         if span:
             headers["range"] = f"bytes={span[0]}-{span[1] - 1}"
-        asked = self._client.build_request("GET", url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
+        asked = client.build_request("GET", url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
         with self._lock:
             self.requests += 1
-        with closing(self._client.send(asked, stream=True, follow_redirects=False)) as response:
+        with closing(client.send(asked, stream=True, follow_redirects=False)) as response:
             status, told = int(response.status_code), {k.lower(): v for k, v in response.headers.items()}
             wanted, total, most = status in (200, 206), 0, limit
+            body = bytearray()
             if status == 206 and span:
                 most, total = _checked_span(told, span, url)
+                if came.body and told.get("etag", "") != came.etag:
+                    raise RemoteError(f"{shown(url)}: the file changed while it was read; run again")
+                came.etag, body = told.get("etag", ""), came.body
             elif status == 200 and span:
                 # Leaving the block closes the connection: the body is never downloaded.
                 raise RemoteError(
@@ -180,26 +193,38 @@ class Wire:
                 )
             if wanted and told.get("content-encoding", "identity") != "identity":
                 raise RemoteError(f"{shown(url)}: answered compressed although that was refused; check the proxy")
-            body = self._body(response, most if wanted else MAX_PEEK)
-        if wanted and (len(body) > most or (total and len(body) < most)):
-            sent = "more than" if len(body) > most else f"{len(body):,} of"
+            got = self._take(response, most if wanted else MAX_PEEK, body)
+        if wanted and (got > most or (total and got < most)):
+            sent = "more than" if got > most else f"{got:,} of"
             raise RemoteError(f"{shown(url)}: sends {sent} {most:,} bytes; is it the right file?")
         target = _target(url, told.get("location", "")) if status in (301, 302, 303, 307, 308) else ""
         return Answer(url, status, told, body if wanted else bytearray(), total, target)
 
-    def _body(self, response: Any, limit: int) -> bytearray:
-        """What arrives, up to the first chunk past `limit`; memory grows with what came, not with what was said."""
-        body, began, (least, seconds) = bytearray(), _clock(), SLOW
+    def _take(self, response: Any, limit: int, body: bytearray) -> int:
+        """Add what arrives to `body`, up to the first chunk past `limit`; how many bytes.
+
+        Memory grows with what came, not with what was said.
+        """
+        got, began, (least, seconds) = 0, _clock(), SLOW
         for chunk in response.iter_raw():
             body += chunk
+            got += len(chunk)
             with self._lock:
                 self.received += len(chunk)
-            if len(body) > limit:
+            if got > limit:
                 break
             took = _clock() - began
-            if took > seconds and len(body) < least * took:
+            if took > seconds and got < min(limit, least * took):
                 raise self._library.ReadTimeout(f"fewer than {least:,} bytes a second")
-        return body
+        return got
+
+
+@dataclass
+class _Came:
+    """What came of a range before its connection broke, and of which file."""
+
+    body: bytearray = field(default_factory=bytearray)
+    etag: str = ""
 
 
 @dataclass

@@ -480,15 +480,22 @@ class _Parameters(Checkpoint):
 
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
         for name in names:
-            yield name, self._values(self._held[name])
+            yield name, self._values(self._there(name))
+
+    def _there(self, name: str) -> "torch.Tensor":
+        from outlierlens.architectures.live import in_memory
+
+        return in_memory(self._held[name])
 
     def read_rows(self, name: str, n_rows: int) -> Iterator[np.ndarray]:
-        rows = self._held[name].reshape(-1, self._held[name].shape[-1])
+        held = self._there(name)
+        rows = held.reshape(-1, held.shape[-1])
         for start in range(0, len(rows), n_rows):
             yield self._values(rows[start : start + n_rows])
 
     def take_rows(self, name: str, rows: Sequence[int]) -> np.ndarray:
-        return self._values(self._held[name].reshape(-1, self._held[name].shape[-1])[list(rows)])
+        held = self._there(name)
+        return self._values(held.reshape(-1, held.shape[-1])[list(rows)])
 
     def _values(self, part: "torch.Tensor") -> np.ndarray:
         self.bytes_read += part.nbytes

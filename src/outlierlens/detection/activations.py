@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Annotated, Any
@@ -56,7 +57,7 @@ from outlierlens.models.forward import check_padding
 from outlierlens.models.hooks import EMBEDDINGS, layer_name, tapped, tapped_reads
 from outlierlens.models.inputs import reader_digest
 from outlierlens.models.load import LoadedModel, fingerprint
-from outlierlens.models.passes import Reading, TextReading, in_windows, reading_of
+from outlierlens.models.passes import Reading, TextReading, in_windows, read_together, reading_of
 from outlierlens.options import check
 from outlierlens.results.row_store import UnitCache
 from outlierlens.results.safe_files import replacing
@@ -182,15 +183,18 @@ class Observer:
         saved, pause = time.monotonic(), SAVE_SECONDS
         if place is not None:
             self._restore(place, texts)
-        done = self.n_batches
-        for number, batch in enumerate(self.batches(texts)):
-            if number < done:
-                continue
+        left = islice(self.batches(texts), self.n_batches, None)
+
+        def read(batch: Batch) -> None:
+            nonlocal saved, pause
             self.consume(batch)
-            if place is not None and (now := time.monotonic()) - saved >= pause:
+            together = self.loaded.blocks is not None  # of other batches some layers are counted by now
+            if place is not None and not together and (now := time.monotonic()) - saved >= pause:
                 self.save(place, texts)
                 saved = time.monotonic()
                 pause = max(SAVE_SECONDS, 20 * (saved - now))  # keeping takes a twentieth of the time at most
+
+        read_together(self.loaded, read, left)
 
     def save(self, place: Path, texts: Data) -> None:
         """Write what was counted so far, in place of what was there."""

@@ -24,6 +24,7 @@ import numpy as np
 
 import outlierlens.architectures as arch
 from outlierlens.architectures import MLP, NO_EXPERT, BoundStack, LastLinear, Neuron, Param
+from outlierlens.architectures.live import in_memory
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
 from outlierlens.detection.rules import LastOperation, Outlier, Rule, find
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead
@@ -366,8 +367,8 @@ def live_values(model: "nn.Module", layers: tuple[tuple[Param, ...], ...]) -> np
     for params in layers:
         names = {name for p in params for name in (p.name, p.times) if name}
         ranks = {name: live[name].ndim for name in names}
-        values = {p.name: _live_per_dim(live[p.name], p) for p in params}
-        factors = {p.times: live[p.times].detach().float().cpu().numpy() for p in params if p.times}
+        values = {p.name: _live_per_dim(in_memory(live[p.name]), p) for p in params}
+        factors = {p.times: in_memory(live[p.times]).detach().float().cpu().numpy() for p in params if p.times}
         written = [scaled(values[p.name], factors.get(p.times), ranks[p.name]) for p in params]
         rows.append(combine(written, params, ranks))
     return np.stack(rows)

@@ -22,6 +22,7 @@ self-attention is read; its attention to the encoder is not.
 import functools
 import inspect
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from outlierlens.architectures import ARCHITECTURES, BoundStack, family_of
 from outlierlens.architectures.stack import AttentionWeights
 from outlierlens.errors import BadInput
-from outlierlens.models.changes import hang, temporary
+from outlierlens.models.changes import OfPass, hang, temporary
 from outlierlens.models.hooks import function_calls, refuse_compiled
 from outlierlens.models.load import LoadedModel
 
@@ -227,10 +228,10 @@ def tapped_attention(loaded: LoadedModel, stack: BoundStack, look: Look) -> Iter
     refuse_compiled(loaded.model)
     modules = dict(loaded.model.named_modules())
     with ExitStack() as hooks:
-        turns = dict.fromkeys((site.path for site in sites), 0)
+        turns: OfPass[Counter[str]] = OfPass(Counter)
 
         def restart(*_: Any) -> None:
-            turns.update(dict.fromkeys(turns, 0))
+            turns().clear()
 
         for _, outer in _around(modules, stack.blocks[0]):
             # Whichever of the models around the blocks is run, a pass begins there.
@@ -341,7 +342,7 @@ def _declared(modules: dict[str, "nn.Module"], block: str) -> list[tuple[str, in
 
 
 def _hook(
-    loaded: LoadedModel, module: "nn.Module", site: _Site, turns: dict[str, int], look: Look, hooks: ExitStack
+    loaded: LoadedModel, module: "nn.Module", site: _Site, turns: "OfPass[Counter[str]]", look: Look, hooks: ExitStack
 ) -> None:
     names = list(inspect.signature(module.forward).parameters)
     window: Any = None
@@ -356,8 +357,8 @@ def _hook(
         return args, {**kwargs, "output_attentions": True}
 
     def after(module: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        layer = site.layers[turns[site.path] % len(site.layers)]
-        turns[site.path] += 1
+        layer = site.layers[turns()[site.path] % len(site.layers)]
+        turns()[site.path] += 1
         weights = output[site.index] if isinstance(output, tuple) and -len(output) <= site.index < len(output) else None
         if weights is None or weights.ndim != 4:
             raise BadInput(

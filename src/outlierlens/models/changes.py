@@ -18,11 +18,12 @@ import functools
 import itertools
 import signal
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
-from weakref import WeakSet, WeakValueDictionary
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 from outlierlens.architectures import live_parameters
 from outlierlens.errors import BadInput
@@ -30,6 +31,8 @@ from outlierlens.errors import BadInput
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+BY_BLOCK = "outlierlens_blocks"  # attribute of a model that is read block by block
+NEEDS_WHOLE = "load the model whole (--no-by-block)"
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -178,9 +181,61 @@ def _deliver() -> None:
 # --- hooks ---------------------------------------------------------------------------------------------------------
 
 
+class Scope:
+    """Where changes of a model that is read block by block hold: everywhere, or in one pass and those that it starts.
+
+    Attributes:
+        outer: the pass that started this one, else `EVERYWHERE`. edits: values to set whenever their block is there.
+    """
+
+    def __init__(self, outer: "Scope | None" = None):
+        self.outer = outer
+        self.edits: list[Edit] = []
+
+    @property
+    def chain(self) -> "list[Scope]":
+        """This scope and those around it, outermost first."""
+        return [*(self.outer.chain if self.outer else ()), self]
+
+
+class Edit(NamedTuple):
+    """Values of a parameter in a scope: set at `at` to `values`, or to what these make of the parameter."""
+
+    parameter: "Tensor"
+    at: Any
+    values: Any
+
+
+EVERYWHERE = Scope()
+current_scope: "ContextVar[Scope]" = ContextVar("current_scope", default=EVERYWHERE)
+
+
+class OfPass(Generic[T]):
+    """A value that each pass of a model read block by block has its own of, made when it is first asked for."""
+
+    def __init__(self, make: Callable[[], T]):
+        self.make = make
+        self.values: WeakKeyDictionary[Scope, T] = WeakKeyDictionary()
+
+    def __call__(self) -> T:
+        scope = current_scope.get()
+        if scope not in self.values:
+            self.values[scope] = self.make()
+        return self.values[scope]
+
+
 def hang(undo: ExitStack, register: Callable[..., Any], look: Callable[..., Any], **settings: Any) -> None:
-    """Register a hook, with such as `module.register_forward_hook`, until `undo` is closed; in copies it does nothing."""
-    undo.callback(register(_Hook(look), **settings).remove)
+    """Register a hook, with such as `module.register_forward_hook`, until `undo` is closed; in copies it does nothing.
+
+    Inside a pass of a model that is read block by block, it is called in that pass and in those that this one starts.
+    """
+    scope = current_scope.get()
+    hook = _Hook(look) if scope is EVERYWHERE else _Hook(_inside, scope, look)
+    undo.callback(register(hook, **settings).remove)
+
+
+def _inside(scope: Scope, look: Callable[..., Any], *args: Any, **settings: Any) -> Any:
+    return look(*args, **settings) if scope in current_scope.get().chain else None
 
 
 class _Hook(functools.partial[Any]):
@@ -244,12 +299,20 @@ class SettableParameters:
         undo.callback(self._check)
 
     def set_values(self, name: str, at: Any, values: Any) -> None:
-        """Set parameter `name` at `at` to `values`.
+        """Set parameter `name` at `at` to `values`, or to what a function makes of the parameter as it is then.
+
+        Of a model that is read block by block, values are set in the current scope, whenever their block is there.
 
         Raises:
             BadInput: it holds no values of its own that can be set, or another thread has it changed at the moment.
         """
-        live, mine = self.parameters[name], threading.get_ident()
+        live, mine, scope = self.parameters[name], threading.get_ident(), current_scope.get()
+        if getattr(self.model, BY_BLOCK, None) is not None and (live.is_meta or scope is not EVERYWHERE):
+            scope.edits.append(edit := Edit(live, at, values))
+            self.undo.callback(_forget, scope, edit)
+            return
+        if callable(values):
+            values = values(live)
         with _LOCK:
             if live.is_meta or not live.is_floating_point():
                 what = "not loaded (meta device)" if live.is_meta else f"of type {live.dtype}"
@@ -269,6 +332,29 @@ class SettableParameters:
                 f"values of {self.lost[0]}{' and others' if self.lost[1:] else ''} were changed and cannot come back: it was "
                 "replaced inside the block, or is on the meta device; load the model anew, and do that outside the block"
             )
+
+
+def _forget(scope: Scope, edit: Edit) -> None:
+    scope.edits[:] = [one for one in scope.edits if one is not edit]
+
+
+def edited_copy(values: "Tensor", parameter: "Tensor") -> "Tensor":
+    """`values` of a parameter, with what the current scope sets of it in them."""
+    for scope in current_scope.get().chain:
+        for edit in scope.edits:
+            if edit.parameter is parameter:
+                _write(values, edit.at, edit.values(values) if callable(edit.values) else edit.values)
+    return values
+
+
+@temporary
+def edits_made(edits: Sequence[tuple["Tensor", Edit]]) -> Iterator[None]:
+    """Inside, what is there of these parameters has the edits' values; they come back bit for bit, the last first."""
+    with ExitStack() as undo:
+        for live, edit in edits:
+            undo.callback(_write, live, edit.at, _read(live, edit.at))
+            _write(live, edit.at, edit.values(live) if callable(edit.values) else edit.values)
+        yield
 
 
 _LOCK = threading.RLock()

@@ -13,12 +13,14 @@ brings too, multiplies more than twice as fast. Both round in float32 and sum in
 
 import ctypes
 import os
+import re
 import sys
 import threading
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.errors import BadInput
@@ -35,9 +37,12 @@ TOKENS_PER_START = {"cpu": 32, "mps": 512, "cuda": 4096}
 # glibc's mallopt: what is larger comes from the kernel and goes back to it; free memory beyond that goes back too.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEPT_BYTES = 2**29
+RETURNED_BYTES = 2**22
 GIVEN_BACK_BYTES = 2**25  # glibc's own bound, which it moves up to by itself
 _counting = threading.RLock()  # a garbage collector may end a generator of this thread at any line
 _keeping: set[object] = set()  # blocks of `memory_kept` that are entered
+_returning: set[object] = set()  # of `memory_returned`
+MEMORY, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 def cores() -> int:
@@ -90,6 +95,22 @@ def out_of_memory(error: BaseException) -> bool:
     )
 
 
+def free_memory(device: "torch.device") -> int | None:
+    """Bytes that a device has left for this process; None where that is not known."""
+    import torch
+
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type != "cpu" or not MEMORY.is_file():
+        return None
+    found = re.search(r"MemAvailable: *([0-9]+) kB", MEMORY.read_text())
+    left = [int(found[1]) * 1024] if found else []
+    limit, used = (CGROUP / "memory.max", CGROUP / "memory.current")  # of a container
+    if limit.is_file() and used.is_file() and (most := limit.read_text().strip()).isdigit():
+        left.append(int(most) - int(used.read_text()))
+    return min(left, default=None)
+
+
 @contextmanager
 def memory_kept() -> Iterator[None]:
     """Keep up to 0.5 GB that passes free for the next pass inside, where glibc is the allocator; else nothing changes.
@@ -97,27 +118,44 @@ def memory_kept() -> Iterator[None]:
     Every layer takes and frees tens of megabytes. glibc gives these back to the kernel, which hands out zeroed pages anew:
     5 to 15 % of a forward pass over 2,000 tokens on a CPU. Blocks may overlap; the last to end gives the memory back.
     """
+    with _counted(_keeping):
+        yield
+
+
+@contextmanager
+def memory_returned() -> Iterator[None]:
+    """Give back what is freed at once inside, whatever `memory_kept` says: for many passes that wait with their states.
+
+    Of a heap with states of hundreds of passes in it, nothing between them goes back: twice the memory (measured).
+    """
+    with _counted(_returning):
+        yield
+
+
+@contextmanager
+def _counted(blocks: set[object]) -> Iterator[None]:
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if libc is None or not hasattr(libc, "mallopt"):
         yield
         return
     mine = object()
     with _counting:
-        _keeping.add(mine)
-        _keep(libc, KEPT_BYTES)
+        blocks.add(mine)
+        _settle(libc)
     try:
         yield
     finally:
         with _counting:
-            _keeping.discard(mine)
-            if not _keeping:
-                _keep(libc, GIVEN_BACK_BYTES)
-                libc.malloc_trim(0)
+            blocks.discard(mine)
+            _settle(libc)
 
 
-def _keep(libc: ctypes.CDLL, size: int) -> None:
+def _settle(libc: ctypes.CDLL) -> None:
+    size = RETURNED_BYTES if _returning else KEPT_BYTES if _keeping else GIVEN_BACK_BYTES
     libc.mallopt(M_MMAP_THRESHOLD, size)
     libc.mallopt(M_TRIM_THRESHOLD, size)
+    if size != KEPT_BYTES:
+        libc.malloc_trim(0)
 
 
 # --- products on a CPU -----------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlierlens.architectures import NO_EXPERT, expert_of, live_parameters
 from outlierlens.errors import BadInput
-from outlierlens.models.changes import hang, temporary
+from outlierlens.models.changes import BY_BLOCK, hang, temporary
 from outlierlens.models.hooks import function_calls, refuse_compiled
 from outlierlens.view.section import runs
 
@@ -62,6 +62,10 @@ def tapped_experts(model: "nn.Module", looks: Mapping[str, Look], *, blind: set[
         yield
         return
     refuse_compiled(model)
+    if getattr(model, BY_BLOCK, None) is not None:
+        raise BadInput(
+            "what each expert reads needs the model whole; load it without by_block, or name a residual stream"
+        )
     watch = _Watch(model, looks, blind)
     with ExitStack() as undo:
         for module in watch.held:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlierlens.architectures import NO_EXPERT, BoundStack
 from outlierlens.errors import BadInput
-from outlierlens.models.changes import hang, temporary
+from outlierlens.models.changes import OfPass, hang, temporary
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -36,18 +36,18 @@ def hook_reads(
 
     OPT's MLP reads tokens of all rows in one: they are shown by row, as the block got them.
     """
-    shapes: dict[int, tuple[int, ...]] = {}
+    shapes: OfPass[dict[int, tuple[int, ...]]] = OfPass(dict)
 
     def enter(layer: int) -> Callable[..., None]:
         def before(module: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            shapes[layer] = (args[0] if args else kwargs["hidden_states"]).shape[:2]
+            shapes()[layer] = (args[0] if args else kwargs["hidden_states"]).shape[:2]
 
         return before
 
     def reader(layer: int) -> Callable[["nn.Module", tuple[Any, ...]], Any]:
         def before(module: "nn.Module", args: tuple[Any, ...]) -> Any:
             read = args[0]
-            changed = swap(stack, read.reshape(*shapes[layer], read.shape[-1]), layer, use)
+            changed = swap(stack, read.reshape(*shapes()[layer], read.shape[-1]), layer, use)
             return None if changed is None else (changed.reshape(read.shape), *args[1:])
 
         return before
@@ -254,16 +254,29 @@ def edited_calls(
         yield
 
 
+class _Masks(Sequence["Tensor"]):
+    """Those of the pass that runs."""
+
+    def __init__(self) -> None:
+        self.of_pass: OfPass[list[Tensor]] = OfPass(list)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.of_pass()[place]
+
+    def __len__(self) -> int:
+        return len(self.of_pass())
+
+
 @temporary
-def running_masks(model: "nn.Module") -> Iterator[list["Tensor"]]:
+def running_masks(model: "nn.Module") -> Iterator[Sequence["Tensor"]]:
     """Yield a list that holds the attention masks [batch, token] that the running pass of `model` was given; [] for none."""
     import torch
 
-    masks: list[Tensor] = []
+    masks = _Masks()
 
     def keep(module: "nn.Module", args: Any, kwargs: dict[str, Any]) -> None:
         found = (kwargs.get(name) for name in ("attention_mask", "decoder_attention_mask"))
-        masks[:] = [mask for mask in found if isinstance(mask, torch.Tensor) and mask.ndim == 2]
+        masks.of_pass()[:] = [mask for mask in found if isinstance(mask, torch.Tensor) and mask.ndim == 2]
 
     with ExitStack() as hooks:
         hang(hooks, model.register_forward_pre_hook, keep, with_kwargs=True)
@@ -381,19 +394,19 @@ def _hook(
     runs: dict[int, list[int]] = {}  # id of a module -> the layers it runs, in order; several where blocks are shared
     for layer, path in enumerate(paths):
         runs.setdefault(id(modules[path]), []).append(layer)
-    calls = dict.fromkeys(runs, 0)
+    calls = OfPass(lambda: dict.fromkeys(runs, 0))
 
     def restart(*_: Any) -> None:
-        calls.update(dict.fromkeys(calls, 0))
+        calls().update(dict.fromkeys(runs, 0))
 
     def after(module: "nn.Module", args: Any, output: Any) -> Any:
         turns = runs[id(module)]
-        layer = turns[calls[id(module)] % len(turns)]
-        calls[id(module)] += 1
+        layer = turns[calls()[id(module)] % len(turns)]
+        calls()[id(module)] += 1
         return swap(stack, output, layer, use) if layer in wanted else None
 
     def before(module: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if calls[id(module)] % len(runs[id(module)]):
+        if calls()[id(module)] % len(runs[id(module)]):
             return None  # a shared block's later turn: its input is no embedding
         if args:
             changed = swap(stack, args[0], EMBEDDINGS, use)

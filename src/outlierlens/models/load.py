@@ -12,14 +12,14 @@ import inspect
 import itertools
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import outlierlens.architectures as arch
 from outlierlens.architectures import BoundStack, live_parameters
-from outlierlens.checkpoints import open_adapter
+from outlierlens.checkpoints import open_adapter, open_checkpoint
 from outlierlens.checkpoints.formats import format_of, suffixes
 from outlierlens.checkpoints.samples import SAMPLES
 from outlierlens.checkpoints.samples.cache import is_told, say
@@ -36,8 +36,8 @@ from outlierlens.errors import (
     need,
 )
 from outlierlens.models import variants
-from outlierlens.models.changes import evaluating
-from outlierlens.models.devices import pick_device, whole_float32
+from outlierlens.models.changes import BY_BLOCK, NEEDS_WHOLE, evaluating
+from outlierlens.models.devices import free_memory, ordered_weights, pick_device, whole_float32
 from outlierlens.models.folder import guard_rows, model_folder, processor_beside, row_count, tokenizer_beside
 from outlierlens.models.model_class import (
     NewHead,
@@ -55,11 +55,17 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedTokenizerBase
 
+    from outlierlens.models.block_weights import BlockReader
+    from outlierlens.models.blocks import ByBlock
+
+T = TypeVar("T")
 Head = Literal["causal", "masked", "other", "none"]
+OF_FILES = "read block by block: the model's fingerprint is of its files' layout, sizes and times, not of every value"
 NOT_TEXT = ("vision", "audio")  # streams that texts do not reach begin so
 STORED = "checkpoint"
 BY_NEURON = "scan, observe, ablate and sweep"
-DTYPES = ("float32", "bfloat16", "float16", STORED)
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPES = (*DTYPE_BYTES, STORED)
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,9 @@ class LoadOptions:
     its first weight is stored in. `row` is a TOML file that declares the architecture, or the family (model_type) to take
     the model for; `adapter` is the folder of a LoRA adapter, which is added to the weights in memory; `tokenizer` names a
     folder, sample or hub id whose tokenizer reads the texts. `offline` forbids the network while this model is loaded and
-    changes nothing afterwards. `notice` receives a line before slow work that is done once, such as the conversion of a
+    changes nothing afterwards. `by_block` reads the weights of each block when it runs, see `models.blocks`; None does so where
+    they do not fit into the device's free memory. `memory` bounds the bytes that this takes beside the libraries. `notice`
+    receives a line before slow work that is done once, such as the conversion of a
     sample.
     """
 
@@ -85,6 +93,8 @@ class LoadOptions:
     row: arch.RowChoice = None
     tokenizer: str | None = None
     attention: str | None = None
+    by_block: bool | None = None
+    memory: int | None = None
     notice: Callable[[str], None] = say
 
 
@@ -106,8 +116,8 @@ class LoadedModel:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of every result should know about its adapter and the texts that were read; () for nothing."""
-        return tuple(filter(None, (self.note, self.known.note)))
+        """What a reader of every result should know: its adapter, the texts that were read, how it was; () for nothing."""
+        return tuple(filter(None, (self.note, self.known.note, OF_FILES if self.blocks else "")))
 
     @property
     def weights(self) -> LiveCheckpoint:
@@ -115,6 +125,32 @@ class LoadedModel:
         found = LiveCheckpoint(self.model, name=self.name, config=self.config)
         found.adapter, found.notes = self.adapter, (self.note,) if self.note else ()
         return found
+
+    @property
+    def blocks(self) -> "ByBlock | None":
+        """What reads its weights block by block; None for a model that is whole in memory."""
+        found: ByBlock | None = getattr(self.model, BY_BLOCK, None)
+        return found
+
+    def run(self, calls: "Iterable[Callable[[], T]]", n_tokens: int = 0) -> list[T]:
+        """What each call gives; where the model is read block by block, all of them go through each block together.
+
+        `n_tokens` of each call are on their way then: with a bound of memory, calls go in groups.
+        """
+        return [call() for call in calls] if self.blocks is None else self.blocks.run(list(calls), n_tokens)
+
+    def need_whole(self, what: str) -> None:
+        """Raise BadInput where the model is read block by block, and `what` needs all weights at once."""
+        if self.blocks is not None:
+            raise BadInput(f"{self.name}: {what} needs the model whole, and it is read block by block; {NEEDS_WHOLE}")
+
+    def weights_of(self, module: "nn.Module") -> contextlib.AbstractContextManager[None]:
+        """Inside, its weights are in memory; else they are while it runs, where the model is read block by block."""
+        return contextlib.nullcontext() if self.blocks is None else self.blocks.weights_of(module)
+
+    def ordered_weights(self) -> contextlib.AbstractContextManager[None]:
+        """`devices.ordered_weights`, where all weights are in memory."""
+        return ordered_weights() if self.blocks is None else contextlib.nullcontext()
 
     @property
     def device(self) -> "torch.device":
@@ -253,7 +289,7 @@ def _looks_left(module: "nn.Module") -> bool:
     import torch
 
     weight = next(module.parameters())
-    if weight.is_meta or not _has_words(module):
+    if weight.device.type == "meta" or not _has_words(module):
         return False
     ids = torch.tensor([[3, 4, 5, 6], [3, 4, 5, 7]], device=weight.device)
     try:
@@ -318,9 +354,10 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
     with _explaining(name, source, options):
         family = options.row if isinstance(options.row, str) else None
         config = config_of(source, family, common, options.notice)
+        reader = _block_reader(name, source, options, device, plain=head is None)
         how = {**common, **({"attn_implementation": options.attention} if options.attention else {})}
         if head is None:
-            model = load_class(source, config, dtype, how, adapter)
+            model = load_class(source, config, dtype, how, adapter, reader)
         else:
             model = load_with_head(source, head, config=config, dtype=dtype, options=how, notice=options.notice)
         if options.tokenizer is None:
@@ -331,8 +368,48 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
         agree_on_padding(model, tokenizer)
         processor = processor_beside(model, source, common)
     check_values(name, model, options.dtype)
-    loaded = from_objects(model.to(device).eval(), tokenizer, processor=processor, name=name, row=options.row)
+    if reader is None:
+        model = model.to(device)
+    else:
+        from outlierlens.models.block_weights import BlockWeights
+        from outlierlens.models.blocks import ByBlock
+
+        ByBlock(model, BlockWeights(model, reader, name), options.memory)
+    loaded = from_objects(model.eval(), tokenizer, processor=processor, name=name, row=options.row)
     return replace(loaded, notice=options.notice, adapter=options.adapter or "", note=note)
+
+
+def _block_reader(
+    name: str, source: str, options: LoadOptions, device: "torch.device", *, plain: bool
+) -> "BlockReader | None":
+    """What reads the weights of blocks when they run; None where the model is loaded whole.
+
+    Raises:
+        BadInput: a new head (not `plain`) or an adapter needs all weights at once.
+    """
+    asked, plain = options.by_block or options.memory is not None, plain and options.adapter is None
+    if asked and not plain:
+        raise BadInput(f"{name}: an adapter or a new head needs the model whole; {NEEDS_WHOLE}")
+    if not asked and (options.by_block is False or not plain or not Path(source).is_dir()):
+        return None
+    checkpoint = open_checkpoint(
+        source, revision=options.revision, subfolder=options.subfolder, token=options.token, offline=options.offline,
+        as_stored=True,
+    )  # fmt: skip
+    if not asked:
+        item = DTYPE_BYTES.get(options.dtype)
+        takes = sum(one.size * item if item else one.nbytes for one in checkpoint.tensors.values())
+        free = free_memory(device)
+        if free is None or takes <= free:
+            return None
+        options.notice(
+            f"{name}: {takes / 1e9:,.3g} GB of weights in {options.dtype}, and {free / 1e9:,.3g} GB of {device.type} memory "
+            f"free: read block by block, {checkpoint.total_bytes / 1e9:,.3g} GB each time"
+        )
+    need("greenlet", "models", "reading a model block by block")
+    from outlierlens.models.block_weights import BlockReader
+
+    return BlockReader(checkpoint, device)
 
 
 def load_tokenizer(name: str, options: LoadOptions | None = None) -> "PreTrainedTokenizerBase":
@@ -486,7 +563,8 @@ def _head_of(model: "nn.Module", tokenizer: Any = None) -> Head:
 def fingerprint(model: "nn.Module") -> str:
     """SHA-256 over names, shapes, types and all bytes of every parameter; parameters that are shared count once.
 
-    About 1 second per gigabyte: nothing but every byte shows a change of one value, and sums would take longer.
+    About 1 second per gigabyte: nothing but every byte shows a change of one value, and sums would take longer. Of a model
+    that is read block by block it is over the layout, and the size and time of change of its files, or their commit.
 
     Raises:
         BadInput: a parameter has no values here (it is on the meta device).
@@ -494,6 +572,8 @@ def fingerprint(model: "nn.Module") -> str:
     import torch
 
     arch.refuse_sharded(model)
+    if blocks := getattr(model, BY_BLOCK, None):
+        return str(blocks.weights.reader.fingerprint)
     digest = hashlib.sha256()
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):

@@ -25,6 +25,8 @@ from outlierlens.models import variants
 if TYPE_CHECKING:
     from torch import nn
 
+    from outlierlens.models.block_weights import BlockReader
+
 SPARE = 20_000_000  # parameters that files may lack altogether: 80 MB
 MAX_DEPTH = 2000  # layers; the deepest Transformer that was published has 1,000
 MAX_LABELS = 250_000  # classes of a head; the largest that was published tells 200,000 landmarks apart
@@ -301,11 +303,17 @@ def config_of(source: str, family: str | None, common: dict[str, Any], notice: C
 
 
 def load_class(
-    source: str, config: Any, dtype: Any, options: dict[str, Any], adapter: Adapter | None = None
+    source: str,
+    config: Any,
+    dtype: Any,
+    options: dict[str, Any],
+    adapter: Adapter | None = None,
+    reader: "BlockReader | None" = None,
 ) -> "nn.Module":
     """The model in `source`, as the first class of `config` whose head is stored, or bare; see `models.load_model`.
 
-    With an `adapter` it is the class of the head that this brings, whose values are random until it is `put_on`.
+    With an `adapter` it is the class of the head that this brings, whose values are random until it is `put_on`. With a
+    `reader` no weights of blocks are read.
 
     Raises:
         BadFile: weights that are missing, or of another shape than the config says.
@@ -324,11 +332,11 @@ def load_class(
         elif not isinstance(with_head, type) or not issubclass(with_head, transformers.PreTrainedModel):
             with_head = None
         if with_head is not None:
-            model, lacking = _read(with_head, source, config, dtype, options)
+            model, lacking = _read(with_head, source, config, dtype, options, reader)
             # A head that is not stored would be random: its outputs would mean nothing.
             if brought.keys() >= {*lacking}:
                 return model
-    model, lacking = _read(transformers.AutoModel, source, config, dtype, options)
+    model, lacking = _read(transformers.AutoModel, source, config, dtype, options, reader)
     unused = [key for key in lacking if is_unused(key)]
     lacking = [key for key in lacking if key not in unused]
     if lacking:
@@ -368,12 +376,17 @@ def _classes(config: Any) -> tuple[str, ...]:
     return tuple(table[config.model_type] for table in tables if config.model_type in table)
 
 
-def _read(cls: Any, source: str, config: Any, dtype: Any, options: dict[str, Any]) -> tuple["nn.Module", list[str]]:
+def _read(
+    cls: Any, source: str, config: Any, dtype: Any, options: dict[str, Any], reader: "BlockReader | None"
+) -> tuple["nn.Module", list[str]]:
     """The model as class `cls` and the names of the parameters that the files lack; raises BadFile for wrong shapes."""
     refuse_claims(cls, source, config, options)
-    model, info = cls.from_pretrained(
-        source, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
-    )
+    if reader is not None:
+        model, info = reader(cls, config, dtype, options)
+    else:
+        model, info = cls.from_pretrained(
+            source, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
     wrong = [f"{key} {tuple(stored)} for {tuple(wanted)}" for key, stored, wanted in sorted(info["mismatched_keys"])]
     if wrong:
         raise BadFile(

@@ -6,8 +6,9 @@ for batch in reading.batches(texts, batch_size=16):
         reading(batch)
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from outlierlens.architectures import BoundStack, is_mlp
@@ -22,6 +23,7 @@ from outlierlens.models.load import LoadedModel
 from outlierlens.models.media import ItemReading
 
 Progress = Callable[[str, int, int], None]
+T = TypeVar("T")
 Options = TypeVar("Options", bound=Any)  # of an experiment, a dataclass with `stack`
 
 
@@ -94,6 +96,14 @@ def in_windows(
                 done += len(batch.texts)
                 if progress:
                     progress(label, done, len(data))
+
+
+def read_together(loaded: LoadedModel, read: Callable[[Batch], T], batches: Iterable[Batch]) -> list[T]:
+    """What `read` gives for each batch; all go together through a model that is read block by block."""
+    if loaded.blocks is not None:
+        batches = list(batches)
+    n_tokens = max((batch.valid.numel() for batch in batches), default=0) if isinstance(batches, list) else 0
+    return loaded.run((partial(read, batch) for batch in batches), n_tokens)
 
 
 def stack_read(loaded: LoadedModel, reading: Reading, name: str | None) -> BoundStack:

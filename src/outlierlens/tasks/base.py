@@ -9,14 +9,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from annotated_types import Ge, Gt, Lt
 
 from outlierlens.errors import BadInput, near
-from outlierlens.models.devices import ordered_weights, tokens_per_start
+from outlierlens.models.devices import tokens_per_start
 from outlierlens.options import belong, check
 from outlierlens.results.rows import Estimate
 from outlierlens.statistics.means import mean_interval
@@ -75,6 +75,7 @@ class Task(ABC):
     The value of a text is the sum over its rows of what `sums` gives, divided by its weight.
 
     Attributes:
+        loaded: the model.
         name, unit: for tables: "causal loss", "nats per token".
         text: what a text is: "block of 128 tokens".
         is_loss: whether values can be differentiated.
@@ -87,6 +88,7 @@ class Task(ABC):
         lengths: tokens that the model reads of each text, int [text].
     """
 
+    loaded: "LoadedModel"
     name: str
     unit: str
     text: str
@@ -155,11 +157,12 @@ def values_of(
     """
     import torch
 
-    found = []
-    with torch.inference_mode(), ordered_weights():
-        for number, feed in enumerate(feeds):
-            with around(number, feed) if around else nullcontext():
-                found.append((list(feed.slots), task.sums(feed)))
+    def pass_of(number: int, feed: Any) -> tuple[list[int], "Tensor"]:
+        with around(number, feed) if around else nullcontext():
+            return list(feed.slots), task.sums(feed)
+
+    with torch.inference_mode(), task.loaded.ordered_weights():
+        found = task.loaded.run(partial(pass_of, number, feed) for number, feed in enumerate(feeds))
     total = np.zeros(len(weights))
     for slots, sums in found:  # only now is the device waited for
         np.add.at(total, slots, sums.cpu().double().numpy())
@@ -182,7 +185,7 @@ def check_intact(loaded: "LoadedModel", task: Task, values: np.ndarray) -> None:
         return
     said = f"the {task.name} of the intact model is no number (NaN or infinite) on {n_lost:,} of {len(values):,} texts"
     for name, parameter in loaded.model.named_parameters():
-        if n := int((~torch.isfinite(parameter.detach())).sum()):
+        if not parameter.is_meta and (n := int((~torch.isfinite(parameter.detach())).sum())):
             raise BadInput(
                 f"{loaded.name}: {said}: so {'is' if n == 1 else 'are'} {n:,} of the values of {name}; fetch or train it again"
             )

@@ -15,6 +15,7 @@ it is right ("accuracy"; the share of wrong words in a token task); or, for the 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from outlierlens.data.labelled.labels import (
 )
 from outlierlens.data.media import LabelledItems
 from outlierlens.errors import BadInput, command, operand
-from outlierlens.models.devices import fast_products, ordered_weights, out_of_memory, tokens_at_once
+from outlierlens.models.devices import fast_products, out_of_memory, tokens_at_once
 from outlierlens.models.hooks import norm_before_last_mlp, only_at
 from outlierlens.models.inputs import TextRows, rows_of
 from outlierlens.models.load import LoadedModel
@@ -256,8 +257,11 @@ class LabelledScore(Task):
 
         while True:
             try:
-                with torch.inference_mode(), ordered_weights():
-                    return [(feed.slots, *self._said(feed)) for feed in self.feeds(range(self.n_texts), self.tokens)]
+                with torch.inference_mode(), self.loaded.ordered_weights():
+                    feeds = self.feeds(range(self.n_texts), self.tokens)
+                    return self.loaded.run(
+                        partial(lambda feed: (feed.slots, *self._said(feed)), feed) for feed in feeds
+                    )
             except (RuntimeError, MemoryError) as error:
                 if not out_of_memory(error) or self.tokens <= self.lengths.max():
                     raise

@@ -8,20 +8,28 @@ only where a token is predicted.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outlierlens.architectures.experiment.small import small_model
 from outlierlens.data.texts import TokenText
 from outlierlens.data.token_texts import added_ends, special_ids
-from outlierlens.errors import BadInput
-from outlierlens.models.devices import fast_products, linear, ordered_weights, tokens_at_once
+from outlierlens.errors import BadInput, UnknownArchitecture
+from outlierlens.models.devices import fast_products, linear, tokens_at_once
 from outlierlens.models.folder import refuse_unknown, row_count
-from outlierlens.models.hooks import head_inputs, head_only_at, norm_before_last_mlp, only_at
+from outlierlens.models.hooks import (
+    head_inputs,
+    head_only_at,
+    norm_before_last_mlp,
+    only_at,
+    tapped_calls,
+    vocabulary_head,
+)
 from outlierlens.models.inputs import check_known, check_readable, token_ids, token_limit, tokenizer_of
 from outlierlens.models.load import LoadedModel
 from outlierlens.tasks.base import Task, TaskOptions, cut, log_sum_exp_, values_of
@@ -163,13 +171,19 @@ class LanguageModelLoss(Task):
 
     def _losses_by_parts(self, feed: PredictionRows) -> "Tensor":
         """The same from the head's weights, a part of the vocabulary at a time: no [selected, vocabulary] is ever kept."""
-        import torch
 
         model: Any = self.model
         narrow = nullcontext() if self._norm is None else only_at(self._norm, feed.read)
         with narrow:
             states = head_inputs(model, feed.positions if self._norm is None else feed.places, lambda: self._run(feed))
         head = model.get_output_embeddings()
+        with self.loaded.weights_of(head):
+            return self._nats(feed, states, head)
+
+    def _nats(self, feed: PredictionRows, states: "Tensor", head: Any) -> "Tensor":
+        """Nats of every predicted token [selected], of what the head reads [selected, dim]."""
+        import torch
+
         bias, size = head.bias, VOCABULARY_PART.get(states.device.type, VOCABULARY_PART["cpu"])
         right = torch.zeros(len(states), device=states.device)
         sums = []
@@ -190,6 +204,8 @@ class LanguageModelLoss(Task):
         model: Any = self.model
         if not isinstance(model.get_output_embeddings(), torch.nn.Linear):
             return False
+        if self.loaded.blocks is not None:  # a pass would read all weights
+            return _has_plain_head(self.loaded.config)
         feed = next(self.feeds([int(self.lengths.argmin())]))
         with torch.no_grad():
             whole, parts = self._losses(feed), self._losses_by_parts(feed)
@@ -243,13 +259,29 @@ class LanguageModelLoss(Task):
         """(nats, number of the text) of every predicted token [prediction], of the model as it is now."""
         import torch
 
-        nats, texts = [], []
-        with torch.inference_mode(), ordered_weights():
-            for feed in self._passes:
-                losses = self._losses_by_parts(feed) if self._by_parts else self._losses(feed)
-                nats.append(losses.cpu().double().numpy())
-                texts.append(np.array(feed.slots)[feed.positions[0].cpu().numpy()])
-        return np.concatenate(nats), np.concatenate(texts)
+        losses = self._losses_by_parts if self._by_parts else self._losses
+        with torch.inference_mode(), self.loaded.ordered_weights():
+            nats = self.loaded.run(partial(losses, feed) for feed in self._passes)
+        texts = [np.array(feed.slots)[feed.positions[0].cpu().numpy()] for feed in self._passes]
+        return np.concatenate([one.cpu().double().numpy() for one in nats]), np.concatenate(texts)
+
+
+def _has_plain_head(config: Mapping[str, Any]) -> bool:
+    """Whether nothing changes what the head gives, seen in a small random model of this config."""
+    import torch
+
+    try:
+        small = small_model(config)
+    except UnknownArchitecture:
+        return False
+    given: list[Tensor] = []
+    head = vocabulary_head(small.model)
+    if head is None:
+        return False
+    with torch.no_grad(), tapped_calls(small.model, {head: lambda _, made: given.append(made)}):
+        model: Any = small.model
+        logits = model(**small.inputs).logits
+    return bool(given) and torch.equal(given[-1], logits)
 
 
 class CausalLoss(LanguageModelLoss):

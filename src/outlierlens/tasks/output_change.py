@@ -12,6 +12,7 @@ between intact and present vectors, in [0, 2]; it says how much outputs change, 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ import numpy as np
 from outlierlens.data.media import Items
 from outlierlens.data.texts import Batch, collate, encoded
 from outlierlens.errors import BadInput
-from outlierlens.models.devices import fast_products, ordered_weights
+from outlierlens.models.devices import fast_products
 from outlierlens.models.forward import text_reader
 from outlierlens.models.inputs import check_readable, model_inputs, token_limit
 from outlierlens.models.load import LoadedModel, stream_width, takes_alone
@@ -87,8 +88,8 @@ class OutputChange(Task):
                 f"the intact outputs of {self.n_tokens:,} tokens would take {needed / 1e9:.1f} GB; use fewer texts (--limit)"
             )
         self._intact: list[tuple[Tensor, Tensor]] = [()] * self.n_texts  # type: ignore[list-item]
-        for feed in self.feeds(range(self.n_texts)):
-            states, logits = self._run(feed)
+        feeds = list(self.feeds(range(self.n_texts)))
+        for feed, (states, logits) in zip(feeds, loaded.run(partial(self._run, feed) for feed in feeds), strict=True):
             for row, slot in enumerate(feed.slots):
                 length = int(self.lengths[slot])
                 kept = logits[row, :length] if logits.ndim == 3 else logits[row] if len(logits) else logits
@@ -176,11 +177,14 @@ class OutputChange(Task):
     def per_text(self) -> tuple[np.ndarray, np.ndarray]:
         """(change [text], tokens [text]) of the model as it is now."""
         named: dict[str, np.ndarray] = {}
-        with ordered_weights():
-            for feed in self.feeds(range(self.n_texts)):
-                for name, change in self._changes(feed).items():
-                    values = named.setdefault(name, np.zeros(self.n_texts))
-                    values[list(feed.slots)] = change.cpu().double().numpy()
+
+        def add(feed: _OutputRows) -> None:
+            for name, change in self._changes(feed).items():
+                values = named.setdefault(name, np.zeros(self.n_texts))
+                values[list(feed.slots)] = change.cpu().double().numpy()
+
+        with self.loaded.ordered_weights():
+            self.loaded.run(partial(add, feed) for feed in self.feeds(range(self.n_texts)))
         self._also = {name: weighted_mean(values, self.weights) for name, values in named.items()}
         return named[self._measure], self.weights
 

@@ -19,7 +19,9 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +35,7 @@ from outlierlens.models.devices import memory_kept
 from outlierlens.models.forward import TextForward, check_padding
 from outlierlens.models.hooks import EMBEDDINGS, layer_name, tapped
 from outlierlens.models.inputs import check_known, check_readable, token_limit
-from outlierlens.models.load import LoadedModel
+from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.models.media import ItemReading, ItemRows
 from outlierlens.models.passes import reading_of, stack_read
 
@@ -239,6 +241,7 @@ class TokenBatch:
         ids: token ids [batch, token].
         shift: places by which the stream reads a text later than it stands: 1 for the decoder of an encoder-decoder,
             whose texts begin with a start token, else 0.
+        inside: what was entered around its pass.
     """
 
     texts: tuple[int, ...]
@@ -248,6 +251,7 @@ class TokenBatch:
     ordinary: "Tensor"
     ids: "Tensor"
     shift: int = 0
+    inside: Any = None
 
 
 @dataclass(frozen=True)
@@ -313,9 +317,17 @@ def tokenise(
 
 
 def token_batches(
-    loaded: LoadedModel, tokens: Tokens, options: ReadOptions | None = None, *, order: Sequence[int] | None = None
+    loaded: LoadedModel,
+    tokens: Tokens,
+    options: ReadOptions | None = None,
+    *,
+    order: Sequence[int] | None = None,
+    inside: Callable[[Batch], AbstractContextManager[Any]] = nullcontext,
 ) -> Iterator[TokenBatch]:
     """The states of the texts in `order` (None: of all, longest first), batch by batch, without those of no token.
+
+    Each pass runs inside `inside(its batch)`. Through a model that is read block by block batches go together, as many as
+    `IN_MEMORY` of states are of.
 
     Raises:
         BadInput: the model reads no text, has no such stream or layer, or its states do not fit the tokens.
@@ -327,28 +339,50 @@ def token_batches(
     run = tokens.reading or text_forward(loaded, stack)
     wanted = wanted_layers(stack, options.layers)
     norm = final_norm(loaded, stack) if options.final_norm else None
-    found: dict[int, Tensor] = {}
+    names = tuple(layer_name(layer) for layer in wanted)
+    shift = int(run.shifted == stack.name)
 
-    def look(_: BoundStack, layer: int, states: "Tensor") -> None:
-        if layer in wanted:
-            found[layer] = states if norm is None else norm(states)
+    def read(batch: Batch) -> TokenBatch:
+        found: dict[int, Tensor] = {}
+
+        def look(_: BoundStack, layer: int, states: "Tensor") -> None:
+            if layer in wanted:
+                found[layer] = states if norm is None else norm(states)
+
+        with torch.inference_mode(), inside(batch) as entered, tapped(loaded.model, [stack], look):
+            run(batch)
+        ids, special, valid = run.sides(batch)[stack.name]
+        states = tuple(found[layer] for layer in wanted)
+        for layer, one in zip(wanted, states, strict=True):
+            check_padding(stack, layer, one, valid)
+        return TokenBatch(batch.texts, names, states, valid, valid & ~special, ids, shift, entered)
 
     done = 0
-    with memory_kept(), tapped(loaded.model, [stack], look):
-        for batch in _batches(loaded, tokens, options.batch_size, order):
-            found.clear()
-            with torch.inference_mode():
-                run(batch)
-            ids, special, valid = run.sides(batch)[stack.name]
-            states = tuple(found[layer] for layer in wanted)
-            for layer, one in zip(wanted, states, strict=True):
-                check_padding(stack, layer, one, valid)
-            names = tuple(layer_name(layer) for layer in wanted)
-            shift = int(run.shifted == stack.name)
-            yield TokenBatch(batch.texts, names, states, valid, valid & ~special, ids, shift)
-            done += len(batch.texts)
-            if options.progress:
-                options.progress("reading", done, len(tokens.texts))
+    with memory_kept():
+        for group in _groups(loaded, stack, _batches(loaded, tokens, options.batch_size, order), len(wanted)):
+            for one in loaded.run(partial(read, batch) for batch in group):
+                yield one
+                done += len(one.texts)
+                if options.progress:
+                    options.progress("reading", done, len(tokens.texts))
+
+
+def _groups(
+    loaded: LoadedModel, stack: BoundStack, batches: Iterator[Batch], n_layers: int
+) -> Iterator[Sequence[Batch]]:
+    """Batches that are read together: one by one, but of a model that is read block by block."""
+    if loaded.blocks is None:
+        yield from ([batch] for batch in batches)
+        return
+    most = (loaded.blocks.memory or IN_MEMORY) // (n_layers * stream_width(loaded.model, stack) * 4)
+    group: list[Batch] = []
+    for batch in batches:
+        if group and sum(one.valid.numel() for one in (*group, batch)) > most:
+            yield group
+            group = []
+        group.append(batch)
+    if group:
+        yield group
 
 
 def gather(

@@ -65,6 +65,7 @@ class Runner:
     """
 
     def __init__(self, loaded: LoadedModel, texts: Data, options: SweepOptions):
+        loaded.need_whole("a sweep")
         self.loaded, self.options = loaded, options
         self.stack = loaded.axis(options.stack)
         self.width = stream_width(loaded.model, self.stack)

@@ -477,6 +477,7 @@ def _inside(stack: Stack) -> Iterable[str]:
         yield from (parameter(linear, leaf) for leaf in ("weight", "bias"))
     for norm in dict.fromkeys((*stack.reading_norms, *stack.other_norms, stack.last_norm)):
         yield from (f"{norm}.{leaf}" for leaf in ("weight", "bias") if norm)
+    yield from dict.fromkeys(stack.write_scales.values())
 
 
 def _outside(stack: Stack) -> Iterable[str]:

@@ -12,6 +12,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.architectures.bind import WIDTHS
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 LAYERS = 3  # the fewest that have a first, a middle and a last
 MAX_LAYERS = 16  # of kinds of blocks that begin later nothing is seen
 WIDTH = 64
+PATCHES = 64  # of a picture, or of a video
 LEAST = 16  # dimensions of a stream
 # Of layers, heads, experts: a config that asks for more is not believed, for a module would be built for each.
 MAX_COUNT, MAX_LAYERS_BELIEVED = 65_536, 4096
@@ -54,7 +56,8 @@ _MANY = 4096  # words, positions: as many as this are cut to `_WORDS`
 _WORDS = 512
 # What says where a model came from or how it is stored, and lists that name its layers one by one.
 _DROPPED = {"auto_map", "quantization_config", "torch_dtype", "dtype", "_name_or_path", "transformers_version"}
-_DROPPED |= {"out_features", "out_indices", "stage_names"}
+_BY_LAYER = {"out_features", "out_indices", "stage_names"}
+_DROPPED |= _BY_LAYER
 
 
 def config_object(config: Config) -> Any:
@@ -214,7 +217,8 @@ def _of_few(config: Any, few: int) -> Any:
         }
 
     values = config.to_dict()
-    return config if shorter(values) == values else type(config).from_dict(shorter(values))
+    kept = {key: value for key, value in shorter(values).items() if key not in _BY_LAYER}
+    return config if kept == values else type(config).from_dict(kept)
 
 
 def dotted(config: Any, node: Any, key: Any) -> str:
@@ -285,10 +289,13 @@ def smaller_configs(config: Any) -> Iterator[tuple[str, Any]]:
         *((f"narrower heads by {factor}", partial(_divide, factor=factor)) for factor in (64, 32, 16, 8, 4)),
         ("fewer words and experts", _fewer),
     )
-    for words, change in ways:
+    has_pictures = any(_patches(node) > PATCHES for node in nodes(config))
+    for (words, change), pictures in product(ways, (True, False) if has_pictures else (False,)):
         smaller = copy.deepcopy(config)
         try:
             for node in nodes(smaller):
+                if pictures:
+                    _smaller_pictures(node)
                 change(node)
                 _fewer(node)
             for node in nodes(smaller):
@@ -296,8 +303,36 @@ def smaller_configs(config: Any) -> Iterator[tuple[str, Any]]:
         except Exception:  # a config that checks what is set
             continue
         if values_of(smaller) != values_of(config):
-            yield words, smaller
+            yield f"{words}, smaller pictures" if pictures else words, smaller
     yield "", config
+
+
+def _patches(node: Any) -> float:
+    """Patches of the pictures, or videos, that a config or table is for; 0 where it does not say."""
+    values = dict(items(node))
+    side, tube = values.get("image_size"), values.get("tubelet_size") or 1
+    side = side[-1] if isinstance(side, list | tuple) and side else side
+    patch = tube[-1] if isinstance(tube, list | tuple) else values.get("patch_size") or 1
+    patch = patch[-1] if isinstance(patch, list | tuple) else patch
+    if not isinstance(side, int) or not isinstance(patch, int):
+        return 0
+    depth = tube[0] if isinstance(tube, list | tuple) else tube
+    return (side / patch) ** 2 * max(1, int(values.get("num_frames") or 1) / depth)
+
+
+def _smaller_pictures(node: Any) -> None:
+    """Fewer patches: sides are halved while they are even and whole patches are left."""
+    while _patches(node) > PATCHES:
+        values = dict(items(node))
+        frames, side, patch = values.get("num_frames"), values["image_size"], values.get("patch_size") or 1
+        sides = side if isinstance(side, list | tuple) else [side]
+        if isinstance(frames, int) and frames > 4 and frames % 2 == 0:
+            put(node, "num_frames", frames // 2)
+        elif all(one % 2 == 0 and (type(patch) is not int or one // 2 % patch == 0) for one in sides):
+            halves = type(side)(one // 2 for one in side) if isinstance(side, list | tuple) else side // 2
+            put(node, "image_size", halves)
+        else:
+            break
 
 
 def _width(node: Any) -> int:

@@ -1,0 +1,293 @@
+"""A model larger than memory: all passes go through a block together, so that the weights of each block are read once.
+
+    blocks = ByBlock(model, weights)                               # `load_model(name, LoadOptions(by_block=True))` makes it
+    losses = blocks.run([partial(loss, batch) for batch in batches])        # each call runs the model's own forward
+
+    def condition(dims):                                           # calls may start calls: all of them go together
+        with zeroed_weights(loaded, dims):                         # holds in this call and in those that it starts
+            return blocks.run([partial(loss, batch) for batch in batches])
+    blocks.run([partial(condition, dims) for dims in sets])        # one read for all sets and batches
+
+Each call is a greenlet. Where the model comes to a door (`block_weights`) whose weights are not in memory it stands still; once
+no call can go on, the weights of the first such door are read, and all that wait there go through. Values that are set in a
+call (`changes.SettableParameters`) are put in place around its passes at each block, and its hooks are called in its passes
+alone.
+A model that runs outside `run` reads each door's weights as it comes to it.
+"""
+
+import contextvars
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from typing import Any, TypeVar
+
+import greenlet
+import torch
+from torch import overrides
+
+from outlierlens.errors import BadInput
+from outlierlens.models.block_weights import BlockWeights
+from outlierlens.models.changes import (
+    BY_BLOCK,
+    EVERYWHERE,
+    NEEDS_WHOLE,
+    Edit,
+    Scope,
+    current_scope,
+    edits_made,
+    temporary,
+)
+from outlierlens.models.devices import memory_returned, tokens_at_once
+
+T = TypeVar("T")
+PASS_STATES = 4  # of the widest kind, that a pass has at once
+LARGE_AXIS = 2**15  # longer ones are of vocabularies
+ONE_THREAD = "the model is read block by block by another thread; give each thread a model of its own"
+
+
+class Unwound(BaseException):
+    """Raised in a call that stands at a door when the run is given up."""
+
+
+class Modes:
+    """What torch keeps for a thread, and a greenlet has to bring along: gradients, inference mode, modes of functions."""
+
+    def __init__(self) -> None:
+        self.grad, self.inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        self.functions = _function_modes()
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Inside, these hold."""
+        now = _function_modes()
+        with ExitStack() as undo:
+            for one in reversed(now[len(self.functions) :]):
+                overrides._pop_mode()
+                undo.callback(overrides._push_mode, one)
+            for one in self.functions[len(now) :]:
+                overrides._push_mode(one)
+                undo.callback(overrides._pop_mode)
+            undo.enter_context(torch.inference_mode(self.inference))
+            undo.enter_context(torch.set_grad_enabled(self.grad))
+            yield
+
+
+def _function_modes() -> list[Any]:
+    return list(overrides._get_current_function_mode_stack())
+
+
+class Pass(Scope):
+    """A call that runs the model, and stands still at doors.
+
+    Attributes:
+        door: where it stands, "" nowhere. started: the calls that it waits for. result: what the call gave.
+    """
+
+    def __init__(self, call: Callable[[], Any], outer: Scope, hub: greenlet.greenlet):
+        super().__init__(outer)
+        self.call, self.modes = call, Modes()
+        self.door = ""
+        self.started: tuple[Pass, ...] = ()
+        self.result: Any = None
+        self.greenlet = greenlet.greenlet(self._main, parent=hub)
+        self.greenlet.gr_context = contextvars.copy_context()
+
+    def _main(self) -> None:
+        current_scope.set(self)
+        with self.modes.again():
+            self.result = self.call()
+
+    @property
+    def done(self) -> bool:
+        """Whether the call came back."""
+        return bool(self.greenlet.dead)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can go on without weights."""
+        return not self.door and all(one.done for one in self.started)
+
+    def unwind(self) -> None:
+        """End the call where it stands."""
+        with suppress(Unwound):
+            self.greenlet.throw(Unwound)
+
+
+class ByBlock:
+    """A model whose weights are read one door at a time.
+
+    Attributes:
+        model, weights: the model and where its weights are.
+        memory: bytes that a run may take beside the libraries, None for no bound.
+        progress: called with ("reading …", doors before it, doors) before a door's weights are read.
+    """
+
+    def __init__(self, model: Any, weights: BlockWeights, memory: int | None = None):
+        self.model, self.weights, self.memory = model, weights, memory
+        self.passes: list[Pass] = []
+        self.progress: Callable[[str, int, int], None] = lambda *_: None
+        self.hub: greenlet.greenlet | None = None
+        self.outside = Modes()
+        for name, module in weights.doors.items():
+            module.forward = self._door(name, module.forward)
+        setattr(model, BY_BLOCK, self)
+
+    def run(self, calls: Sequence[Callable[[], T]], n_tokens: int = 0) -> list[T]:
+        """What each call gives; all of them go through the model together.
+
+        The first call that raises ends the run; all others are unwound where they stand. Where `memory` is bounded and each
+        call has `n_tokens` tokens on their way, calls go in groups, each of which reads the weights.
+
+        Raises:
+            BadInput: a block is in training mode, or `memory` does not suffice for one call.
+        """
+        if self.hub is not None:
+            return self._run_inside(calls)
+        found: list[T] = []
+        size = self.group_size(n_tokens) or len(calls)
+        for first in range(0, len(calls), max(size, 1)):
+            with memory_returned(), self._running():
+                passes = self._start(calls[first : first + size], current_scope.get())
+                while waiting := [one for one in self.passes if not one.done]:
+                    self.passes = waiting
+                    ready = [one for one in waiting if one.ready]
+                    self._go_on(ready or self._at_next_door(waiting))
+            found += [one.result for one in passes]
+        return found
+
+    def _run_inside(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+        outer = current_scope.get()
+        if not isinstance(outer, Pass):
+            raise BadInput(ONE_THREAD)
+        outer.started = passes = self._start(calls, outer)
+        self._stand_still()
+        outer.started = ()
+        return [one.result for one in passes]
+
+    def _start(self, calls: Sequence[Callable[[], Any]], outer: Scope) -> tuple[Pass, ...]:
+        assert self.hub is not None
+        passes = tuple(Pass(call, outer, self.hub) for call in calls)
+        self.passes += passes
+        return passes
+
+    @temporary
+    def _running(self) -> Iterator[None]:
+        self.hub, self.outside, self.passes = greenlet.getcurrent(), Modes(), []
+        self.weights.begin()
+        with ExitStack() as undo:
+            undo.callback(self._end)
+            yield
+
+    def _end(self) -> None:
+        with ExitStack() as each:  # whatever one of them raises, all are unwound
+            each.callback(setattr, self, "hub", None)
+            each.callback(self.weights.end)
+            for one in self.passes:
+                each.callback(one.unwind)
+            self.passes = []
+
+    def _at_next_door(self, waiting: Sequence[Pass]) -> list[Pass]:
+        """Open the first door of the model at which a call stands; those that do."""
+        door = min((one.door for one in waiting if one.door), key=self.weights.order.index)
+        self.progress(f"reading {door}", self.weights.order.index(door), len(self.weights.order))
+        self.weights.fill(door)
+        return [one for one in waiting if one.door == door]
+
+    def _go_on(self, passes: Sequence[Pass]) -> None:
+        """Let each of `passes` run until it stands again, with the values that its scope sets."""
+        edits = [self._edits(one) for one in passes]
+        pairs = zip(passes, edits, strict=True)
+        for _, group in itertools.groupby(pairs, lambda pair: [id(made[1]) for made in pair[1]]):
+            members = list(group)
+            with edits_made(members[0][1]):
+                for one, _ in members:
+                    one.door = ""
+                    one.greenlet.switch()
+
+    def _edits(self, scope: Scope) -> list[tuple[torch.Tensor, Edit]]:
+        """What is set now of what is in memory, in the order it was set."""
+        found = [(self.weights.present(edit.parameter), edit) for one in scope.chain for edit in one.edits]
+        return [(live, edit) for live, edit in found if live is not None]
+
+    def _stand_still(self) -> None:
+        """Wait, in a call, until the hub goes on with it."""
+        assert self.hub is not None
+        with self.outside.again():
+            self.hub.switch()
+
+    # --- memory ------------------------------------------------------------------------------------------------------
+
+    def bytes_for(self, n_calls: int, n_tokens: int) -> int:
+        """Memory that a run takes beside the libraries, about: what stays, 2.5 of the largest door, one pass, and states.
+
+        The largest door is there as it is stored, as it is computed, and once more as it is stored of the next one. Of a call
+        that waits with `n_tokens` tokens there are two states of each: the embeddings and what the last block gave.
+        """
+        weights = self.weights
+        stays = sum(one.nbytes for one in (*self.model.parameters(), *self.model.buffers()) if not one.is_meta)
+        shapes = [one.shape for held in weights.away.values() for *_, one in held if one.ndim == 2]
+        item, inside = weights.dtype.itemsize, [shape for shape in shapes if max(shape) < LARGE_AXIS] or shapes
+        widest, width = max(map(max, inside), default=0), max(map(min, inside), default=0)
+        one_pass = PASS_STATES * min(n_tokens, tokens_at_once(weights.reader.device)) * widest * item
+        largest = max(map(weights.bytes_of, weights.doors), default=0)
+        return int(stays + 2.5 * largest + one_pass + n_calls * n_tokens * 2 * width * item)
+
+    def group_size(self, n_tokens: int) -> int:
+        """Calls with `n_tokens` tokens each that fit into `memory` together; 0 for any number.
+
+        Raises:
+            BadInput: one does not fit.
+        """
+        if self.memory is None or not n_tokens:
+            return 0
+        alone, two = (self.bytes_for(n, n_tokens) for n in (1, 2))
+        if alone > self.memory:
+            raise BadInput(
+                f"--memory {self.memory / 1e9:.3g}GB: {n_tokens:,} tokens through one block take {alone / 1e9:.3g} GB; give "
+                f"more memory, or fewer texts (--limit)"
+            )
+        return 1 + (self.memory - alone) // (two - alone)
+
+    def forecast(self, n_calls: int, n_tokens: int) -> str:
+        """What is read how often, and the memory that it takes."""
+        size = min(self.group_size(n_tokens) or n_calls, n_calls)
+        times = -(-n_calls // size)
+        read = sum(self.weights.stored_bytes(door) for door in self.weights.doors)
+        return (
+            f"read block by block: {read / 1e9:,.3g} GB of weights {'once' if times == 1 else f'{times} times'} for "
+            f"{n_calls:,} readings, in about {self.bytes_for(size, n_tokens) / 1e9:,.2g} GB of memory (what stays, 2.5 largest "
+            f"blocks, one pass, and 2 states of each of {size:,} × {n_tokens:,} tokens)"
+        )
+
+    # --- doors -------------------------------------------------------------------------------------------------------
+
+    def _door(self, name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(inner)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if self.weights.doors[name].training:
+                raise BadInput(
+                    f"{name} is in training mode, which is not read block by block; call eval(), or {NEEDS_WHOLE}"
+                )
+            with self.at(name):
+                return inner(*args, **kwargs)
+
+        return forward
+
+    def weights_of(self, module: Any) -> AbstractContextManager[None]:
+        """Inside, the weights of `module` are in memory, until the model comes to another door."""
+        name = next((name for name, one in self.weights.doors.items() if one is module), None)
+        return nullcontext() if name is None else self.at(name)
+
+    def at(self, name: str) -> AbstractContextManager[None]:
+        """Inside, the weights of door `name` are in memory, until the model comes to another door."""
+        scope = current_scope.get()
+        if self.hub is None:
+            self.weights.fill(name)
+            return edits_made(self._edits(EVERYWHERE))
+        if not isinstance(scope, Pass):
+            raise BadInput(ONE_THREAD)
+        while self.weights.open != name:
+            scope.door = name
+            self._stand_still()
+        return nullcontext()
