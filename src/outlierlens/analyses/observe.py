@@ -174,7 +174,8 @@ class Observation(Finding):
     Attributes:
         view: the tokens that tables and sentences are of: "all", or those "without_special". Rules look at all.
         n_special: special tokens among those read. n_sigma: of the columns with "far".
-        stacks: every statistic of each stream. passages: token vectors of one input, to be drawn.
+        stacks: every statistic of each stream. idle: streams of which no block ran, so that nothing is known.
+        passages: token vectors of one input, to be drawn.
         high_norm: of pictures, the patches of high norm; see `analyses.observe_patches`.
     """
 
@@ -207,6 +208,7 @@ class Observation(Finding):
     n_special: int = 0
     n_sigma: float = 0.0
     stacks: tuple[StackObservation, ...] = ()
+    idle: tuple[str, ...] = ()
     passages: tuple[Passage, ...] = ()
 
     def sentences(self) -> Iterator[str]:
@@ -214,6 +216,8 @@ class Observation(Finding):
         if self.moments:
             yield from _moments_said(self)
             return
+        for name in self.idle:
+            yield f"Stream {name} was not looked at: none of its blocks ran on these {self.about.inputs}."
         for stack in self.stacks:
             if stack.by_neuron:
                 top = next((one for one in self.neurons if one.stack == stack.stack), None)
@@ -493,7 +497,7 @@ def observe(
         ),
         view=view, n_special=observer.n_special, n_sigma=options.n_sigma, stacks=stacks,
         passages=observer.passages((options.passage,) if options.passage else texts.first(1)),
-        notes=observer.notes, **observed_rows(stacks, view), **patch_rows(pictured),
+        idle=observer.idle, notes=observer.notes, **observed_rows(stacks, view), **patch_rows(pictured),
     )  # fmt: skip
 
 

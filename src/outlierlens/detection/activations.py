@@ -13,7 +13,7 @@ twice: the encoder as it is, the decoder shifted by one behind its start token.
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -111,7 +111,7 @@ class Observer:
         reading: the bare forward pass and the batches it takes; of texts unless another is given.
         max_length: tokens of a text that are read: the option, or less where the model has fewer positions.
         n_layers: blocks of the first stream. n_tokens, n_special: tokens read so far, padding not counted.
-        notes: what a reader should know, once all is measured.
+        notes: what a reader should know, once all is measured. idle: streams of which no layer ran.
     """
 
     def __init__(self, loaded: LoadedModel, options: ObserveOptions, reading: Reading | None = None):
@@ -132,6 +132,7 @@ class Observer:
         self.n_tokens = self.n_special = self.n_batches = 0
         self.groups = 1
         self.notes: tuple[str, ...] = ()
+        self.idle: tuple[str, ...] = ()
         # MPS has no float64.
         device = "cpu" if loaded.device.type == "mps" else loaded.device
         live = live_parameters(loaded.model)
@@ -165,18 +166,21 @@ class Observer:
             BadInput: no text has a token, or a layer did not run.
         """
         kept = kept or UnitCache(None, {})
-        if not {"texts", *self.places} <= kept.done.keys():
+        idle = kept.done["texts"]["idle"] if "texts" in kept.done else ()
+        if "texts" not in kept.done or not self._places(idle).keys() <= kept.done.keys():
             place = partly(kept.rows.path) if kept.rows else None
             self._read(texts, place)
-            rows = self._rows()
-            for key, row in rows.items():
+            idle = [name for name, stream in self.streams.items() if not stream.layers]
+            for key, row in self._rows(idle).items():
                 kept(key, lambda row=row: row if kept.rows is None else _plain(row))  # type: ignore[misc]
             notes = [*self.loaded.notes, *self.reading.notes]  # some of which only a pass knows
-            kept("texts", lambda: {"n_tokens": self.n_tokens, "n_special": self.n_special, "notes": notes})
+            counted = {"n_tokens": self.n_tokens, "n_special": self.n_special, "notes": notes, "idle": idle}
+            kept("texts", lambda: counted)
             if place is not None:
                 place.unlink(missing_ok=True)
         counts = kept.done["texts"]
         self.n_tokens, self.n_special, self.notes = counts["n_tokens"], counts["n_special"], tuple(counts["notes"])
+        self.idle = tuple(counts["idle"])
         return self._summaries(kept.done)
 
     def _read(self, texts: Data, place: Path | None) -> None:
@@ -281,20 +285,27 @@ class Observer:
         """Statistics and outliers of each stream over everything consumed; raises BadInput when that is nothing."""
         return self._summaries(self._rows())
 
-    def _rows(self) -> dict[str, dict[str, Any]]:
-        """The statistics of every layer, by stream and layer."""
+    def _places(self, idle: Collection[str]) -> dict[str, tuple[str, int]]:
+        """Stream and layer by key, without the `idle` streams, unless all are."""
+        return {
+            key: place for key, place in self.places.items() if place[0] not in idle or len(idle) == len(self.streams)
+        }
+
+    def _rows(self, idle: Collection[str] = ()) -> dict[str, dict[str, Any]]:
+        """The statistics of every layer, by stream and layer; of `idle` streams none."""
         import torch
 
         if not self.n_tokens:
             raise BadInput("the tokenizer made no token of these texts, so there is nothing to observe")
         with torch.inference_mode():
-            return {key: self.streams[name].row(layer) for key, (name, layer) in self.places.items()}
+            return {key: self.streams[name].row(layer) for key, (name, layer) in self._places(idle).items()}
 
     def _summaries(self, rows: Mapping[str, Any]) -> tuple[StackObservation, ...]:
         return tuple(
             summarise(stack, [rows[k] for k, (name, _) in self.places.items() if name == stack.name],
                       partial(self.reading.words, stream=self.sides[stack.name]), self.options)
             for stack in self.stacks
+            if stack.name not in self.idle
         )  # fmt: skip
 
     def passages(self, one: Any) -> tuple[Passage, ...]:
@@ -314,7 +325,7 @@ class Observer:
         sides = self.reading.sides(batch)
         found = []
         for stack in self.stacks:
-            if any(one.expert != NO_EXPERT for one in stack.mlps):
+            if stack.name in self.idle or any(one.expert != NO_EXPERT for one in stack.mlps):
                 continue  # an expert has no vector of each token
             vectors = np.stack(states[stack.name])  # [layer, token, dim]
             shown = sorted({0, len(vectors) // 2, len(vectors) - 1})

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outlierlens.architectures import BoundStack
 from outlierlens.data.media import Items
 from outlierlens.data.texts import Batch, collate, encoded
 from outlierlens.errors import BadInput
 from outlierlens.models.devices import fast_products
 from outlierlens.models.forward import text_reader
+from outlierlens.models.hooks import tapped
 from outlierlens.models.inputs import check_readable, model_inputs, token_limit
 from outlierlens.models.load import LoadedModel, stream_width, takes_alone
 from outlierlens.models.media import ItemRows
@@ -121,13 +123,23 @@ class OutputChange(Task):
         if states is None:
             # An encoder-decoder's answer is the decoder's.
             each = getattr(output, "decoder_hidden_states", None) or getattr(output, "hidden_states", None)
-            if not each:
-                raise BadInput(
-                    f"{self.loaded.name}: {type(self.loaded.model).__name__} returns no hidden states when asked"
-                )
-            states = each[-1]
+            states = each[-1] if each else self._last_states(feed)
         logits = getattr(output, "logits", None)
         return states.float(), torch.empty(0) if logits is None else logits.float()
+
+    def _last_states(self, feed: _OutputRows) -> "Tensor":
+        """What the last block gives [batch, token, dim], of a model that returns no hidden states when asked."""
+        import torch
+
+        stack, found = self.loaded.stacks[-1], {}
+
+        def look(_: BoundStack, layer: int, states: "Tensor") -> None:
+            found[layer] = states
+
+        with torch.inference_mode(), fast_products(), tapped(self.loaded.model, [stack], look):
+            self._reader(**model_inputs(self.loaded, feed.batch))
+        last: Tensor = found[stack.n_layers - 1]
+        return last
 
     def _changes(self, feed: _OutputRows) -> dict[str, "Tensor"]:
         """Each measure's mean over the tokens of each row [row]."""
