@@ -26,6 +26,7 @@ LAYERS = 3  # the fewest that have a first, a middle and a last
 MAX_LAYERS = 16  # of kinds of blocks that begin later nothing is seen
 WIDTH = 64
 PATCHES = 64  # of a picture, or of a video
+PICTURES = "smaller pictures"  # of what was changed
 LEAST = 16  # dimensions of a stream
 # Of layers, heads, experts: a config that asks for more is not believed, for a module would be built for each.
 MAX_COUNT, MAX_LAYERS_BELIEVED = 65_536, 4096
@@ -303,7 +304,7 @@ def smaller_configs(config: Any) -> Iterator[tuple[str, Any]]:
         except Exception:  # a config that checks what is set
             continue
         if values_of(smaller) != values_of(config):
-            yield f"{words}, smaller pictures" if pictures else words, smaller
+            yield f"{words}, {PICTURES}" if pictures else words, smaller
     yield "", config
 
 
