@@ -1,7 +1,7 @@
 """`outlierlens atlas build` against a hub on this machine: thousands of tiny models of all families, and what goes wrong there.
 
-    python benchmarks/atlas.py                          # 10,000 models, 50 ms before each answer, faults: pace, memory, finds
-    python benchmarks/atlas.py --models 1000            # the same, smaller: memory beside that of 10,000
+    python benchmarks/atlas.py                          # 100 models, 50 ms before each answer, faults: pace, memory, finds
+    python benchmarks/atlas.py --models 10000           # the same, larger: memory beside that of 1,000
     python benchmarks/atlas.py --kills 30 --models 1000 # killed with SIGKILL 30 times on the way; then every row once
     python benchmarks/atlas.py --ray --models 300       # one Ray worker of one thread, then two, then one again
     python benchmarks/atlas.py --sizes                  # requests and bytes of models of real size (files with holes)
@@ -150,7 +150,7 @@ def sizes() -> None:
 
 
 def main() -> None:
-    options = asked(__doc__, models=10_000, parallel=24, kills=0, ray=False, sizes=False)
+    options = asked(__doc__, models=100, parallel=24, kills=0, ray=False, sizes=False)
     if options.sizes:
         sizes()
         return

@@ -1,6 +1,7 @@
 """How often intervals contain the true value: of means over a fixed number of texts, and of the adaptive sweep.
 
-    OMP_NUM_THREADS=1 python benchmarks/coverage.py                                      # simulated: means, sweep, winner
+    python benchmarks/coverage.py                                                        # small: bounds may be missed by chance
+    OMP_NUM_THREADS=1 python benchmarks/coverage.py --trials 4000                        # simulated: means, sweep, winner
     OMP_NUM_THREADS=1 python benchmarks/coverage.py DIR --data FILE                      # a small model, 50 seeds
     python benchmarks/coverage.py DIR --data FILE --matrix changes.npz --first 8 12 16   # measure once, try first looks
     python benchmarks/coverage.py --bulk --seeds 200                                     # simulated: the bulk, 4 populations
@@ -404,7 +405,7 @@ def measure(given: Any, part: Path) -> Matrix:
 def main() -> int:
     """Simulate, or measure a model and replay it; exit code 1 where a coverage is below 93 %."""
     given = asked(
-        __doc__, {"model": ""}, trials=4000, means=False, bulk=False, each=False, off=[int], data="excerpt", min_words=70,
+        __doc__, {"model": ""}, trials=40, means=False, bulk=False, each=False, off=[int], data="excerpt", min_words=70,
         max_length=128, limit=int, dims=int, matrix=Path, seeds=50, tolerance=0.01, relative=0.1, first=[FIRST_LOOK],
         gradients=[256, 0], hold=["stop"],
     )  # fmt: skip

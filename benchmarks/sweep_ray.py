@@ -1,6 +1,6 @@
 """Whether two Ray workers do twice the work of one: rows of (dimension, text) a second, a thread each.
 
-    python benchmarks/sweep_ray.py                         # a random masked LM of 6 layers x 384, 1 thread a worker
+    python benchmarks/sweep_ray.py --repeats 3 --units 32  # a random masked LM of 6 layers x 384, 1 thread a worker
     python benchmarks/sweep_ray.py --model DIR --repeats 5 --workers 4
 
 Run it with nothing else running. Each repeat times the same work in this process, on one worker and on several, one after
@@ -84,7 +84,7 @@ def compare(model: str, given: Any) -> float:
 
 def main() -> None:
     """Command line."""
-    given = asked(__doc__, model=str, workers=2, repeats=3, units=32, length=64)
+    given = asked(__doc__, model=str, workers=2, repeats=1, units=8, length=64)
     with tempfile.TemporaryDirectory() as directory:
         if not given.model:
             save_bert(Path(directory), made_up(100), layers=6, width=384)

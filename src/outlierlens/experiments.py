@@ -270,7 +270,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "output": Override(help="Run directory. Default: runs/MODEL-TASK."), "chart": None, "dtype": None, "adapter": None,
             "overwrite": Override(help="Remove runs with other settings from the directory."),
         },
-        result="FineTuned", also=("analyses.recover:Recovery",),
+        result="FineTunedModel", also=("analyses.recover:Recovery",),
         examples=(
             "lab finetune mini-planted --task classify --data labelled --epochs 1 --batch-size 8 --max-length 16 -o tuned",
             "lab finetune mini-planted --task classify --data labelled --epochs 1 --batch-size 8 --max-length 16 --dims "
@@ -347,7 +347,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "the same command goes on.",
         home="analyses.geometry", python="geometry", options="GeometryCall", takes=REPAIRED,
         shared={
-            "data": Override(REQUIRED, help="Sentences, one per row: .txt, .jsonl, .csv, .tsv, .parquet, or a hub id; or images."),
+            "data": Override(REQUIRED, help="Sentences, one per row: .txt, .jsonl, .csv, .tsv, .parquet, hub id; or images."),
             "limit": Override(least=4, help="Draw from the first N sentences."),
         },
         result="Geometry", also=("FrequencyBands",),
@@ -395,8 +395,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         home="analyses.probe", python="probe_positions", options="ProbeCall",
         takes=("subject", "splits", "options", "vectors", "fitting", "output", "loading"),
         shared={
-            "data": Override(help="Texts to train on: .txt, .jsonl, .csv, .tsv, .parquet or a hub id; of a --task a folder with "
-                               "a file per split, or hub id (default: the hub's own copy)."),
+            "data": Override(help="Texts to train on: .txt, .jsonl, .csv, .tsv, .parquet or a hub id; of a --task a folder "
+                               "with a file per split, or hub id (default: the hub's own copy)."),
             "dev_data": Override(help="Texts to evaluate. Default: a fifth of --data, drawn by --seed. --one-dimension: dev "
                                    "examples."),
             "text_column": Override(help="Column that holds the text."),
@@ -405,7 +405,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "labels": Override(help="--one-dimension: the model's labels in the order of its outputs, if its config has none."),
             "pair_column": Override(help="--one-dimension, classify: the second text."),
             "label_column": Override(help="classify: the label."),
-            "max_length": Override(None, help="Tokens of a text at most. Default: 128; of a --task 256 (--frozen --full: all)."),
+            "max_length": Override(None, help="Tokens per text at most. Default: 128; of a --task 256 (--frozen --full: all)."),
             "fixes": Override(help="--frozen: raw, clip, centre, standardize, abtt:3, whiten:256, by commas."),
             **dict.fromkeys(("limit", "measure", "split", "max_seconds")),
         },
@@ -423,7 +423,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Round weights and inputs: what it costs, what outliers save.\n\n"
         "Where the error lies, and what keeping outliers gives back.",
         home="analyses.quantize", python="quantize", options="QuantizeOptions", shared={"limit": LIMIT},
-        result="Quantized",
+        result="Quantization",
         examples=(
             "quantize mini-planted --data reviews --limit 4 --schemes int8-tensor/none --random 1 --smooth none",
             "quantize mini-planted --data reviews --limit 4 --schemes int4-group64-asym/none --dims 8,24 --random 1 "
@@ -461,7 +461,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Or a copy that has no outlier dimension.",
         home="analyses.repair", places=("folder",), python="repair", options="RepairCall",
         takes=CONDITIONS,
-        shared=UNLABELLED | {"limit": Override(16), "chart": None, "output": None, "dtype": None}, result="Repaired",
+        shared=UNLABELLED | {"limit": Override(16), "chart": None, "output": None, "dtype": None}, result="Repair",
         examples=(
             "repair decoder --fit fp8 --data texts.txt --limit 4 -o decoder-fp8",
             "repair decoder --rotate --data texts.txt --limit 4 -o decoder-turned",
@@ -534,7 +534,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "model": Override("mini-planted", help="Sample, directory or hub id; mini-* need no download."),
             "chart": None, "verbose": None,
         },
-        result=".look:Explored",
+        result=".look:Exploration",
         examples=(
             "explore mini-planted --show loss --text 'A film worth seeing.'  # no page: one comparison, printed",
             "explore mini-planted --show attention --dims 8 --text 'A film worth seeing.' -o seen.json",

@@ -190,6 +190,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.apart
 def test_every_kind_of_result_is_read_in_a_fresh_process_and_shown_as_a_table(tmp_path: Path) -> None:
     from every_result import made_in
     from outlierlens.results.document import _KINDS, HOMES

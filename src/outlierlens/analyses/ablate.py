@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from outlierlens.session import Session
 
 Verdict = Literal["too few texts", "no damage", "fixed", "by position", "information", "unclear"]
-Judged = Literal["damaging", "harmless", "unclear"]
+Judgement = Literal["damaging", "harmless", "unclear"]
 Place = Literal["", "first token", "other tokens", "both", "unclear"]
 SMALL = 0.05  # nats per token (a factor of 1.05 in perplexity), or cosine distance
 SEVERAL_TEXTS = 32  # that are read for several modes, where no number is given
@@ -248,7 +248,7 @@ class Ablation(Finding):
         return next((one for kind in kinds for one in self.families if one.family == kind), None)
 
     @property
-    def judged(self) -> Judged:
+    def judged(self) -> Judgement:
         """What a single mode does. Unclear: no interval, no random sets, or too few for p ≤ 0.05.
 
         Harmless: the 95 % interval of the change holds zero or lies below it, or the change is no more than the 95th percentile
@@ -450,9 +450,8 @@ def ablate(
     named = found_dims(loaded, stack, texts, dims, options.task)
     plan = plan_dims(stack, stream_width(loaded.model, stack), named.dims if dims == FIND else dims, options.layers)
     alone: list[Plan] = [{layer: (dim,) for layer, off in plan.items() if dim in off} for dim in dims_of(plan)]
-    plans = [plan, *(alone if options.each and len(alone) > 1 else [])]
-    measure = _several if options.several else _single
-    return measure(_Work(loaded, texts, stack, plans, options, named), progress, rows)
+    work = _Work(loaded, texts, stack, [plan, *(alone if options.each and len(alone) > 1 else [])], options, named)
+    return (_several if options.several else _single)(work, progress, rows)
 
 
 def run(session: "Session", command: Command) -> Ablation | Predictions:

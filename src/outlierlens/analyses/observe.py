@@ -278,7 +278,7 @@ class Observation(Finding):
             f"one step of an 8-bit scale over {place(peak.layer)} is {number(step)}, the median |h| there {number(median)}",
             # What lies inside the MLPs may be coarser than the stream: `range` says so.
             (about(self.provenance, "range"), about(self.provenance, "quantize", dims=dims, stack=stack.stack)),
-            ("Ranges", "Quantized", "PrecisionPlan"),
+            ("Ranges", "Quantization", "PrecisionPlan"),
         )
 
     def sections(self, *, verbose: bool = False, named: Mapping[str, Sequence[int]] | None = None) -> Iterator[Section]:

@@ -44,7 +44,7 @@ class Target:
     outside: tuple[str, ...] = ()
 
 
-Kept = Mapping[str, Any]  # what is said of a linear by its path, None of one that stays as it is
+Protections = Mapping[str, Any]  # what is said of a linear by its path, None of one that stays as it is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Exporter:
     title: str
     own: tuple[str, ...] = ()
     called: Callable[[SchemePair, SchemePair], Any] = lambda *_: None
-    lines: Callable[[Any, Kept, Target], list[str]] = lambda *_: []
+    lines: Callable[[Any, Protections, Target], list[str]] = lambda *_: []
     use: str = ""
     spares: str = ""
 
@@ -156,7 +156,7 @@ def _llm_compressor(recipe: SchemePair, _: SchemePair) -> dict[str, Any] | None:
     return found
 
 
-def _llm_compressor_file(base: Any, kept: Kept, target: Target) -> list[str]:
+def _llm_compressor_file(base: Any, kept: Protections, target: Target) -> list[str]:
     groups = {"all": {"targets": [f"re:^{pattern}$" for pattern in _patterns(target.linears)], **base}}
     for path, said in kept.items():
         if said is not None:
@@ -185,7 +185,7 @@ def _auto_round(recipe: SchemePair, _: SchemePair) -> dict[str, Any] | None:
     return said | ({"act_dynamic": recipe.inputs.grain == "token"} if recipe.inputs else {})
 
 
-def _auto_round_file(base: Any, kept: Kept, _: Target) -> list[str]:
+def _auto_round_file(base: Any, kept: Protections, _: Target) -> list[str]:
     config = {path: said or {"bits": 16, "act_bits": 16} for path, said in kept.items()}
     return [*_python("scheme", base), *_python("layer_config", config)]
 
@@ -222,7 +222,7 @@ def _torchao_weights(weights: Scheme, grain: str) -> str | None:
     return None if weights.grain == "tensor" else found
 
 
-def _torchao_file(base: Any, kept: Kept, target: Target) -> list[str]:
+def _torchao_file(base: Any, kept: Protections, target: Target) -> list[str]:
     said = [base, *(one for one in kept.values() if one is not None)]
     names = sorted({name for one in said for name in re.findall(r"\w+Config|Per\w+|MappingType", one)})
     lines = [(path, one or "None") for path, one in kept.items()]
@@ -247,7 +247,7 @@ def _bitsandbytes(recipe: SchemePair, _: SchemePair) -> dict[str, Any] | None:
     return {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"} if recipe == four else None
 
 
-def _bitsandbytes_file(base: Any, kept: Kept, target: Target) -> list[str]:
+def _bitsandbytes_file(base: Any, kept: Protections, target: Target) -> list[str]:
     return _json({**base, "llm_int8_skip_modules": [*kept, *target.outside]})
 
 
@@ -267,7 +267,7 @@ def _gguf(recipe: SchemePair, scheme: SchemePair) -> str | None:
     return known.get((weights.number, weights.symmetric)) if group == 32 else None
 
 
-def _gguf_file(_: Any, kept: Kept, target: Target) -> list[str]:
+def _gguf_file(_: Any, kept: Protections, target: Target) -> list[str]:
     return [f"{re.escape(_gguf_name(path, target))}={said or 'f16'}" for path, said in kept.items()]
 
 
@@ -307,7 +307,7 @@ def _modelopt(recipe: SchemePair, _: SchemePair) -> dict[str, Any] | None:
     return found
 
 
-def _modelopt_file(base: Any, kept: Kept, target: Target) -> list[str]:
+def _modelopt_file(base: Any, kept: Protections, target: Target) -> list[str]:
     entries: list[dict[str, Any]] = [{"quantizer_name": "*", "enable": False}]
     everything = [(pattern, base) for pattern in _patterns(target.linears, "*")]
     nothing = dict.fromkeys(base)
@@ -329,7 +329,7 @@ def _mlx(recipe: SchemePair, scheme: SchemePair) -> dict[str, int] | None:
     return {"group_size": group, "bits": weights.bits} if group in MLX_GROUPS else None
 
 
-def _mlx_file(base: Any, kept: Kept, target: Target) -> list[str]:
+def _mlx_file(base: Any, kept: Protections, target: Target) -> list[str]:
     return [
         "import re",
         "",

@@ -273,7 +273,7 @@ class Ranges(Finding):
                 f"the {coarse.kind} of layer {coarse.layer}{inside if coarse.kind in ('gate/up', 'MLP inner') else ''}.",
                 f"one step there is {number(coarse.coarseness)} times the median |x|, {over}",
                 (about(made, "quantize"), *copy),
-                until=("Quantized", "PrecisionPlan"),
+                until=("Quantization", "PrecisionPlan"),
             )
         top = max(self.stored, key=lambda row: row.largest)
         because = f"the largest |x| is {number(top.largest)}, {top.kind} of layer {top.layer}, {over}"

@@ -20,7 +20,7 @@ import numpy as np
 import outlierlens.architectures as arch
 from outlierlens.architectures import BoundStack
 from outlierlens.checkpoints import Checkpoint
-from outlierlens.detection.rules import RULES, Outlier, Rule
+from outlierlens.detection.rules import RULES, Outlier, Rule, RuleName
 from outlierlens.detection.weights import (
     LargeNeuron,
     MlpScan,
@@ -74,7 +74,7 @@ class ScanCall:
 
     models: Annotated[tuple[str, ...], Flag(argument=True)]
     """Sample names, directories, weight files or hub ids."""
-    rule: Literal["kovaleva", "puccetti", "luo", "all"] = "kovaleva"
+    rule: Literal[RuleName, "all"] = "kovaleva"
     """kovaleva, puccetti or luo; all: every published definition that rests on weights alone, of one model."""
     settings: Annotated[Rule, Flat("n_sigma", "min_layer_fraction", "same_layer", "top_k")] = Rule()
     """What the rule asks."""

@@ -2,7 +2,7 @@
 
     adapter = open_adapter("runs/lora")     # of `checkpoints`: its adapter_config.json and adapter_model.safetensors
     adapter.changes(names, shape_of)        # {name: Change} of the parameters of its base, in files or in memory
-    with Adapted(checkpoint, adapter) as changed: ...     # base + scaling · B A, as it is read; nothing is written
+    with AdaptedCheckpoint(checkpoint, adapter) as changed: ...     # base + scaling · B A, as it is read; nothing is written
 
 The weight of a linear [out, in] gets scaling · B A, with A [r, in] and B [out, r]; that of a table [token, dim], or of GPT-2's
 Conv1D [in, out], the transpose. scaling is α / r, or α / √r with `use_rslora` (Hu et al. 2021; Kalajdzievski 2023).
@@ -28,7 +28,6 @@ _AROUND = re.compile(r"\Abase_model\.model\.|(?<=\.)base_layer\.|(?<=\.)modules_
 _SIDE = re.compile(
     r"(?P<module>.+)\.lora_(?P<table>embedding_)?(?P<side>[AB])(\.(?!weight\Z|bias\Z)(?P<name>[^.]+))?(\.(?P<leaf>weight|bias))?"
 )
-_BASE = re.compile(r"(.+?)\.(?:base_layer|original_module)\.")
 _NAMED = re.compile(r"\.(?:lora_(?:embedding_)?[AB]|modules_to_save)\.(?!weight\Z|bias\Z)([^.]+)")
 _MERGE = "merge it with peft: merge_and_unload(), then save_pretrained()"
 # Settings that say nothing of what is added, or that are read below; any other that is on is more than plain LoRA.
@@ -42,22 +41,6 @@ _PLAIN = {
 LARGEST = 1e12  # rank or alpha; a float holds it exactly
 Key = tuple[str, str]  # a module, and "weight" or "bias"
 _STARTS = (None, True, False, "gaussian", "eva", "orthogonal")  # others change the base before the training
-
-
-def of_adapter(names: Collection[str]) -> list[str]:
-    """The tensors of a saved PeftModel that belong to its adapter: what stands beside a weight of the base; [] of others."""
-    around = {found[1] for name in names if (found := _BASE.match(name))}
-    if not around and not any(".lora_" in name for name in names):
-        return []
-
-    def belongs(name: str) -> bool:
-        words = name.split(".")
-        return ".lora_" in name or any(
-            ".".join(words[:end]) in around and words[end] not in ("base_layer", "original_module")
-            for end in range(1, len(words))
-        )
-
-    return [name for name in names if belongs(name)]
 
 
 def no_model(name: str, config: Mapping[str, Any], folder: str, hub: str = "") -> BadFile:

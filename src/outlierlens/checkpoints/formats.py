@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from outlierlens.checkpoints.adapter import CONFIG, no_model, of_adapter
+from outlierlens.checkpoints.adapter import CONFIG, no_model
 from outlierlens.checkpoints.base import (
     INDEX,
     ITEM_BYTES,
@@ -35,6 +35,7 @@ from outlierlens.checkpoints.base import (
     parse_config,
 )
 from outlierlens.checkpoints.naming import by_usual_names
+from outlierlens.checkpoints.stored import of_adapter
 from outlierlens.checkpoints.trainers import PARAMS, TRAINERS, config_of_params, form_of, parts_of
 from outlierlens.errors import BadFile
 

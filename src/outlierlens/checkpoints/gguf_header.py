@@ -2,7 +2,7 @@
 
     header = read_header(path)
     header.metadata["general.architecture"]         # scalars and short strings; arrays are stepped over unless named
-    header.tensors["blk.0.ffn_down.weight"]         # Placed(TensorInfo("Q4_1", (576, 1536), 552960), start, end)
+    header.tensors["blk.0.ffn_down.weight"]         # TensorSpan(TensorInfo("Q4_1", (576, 1536), 552960), start, end)
 
 Layout (GGUF specification, versions 2 and 3): magic, version, number of tensors, number of metadata entries; the
 entries (key, type, value); the tensors (name, dimensions fastest first, type, offset); padding; data. The usual

@@ -1,7 +1,7 @@
 """What a pickle says of tensors, read off its instructions; nothing that it asks for is called, imported or allocated.
 
     content, machine = read_pickle(stream, "model.bin", n_bytes)     # raises BadFile
-    content["model"]["h.0.ln.weight"]                  # Stored: which storage, from where on, of which shape
+    content["model"]["h.0.ln.weight"]           # PickledTensor: which storage, from where on, of which shape
     machine.asked                                      # {"argparse.Namespace"}: what loading it would import besides
 
 A pickle is a program. Loading it would call what it names (`os.system`), allocate what it claims (`bytearray(2**31)`), and hash

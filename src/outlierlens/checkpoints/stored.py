@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.checkpoints.adapter import CONFIG, AdaptedCheckpoint, Adapter, no_model, of_adapter
+from outlierlens.checkpoints.adapter import CONFIG, AdaptedCheckpoint, Adapter, no_model
 from outlierlens.checkpoints.base import (
     ITEM_BYTES,
     Checkpoint,
@@ -48,6 +48,7 @@ _CODES = ("", "_packed", "_blocks")  # how the names of codes end
 # What a module holds in place of a weight -> the quantizers that write it.
 _FOREIGN = {"qweight": "GPTQ or AWQ", "W_q": "HQQ", "codebooks": "AQLM", "weight._data": "Quanto"}
 _TYPE = "type "
+_ADAPTED = re.compile(r"(.+?)\.(?:base_layer|original_module)\.")
 _NAMED_FREELY = (
     "safetensors",
     "bin",
@@ -67,6 +68,22 @@ _WORDS = {  # torch's -> safetensors'
 _FP4 = np.array([sign * size for sign in (1, -1) for size in (0, 0.5, 1, 1.5, 2, 3, 4, 6)], np.float32)
 # Rows or columns per scale, likeliest first, where the config does not say.
 _BLOCKS = (128, 64, 32, 16, 256, 512)
+
+
+def of_adapter(names: Collection[str]) -> list[str]:
+    """The tensors of a saved PeftModel that belong to its adapter: what stands beside a weight of the base; [] of others."""
+    around = {found[1] for name in names if (found := _ADAPTED.match(name))}
+    if not around and not any(".lora_" in name for name in names):
+        return []
+
+    def belongs(name: str) -> bool:
+        words = name.split(".")
+        return ".lora_" in name or any(
+            ".".join(words[:end]) in around and words[end] not in ("base_layer", "original_module")
+            for end in range(1, len(words))
+        )
+
+    return [name for name in names if belongs(name)]
 
 
 def as_weights(source: Checkpoint) -> Checkpoint:

@@ -140,11 +140,6 @@ def joined(tables: Sequence[Table], source: str) -> Table:
     )  # fmt: skip
 
 
-def lines(text: str) -> Iterator[str]:
-    """Lines of `text` without their ends; str.splitlines would also cut at U+2028, U+0085, form feeds and others."""
-    return (line.removesuffix("\r") for line in text.split("\n"))
-
-
 def file_lines(path: Path, *, ends: bool = False) -> Iterator[str]:
     """Lines of a UTF-8 file, read as they are asked for, without their ends unless `ends` asks for them.
 

@@ -1,6 +1,6 @@
 """The rules that call a dimension an outlier: on a block's last operation, and on its activations; arrays [layer, dim].
 
-    measured = Measured(scale, bias)                       # float64 [layer, dim]; bias may be None
+    measured = LastOperation(scale, bias)                  # float64 [layer, dim]; bias may be None
     outliers = find(measured, Rule("kovaleva"))         # tuple of Outlier, strongest first
     rule.passes(z); rule.counts(scale, bias)               # where |z| passes [layer, dim]; whose layers are enough [dim]
     activation_outliers(observed, ActivationRules())       # tuple of ActivationOutlier, rule by rule, strongest first

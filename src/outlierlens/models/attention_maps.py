@@ -1,6 +1,6 @@
 """Look at a running network's attention: what it multiplies, what softmax reads, the weights; beside `hooks`, the only hooks.
 
-    with tapped_logits(Looks(read, product, logits)):
+    with tapped_logits(MapLooks(read, product, logits)):
         model(**batch)
 
     @eagerly                                         # sdpa and flash attention make no weights

@@ -10,7 +10,8 @@
 
 Each call is a greenlet. Where the model comes to a door (`block_weights`) whose weights are not in memory it stands still; once
 no call can go on, the weights of the first such door are read, and all that wait there go through. Values that are set in a
-call (`changes.Settable`) are put in place around its passes at each block, and its hooks are called in its passes alone.
+call (`changes.SettableParameters`) are put in place around its passes at each block, and its hooks are called in its passes
+alone.
 A model that runs outside `run` reads each door's weights as it comes to it.
 """
 

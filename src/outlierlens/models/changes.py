@@ -3,7 +3,7 @@
     @temporary                                   # in place of contextmanager
     def zeroed(model, rows):
         with ExitStack() as undo:
-            Settable(undo, model).set_values("head.bias", (rows,), 0.0)
+            SettableParameters(undo, model).set_values("head.bias", (rows,), 0.0)
             hang(undo, module.register_forward_hook, look)
             yield
 

@@ -1,6 +1,6 @@
 """Pictures and recordings as a model takes them: one by one, in batches, and as what a pass or a task reads.
 
-    prepare = Prepare(loaded, "audio")
+    prepare = Preparation(loaded, "audio")
     one = prepare(part, max_seconds=30)              # .values: pixels [channel, height, width], samples [sample], or features
     batch = prepare.batch([one, other], (0, 1))      # a `Batch`: padded, with what is padding and what is a special token
 

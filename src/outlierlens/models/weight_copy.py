@@ -21,11 +21,11 @@ import numpy as np
 import outlierlens.architectures as arch
 from outlierlens.architectures.bind import claimed_experts
 from outlierlens.checkpoints import as_weights
-from outlierlens.checkpoints.adapter import CONFIG, AdaptedCheckpoint, of_adapter
+from outlierlens.checkpoints.adapter import CONFIG
 from outlierlens.checkpoints.base import Checkpoint, load_config
 from outlierlens.checkpoints.formats import config_folder, files_of, open_file, write_header
 from outlierlens.checkpoints.samples.cache import check_space, megabytes
-from outlierlens.checkpoints.stored import Weights
+from outlierlens.checkpoints.stored import Weights, of_adapter
 from outlierlens.errors import BadFile, UnknownArchitecture, need
 from outlierlens.models import variants
 from outlierlens.models.model_class import is_unused
@@ -138,23 +138,6 @@ def copy_file(path: Path, folder: Path, notice: Progress) -> list[Path]:
             )
         _copy(checkpoint, path, folder, notice)
         return [*checkpoint.outside, *getattr(checkpoint, "files", files_of(path)[0]), path.parent / CONFIG]
-
-
-def needs_copy(path: Path) -> bool:
-    """Whether transformers does not load a weight file as it is: a container, names with something around them, codes.
-
-    Codes that are not read are left to the quantizer that the config names.
-    """
-    with as_weights(open_file(path, str(path))) as checkpoint:
-        return isinstance(checkpoint, AdaptedCheckpoint) or (
-            isinstance(checkpoint, Weights)
-            and (
-                checkpoint.is_renamed
-                or getattr(checkpoint, "wrapped", False)
-                or bool(checkpoint.coded)
-                or (not checkpoint.method and any(map(checkpoint.packed_by, checkpoint.tensors)))
-            )
-        )
 
 
 def _copy(checkpoint: Checkpoint, path: Path, folder: Path, notice: Progress) -> None:

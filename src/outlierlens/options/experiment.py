@@ -28,7 +28,7 @@ GROUPS = {
     "vectors": "vectors.options:VectorReading",
     "fitting": "vectors.options:Fitting",
     "output": "session:Output",
-    "source": "session:Source",
+    "source": "session:ModelSource",
     "loading": "session:Loading",
 }
 GROUP_NAMES = ("find", "switch off", "explain", "compare with papers", "train", "compress", "guard", "embed", "show")

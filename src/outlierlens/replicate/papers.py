@@ -2,7 +2,7 @@
 
     find_protocol("kovaleva-glue").rule
     which = checkpoint_of("google-bert/bert-base-uncased", config)         # "bert-base-uncased", or ""
-    published_for("kovaleva-glue", which)                                  # Published rows, () for another checkpoint
+    published_for("kovaleva-glue", which)                                  # PublishedNumber rows, () for another checkpoint
 
 A checkpoint is the one of a paper when its name is the hub id, or it lies in a local folder whose config names the hub id, and
 its shape is that checkpoint's. Models that merely look alike have other outlier dimensions: those differ between training runs.

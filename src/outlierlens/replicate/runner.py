@@ -1,7 +1,7 @@
 """How a paper of many parts is measured: one part after the other, each by its analysis, and put together.
 
     class PuccettiRun(PaperRun): …                     # what its parts share
-    PARTS = {"frequency": Part("correlation with token frequency", _frequency, n_texts=1000), …}
+    PARTS = {"frequency": PaperPart("correlation with token frequency", _frequency, n_texts=1000), …}
     run = PuccettiRun(loaded, options, folder)
     run.measure(PARTS)
     run.found                                          # {name: its finding}

@@ -1,6 +1,6 @@
 """The files of a training run: checkpoints with their steps, the loss beside them, and what ends the blocks over the steps.
 
-    found = find_saved(["runs/bert"])                        # runs/bert/checkpoint-500, …: Saved, by ascending step
+    found = find_saved(["runs/bert"])                        # runs/bert/checkpoint-500, …: SavedCheckpoint, by ascending step
     curves = find_log(found)                                 # {"loss": Curve, "eval_loss": Curve}
 
 A step is read from the last part of a path, hub id or revision: one of the words step, checkpoint, ckpt, global_step, iter,

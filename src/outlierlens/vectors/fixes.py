@@ -18,7 +18,7 @@ variance, by the oracle approximating shrinkage of Chen et al. (2010).
 
 Count, mean and covariance of vectors, in one pass over as many as there are.
 
-moments = Moments(width)
+moments = VectorMoments(width)
 moments.add(vectors)                    # [vector, dim], again and again
 moments.mean, moments.covariance
 moments_of(vectors.values[layer])       # the same, block by block

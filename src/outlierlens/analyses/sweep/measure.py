@@ -4,8 +4,9 @@
     swept.top(5)                                     # strongest effects, with 95 % intervals
     sweep(loaded, texts, rows=Path("rows.jsonl"))    # interrupted? the same call continues
 
-The loop is `work_through`. `schedule` decides what a round holds, an engine does it (`units.Local`, `ray_engine`), `effects`
-turns what was measured into rows: a function of the rows kept, so an interrupted, resumed or distributed sweep says the same.
+The loop is `work_through`. `schedule` decides what a round holds, an engine does it (`units.LocalEngine`, `ray_engine`),
+`effects` turns what was measured into rows: a function of the rows kept, so an interrupted, resumed or distributed sweep says
+the same.
 """
 
 import base64

@@ -2,7 +2,7 @@
 
 sweep(loaded, texts, engine=on_ray(texts, load, Machines(ray="auto", gpus_per_worker=0.5)))
 
-recipe = Recipe.like(runner, texts, load)       # where the sweep is planned
+recipe = RunnerCopy.like(runner, texts, load)   # where the sweep is planned
 recipe()                                        # there: a runner that gives the same numbers, or an error
 """
 
