@@ -250,7 +250,8 @@ def test_options_import_no_heavy_library() -> None:
     ("cell", "text"),
     [
         (None, "–"), (float("nan"), "–"), (Change(0.25), "+0.25"), (Change(-0.0), "+0"), (Share(0.054), "5 %"),
-        (Count(12345), "12,345"), (FineShare(0.0017), "0.2 %"), (Fraction(4, 30), "4/30"), (ExactValue(0.1234567891), "0.123456789"),
+        (Count(12345), "12,345"), (FineShare(0.0017), "0.2 %"), (Fraction(4, 30), "4/30"),
+        (ExactValue(0.1234567891), "0.123456789"),
         (Share(0.999), "over 99 %"), (P(0.00312), "0.0031"), (Interval(-1, 2.5), "-1 to +2.5"),
         (FineShare(0.0543), "5.4 %"), (ShareInterval(-0.5, 0.054), "-50 to 5 %"), (ShareInterval(0, 0), "0 to 0 %"),
 

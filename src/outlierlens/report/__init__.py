@@ -16,7 +16,13 @@ from outlierlens.report.page import render
 from outlierlens.report.result import ReportData
 
 __all__ = [
-    "Both", "ReportData", "ReportFiles", "render", "rerender", "write", "write_both",
+    "ReportData",
+    "ReportFiles",
+    "ReportPair",
+    "render",
+    "rerender",
+    "write",
+    "write_both",
 ]  # fmt: skip
 
 
