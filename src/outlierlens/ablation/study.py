@@ -205,7 +205,7 @@ class Study:
         name is measured once."""
         if not self.total:
             self.announce([one.name for one in conditions])
-        calls = {one.name: partial(self._one, one) for one in conditions[::-1] if one.name not in self.keep.done}
+        calls: Any = {one.name: partial(self._one, one) for one in conditions[::-1] if one.name not in self.keep.done}
         self.loaded.run([lambda: self.intact, *[*calls.values()][::-1]], self.task)
         return [self._one(one) for one in conditions]
 
@@ -219,7 +219,7 @@ class Study:
     def _measured(self, one: Condition) -> Outcome:
         def now() -> dict[str, Any]:
             with one.enter() as entered:
-                both = [self._values, partial(one.beside, entered)] if one.beside else None
+                both: Any = [self._values, partial(one.beside, entered)] if one.beside else None
                 # Alone it is read right here: `more` may ask the task about this very reading.
                 (values, also), more = self.loaded.run(both) if both else (self._values(), {})
                 more |= one.more(entered) if one.more else {}
