@@ -119,6 +119,25 @@ def test_experts_that_no_text_reached_are_said(words: Any) -> None:
     assert note.startswith(f"no token reached {12 - len(written)} of 12 experts")
 
 
+def test_a_scale_among_the_linears_is_refused(words: Any) -> None:
+    config = transformers.XmodConfig(**TEXT, languages=["en_XX"], default_language="en_XX")
+    loaded = from_objects(transformers.XmodForMaskedLM(config).eval(), words(), name="xmod")
+    with pytest.raises(BadInput, match=r"output\.LayerNorm\.weight multiplies one by one and is no linear"):
+        trace(loaded, TEXTS, TraceOptions(dim=DIM, n_random=1))
+
+
+def test_states_of_more_than_the_text_are_refused(words: Any) -> None:
+    config = transformers.ProphetNetConfig(
+        hidden_size=16, vocab_size=TEXT["vocab_size"], max_position_embeddings=32, ngram=2, decoder_start_token_id=1,
+        encoder_ffn_dim=24, decoder_ffn_dim=24, num_encoder_layers=2, num_decoder_layers=2,
+        num_encoder_attention_heads=2, num_decoder_attention_heads=2,
+    )  # fmt: skip
+    model = transformers.ProphetNetForConditionalGeneration(config).eval()
+    loaded = from_objects(model, words(), name="prophetnet")
+    with pytest.raises(BadInput, match="the model adds tokens of its own"):
+        trace(loaded, TEXTS, TraceOptions(dim=DIM, stack="decoder", n_random=1))
+
+
 def test_constants_that_multiply_what_is_added_are_measured(words: Any) -> None:
     torch.manual_seed(0)
     config = transformers.GraniteConfig(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlierlens.architectures.experiment.inputs import made_inputs
 from outlierlens.architectures.experiment.shrink import (
+    PICTURES,
     bare_model,
     config_object,
     dotted,
@@ -110,14 +111,36 @@ def small_model(config: Config) -> SmallModel:
                 except Exception as error:
                     reasons.append(f"{words}, given {' and '.join(inputs)}: {first_line(error)}")
                     continue
-                if _is_read_back(small):
+                if PICTURES in words and _has_lone_tokens(small):
+                    reasons.append(f"{words}: a block reads one patch alone")
+                elif _is_read_back(small):
                     return replace(small, towers=_towers(small))
-                unread = unread or small
+                else:
+                    unread = unread or small
     if unread:
         return replace(unread, towers=_towers(unread))
     raise UnknownArchitecture(
         f"no small version of this {full.model_type} config runs ({'; '.join(dict.fromkeys(reasons[:3]))}); {BY_HAND}"
     )
+
+
+def _has_lone_tokens(small: SmallModel) -> bool:
+    """Whether a block gets a single token: attention over one is no attention, and what it takes is not seen."""
+    import torch
+    from torch import nn
+
+    blocks = [one for module in small.model.modules() if isinstance(module, nn.ModuleList) for one in module]
+    lone: list[int] = []
+
+    def look(_: "nn.Module", args: Any, output: Any) -> None:
+        found = [one for one in (*args, output) if isinstance(one, torch.Tensor) and one.ndim == 3]
+        lone.extend(1 for one in found if one.shape[1] == 1)
+
+    with ExitStack() as hooks:
+        for block in dict.fromkeys(blocks):
+            hooks.enter_context(block.register_forward_hook(look))
+        small.run()
+    return bool(lone)
 
 
 def _is_read_back(small: SmallModel) -> bool:
