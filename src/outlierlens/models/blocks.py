@@ -18,7 +18,7 @@ import contextvars
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from typing import Any, TypeVar
 
 import greenlet
@@ -56,7 +56,7 @@ class Modes:
         self.grad, self.inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         self.functions = _function_modes()
 
-    @contextmanager
+    @temporary
     def again(self) -> Iterator[None]:
         """Inside, these hold."""
         now = _function_modes()
@@ -70,6 +70,15 @@ class Modes:
             undo.enter_context(torch.inference_mode(self.inference))
             undo.enter_context(torch.set_grad_enabled(self.grad))
             yield
+
+    def restore(self) -> None:
+        """These again for good: an interrupt inside one of torch's own contexts leaves it open."""
+        if torch.is_inference_mode_enabled() != self.inference:
+            _LEFT_OPEN.append(torch._C._InferenceMode(self.inference))
+        torch.set_grad_enabled(self.grad)
+
+
+_LEFT_OPEN: list[Any] = []  # guards whose end would bring back what an interrupt left
 
 
 def _function_modes() -> list[Any]:
@@ -193,6 +202,7 @@ class ByBlock:
     def _end(self) -> None:
         with ExitStack() as each:  # whatever one of them raises, all are unwound
             each.callback(setattr, self, "hub", None)
+            each.callback(self.outside.restore)
             each.callback(self.weights.end)
             for one in self.passes:
                 each.callback(one.unwind)
