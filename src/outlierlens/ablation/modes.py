@@ -105,6 +105,7 @@ class Switch:
         Raises:
             BadInput: the mode edits hidden states, which no weights file can hold; or the folder is not empty.
         """
+        self.loaded.need_whole("--save")
         check_save(directory, self.mode)
         with new_folder(directory) as making:
             with self.off(plan) as touched:

@@ -466,7 +466,6 @@ def run(session: "Session", command: Command) -> Ablation | Predictions:
     texts = reading.read(offline=session.load.offline)
     if command.save:
         check_save(command.save, *options.modes)
-        session.loaded.need_whole("--save")
     found = ablate(session.loaded, texts, command.dims, options, progress=session.progress, rows=session.kept)
     if command.save:
         session.then = partial(_save, session, command.save, command.options, found)

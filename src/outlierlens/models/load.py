@@ -132,12 +132,14 @@ class LoadedModel:
         found: ByBlock | None = getattr(self.model, BY_BLOCK, None)
         return found
 
-    def run(self, calls: "Iterable[Callable[[], T]]", n_tokens: int = 0) -> list[T]:
+    def run(self, calls: "Iterable[Callable[[], T]]", each: Any = None) -> list[T]:
         """What each call gives; where the model is read block by block, all of them go through each block together.
 
-        `n_tokens` of each call are on their way then: with a bound of memory, calls go in groups.
+        `each` has the `lengths` of what each call reads: with a bound of memory, calls go in groups.
         """
-        return [call() for call in calls] if self.blocks is None else self.blocks.run(list(calls), n_tokens)
+        if self.blocks is None:
+            return [call() for call in calls]
+        return self.blocks.run(list(calls), 0 if each is None else int(each.lengths.sum()))
 
     def need_whole(self, what: str) -> None:
         """Raise BadInput where the model is read block by block, and `what` needs all weights at once."""
