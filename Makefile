@@ -2,6 +2,7 @@
 # make test     set up and pass the tests
 # make quick    set up and pass most tests in a third of the time: no browser, site, notebook, wheel, Ray, or whole run
 # make check    what CI runs: lint, format, types, docs freshness, tests
+# make benchmarks  run each benchmark, small: ratios against a baseline of the same minute
 # make site     build the documentation's site into build/site, strictly
 # make build    wheel and sdist in dist/; the wheel is tried in a fresh environment without a network
 # make image    build the Dockerfile with docker or podman, and run the main job in it without a network
@@ -85,7 +86,8 @@ check: setup lint types english
 	@$(MAKE) --no-print-directory test
 
 benchmarks: setup
-	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@for sample in mpnet-base minilm-l6; do $(BIN)/outlierlens fetch $$sample; done
+	@for file in $$(grep -l __main__ benchmarks/*.py); do echo "== $$file"; OMP_NUM_THREADS=1 $(BIN)/python $$file || exit 1; done
 
 clean:
 	rm -rf $(VENV) runs build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

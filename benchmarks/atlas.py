@@ -1,7 +1,7 @@
 """`outlierlens atlas build` against a hub on this machine: thousands of tiny models of all families, and what goes wrong there.
 
-    python benchmarks/atlas.py                          # 10,000 models, 50 ms before each answer, faults: pace, memory, finds
-    python benchmarks/atlas.py --models 1000            # the same, smaller: memory beside that of 10,000
+    python benchmarks/atlas.py                          # 100 models, 50 ms before each answer, faults: pace, memory, finds
+    python benchmarks/atlas.py --models 10000           # the same, larger: memory beside that of 1,000
     python benchmarks/atlas.py --kills 30 --models 1000 # killed with SIGKILL 30 times on the way; then every row once
     python benchmarks/atlas.py --ray --models 300       # one Ray worker of one thread, then two, then one again
     python benchmarks/atlas.py --sizes                  # requests and bytes of models of real size (files with holes)
@@ -81,7 +81,7 @@ class Run:
         more = {"HF_ENDPOINT": endpoint, "NO_PROXY": "*", "OMP_NUM_THREADS": "1", "HF_HUB_CACHE": f"{folder}-cache"}
         self.began, self.peaks, self.processor = time.perf_counter(), list[int](), 0.0
         self.process = subprocess.Popen(
-            [*command, "--json", "--no-progress", *options], env=os.environ | more, stdout=subprocess.PIPE, text=True
+            [*command, "--json", *options], env=os.environ | more, stdout=subprocess.PIPE, text=True
         )
         threading.Thread(target=self._watch, daemon=True).start()
 
@@ -150,7 +150,7 @@ def sizes() -> None:
 
 
 def main() -> None:
-    options = asked(__doc__, models=10_000, parallel=24, kills=0, ray=False, sizes=False)
+    options = asked(__doc__, models=100, parallel=24, kills=0, ray=False, sizes=False)
     if options.sizes:
         sizes()
         return
@@ -165,7 +165,7 @@ def main() -> None:
         if options.ray:
             pace = {}
             for turn, workers in enumerate((1, 2, 1)):
-                how = ("--engine", "ray", "--workers", str(workers), "--parallel", "1", "--cpus-per-worker", "0.5")
+                how = ("--ray", f"local,workers={workers},cpus=0.5", "--parallel", "1")
                 done = Run(Path(place) / f"ray-{turn}", endpoint, names, *how).end()
                 pace[turn] = options.models / done["seconds"]
                 print(f"{workers} Ray worker(s) of one thread: {pace[turn]:.2f} models a second", flush=True)

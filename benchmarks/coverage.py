@@ -1,6 +1,7 @@
 """How often intervals contain the true value: of means over a fixed number of texts, and of the adaptive sweep.
 
-    OMP_NUM_THREADS=1 python benchmarks/coverage.py                                      # simulated: means, sweep, winner
+    python benchmarks/coverage.py                                                        # small: bounds may be missed by chance
+    OMP_NUM_THREADS=1 python benchmarks/coverage.py --trials 4000                        # simulated: means, sweep, winner
     OMP_NUM_THREADS=1 python benchmarks/coverage.py DIR --data FILE                      # a small model, 50 seeds
     python benchmarks/coverage.py DIR --data FILE --matrix changes.npz --first 8 12 16   # measure once, try first looks
     python benchmarks/coverage.py --bulk --seeds 200                                     # simulated: the bulk, 4 populations
@@ -9,7 +10,7 @@
 Simulated texts are drawn anew in every trial, and the true value is that of endlessly many. What says nothing (*not settled*,
 or measured on all texts) does not count as covered; how often that is stands beside. Every share has its Monte Carlo error.
 
---means leaves it at the means; --each does without the bulk; --hold says when the rule's intervals hold, at "any" look or the
+--means leaves it at the means; --each does without the bulk; --hold says when the rule's intervals hold, at the
 "stop"; --first and --gradients compare texts of the first look and of the gradient pass; --matrix keeps what was measured.
 
 A model is measured exhaustively once, every dimension on every text. The adaptive procedure is then replayed on those
@@ -36,7 +37,7 @@ from outlierlens.analyses.sweep.gradients import first_order
 from outlierlens.analyses.sweep.levels import FIRST_LOOK, look_sizes
 from outlierlens.analyses.sweep.options import SweepOptions
 from outlierlens.analyses.sweep.runner import make_runner
-from outlierlens.analyses.sweep.schedule import State, adaptive
+from outlierlens.analyses.sweep.schedule import SweepState, adaptive
 from outlierlens.analyses.sweep.units import INTACT, Differences, Unit, planned
 from outlierlens.data.texts import Texts, read_texts
 from outlierlens.statistics.means import mean_interval
@@ -98,10 +99,10 @@ def replay(matrix: Matrix, rule: Rule, seed: int) -> Seed:
     n_gradients = min(rule.gradients, n_texts)
     units = [Unit(str(dim), "all layers", {0: (dim,)}) for dim in range(n_units)]
     options = SweepOptions(
-        tolerance=rule.tolerance, relative=rule.relative, top=rule.k, bulk=rule.bulk, anytime=rule.hold == "any", seed=seed,
+        tolerance=rule.tolerance, relative=rule.relative, top=rule.k, bulk=rule.bulk, seed=seed,
     )  # fmt: skip
     gradients = now.gradients[:, :n_gradients].T if n_gradients else None
-    state = State(units, options, looks, Differences(now.weights), gradients)
+    state = SweepState(units, options, looks, Differences(now.weights), gradients)
     state.find_bulk(())
     fill(state, now.changes)
     found = [one for one in state.estimates if one is not None]
@@ -122,7 +123,7 @@ def replay(matrix: Matrix, rule: Rule, seed: int) -> Seed:
     )
 
 
-def fill(state: State, changes: np.ndarray) -> State:
+def fill(state: SweepState, changes: np.ndarray) -> SweepState:
     """Measure what the procedure asks for, until it asks for no more."""
     for _, works in adaptive(state):
         for work in works:
@@ -366,9 +367,9 @@ POPULATIONS = {
 }
 
 
-def _swept(values: np.ndarray, options: SweepOptions, looks: tuple[int, ...]) -> State:
+def _swept(values: np.ndarray, options: SweepOptions, looks: tuple[int, ...]) -> SweepState:
     units = [Unit(str(dim), "all layers", {0: (dim,)}) for dim in range(len(values))]
-    return fill(State(units, options, looks, Differences(np.ones(values.shape[1]))), values)
+    return fill(SweepState(units, options, looks, Differences(np.ones(values.shape[1]))), values)
 
 
 def measure(given: Any, part: Path) -> Matrix:
@@ -404,7 +405,7 @@ def measure(given: Any, part: Path) -> Matrix:
 def main() -> int:
     """Simulate, or measure a model and replay it; exit code 1 where a coverage is below 93 %."""
     given = asked(
-        __doc__, {"model": ""}, trials=4000, means=False, bulk=False, each=False, off=[int], data="excerpt", min_words=70,
+        __doc__, {"model": ""}, trials=40, means=False, bulk=False, each=False, off=[int], data="excerpt", min_words=70,
         max_length=128, limit=int, dims=int, matrix=Path, seeds=50, tolerance=0.01, relative=0.1, first=[FIRST_LOOK],
         gradients=[256, 0], hold=["stop"],
     )  # fmt: skip

@@ -1,7 +1,8 @@
 """How often `lookup` names the parent of a child, and whether it names one of a stranger.
 
     python scripts/strangers.py fetch FOLDER                  # the models
-    python benchmarks/lineage.py FOLDER -o lineage.json       # children by arithmetic, as files; strangers by permutation
+    python benchmarks/lineage.py                              # the samples that come with the package
+    python benchmarks/lineage.py FOLDER --strangers 100 -o lineage.json   # children by arithmetic; strangers by permutation
     python benchmarks/lineage.py FOLDER --tune -o tuned.json  # and children that AdamW made, of models below 30 M parameters
 
 A child is a model's folder of its own. Its matrices are holes in the file, since nothing reads them; the file is as long as the
@@ -191,12 +192,12 @@ def strangers(rows: list[AtlasRow], n: int) -> tuple[int, int, float]:
 
 def main() -> None:
     """Make children one by one, ask for each, and say how often the answer was right."""
-    given = asked(__doc__, {"folder": Path}, tune=False, strangers=100, output=Path)
+    given = asked(__doc__, {"folder": ""}, tune=False, strangers=5, output=Path)
     rows = list(read_rows(ATLAS))
-    places = {name: str(place_of(given.folder, name)) for name in STRANGERS}
-    places |= {name: str(directory_of(name)) for name in SAMPLES}
+    places = {name: str(place_of(Path(given.folder), name)) for name in STRANGERS if given.folder}
+    places |= {name: str(directory_of(name)) for name in (SAMPLES if given.folder else ("mini-bert", "mini-planted"))}
     results: list[dict[str, Any]] = []
-    for name in TUNED if given.tune else sorted({row.model for row in rows}):
+    for name in TUNED if given.tune else sorted({row.model for row in rows} & {*places}):
         family = next(row.family for row in rows if row.model == name)
         with tempfile.TemporaryDirectory() as temporary:
             place, random = Path(temporary), np.random.default_rng(len(name))

@@ -1,5 +1,6 @@
 """`plan` beside the exhaustive greedy choice, and how often it names anything where nothing stands out.
 
+    python benchmarks/plan.py                                              # greedy, 16 reviews, mini-planted
     OMP_NUM_THREADS=1 python benchmarks/plan.py greedy mini-planted --data reviews --limit 64 --rows DIR
     OMP_NUM_THREADS=1 python benchmarks/plan.py nulls --draws 200
     OMP_NUM_THREADS=1 python benchmarks/plan.py columns smollm2-135m --data FILE --limit 96 --max-length 64
@@ -34,11 +35,12 @@ def greedy(given: Any) -> None:
         scheme=given.scheme, keep=given.keep, grain=given.grain, n_candidates=given.candidates, n_random=0,
         task=TaskOptions(max_length=given.max_length),
     )  # fmt: skip
-    Path(given.rows).mkdir(parents=True, exist_ok=True)
+    if given.rows:
+        Path(given.rows).mkdir(parents=True, exist_ok=True)
     found = []
     for name, one in (("adaptive", options), ("exhaustive", replace(options, exact=True))):
         begin = time.perf_counter()
-        made = plan(loaded, texts, one, rows=Path(given.rows) / f"{name}.jsonl")
+        made = plan(loaded, texts, one, rows=Path(given.rows) / f"{name}.jsonl" if given.rows else None)
         found.append(made)
         searching = sum(row.n_texts or 0 for row in made.sensitivities)
         print(
@@ -110,8 +112,8 @@ def nulls(given: Any) -> None:
 def main() -> None:
     """Run what is given."""
     given = asked(
-        __doc__, {"part": str, "model": ""}, data="reviews", limit=64, max_length=64, scheme="int8-tensor/int8-tensor",
-        keep=0.04, grain="column", candidates=12, rows="rows", draws=200, tolerance=0.01,
+        __doc__, {"part": "greedy", "model": "mini-planted"}, data="reviews", limit=16, max_length=32,
+        scheme="int8-tensor/int8-tensor", keep=0.04, grain="column", candidates=12, rows="", draws=200, tolerance=0.01,
     )  # fmt: skip
     {"greedy": greedy, "nulls": nulls, "columns": columns}[given.part](given)
 

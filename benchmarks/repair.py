@@ -1,6 +1,6 @@
 """What `repair` takes beside copying the model's folder: its rewriting, its self-check, and the whole.
 
-    OMP_NUM_THREADS=1 python benchmarks/repair.py                     # a random Llama of 8 layers, 576 wide
+    OMP_NUM_THREADS=1 python benchmarks/repair.py --layers 8 --pairs 5   # a random Llama, 576 wide; without, of one layer
     python benchmarks/repair.py --model smollm2-135m --pairs 5
 
 Each pair copies the folder and repairs it, one right after the other; ratios are medians over pairs, with the smallest and
@@ -41,7 +41,7 @@ def force(folder: Path) -> None:
 
 def main() -> None:
     """Print medians of both and their ratios."""
-    given = asked(__doc__, model="", layers=8, pairs=5, texts=4, margin=32, room=Path)
+    given = asked(__doc__, model="", layers=1, pairs=1, texts=4, margin=32, room=Path)
     texts = read_texts(EXCERPT, limit=given.texts)
     options = RepairOptions(fit="fp16", margin=given.margin)
     taken: dict[str, list[float]] = {"copy": [], "measuring": [], "rewriting": [], "self-check": [], "whole": []}
@@ -54,7 +54,7 @@ def main() -> None:
 
             def step(label: str, done: int, total: int, moments: dict[str, float] = moments) -> None:
                 if label == "checked":  # the new folder has no name yet
-                    force(next(path for path in room.iterdir() if "repaired" in path.name))
+                    force(next(path for path in room.iterdir() if "repaired" in path.name and path.is_dir()))
                 moments[label] = time.perf_counter()
 
             start = time.perf_counter()

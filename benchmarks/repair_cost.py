@@ -1,7 +1,9 @@
 """What rounding costs before and after a repair: as it is, `--fit int8`, the same factors elsewhere, `--rotate`, both, and
 `--rotate` with the factors elsewhere.
 
-    OMP_NUM_THREADS=1 python benchmarks/repair_cost.py ./model --limit 32 --max-length 64 -o cost.jsonl
+    python benchmarks/repair_cost.py                                            # a random Llama of one layer, 2 texts
+    OMP_NUM_THREADS=1 python benchmarks/repair_cost.py smollm2-135m --limit 32 --checked 16 --controls 3 -o cost.jsonl
+    python benchmarks/repair_cost.py small-llama --train DATA/imdb/train.parquet --steps 6000   # on a GPU
 
 A control has factors of the same sizes in each linear, on random neurons of which none is spiky (16 times the median neuron or
 more). All copies give the outputs of the model in float32, so that their cost is held against one intact
@@ -10,6 +12,10 @@ loss. A line is appended for each copy and scheme, and a rerun goes on.
 Weights read from a 4-bit file lie on its grid, which flatters what is not turned where they are rounded to 4 bits. `--off-grid`
 moves each weight of the linears by up to half a step of its group of 32: the same outliers, on no grid. Factors rest on
 `--checked` texts behind the measured ones. `--only "as it is,rotate"` makes these copies alone.
+
+Weights of a Llama that `--train` pre-trains lie on no grid either: float32, 8 x 320, a byte-level BPE of 8,192 made of the same
+texts, blocks of 256 tokens in batches of 64, 1e-3 after a warm-up of 200 steps, falling linearly. It is saved under the name
+given, and then measured.
 """
 
 import functools
@@ -21,7 +27,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timing import asked
+from timing import asked, random_llama
+from tokenizers import ByteLevelBPETokenizer
+from transformers import (
+    DataCollatorForLanguageModeling,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+)  # fmt: skip
 
 import outlierlens as ol
 from outlierlens.analyses.quantize_places import find_places
@@ -30,6 +45,7 @@ from outlierlens.analyses.repair import plan_for
 from outlierlens.analyses.repair_factors import CheckData, check_of, outputs, sizes_of
 from outlierlens.analyses.repair_rewriting import RewritingPlan, repaired, rotated
 from outlierlens.errors import BadInput
+from outlierlens.models.load import from_objects
 from outlierlens.tasks.base import TaskOptions
 
 SCHEMES = "int8-tensor/int8-tensor,int8-channel/int8-token,none/int4-token,int4-channel/int4-token"
@@ -116,19 +132,50 @@ def copies(loaded: Any, texts: Any, how: Any) -> Iterator[tuple[str, Callable[[E
         yield f"--rotate control {seed}", lambda open_, seed=seed: turn(open_) and fit(open_, turned(), seed)
 
 
+LENGTH = 256  # tokens of a block
+
+
+def pretrained(texts: tuple[str, ...], steps: int, folder: Path) -> None:
+    """Write a small Llama that read the texts, each begun by <bos>, and its tokenizer."""
+    byte_level = ByteLevelBPETokenizer()
+    byte_level.train_from_iterator(texts, vocab_size=8192, special_tokens=["<bos>"], show_progress=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level._tokenizer, bos_token="<bos>", pad_token="<bos>")
+    ids = [one for text in byte_level.encode_batch(list(texts)) for one in (0, *text.ids)]
+    blocks = [{"input_ids": ids[at : at + LENGTH]} for at in range(0, len(ids) - LENGTH + 1, LENGTH)]
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=8192, hidden_size=320, intermediate_size=864, num_hidden_layers=8, num_attention_heads=5,
+        num_key_value_heads=1, max_position_embeddings=LENGTH, tie_word_embeddings=True, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    how = TrainingArguments(
+        str(folder / "trained"), max_steps=steps, per_device_train_batch_size=64, learning_rate=1e-3, warmup_steps=200,
+        weight_decay=0.1, adam_beta2=0.95, bf16=torch.cuda.is_available(), save_strategy="no", report_to="none",
+    )  # fmt: skip
+    collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    trainer = Trainer(LlamaForCausalLM(config), how, data_collator=collator, train_dataset=blocks)
+    trainer.train()
+    for one in (trainer.model, tokenizer):
+        one.save_pretrained(folder)
+
+
 def main() -> None:
     """Measure every copy that is not in the file yet."""
     how = asked(
-        __doc__, {"model": str}, data="excerpt", limit=32, max_length=64, checked=16, controls=3, schemes=SCHEMES,
-        off_grid=False, only="", output=Path("repair-cost.jsonl"),
+        __doc__, {"model": ""}, data="excerpt", limit=2, max_length=64, checked=2, controls=0, schemes=SCHEMES,
+        off_grid=False, only="", train=str, steps=6000, output=Path("repair-cost.jsonl"),
     )  # fmt: skip
-    before = how.output.read_text().splitlines() if how.output.exists() else []
+    if how.train:
+        pretrained(ol.read_texts(how.train).texts, how.steps, Path(how.model))
+    before = how.output.read_text().splitlines() if how.model and how.output.exists() else []
     done = {(row["copy"], row["scheme"]) for row in map(json.loads, before)}
-    loaded = ol.load_model(how.model)
+    loaded = ol.load_model(how.model or "mini-planted")
+    if not how.model:
+        loaded = from_objects(random_llama(1, len(loaded.tokenizer)), loaded.tokenizer, name="random")
     if how.off_grid:
         move_off_grid(loaded)
     read = ol.read_texts(how.data, limit=how.limit + how.checked)
     texts, others = read.first(how.limit), read.some(range(how.limit, len(read)))
+    plain: dict[str, float] = {}
     for name, copy in copies(loaded, others, how):
         recipes = tuple(one for one in parse_all(how.schemes) if (name, str(one)) not in done)
         if not recipes or (how.only and name.lstrip("-") not in how.only.split(",")):
@@ -146,9 +193,11 @@ def main() -> None:
             cost = found.setting(scheme).change
             row = {"copy": name, "scheme": scheme, "intact": intact, "change": cost.value, "low": cost.low}
             row |= {"high": cost.high, "texts": about.n_texts, "tokens": about.n_tokens}
-            with how.output.open("a") as out:
-                out.write(json.dumps(row) + "\n")
-            print(json.dumps(row), flush=True)
+            if how.model:
+                with how.output.open("a") as out:
+                    out.write(json.dumps(row) + "\n")
+            plain.setdefault(scheme, cost.value)  # of the copy that comes first
+            print(json.dumps(row), f"{cost.value / plain[scheme]:.2f} of the first copy's", flush=True)
 
 
 if __name__ == "__main__":

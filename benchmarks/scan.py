@@ -1,10 +1,11 @@
-"""Whole processes that scan, by command and from Python, against transformers and the released rule.
+"""Whole processes that scan, by command and from Python, against transformers and the released rule; and that only start.
 
     python benchmarks/scan.py                          # the sample mpnet-base (fetch it first)
     python benchmarks/scan.py MODEL --runs 5
 
 Each run is a fresh process, one of each kind in turn: seconds of processor and of wall clock, peak resident memory,
-medians, and ratios pair by pair. Modules are read as bytecode, as installed packages are.
+medians, and ratios pair by pair. Modules are read as bytecode, as installed packages are. The import and `--help` stand
+beside the start of Python itself.
 """
 
 import sys
@@ -37,8 +38,23 @@ FIGURES = {
 }
 
 
+def started(runs: int) -> None:
+    """Print a line for each kind of start."""
+    commands = {
+        "python -c pass": [sys.executable, "-c", "pass"],
+        "import outlierlens": [sys.executable, "-c", "import outlierlens"],
+        "outlierlens --help": [PROGRAM, "--help"],
+    }
+    taken = {name: [one.busy for one in found] for name, found in processes(commands, runs).items()}
+    bare = taken["python -c pass"]
+    for name, seconds in taken.items():
+        times = spread(ratios(seconds, bare), ".1f")
+        print(f"{name:20}{spread(seconds, '.3f')} s of processor, {times} x python -c pass")
+
+
 def main() -> None:
     given = asked(__doc__, {"model": "mpnet-base"}, runs=5)
+    started(4 * given.runs)
     folder = str(samples.directory(given.model)) if given.model in samples.SAMPLES else given.model
     theirs = "transformers + released rule"
     commands = {

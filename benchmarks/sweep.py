@@ -1,12 +1,12 @@
 """Real tokens a second of an exact sweep, against the released scripts' way and against a careful plain loop.
 
-    python benchmarks/sweep.py                                   # three workloads, about 12 minutes on two cores
-    python benchmarks/sweep.py short --texts 32 --rounds 1
+    python benchmarks/sweep.py                                   # SST-2 sentences, a masked LM of two layers
+    python benchmarks/sweep.py long short causal --texts 64 --sets 0 --rounds 3 --layers 12 --width 768     # 12 minutes
 
 Each way measures sets of dimensions on the same masked texts with the same model and threads, in turn, in rounds of
 alternating order; ratios are taken round by round. Speed counts real tokens, padding never. The losses of all ways are
-compared first of all: exit code 1 when they differ by 1e-3 nats or more. `OUTLIERLENS_DATA` may name a folder with
-wikitext/wikitext-2-raw-v1/test.parquet and glue/sst2/validation.parquet; without it they come from the hub.
+compared first of all: exit code 1 when they differ by 1e-3 nats or more. `OUTLIERLENS_DATA` names a folder with
+wikitext/wikitext-2-raw-v1/test.parquet and glue/sst2/validation.parquet; without it the reviews of the package are read.
 """
 
 import os
@@ -29,15 +29,14 @@ from outlierlens.analyses.sweep.measure import sweep
 from outlierlens.analyses.sweep.options import SweepOptions
 from outlierlens.analyses.sweep.runner import make_runner
 from outlierlens.analyses.sweep.schedule import pieces
-from outlierlens.analyses.sweep.units import INTACT, Local, Unit, Work
+from outlierlens.analyses.sweep.units import INTACT, LocalEngine, Unit, Work
 from outlierlens.data.texts import Texts, read_texts
 from outlierlens.models.devices import memory_kept
 from outlierlens.models.folder import model_folder
 from outlierlens.models.load import LoadOptions, load_model
 from outlierlens.tasks.base import TaskOptions
 
-WIKITEXT = ("wikitext/wikitext-2-raw-v1/test.parquet", "Salesforce/wikitext:wikitext-2-raw-v1:test")
-SST2 = ("glue/sst2/validation.parquet", "nyu-mll/glue:sst2:validation")
+WIKITEXT, SST2 = "wikitext/wikitext-2-raw-v1/test.parquet", "glue/sst2/validation.parquet"
 AGREE = 1e-3  # nats
 BATCHES = (8, 16, 32, 64)  # that the plain loop may choose from
 TUNING_TEXTS = 32
@@ -64,10 +63,10 @@ WORKLOADS = {
 }  # fmt: skip
 
 
-def data_of(where: tuple[str, str], words: int, n: int) -> tuple[str, ...]:
-    """The first `n` texts of more than `words` words of a data set, from the data folder or the hub."""
+def data_of(where: str, words: int, n: int) -> tuple[str, ...]:
+    """The first `n` texts of more than `words` words of a file in the data folder; of the reviews without one."""
     folder = os.environ.get("OUTLIERLENS_DATA")
-    texts = read_texts(Path(folder) / where[0] if folder else where[1]).texts
+    texts = read_texts(Path(folder) / where if folder else "reviews").texts
     return tuple(text for text in texts if len(text.split()) > words)[:n]
 
 
@@ -90,7 +89,7 @@ def blocks(folder: Path, lines: Sequence[str], n: int, length: int) -> tuple[str
 
 
 class Ours:
-    """(c): the runner that `outlierlens sweep --exact` uses, made anew for each round."""
+    """(c): the runner that `outlierlens sweep --precision exact` uses, made anew for each round."""
 
     def __init__(self, loaded: Any, texts: Texts, task: TaskOptions, dims: Sequence[int]):
         self.loaded, self.texts, self.dims = loaded, texts, dims
@@ -111,7 +110,7 @@ class Ours:
         number = {unit.key: i for i, unit in enumerate(units)}
         works = [Work(unit, start, stop) for start, stop in pieces((runner.n_texts,)) for unit in units]
         with memory_kept():  # as `sweep` does
-            for work, values in Local(runner).measure(works):
+            for work, values in LocalEngine(runner).measure(works):
                 found[number[work.unit.key], runner.order[work.start : work.stop]] = values
         return found
 
@@ -209,7 +208,7 @@ def fast_bf16() -> bool:
 def main() -> int:
     """Run the workloads; exit code 1 when two ways give different losses."""
     given = asked(
-        __doc__, {"workloads": list(WORKLOADS)}, texts=64, sets=0, rounds=3, threads=os.cpu_count(), layers=12, width=768,
+        __doc__, {"workloads": ["short"]}, texts=8, sets=4, rounds=1, threads=os.cpu_count(), layers=2, width=128,
         skip_adaptive=False,
     )  # fmt: skip
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -232,7 +231,7 @@ def main() -> int:
             elif not folder.exists():
                 save_bert(folder, data_of(WIKITEXT, 0, 10**6), layers=given.layers, width=given.width)
             for dtype in dtypes:
-                agree &= measure(workload, folder, Texts(source[0], texts), given, dtype)
+                agree &= measure(workload, folder, Texts(source, texts), given, dtype)
     if not agree:
         print("\nthe ways gave different losses: their speeds mean nothing", file=sys.stderr)
     return 0 if agree else 1

@@ -1,6 +1,6 @@
 """Whether two Ray workers do twice the work of one: rows of (dimension, text) a second, a thread each.
 
-    python benchmarks/sweep_ray.py                         # a random masked LM of 6 layers x 384, 1 thread a worker
+    python benchmarks/sweep_ray.py --repeats 3 --units 32  # a random masked LM of 6 layers x 384, 1 thread a worker
     python benchmarks/sweep_ray.py --model DIR --repeats 5 --workers 4
 
 Run it with nothing else running. Each repeat times the same work in this process, on one worker and on several, one after
@@ -21,9 +21,9 @@ from sweep_baselines import save_bert
 from timing import asked, made_up, spread
 
 from outlierlens.analyses.sweep.options import Machines, SweepOptions
-from outlierlens.analyses.sweep.ray_engine import RayEngine, Recipe
+from outlierlens.analyses.sweep.ray_engine import RayEngine, RunnerCopy
 from outlierlens.analyses.sweep.runner import make_runner
-from outlierlens.analyses.sweep.units import Engine, Local, Unit, Work
+from outlierlens.analyses.sweep.units import Engine, LocalEngine, Unit, Work
 from outlierlens.data.texts import Texts
 from outlierlens.models.load import LoadOptions, load_model
 from outlierlens.tasks.base import TaskOptions
@@ -50,16 +50,16 @@ def compare(model: str, given: Any) -> float:
     units = [Unit(str(dim), "all layers", dict.fromkeys(range(n_layers), (dim,))) for dim in range(given.units)]
     works = [Work(unit, start, start + SPAN) for start in range(0, runner.n_texts, SPAN) for unit in units]
     processors = os.cpu_count() or 1
-    recipe = Recipe.like(runner, data, load)
+    recipe = RunnerCopy.like(runner, data, load)
     # All workers are there at once, busy or idle, in the one Ray that the first engine starts; each has one thread.
     share = min(1.0, processors / (given.workers + 1))
     rows = runner.rows(runner.order)
     several, one = (
-        RayEngine(recipe, Machines(engine="ray", workers=n, cpus_per_worker=share), rows=rows)
+        RayEngine(recipe, Machines(ray="local", workers=n, cpus_per_worker=share), rows=rows)
         for n in (given.workers, 1)
     )
     engines: dict[str, Engine] = {
-        "this process": Local(runner),
+        "this process": LocalEngine(runner),
         "1 worker": one,
         f"{given.workers} workers": several,
     }
@@ -84,7 +84,7 @@ def compare(model: str, given: Any) -> float:
 
 def main() -> None:
     """Command line."""
-    given = asked(__doc__, model=str, workers=2, repeats=3, units=32, length=64)
+    given = asked(__doc__, model=str, workers=2, repeats=1, units=8, length=64)
     with tempfile.TemporaryDirectory() as directory:
         if not given.model:
             save_bert(Path(directory), made_up(100), layers=6, width=384)

@@ -1,5 +1,6 @@
 """Speed of a labelled task's evaluation against Hugging Face's `Trainer.evaluate`, with the same model and metric.
 
+    python benchmarks/task_evaluation.py                                                     # made-up texts, two labels
     python benchmarks/task_evaluation.py runs/minilm-l6-rte/seed-42/model glue:rte --data glue/rte
     python benchmarks/task_evaluation.py minilm-l6 glue:sst2 --data glue/sst2 --new-head     # any model will do
 
@@ -9,19 +10,22 @@ round. The metric is the same function of both ways' predictions. Exit code 1 wh
 prediction of a class at all.
 """
 
+import json
 import logging
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from timing import Way, asked, compare, rounds, table
+from timing import Way, asked, compare, made_up, rounds, table
 from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
 
 from outlierlens.data.labelled import find_task, read_examples
+from outlierlens.data.labelled.table import plain_task
 from outlierlens.models.load import LoadOptions, NewHead, load_model
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
@@ -78,17 +82,25 @@ def differ(one: Said, other: Said, *, regression: bool) -> bool:
     return not alike or abs(one[1] - other[1]) >= SAME
 
 
+def made_up_examples(n: int = 48) -> Path:
+    """A file of texts with one of two labels."""
+    path = Path(tempfile.mkdtemp()) / "rows.jsonl"
+    rows = [{"text": text, "label": ("no", "yes")[number % 2]} for number, text in enumerate(made_up(n))]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return path
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print a table, and say by the exit code whether both ways agree."""
     given = asked(
-        __doc__, {"model": str, "task": str}, arguments, data=str, rounds=5, limit=int, max_length=256, threads=int,
+        __doc__, {"model": "minilm-l6", "task": ""}, arguments, data=str, rounds=1, limit=int, max_length=256, threads=int,
         device="auto", new_head=False,
     )  # fmt: skip
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    task = find_task(given.task)
-    examples = read_examples(task, given.data, limit=given.limit)
+    task = find_task(given.task) if given.task else plain_task("classify", "text", "label")
+    examples = read_examples(task, given.data or made_up_examples(), limit=given.limit)
     how = LoadOptions(dtype="float32", device=given.device, notice=lambda _: None)
-    loaded = load_model(given.model, how, NewHead(task.labels) if given.new_head else None)
+    loaded = load_model(given.model, how, NewHead(examples.task.labels) if given.new_head or not given.task else None)
     scorer = LabelledScore(loaded, examples, TaskOptions(max_length=given.max_length))
     with tempfile.TemporaryDirectory() as folder:
         ways = [

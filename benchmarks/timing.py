@@ -36,8 +36,7 @@ def asked(
         if value is False:
             parser.add_argument(*names, action="store_true")
         elif isinstance(one, type):
-            several = {"nargs": "+"} if isinstance(value, list) else {}
-            parser.add_argument(*names, type=one, **several)
+            parser.add_argument(*names, type=one, **({"nargs": "+"} if isinstance(value, list) else {}))
         else:
             several = {"nargs": "*"} if isinstance(value, list) else {"nargs": "?"} if by_place else {}
             parser.add_argument(*names, type=type(one), default=value, help="default: %(default)s", **several)
@@ -91,10 +90,10 @@ def ratios(one: Sequence[float], other: Sequence[float]) -> list[float]:
 
 
 def compare(what: str, one: Way, other: Way) -> float:
-    """Print `one` over `other` by the clock and by the processor; the median by the clock."""
+    """Print `one` over `other` by the clock and by the processor; the median by the processor."""
     print(f"  {what} {spread(ratios(one.seconds, other.seconds))} in {len(one.seconds)} rounds")
     print(f"  of processor seconds: {spread(ratios(one.busy, other.busy))}")
-    return statistics.median(ratios(one.seconds, other.seconds))
+    return statistics.median(ratios(one.busy, other.busy))
 
 
 def table(ways: Sequence[Way], n: int, unit: str) -> None:
@@ -176,13 +175,13 @@ def load(name: str, device: str = "cpu", **more: Any) -> Any:
     return load_model(name, LoadOptions(device=device, dtype="float32", offline=True, notice=lambda _: None, **more))
 
 
-def random_llama(n_layers: int) -> Any:
+def random_llama(n_layers: int, vocabulary: int = 49152) -> Any:
     """A model of SmolLM2-135M's shape, whose tokenizer is not its own."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=n_layers, num_attention_heads=9,
+            vocab_size=vocabulary, hidden_size=576, intermediate_size=1536, num_hidden_layers=n_layers, num_attention_heads=9,
             num_key_value_heads=3, tie_word_embeddings=True,
         )
     ).eval()  # fmt: skip

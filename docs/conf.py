@@ -65,8 +65,8 @@ ALIASES = (
     "Listed",
     "CurvePoint",
     "Cells",
-    "Guarded",
-    "Measured",
+    "GuardedMasks",
+    "LastOperation",
 )
 nitpick_ignore_regex = [
     # Other projects' names: their inventories would have to be fetched.

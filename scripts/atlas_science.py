@@ -17,7 +17,7 @@ from scipy.stats import binom, binomtest
 
 from outlierlens.analyses.atlas_lookup import ATLAS, LookupOptions, costs, likeness
 from outlierlens.analyses.atlas_rows import AtlasRow, read_rows
-from outlierlens.detection.rules import Measured, Rule, find, zscore
+from outlierlens.detection.rules import LastOperation, Rule, find, zscore
 
 PAGE = Path(__file__).parents[1] / "docs/atlas-science.md"
 RULE = Rule()
@@ -84,7 +84,7 @@ def null_rate(row: AtlasRow) -> float:
     kept = [values.astype(np.float64) for values in (row.scale, row.bias) if values is not None]
     for _ in range(NULLS):
         parts = (np.stack([random.permutation(layer) for layer in values]) for values in kept)
-        found += bool(find(Measured(*parts), RULE)[0])
+        found += bool(find(LastOperation(*parts), RULE))
     return found / NULLS
 
 

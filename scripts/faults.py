@@ -189,8 +189,8 @@ class Command:
 
 def commands(root: Path) -> dict[str, Command]:
     """A sweep and a report of a tiny model, and a fetch of a tiny sample from a folder of wheels."""
-    common = f"{root}/model --data {root}/texts.txt --max-length 12 --batch-size 8 --device cpu --no-progress -q"
-    sweep = "--sets 3,5 --dims 1,2 --gradients 2 --random 2 --matched 1 --max-texts 8 -o {}/run/sweep.json"
+    common = f"{root}/model --data {root}/texts.txt --max-length 12 --device cpu -q"
+    sweep = "--sets 3,5 --dims 1,2 --random 2 --matched 1 --max-texts 8 -o {}/run/sweep.json"
     report = "--limit 8 --dims 3,5 --random 2 --matched 1 -o {}/run"
 
     def measured(name: str) -> Callable[[Path], Any]:

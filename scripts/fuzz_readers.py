@@ -68,6 +68,7 @@ from outlierlens.training.watch_rows import read_activity, read_watch
 from outlierlens.vectors.clip import _file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+import gguf_files
 from flax_files import packed_arrays
 from imatrix_files import write_gguf
 from tiny_tokenizers import pieces_backend, word_pieces
@@ -317,10 +318,7 @@ def gguf_of(kind: str) -> bytes:
                 writer.add_tensor(f"{name}.weight", values)
             else:
                 writer.add_tensor(f"{name}.weight", gguf.quants.quantize(values, packing), raw_dtype=packing)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        gguf_files.write(writer)
 
     return written(write)
 

@@ -30,7 +30,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
 from outlierlens.ablation.modes import Switch
-from outlierlens.ablation.prefix import Kept, resumed
+from outlierlens.ablation.prefix import BlockOutput, resumed
 from outlierlens.ablation.switches import (
     EditSettings,
     collected,
@@ -100,7 +100,7 @@ def contexts(encoder: LoadedModel, decoder: LoadedModel) -> dict[str, tuple[Load
     modules = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
     norm = norm_before_last_mlp(model, stack)
     reader = reader_of(encoder, [stack], "input_ids")
-    kept = Kept(0, (torch.zeros(7, 16), torch.zeros(7, 16)), None, False)
+    kept = BlockOutput(0, (torch.zeros(7, 16), torch.zeros(7, 16)), None, False)
     places = (torch.tensor([0, 1]), torch.tensor([2, 3]))
     assert norm is not None
     assert reader is not None

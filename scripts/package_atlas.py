@@ -70,7 +70,7 @@ def _measured(name: str, path: Path) -> None:
     dims = sorted({one.dim for row in read_rows(ATLAS) if row.model == name for one in row.outliers})
     if dims:
         path.parent.mkdir(parents=True, exist_ok=True)
-        few = ("--limit", "8", "--max-length", "48", "--random", "9", "--matched", "0", "--no-progress", "-q")
+        few = ("--limit", "8", "--max-length", "48", "--random", "9", "--matched", "0", "-q")
         call = [sys.executable, "-m", "outlierlens", "ablate", name, "--dims", ",".join(map(str, dims)), *few]
         subprocess.run([*call, "-o", str(path)], check=True)
 

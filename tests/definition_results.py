@@ -3,8 +3,8 @@
 from outlierlens.analyses.definitions import (
     DEFINITIONS,
     MODEL,
+    DefinitionHits,
     Definitions,
-    Found,
     LayerNumbers,
     Overlap,
     Vote,
@@ -15,10 +15,12 @@ from outlierlens.results.finding import About
 from outlierlens.results.rows import Estimate
 
 
-def found(definition: str, condition: str, layers: dict[str, dict[int, float]] | None, why_not: str = "") -> Found:
+def found(
+    definition: str, condition: str, layers: dict[str, dict[int, float]] | None, why_not: str = ""
+) -> DefinitionHits:
     """A row, of {layer: {dimension: strength}}."""
     names = sorted({dim for some in (layers or {}).values() for dim in some})
-    return Found(
+    return DefinitionHits(
         definition=definition, condition=condition, n=None if layers is None else len(names), names=tuple(map(str, names)),
         layers={layer: tuple(some) for layer, some in (layers or {}).items()},
         strength={layer: tuple(some.values()) for layer, some in (layers or {}).items()}, why_not=why_not,

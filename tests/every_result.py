@@ -64,9 +64,9 @@ def made_in(folder: Path) -> dict[str, Any]:
     made["Replication"] = synthetic_tasks.replication()
     made["Track"] = track([runs.write_run(folder / "run", (0, 100))])
     made["Outcomes"] = pretrain_runs.outcome("mini", 0, 4.0, 1.0)
-    made["FineTuned"] = finetune_runs.tuned()
-    made["Repaired"] = repair_results.repaired()
-    made["Explored"] = explore_models.explored()
+    made["FineTunedModel"] = finetune_runs.tuned()
+    made["Repair"] = repair_results.repaired()
+    made["Exploration"] = explore_models.explored()
     made["Geometry"] = geometry_results.geometry()
     made["Definitions"] = definition_results.definitions()
     made["Attention"] = attention_results.attention()
@@ -80,7 +80,7 @@ def made_in(folder: Path) -> dict[str, Any]:
     made |= {"Recovery": downstream_results.recovery()} | probe_results.made()
     made |= {"PruneCheck": pruning_results.check(), "PruneTest": pruning_results.costs()}
     made["LayerStory"] = layer_story_results.story()
-    made["Quantized"] = quantized_results.quantized()
+    made["Quantization"] = quantized_results.quantized()
     made["Ranges"] = range_results.found()
     made["Mask"] = mask_results.found()
     made["Trace"] = trace_results.found()
@@ -92,7 +92,7 @@ def _observation() -> Observation:
     two = observation_results.TWO
     found = ActivationOutlier("massive", 1, ("0", "1"), (2000.0, 3000.0))
     stacks = (replace(two.stacks[0], outliers=(found,)), *two.stacks[1:])
-    return replace(two, stacks=stacks, **observed_rows(stacks, "all"))
+    return replace(two, stacks=stacks, **observed_rows(stacks))
 
 
 def _papers(provenance: Any, made: dict[str, Any]) -> dict[str, Any]:

@@ -29,23 +29,31 @@ def tiny(words: Any, family: str = "gpt2", head: str = "CausalLM", kind: str = "
 
 def explored() -> Any:
     """A result written by hand, every view in it."""
-    from outlierlens.ablation.fill import Blank, Filled, Reply
-    from outlierlens.explore.look import AttentionSink, Explored, Guess, LargestValue, Off, TextCosine, TextLoss
-    from outlierlens.explore.state import State
+    from outlierlens.ablation.fill import Blank, FilledPassage, Reply
+    from outlierlens.explore.look import (
+        AttentionSink,
+        Exploration,
+        Guess,
+        LargestValue,
+        TextCosine,
+        TextLoss,
+        TurnedDims,
+    )
+    from outlierlens.explore.state import Selection
     from outlierlens.results.document import Provenance
     from outlierlens.results.finding import About
     from outlierlens.results.rows import Estimate
 
-    conditions = (Off("intact"), Off("random", (3,), (0, 1)), Off("chosen", (2,), (0, 1)))
+    conditions = (TurnedDims("intact"), TurnedDims("random", (3,), (0, 1)), TurnedDims("chosen", (2,), (0, 1)))
     places = [(layer, one) for layer in ("embeddings", "0", "1") for one in conditions]
-    return Explored(
+    return Exploration(
         provenance=Provenance("tiny", "0" * 64, command="outlierlens explore tiny", seed=0),
         about=About(task="masked loss", unit="nats per token", stack="model", dims=("2",), n_texts=1, n_tokens=2),
         notes=("the text has 97 tokens; the first 96 are read",),
-        state=State(text="a c.", dims=(2,), last=1, stack="model"), blank="c", conditions=conditions,
+        state=Selection(text="a c.", dims=(2,), last=1, stack="model"), blank="c", conditions=conditions,
         replies=tuple(
             Reply(off=one.label, dims=", ".join(map(str, one.dims)), filled="a [b].", begins="a", continued="c", plan=one.plan,
-                  fill=Filled(one.label, one.dims, ("a ", "."), (Blank(1, "b", "b", "c", "same"),)))
+                  fill=FilledPassage(one.label, one.dims, ("a ", "."), (Blank(1, "b", "b", "c", "same"),)))
             for one in conditions
         ),
         losses=tuple(

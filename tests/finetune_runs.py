@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from moments import die, die_in_checkpoint
-from outlierlens.analyses.finetune import EpochScore, FineTuned, SeedRun
+from outlierlens.analyses.finetune import EpochScore, FineTunedModel, SeedRun
 from outlierlens.results.document import Provenance
 from outlierlens.results.finding import About
 from outlierlens.results.rows import Estimate
@@ -72,7 +72,7 @@ def examples(data: Path, kind: str = "classify", text: str = "text", label: str 
     return read_splits(plain_task(kind, text, label, **more), str(data))
 
 
-def train(base: str, data: Any, folder: Path, *, seeds: tuple[int, ...] = (42,), **settings: Any) -> FineTuned:
+def train(base: str, data: Any, folder: Path, *, seeds: tuple[int, ...] = (42,), **settings: Any) -> FineTunedModel:
     """Fine-tune on the processor, in silence; `data` is a folder, or (train, dev)."""
     from outlierlens.analyses.finetune import FinetuneOptions, FinetuneSettings, finetune
     from outlierlens.models.load import LoadOptions
@@ -161,7 +161,7 @@ def _begins_to_remove(path: Any, **_: Any) -> bool:
     return mine
 
 
-def tuned(task: str = "glue:rte", base: str = "minilm-l6") -> FineTuned:
+def tuned(task: str = "glue:rte", base: str = "minilm-l6") -> FineTunedModel:
     """A result made up: two seeds of two epochs."""
     epochs = (EpochScore(1.0, 5, 0.7, {"accuracy": 0.5}), EpochScore(2.0, 10, 0.6, {"accuracy": 0.75}, 0.65))
     runs = tuple(
@@ -171,7 +171,7 @@ def tuned(task: str = "glue:rte", base: str = "minilm-l6") -> FineTuned:
         )
         for seed in (42, 43)
     )  # fmt: skip
-    return FineTuned(
+    return FineTunedModel(
         provenance=Provenance(base, "f", command="outlierlens lab finetune m --task rte"),
         about=About(
             data="dev.parquet", data_digest="b" * 64, inputs="examples", task=task, metric="accuracy", n_texts=20

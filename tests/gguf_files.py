@@ -58,5 +58,13 @@ def array(key: str, kind: int, count: int, raw: bytes) -> Entry:
     return key, ARRAY, struct.pack("<IQ", kind, count) + raw
 
 
+def write(writer: Any) -> None:
+    """Have a `gguf.GGUFWriter` write its file."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def info(name: str | bytes, dims: tuple[int, ...], kind: int, offset: int) -> bytes:
     return text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)

@@ -6,6 +6,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+import gguf_files
+
 Sums = Mapping[str, tuple[np.ndarray, np.ndarray]]  # name -> (Σ x² [matrix, column], vectors [matrix])
 
 
@@ -19,10 +21,7 @@ def write_gguf(path: Path, sums: Sums, *, kind: str = "imatrix", chunks: int = 2
     for name, (values, counts) in sums.items():
         writer.add_tensor(f"{name}.in_sum2", np.atleast_2d(values).astype(np.float32))
         writer.add_tensor(f"{name}.counts", np.atleast_2d(counts).T.astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    gguf_files.write(writer)
     return path
 
 

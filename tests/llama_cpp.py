@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+import gguf_files
+
 # GGUF architecture by tiny model of `architectures.py`.
 CONVERTED = {
     "llama": "llama",
@@ -149,10 +151,7 @@ def write_gguf(
             writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
         else:
             writer.add_tensor(name, values.astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    gguf_files.write(writer)
     return path
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from outlierlens.analyses.mask import Judged, LayerSinks, Mask, StandsOut
+from outlierlens.analyses.mask import LayerSinks, Mask, MaskOutlier, MaskValidation
 from outlierlens.results.document import Provenance
 from outlierlens.results.finding import About
 
@@ -36,12 +36,12 @@ def found() -> Mask:
     return Mask(
         provenance=Provenance("mini", "0" * 64), about=about,
         dimensions=(
-            StandsOut(dim=3, times=300.0, times_kept=1.5, sink_share=0.999, every_token=False),
-            StandsOut(dim=2, times=9.0, times_kept=8.0, sink_share=0.2, every_token=True),
+            MaskOutlier(dim=3, times=300.0, times_kept=1.5, sink_share=0.999, every_token=False),
+            MaskOutlier(dim=2, times=9.0, times_kept=8.0, sink_share=0.2, every_token=True),
         ),
         blocks=(sinks(0, 0, 3.5, 6.0, 35.0, 0.5, 0.5), sinks(1, 41, 4.0, 900.0, 40.0, 0.1, 1.2)),
         layer=1, factor=10.0, dim_factor=5.0, share=0.5, threshold=40.0, positions=(0, 3), token_ids=(7,), words=("w2",),
-        judged=Judged(20, 320, 40, 0.975, 0.004, 20, 1, 0.2),
+        judged=MaskValidation(20, 320, 40, 0.975, 0.004, 20, 1, 0.2),
         centre=np.array([0.0, 0.5, 30.0, -1.0], dtype=np.float32), scale=np.array([1.0, 2.0, 4.0, 0.5], dtype=np.float32),
         notes=("a note",),
     )  # fmt: skip

@@ -32,7 +32,7 @@ def observation(*stacks: tuple[str, int, tuple[int, ...]]) -> Observation:
         views = {view: statistics(len(layers), len(dims), 10 * i + k) for k, view in enumerate(VIEWS)}
         made.append(StackObservation(name, layers, 1000, dims, views, (), 1 / 65))
     about = About(data="text", data_digest="0", n_texts=1, n_tokens=2, max_length=128)
-    rows = observed_rows(made, "all")
+    rows = observed_rows(made)
     return Observation(provenance=Provenance("made", "0"), about=about, n_sigma=3.0, stacks=tuple(made), **rows)
 
 

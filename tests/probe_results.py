@@ -66,7 +66,7 @@ def position_probe() -> PositionProbe:
             for dim, value in (("2 (clipped)", 1.3), ("3", 0.4)) for at in range(1, 5)
         ),
         train="t.txt", n_train=9, n_train_tokens=30, n_positions=5, n_trained_at=np.array([0, 12, 9, 6, 3]), n_at=N_AT,
-        majority=1, majority_accuracy=4 / 11, epochs=1, learning_rate=0.01, batch=128, row="gold", special=False,
+        majority=1, majority_accuracy=4 / 11, epochs=1, learning_rate=0.01, batch=128, special=False,
         final_norm=False, clip="auto", clip_source="observed", n_redraws=7, heat_layer="0", notes=("a note",),
     )  # fmt: skip
 

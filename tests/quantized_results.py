@@ -6,7 +6,7 @@ from typing import Any
 from outlierlens.analyses.quantize import (
     BlockError,
     OutlierGain,
-    Quantized,
+    Quantization,
     Setting,
     says_of,
 )
@@ -64,10 +64,10 @@ def blocks(scheme: str) -> list[BlockError]:
     ]
 
 
-def quantized(schemes: tuple[str, ...] = tuple(COSTS), **more: Any) -> Quantized:
+def quantized(schemes: tuple[str, ...] = tuple(COSTS), **more: Any) -> Quantization:
     """The outlier is what per-tensor rounding costs, not what few bits cost; per token nothing is lost."""
     how: dict[str, Any] = {"alpha": 0.5, "threshold": 6.0} | more
-    return Quantized(
+    return Quantization(
         provenance=Provenance("m", "f", command="outlierlens quantize m --data d.txt", seed=0),
         about=About(
             data="d.txt", data_digest="0", task="causal loss", unit="nats per token", stack="model", layers=(0, 1),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from outlierlens.ablation.controls import times
-from outlierlens.ablation.fill import Blank, Filled
+from outlierlens.ablation.fill import Blank, FilledPassage
 from outlierlens.ablation.study import Control, Measurement
 from outlierlens.analyses.ablate import Ablation, Damage, Reply
 from outlierlens.analyses.observe import Observation, observed_rows
@@ -14,7 +14,7 @@ from outlierlens.analyses.sweep.finding import Sweep
 from outlierlens.analyses.sweep.rows import Cost, Effect, Null
 from outlierlens.analyses.track import Track
 from outlierlens.detection.observed import Passage, StackObservation, Statistics
-from outlierlens.detection.rules import ActivationOutlier, Measured, Rule, find
+from outlierlens.detection.rules import ActivationOutlier, LastOperation, Rule, find
 from outlierlens.detection.weights import MAP_CELLS, StackScan
 from outlierlens.report import ReportData
 from outlierlens.results.document import Provenance
@@ -45,8 +45,8 @@ def stack_scan(needles=NEEDLES, *, n_layers=30, hidden_size=576, bias=False, hei
             array[layers, dim] = 1 + 0.1 * height * random.uniform(1.0, 2.0, len(layers)) * (-1) ** number
         return array
 
-    measured = Measured(values(), values() if bias else None)
-    outliers, n_sigma = find(measured, Rule())
+    measured = LastOperation(values(), values() if bias else None)
+    outliers = find(measured, Rule())
     size = np.abs(measured.z_scale).max(axis=0)
     dims = np.arange(hidden_size) if columns is None else np.sort(np.argsort(-size)[:columns])
     return StackScan(
@@ -58,7 +58,7 @@ def stack_scan(needles=NEEDLES, *, n_layers=30, hidden_size=576, bias=False, hei
         n_run=n_layers,
         hidden_size=hidden_size,
         outliers=outliers,
-        n_sigma=n_sigma,
+        n_sigma=3.0,
         values_read=n_layers * hidden_size * 1536,
         notes=() if bias else ("mlp.down_proj has no bias here: the rule rests on the scale alone",),
         map_dims=tuple(dims.tolist()),
@@ -143,7 +143,7 @@ def observation(*, n_layers=30, hidden_size=576, columns=None, massive=(507, 22_
         n_sigma=3.0,
         stacks=(stack,),
         passages=(Passage("model", tokens, layers, wide, states.astype(np.float32)),),
-        **observed_rows((stack,), "all"),
+        **observed_rows((stack,)),
     )
 
 
@@ -212,7 +212,7 @@ def replies(dims=NEEDLES, *, continued=True):
             Blank(position, word, intact, real, kind)
             for position, (word, intact, real, kind) in enumerate(zip(words, original, original, kinds, strict=True))
         )
-        fill = Filled(label, off, pieces, blanks)
+        fill = FilledPassage(label, off, pieces, blanks)
         begins, text = ("The Amazon rainforest", text) if continued else (None, None)
         return Reply(
             off=label, dims=", ".join(map(str, off)), filled=fill.line, begins=begins, continued=text, fill=fill,

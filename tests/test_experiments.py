@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import every_command
-from outlierlens.cli.app import Usage, program, read, run
+from outlierlens.cli.app import SHOWN, Usage, program, read, run
 from outlierlens.experiments import BY_NAME, BY_RESULT, EXPERIMENTS
 from outlierlens.options import Option, bounds_text
 from outlierlens.options.experiment import GROUP_NAMES, Experiment
@@ -55,21 +55,30 @@ def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(BY_NAME[name].examples) >= 2, name
         for line in BY_NAME[name].examples:
             words = shlex.split(line, comments=True)
-            assert " ".join(words).startswith(f"{name} ") or words == [name]
+            assert " ".join(words).startswith(f"{name} ") or words == name.split()
             said = every_command.call(*words)
             assert said.code in {0, every_command.FOUND.get(name)}, f"{line}: {said.err}"
 
 
 @ROWS
-def test_its_help_says_every_option(row: Experiment, capsys: pytest.CaptureFixture[str]) -> None:
-    run([*row.name.split(), "--help"])
+def test_its_help_says_every_option(
+    row: Experiment, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "2000")  # a line for each
+    run([*row.name.split(), "--help-all"])
     told = " ".join(capsys.readouterr().out.replace("│", " ").split())
     for option in options(row):
         assert option.help, option.name
         assert option.help[-1] in ".!?…)", f"{option.name}: {option.help}"
-        assert option.spelt in told
+        assert (option.flag.into or option.spelt) in told
+        assert not option.flag.into or f"{option.key}{'' if option.kind is bool else '=…'}: " in told
     spelt = [flag for option in options(row) for flag in option.flags]
     assert len(set(spelt)) == len(spelt)
+    run([*row.name.split(), "--help"])
+    first = re.findall(r"^│[ *]+(--[\w-]+)", capsys.readouterr().out, re.MULTILINE)
+    assert len(first) == min(
+        SHOWN, len({option.flag.into or option.spelt for option in options(row) if not option.flag.argument})
+    )
 
 
 @ROWS

@@ -15,6 +15,7 @@ from architectures import FAMILIES, build
 from outlierlens.analyses.ablate import AblateOptions
 from outlierlens.analyses.repair import RepairOptions
 from outlierlens.detection.activations import ObserveOptions
+from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadInput
 from outlierlens.experiments import EXPERIMENTS
 from outlierlens.given import given_texts, in_python
@@ -86,10 +87,9 @@ def test_find_is_what_the_weights_name() -> None:
     named = ol.scan("mini-planted").stacks[0].dims
     assert ol.ablate("mini-planted", ["A film worth seeing."], **QUICK).dims == named
     flat = tiny("gpt2", "CausalLM", "causal")
-    said = ol.ablate(flat, TEXTS, "find", find="scan", **QUICK)
+    said = ol.ablate(flat, TEXTS, "find", **QUICK)
     if not ol.scan(flat).stacks[0].dims:
-        assert len(said.dims) == 2
-        assert any("which is no finding" in note for note in said.notes)
+        assert "on activations" in said.about.named_by
 
 
 # --- texts ---------------------------------------------------------------------------------------------------------
@@ -239,13 +239,14 @@ def test_a_model_in_training_is_measured_in_evaluation_and_trains_on(name: str) 
 @pytest.mark.parametrize(
     ("said", "python"),
     [
-        ("lower --random; or use --embeddings", "lower n_random; or use embeddings=True"),
+        ("lower --random; or use --each", "lower n_random; or use each=True"),
         ("write --dims 11:1229", 'write dims="11:1229"'),
         ("use --tokens rest", 'use tokens="rest"'),
         ("use --dtype float32; where", 'use load_model(dtype="float32"); where'),
-        ("pass one (--tokenizer FOLDER)", "pass one (load_model(tokenizer=FOLDER))"),
-        ("built like (--family bert)", 'built like (load_model(row="bert"))'),
-        ("--arch row.toml (`outlierlens scan --propose`)", 'load_model(row=Path("row.toml")) (`outlierlens scan --propose`)'),
+        ("pass one (--model-args tokenizer=FOLDER)", "pass one (load_model(tokenizer=FOLDER))"),
+        ("built like (--model-args family=bert)", 'built like (load_model(row="bert"))'),
+        ("load it whole (--no-by-block)", "load it whole (load_model(by_block=False))"),
+        ("--model-args arch=row.toml (`outlierlens scan`)", 'load_model(row=Path("row.toml")) (`outlierlens scan`)'),
         ("read fewer texts (--limit)", "read fewer texts (read_texts(limit=…))"),
         ("name another folder with -o, or use --overwrite", "name another folder, or use overwrite=True"),
     ],
@@ -258,6 +259,7 @@ def test_a_flag_that_is_a_keyword_of_the_function_is_plain() -> None:
     assert in_python("use --dtype float32", settings_of(ol.load_model.__wrapped__.__globals__["LoadOptions"])) == (
         'use dtype="float32"'
     )
+    assert in_python("use --rule view=reading, which", settings_of(ScanOptions)) == 'use view="reading", which'
     assert in_python("use a larger --margin 4", settings_of(RepairOptions)) == "use a larger margin=4"
     assert in_python("lower --sigma", settings_of(ObserveOptions)).startswith("lower ")
 

@@ -136,15 +136,10 @@ def test_the_engine_of_findings_stays_small() -> None:
     assert sum(len((SOURCE / name).read_text("utf-8").splitlines()) for name in ENGINE) <= 1000
 
 
-def test_a_class_of_an_analysis_or_the_engine_has_a_name_of_its_own() -> None:
-    new = [*(SOURCE / "analyses").glob("*.py"), *(SOURCE / name for name in ENGINE)]
-    named = Counter(
-        node.name
-        for path in new
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.ClassDef)
-    )
-    assert not [name for name, times in named.items() if times > 1 and name not in ("Command",)]
+def test_every_class_has_a_name_of_its_own() -> None:
+    trees = (ast.parse(path.read_text("utf-8")) for path in MODULES.values())
+    named = Counter(node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef))
+    assert not [name for name, times in named.items() if times > 1]
 
 
 def test_names_of_classes_keep_to_the_glossary() -> None:
@@ -212,3 +207,8 @@ def test_no_test_depends_on_how_busy_the_machine_is() -> None:
             named = {keyword.arg for keyword in node.keywords}
             assert path.name == "conftest.py" or not named & {"deadline", "suppress_health_check", "derandomize"}, path
         assert path.read_text("utf-8").count("time.sleep" + "(") == WAITS.get(path.name, 0), path
+
+
+def test_files_of_tests_that_are_named_exist() -> None:
+    text = (ROOT / "tests" / "conftest.py").read_text("utf-8")
+    assert set(re.findall(r'"(test_\w+)"', text)) <= {path.stem for path in (ROOT / "tests").rglob("test_*.py")}

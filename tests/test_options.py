@@ -5,24 +5,35 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pytest
 from annotated_types import Ge, Gt, Le, Lt
 
 from outlierlens.cli.app import Usage, call, command
 from outlierlens.errors import BadInput
-from outlierlens.options import REQUIRED, Flag, Flat, Other, build, changed, check, options_of
+from outlierlens.options import (
+    REQUIRED,
+    Flag,
+    Flat,
+    Override,
+    build,
+    changed,
+    check,
+    options_of,
+    parse_export,
+    written_for,
+)
 from outlierlens.tasks.base import SplitReading
 from outlierlens.view import render
 from outlierlens.view.render import print_rows
 from outlierlens.view.section import (
     Change,
     Count,
-    Exact,
+    ExactValue,
     FineShare,
+    Fraction,
     Interval,
-    Of,
     P,
     Rows,
     Share,
@@ -109,7 +120,8 @@ def test_words_become_the_dataclass() -> None:
         (("x", "--randm", "1"), "Did you mean --random? See outlierlens try --help"),
         (("x", "--random", "two"), 'unable to convert "two" into int'),
         ((), "Parameter NAME requires an argument"),
-        (("x", "y"), "Unused Tokens"),
+        (("x", "y"), "Unused Tokens: y. Quote a name that holds spaces: 'x y'."),
+        (("x", "--random", "2", "3"), "Unused Tokens: 3. Separate numbers with commas: 2,3."),
     ],
 )
 def test_a_wrong_word_is_refused_in_one_line(words: tuple[str, ...], says: str) -> None:
@@ -124,7 +136,7 @@ def test_what_a_reader_cannot_read_is_bad_input(run: Any) -> None:
     with pytest.raises(Usage, match="cannot read 'half'; write a number, or none"):
         asked("x", "--share", "half")
     for words in (
-        ("scan", "m", "--max-read", "two"),
+        ("scan", "m", "--model-args", "max-read=two"),
         ("disable", "m", "--dims", "x"),
         ("atlas", "build", "--query", "a=1", "-o", "a"),
     ):
@@ -145,6 +157,75 @@ def test_help_says_defaults_and_strings(capsys: pytest.CaptureFixture[str]) -> N
     assert "--share STR A part. [default: 0.5]" in lines
     assert "--size INT How large. [default: 4]" in lines
     assert not any("Only Python" in line for line in lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parted:
+    """Options of one flag."""
+
+    rule: Annotated[Literal["one", "two"], Flag("--rule")] = "one"
+    """Which."""
+    width: Annotated[float, Flag("w", into="--rule"), Gt(0)] = 1.0
+    """How wide."""
+    folder: Annotated[Path | None, Flag(into="--rule")] = None
+    """Where."""
+    same_layer: Annotated[bool, Flag(into="--rule")] = False
+    """In one layer."""
+    whole: Annotated[bool | None, Flag(into="--more")] = None
+    """Whether all of it."""
+    size: Annotated[int, Flag(into="--more", read="options:parse_bytes")] = 1
+    """How large."""
+
+
+def parted(*words: str) -> Parted:
+    got: list[Parted] = []
+    call(command("try", "Try it.", {"options": Parted}, lambda **given: got.append(given["options"])), words)
+    return got[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "made"),
+    [
+        ((), Parted()),
+        (("--rule", "two"), Parted(rule="two")),
+        (("--rule", "two:w=0.5,same-layer"), Parted(rule="two", width=0.5, same_layer=True)),
+        (("--rule", "same-layer,folder=a:b,c"), Parted(same_layer=True, folder=Path("a:b,c"))),
+        (("--rule", "two", "--rule", "w=3"), Parted(rule="two", width=3.0)),
+        (("--more", "size=2kB"), Parted(size=2000)),
+        (("--more", "whole=no,size=3"), Parted(whole=False, size=3)),
+    ],
+)
+def test_one_flag_holds_many_parts(words: tuple[str, ...], made: Parted) -> None:
+    assert parted(*words) == made
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--rule", "three"), "--rule is 'three'; use one, two"),
+        (("--rule", "two:wide=1"), "cannot read --rule 'two:wide=1'; its parts are w, folder, same-layer"),
+        (("--rule", "w=x"), "cannot read --rule w 'x'; write a number"),
+        (("--rule", "w=0"), "--rule w is 0.0; it must be more than 0"),
+        (("--rule", "same-layer=yes"), "--rule same-layer=yes: write same-layer"),
+        (("--rule", "two,w"), "--rule w: write w=VALUE"),
+        (("--more", "3"), "cannot read --more '3'; its parts are whole, size"),
+        (("--more", "whole=3"), "--more whole is '3'; use yes or no"),
+        (("--more", "size=two"), "cannot read the size 'two'"),
+    ],
+)
+def test_a_wrong_part_is_refused_in_one_line(words: tuple[str, ...], says: str) -> None:
+    with pytest.raises(Usage) as refused:
+        parted(*words)
+    assert says in str(refused.value)
+
+
+def test_an_export_names_a_tool_and_a_file() -> None:
+    assert written_for(parse_export("llama.cpp:a:b.txt"), ("gguf", "mlx"), {"llama.cpp": "gguf"}) == "gguf"
+    assert parse_export("llama.cpp:a:b.txt")[1] == "a:b.txt"
+    with pytest.raises(BadInput, match="--export ggf: no such tool; there are gguf, mlx; near: 'gguf'"):
+        written_for(("ggf", "f"), ("gguf", "mlx"))
+    with pytest.raises(BadInput, match="name the file to write, such as --export mlx:FILE"):
+        written_for(("mlx", ""), ("gguf", "mlx"))
 
 
 def test_two_groups_may_not_have_one_option() -> None:
@@ -169,7 +250,8 @@ def test_options_import_no_heavy_library() -> None:
     ("cell", "text"),
     [
         (None, "–"), (float("nan"), "–"), (Change(0.25), "+0.25"), (Change(-0.0), "+0"), (Share(0.054), "5 %"),
-        (Count(12345), "12,345"), (FineShare(0.0017), "0.2 %"), (Of(4, 30), "4/30"), (Exact(0.1234567891), "0.123456789"),
+        (Count(12345), "12,345"), (FineShare(0.0017), "0.2 %"), (Fraction(4, 30), "4/30"),
+        (ExactValue(0.1234567891), "0.123456789"),
         (Share(0.999), "over 99 %"), (P(0.00312), "0.0031"), (Interval(-1, 2.5), "-1 to +2.5"),
         (FineShare(0.0543), "5.4 %"), (ShareInterval(-0.5, 0.054), "-50 to 5 %"), (ShareInterval(0, 0), "0 to 0 %"),
 
@@ -205,7 +287,7 @@ def test_a_table_that_fits_is_written_as_it_would_be_drawn() -> None:
 
 
 def test_a_shared_option_can_become_a_required_one() -> None:
-    declared, options = changed(SplitReading, {"task": Other(REQUIRED), "data": Other("rte/"), "limit": None})
+    declared, options = changed(SplitReading, {"task": Override(REQUIRED), "data": Override("rte/"), "limit": None})
     assert build(declared, {("task",): "rte"}) == SplitReading(task="rte", data="rte/")
     named = {one.name: one for one in options}
     assert (named["task"].required, named["data"].default, "limit" in named) == (True, "rte/", False)

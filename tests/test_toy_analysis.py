@@ -122,9 +122,7 @@ def test_the_program_lists_it_completes_it_and_helps(place: Path) -> None:
 
 
 def test_it_runs_and_is_shown_written_drawn_and_joined(place: Path) -> None:
-    told = outlierlens_(
-        place, "toy", "x", "--data", "texts.txt", "-o", "toy.json", "--chart", "toy.json.html", "--no-progress"
-    )
+    told = outlierlens_(place, "toy", "x", "--data", "texts.txt", "-o", "toy.json", "--chart", "toy.json.html")
     assert "There are 6 texts." in told
     assert "25 %" in told
     found = json.loads((place / "toy.json").read_text("utf-8"))
@@ -162,7 +160,7 @@ from outlierlens.experiments import BY_NAME
 (group,) = (options for name, (_, options) in BY_NAME["toy"].asks().items() if name == "options")
 print(o.ToyOptions().times, group[0].default, "[default: 7]" in program().generate_docs())
 run(["toy", "--help"])
-run(["toy", "x", "--data", "texts.txt", "--no-progress"])
+run(["toy", "x", "--data", "texts.txt"])
 """
 
 

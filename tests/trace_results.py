@@ -1,7 +1,7 @@
 """A trace of two blocks, by hand."""
 
 from outlierlens.ablation.study import Measurement
-from outlierlens.analyses.trace import BlockValue, Part, SinkHead, SinkLoss, Trace, Weight, Writer
+from outlierlens.analyses.trace import BlockPart, BlockValue, SinkHead, SinkLoss, Trace, Weight, Writer
 from outlierlens.results.document import Provenance
 from outlierlens.results.finding import About
 from outlierlens.results.rows import Estimate
@@ -15,8 +15,8 @@ def block(layer: str, first: float, largest: float, others: float, share: float)
     )  # fmt: skip
 
 
-def part(layer: str, kind: str, name: str, index: int | None, largest: float) -> Part:
-    return Part(layer=layer, kind=kind, name=name, index=index, first=largest - 1, largest=largest, others=0.1)
+def part(layer: str, kind: str, name: str, index: int | None, largest: float) -> BlockPart:
+    return BlockPart(layer=layer, kind=kind, name=name, index=index, first=largest - 1, largest=largest, others=0.1)
 
 
 def trial(family: str, change: Estimate) -> Measurement:

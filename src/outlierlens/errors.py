@@ -7,7 +7,7 @@ OutlierlensError
 ├── MissingExtra            an optional library is not installed
 ├── UnknownArchitecture     no row of `arch.ARCHITECTURES` fits
 ├── UnknownModel            no such file, directory, sample or hub id
-├── TooMuchToRead           a rule would read more bytes than `--max-read` allows
+├── TooMuchToRead           a rule would read more bytes than `max_read` allows
 ├── Offline                 the network would be needed and is switched off
 └── RemoteError             a server answered with an error
     └── Gated               it answered that the user has no right to the model
@@ -74,7 +74,7 @@ class RemoteError(OutlierlensError):
     """A server could not be reached or answered with an error."""
 
 
-class Gated(RemoteError):
+class GatedModel(RemoteError):
     """A server that knows the model does not give it to this user."""
 
 
@@ -122,7 +122,7 @@ def of_a_library(error: BaseException) -> str:
         places.pop()
     file = PurePath(places[-1]) if places else PurePath()
     if type(error) is Exception:
-        said = "the tokenizer cannot read these texts ({}); give others, or another --tokenizer"
+        said = "the tokenizer cannot read these texts ({}); give others, or another --model-args tokenizer=FOLDER"
         return said.format(error) if file.name.startswith("tokenization_") else ""
     missing = isinstance(error, TypeError) and ".forward() missing" in str(error)
     code = file.name.startswith("modeling_") or file.name == "pytorch_utils.py"
@@ -151,7 +151,7 @@ def _told(error: BaseException, again: str) -> str:
     if said := of_a_library(error):
         return one_line(said)
     if isinstance(error, MemoryError):
-        return "there is not enough memory; take fewer or shorter texts, a smaller --batch-size, or a larger machine"
+        return "there is not enough memory; take fewer or shorter texts, or a larger machine"
     if isinstance(error, RecursionError):
         return "something that was read is nested too deeply; name another file"
     if isinstance(error, UnicodeError):

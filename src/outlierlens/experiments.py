@@ -3,7 +3,7 @@
 `outlierlens.options.experiment` says what a row holds.
 """
 
-from outlierlens.options import REQUIRED, Other
+from outlierlens.options import REQUIRED, Override
 from outlierlens.options.experiment import Experiment
 
 MODELS = ("options", "output", "source")
@@ -14,33 +14,35 @@ DATA = ("subject", "data", "options", "output", "loading")
 WEIGHTS = ("subject", "options", "output", "source")
 SPLITS = ("subject", "splits", "options", "output", "loading")
 VECTORS = ("subject", "options", "vectors", "fitting", "output", "loading")
-LIMIT = Other(help="Use the first N texts. Default: 16; --thorough: 64.")
-TEXT = Other(REQUIRED, help="Text to run the model on: a file or a hub id.")
+LIMIT = Override(16)
+TEXT = Override(REQUIRED, help="Text to run the model on: a file or a hub id.")
 # Of commands that read texts, pictures or recordings, whatever their labels.
-UNLABELLED: dict[str, Other | None] = dict.fromkeys(
+UNLABELLED: dict[str, Override | None] = dict.fromkeys(
     ("task", "measure", "metric", "labels", "split", "pair_column", "label_column")
 )
 # Of commands that keep what they measure in a run directory.
-RUN_DIRECTORY: dict[str, Other | None] = {
+RUN_DIRECTORY: dict[str, Override | None] = {
     "chart": None,
-    "overwrite": Other(help="Start again: drop what was measured."),
+    "overwrite": Override(help="Start again: drop what was measured."),
 }
-GLUE_MODEL: dict[str, Other | None] = {
-    "model": Other(help="Pre-trained model: sample, directory or hub id."), "verbose": None, "adapter": None,
-    "output": Other(help="Run directory. Default: runs/MODEL-PAPER."),
+GLUE_MODEL: dict[str, Override | None] = {
+    "model": Override(help="Pre-trained model: sample, directory or hub id."), "verbose": None, "adapter": None,
+    "output": Override(help="Run directory. Default: runs/MODEL-PAPER."),
 }  # fmt: skip
 GLUE = (
     "fine-tune, switch them off without training again, beside random sets.\n\n"
     "Everything is kept in the run directory as it is made: the same command continues a stopped run."
 )
-WHOLE: dict[str, Other | None] = dict.fromkeys(("limit", "measure", "labels", "split", "max_seconds"))  # none of SPLITS
+WHOLE: dict[str, Override | None] = dict.fromkeys(
+    ("limit", "measure", "labels", "split", "max_seconds")
+)  # none of SPLITS
 
 
 def _glue(paper: str, authors: str, folder: str) -> Experiment:
     """The row of a paper's GLUE table, whose options are those of its protocol."""
     call = (
-        f"replicate {paper}-glue mini-planted --tasks sst2 --tuned sst2=tuned/seed-42/model --data paper/glue "
-        f"--labels negative,positive --random 1 --matched 0 -o {folder}"
+        f"replicate {paper}-glue mini-planted --tasks sst2:labels=negative,positive "
+        f"--tuned sst2=tuned/seed-42/model --data paper/glue --random 1 --matched 0 -o {folder}"
     )
     return Experiment(
         f"replicate {paper}-glue", "compare with papers", f"GLUE with outliers off as in {authors}: {GLUE}",
@@ -58,7 +60,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Find outlier dimensions in weights; no model is loaded.\n\n"
         "One or more models; of their files only the tensors that the rule rests on are read.",
         home="analyses.scan", python="scan", options="ScanCall", takes=MODELS,
-        shared={"chart": None, "no_progress": None}, result="Scan", also=("analyses.definitions:Definitions",),
+        shared={"chart": None}, result="Scan", also=("analyses.definitions:Definitions",),
         examples=(
             "scan mini-planted  # the dimensions that the weights name",
             "scan mini-planted mini-bert --rule puccetti  # two models by another rule",
@@ -70,7 +72,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Look a model up in an atlas, offline: its outlier dimensions, its likely parent, and what they cost."
         "\n\nMODEL is a name in the atlas, or any model: of that the weights are read that `scan` reads, and its norms.",
         home="analyses.atlas_lookup", python="lookup", options="LookupOptions", takes=WEIGHTS,
-        shared={"chart": None, "no_progress": None, "arch": None, "family": None}, result="Lookup",
+        shared={"chart": None, "arch": None, "family": None}, result="Lookup",
         examples=("atlas lookup smollm2-135m  # by name", "atlas lookup mini-planted  # whose norms are read"),
     ),
     Experiment(
@@ -82,8 +84,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "of `lab pretrain` are compared by loss, outlier dimensions, damage and INT8, seeds of one recipe together.",
         home="analyses.compare", python="compare", options="CompareCall", takes=MODELS,
         shared={
-            "subfolder": None, "no_progress": None,
-            "adapter": Other(help="Folder of a LoRA adapter (PEFT): look at the models after with it on."),
+            "subfolder": None,
+            "adapter": Override(help="Folder of a LoRA adapter (PEFT): look at the models after with it on."),
         },
         result="Comparison", also=("analyses.compare_updates:UpdateCheck",),
         gate="flagged",
@@ -91,7 +93,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "compare mini-bert mini-planted  # what stayed, came and went",
             "compare mini-bert mini-planted --dims 8,24",
             "compare mini-planted mini-planted --values  # whether sensitive values differ",
-            "compare mini-planted mini-planted --updates --draws 19  # a client's update",
+            "compare mini-planted mini-planted --updates  # a client's update",
         ),
     ),
     Experiment(
@@ -100,7 +102,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "A model that cannot be read gets a row with the reason. The same command looks only at what has no row yet.",
         home="analyses.atlas", odd=True, writes="folder", options="BuildCall", takes=MODELS,
         shared=dict.fromkeys(("chart", "overwrite", "verbose", "arch", "family", "revision", "subfolder", "offline", "adapter"))
-        | {"output": Other(REQUIRED, help="Folder of the atlas.")},
+        | {"output": Override(REQUIRED, help="Folder of the atlas.")},
         examples=(
             "atlas build names.txt -o atlas  # a name per line",
             "atlas build names.txt -o atlas  # once more: only what has no row yet",
@@ -111,15 +113,15 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Write a searchable site of an atlas: by model, family and dimension; it loads nothing from elsewhere.",
         home="analyses.atlas", measure=":page", options="PageCall", takes=("options", "output"), odd=True,
         writes="folder",
-        shared=dict.fromkeys(("chart", "json", "verbose", "no_progress"))
-        | {"output": Other(help="Folder of the site. Default: site, in the atlas's folder.")},
+        shared=dict.fromkeys(("chart", "json", "verbose"))
+        | {"output": Override(help="Folder of the site. Default: site, in the atlas's folder.")},
         examples=("atlas page atlas", "atlas page atlas -o site"),
     ),
     Experiment(
         "fingerprint", "guard",
         "Record the sensitive values of a model, for `verify`.",
         home="analyses.fingerprint", python="fingerprint", options="FingerprintOptions", takes=WEIGHTS,
-        shared=dict.fromkeys(("chart", "no_progress")), result="Fingerprint",
+        shared={"chart": None}, result="Fingerprint",
         examples=(
             "fingerprint mini-planted -o print.json",
             "fingerprint mini-planted --dims 8,24 --deep -o deep.json  # two dimensions, every value of theirs",
@@ -131,7 +133,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Sensitive values that moved since, and whether they are the dangerous ones. Exit code 0: it matches; 3: it "
         "does not; 2: there is nothing to verify (an unusable baseline or model).",
         home="analyses.fingerprint_verify", python="verify", options="VerifyOptions", takes=WEIGHTS,
-        shared=dict.fromkeys(("chart", "no_progress")), result="Verification", gate="failed",
+        shared={"chart": None}, result="Verification", gate="failed",
         examples=(
             "verify mini-planted --baseline print.json",
             "verify mini-planted --baseline deep.json --deep",
@@ -142,7 +144,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Measure every layer and dimension in one pass over texts.\n\n"
         "Texts, or images, or recordings. What is counted is kept in runs/MODEL-observe: the same command goes on.",
         home="analyses.observe", python="observe", options="ObserveCall", takes=CONDITIONS,
-        shared=UNLABELLED | {"verbose": Other(help="Also list dimensions far from the mean.")},
+        shared=UNLABELLED | {"verbose": Override(help="Also list dimensions far from the mean.")},
         result="Observation", also=("analyses.definitions:Definitions",),
         examples=(
             "observe mini-planted --data reviews --limit 8",
@@ -159,18 +161,18 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "goes on.",
         home="analyses.ablate", places=("save",), python="ablate", options="Command", takes=CONDITIONS,
         shared={
-            "limit": Other(
-                help="Use the first N texts. Default: 16 (several modes: 32; --thorough: 64; --predictions: 200); "
+            "limit": Override(
+                help="Use the first N texts. Default: 16 (several modes: 32; --predictions: 200); "
                 "of a labelled task all.",
             ),
-            "verbose": Other(help="Show every control set too."),
+            "verbose": Override(help="Show every control set too."),
         },
         result="Ablation", also=("analyses.predictions:Predictions",),
         examples=(
             "ablate mini-planted --dims 8,24 --data reviews --limit 4 --random 3 --matched 0",
             "ablate mini-planted --dims 8 --modes zero --data reviews --limit 4 --random 3 --matched 0  # the running state",
             "ablate mini-planted --dims 8 --modes all --data reviews --limit 4 --random 1 -o modes.json  # bias or information",
-            "ablate mini-planted --dims 8 --predictions counts.parquet --data texts.txt --limit 4 --random 1 --bootstrap 20",
+            "ablate mini-planted --dims 8 --predictions counts.parquet --data texts.txt --limit 4 --random 1",
         ),
     ),
     Experiment(
@@ -181,8 +183,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         home="analyses.sweep.measure", python="sweep", options="analyses.sweep.options:SweepCall", takes=CONDITIONS,
         result="analyses.sweep.finding:Sweep",
         examples=(
-            "sweep mini-planted --dims 8,24 --data reviews --limit 4 --random 2 --matched 0 --gradients 0 -o sweep.json",
-            "sweep mini-planted --dims 8 --windows single --data reviews --limit 4 --random 2 --matched 0 --gradients 0"
+            "sweep mini-planted --dims 8,24 --data reviews --limit 4 --random 2 --matched 0 -o sweep.json",
+            "sweep mini-planted --dims 8 --windows single --data reviews --limit 4 --random 2 --matched 0"
             "  # off in one layer at a time",
         ),
     ),
@@ -193,7 +195,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Exit code 0: the constraint holds; 3: it is broken; 2: it could not be checked.",
         home="analyses.prune", python="prune_check", measure=":run_check", options="PruneCheckCall", takes=MODELS,
         shared={
-            "no_progress": None, "adapter": Other(help="Folder of a LoRA adapter (PEFT): look at AFTER with it on."),
+            "adapter": Override(help="Folder of a LoRA adapter (PEFT): look at AFTER with it on."),
         },
         result="PruneCheck", gate="failed",
         examples=(
@@ -205,18 +207,18 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "prune protect", "compress",
         "Write what a pruner should leave alone, in the form it reads: Python or YAML, ready to paste.",
         home="analyses.prune_lists", python="protect", odd=True, options="ProtectCall", takes=WEIGHTS,
-        shared=dict.fromkeys(("chart", "json", "verbose", "no_progress"))
-        | {"output": Other(help="Write the list to exactly this file.")},
+        shared=dict.fromkeys(("chart", "json", "verbose"))
+        | {"output": Override(help="Write the list to exactly this file.")},
         examples=(
-            "prune protect mini-planted --for torch-pruning",
-            "prune protect mini-planted --for sparsegpt --dims 8,24 -o ignore.yaml",
+            "prune protect mini-planted --export torch-pruning",
+            "prune protect mini-planted --export sparsegpt --dims 8,24 -o ignore.yaml",
         ),
     ),
     Experiment(
         "prune test", "compress",
         "Measure the loss when the same number of weights is pruned by magnitude, at one position, and at controls.",
         home="analyses.prune", python="prune_test", measure=":run_test", options="PruneTestOptions",
-        takes=("subject", "reading", "options", "output", "loading"), shared={"limit": Other(24)}, result="PruneTest",
+        takes=("subject", "reading", "options", "output", "loading"), shared={"limit": Override(24)}, result="PruneTest",
         examples=(
             "prune test mini-planted --data reviews --limit 4 --random 1 --scattered 0 --matched 0",
             "prune test mini-planted --dims 8 --data reviews --limit 4 --random 2 --scattered 1 --matched 0",
@@ -231,7 +233,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         result="Track",
         examples=(
             "track mini-bert  # its training is recorded in the package",
-            "track mini-bert --n-sigma 2.5 -o track.json",
+            "track mini-bert --rule sigma=2.5 -o track.json",
         ),
     ),
     Experiment(
@@ -240,17 +242,17 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Several processes: `accelerate launch -m outlierlens lab pretrain …`.",
         home="analyses.pretrain", python="training.pretrain.loop:pretrain", options="PretrainOptions", takes=("options",
         "output", "loading"), writes="folder",
-        shared=dict.fromkeys(("chart", "verbose", "arch", "family", "revision", "subfolder", "token", "tokenizer", "dtype",
+        shared=dict.fromkeys(("chart", "verbose", "arch", "family", "revision", "subfolder", "tokenizer", "dtype",
                               "trust_remote_code", "adapter", "device_map")) | {
-            "output": Other(help="Run directory. Default: runs/RECIPE-seed-N."),
-            "overwrite": Other(help="Remove the run of another recipe from it."),
+            "output": Override(help="Run directory. Default: runs/RECIPE-seed-N."),
+            "overwrite": Override(help="Remove the run of another recipe from it."),
         },
         result="training.pretrain.result:Outcomes",
         examples=(
-            "lab pretrain --list",
+            "lab pretrain  # the shipped recipes",
             "lab pretrain mini-short --set tokenizer.source='mini-planted' --set model.layers=2 --set model.width=16 "
             "--set data.length=16 --set data.source=\"['texts.txt']\" --set data.validation=0.3 --set training.batch=4 "
-            "--steps 2 -o run",
+            "--set training.steps=2 -o run",
         ),
     ),
     Experiment(
@@ -261,20 +263,20 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         home="analyses.finetune", measure="analyses.recover:run", python="finetune", options="Finetuning",
         takes=SPLITS, writes="folder",
         shared=WHOLE | {
-            "task": Other(REQUIRED, help="sst2, cola, rte, hans, superglue:wic, …; or classify, regress, tokens."),
-            "text_column": Other(help="classify, regress: the text. tokens: the words."),
-            "label_column": Other(help="classify, regress, tokens: the label."),
-            "metric": Other(help="What the best epoch is chosen by. Default: the task's first."),
-            "output": Other(help="Run directory. Default: runs/MODEL-TASK."), "chart": None, "dtype": None, "adapter": None,
+            "task": Override(REQUIRED, help="sst2, cola, rte, hans, superglue:wic, …; or classify, regress, tokens."),
+            "text_column": Override(help="classify, regress: the text. tokens: the words."),
+            "label_column": Override(help="classify, regress, tokens: the label."),
+            "metric": Override(help="What the best epoch is chosen by. Default: the task's first."),
+            "output": Override(help="Run directory. Default: runs/MODEL-TASK."), "chart": None, "dtype": None, "adapter": None,
             "device_map": None,
-            "overwrite": Other(help="Remove runs with other settings from the directory."),
+            "overwrite": Override(help="Remove runs with other settings from the directory."),
         },
-        result="FineTuned", also=("analyses.recover:Recovery",),
+        result="FineTunedModel", also=("analyses.recover:Recovery",),
         examples=(
             "lab finetune mini-planted --task classify --data labelled --epochs 1 --batch-size 8 --max-length 16 -o tuned",
-            "lab finetune mini-planted --task classify --data labelled --epochs 1 --batch-size 8 --max-length 16 --off "
+            "lab finetune mini-planted --task classify --data labelled --epochs 1 --batch-size 8 --max-length 16 --dims "
             "8,24 --hold -o tuned-off  # two dimensions off, and held at zero",
-            "lab finetune tuned/seed-42/model --task classify --data labelled --recover --off 8 --epochs 1 --batch-size 8 "
+            "lab finetune tuned/seed-42/model --task classify --data labelled --recover --dims 8 --epochs 1 --batch-size 8 "
             "--max-length 16 --random 0 -o recovered  # does it recover from losing dimension 8?",
         ),
     ),
@@ -287,9 +289,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         home="replicate.luo", python="replicate_luo", measure="replicate.command:luo", odd=True, writes="folder",
         options="LuoOptions",
         shared=RUN_DIRECTORY | {
-            "data": Other(None, help="Folder with sst2, sts, wic, sst5 and imdb in it. Default: the hub's copies."),
+            "data": Override(None, help="Folder with sst2, sts, wic, sst5 and imdb in it. Default: the hub's copies."),
             "text_column": None, "limit": None, "verbose": None,
-            "output": Other(help="Run directory. Default: runs/MODEL-luo."),
+            "output": Override(help="Run directory. Default: runs/MODEL-luo."),
         },
         result="LuoReplication",
         examples=(
@@ -305,7 +307,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         writes="folder", options="PuccettiOptions",
         shared=RUN_DIRECTORY | {
             "data": TEXT,
-            "output": Other(help="Run directory. Default: runs/MODEL-puccetti."),
+            "output": Override(help="Run directory. Default: runs/MODEL-puccetti."),
         },
         result="PuccettiReplication", also=("replicate.layers:LayerStory",),
         examples=(
@@ -320,7 +322,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "sentence-transformers model of one layer with a fix in it, loadable without this package, and check it. What "
         "is scored is kept in runs/MODEL-embed: the same command goes on.",
         home="analyses.embed", python="embed", options="EmbedCall", takes=VECTORS, places=("export",),
-        shared={"verbose": Other(help="Show every way to choose a layer, and every layer too.")},
+        shared={"verbose": Override(help="Show every way to choose a layer, and every layer too.")},
         result="Similarity", also=("analyses.embed_export:EmbedderExport",),
         examples=(
             "embed mini-planted --data paper/sts --sets sickr --fixes raw,clip --clip 8",
@@ -334,7 +336,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "origin", "explain",
         "Trace dimensions to embedding tables and norms, by weights.\n\n"
         "Embedding tables row by row, and every norm by layer.",
-        home="analyses.origin", python="origin", options="OriginCall", takes=WEIGHTS, shared={"no_progress": None},
+        home="analyses.origin", python="origin", options="OriginOptions", takes=WEIGHTS,
         result="Origin",
         examples=("origin mini-planted", "origin mini-planted --dims 8,24 --chart origin.html"),
     ),
@@ -346,16 +348,16 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "the same command goes on.",
         home="analyses.geometry", python="geometry", options="GeometryCall", takes=REPAIRED,
         shared={
-            "data": Other(REQUIRED, help="Sentences, one per row: .txt, .jsonl, .csv, .tsv, .parquet, or a hub id; or images."),
-            "limit": Other(least=4, help="Draw from the first N sentences."),
+            "data": Override(REQUIRED, help="Sentences, one per row: .txt, .jsonl, .csv, .tsv, .parquet, hub id; or images."),
+            "limit": Override(least=4, help="Draw from the first N sentences."),
         },
         result="Geometry", also=("FrequencyBands",),
         examples=(
-            "geometry mini-planted --data texts.txt --limit 8 --words 0 --fixes raw,clip --clip 8 --bootstrap 20",
-            "geometry mini-planted --data texts.txt --limit 8 --words 0 --fixes raw --skip-first 1 --bootstrap 20  # "
+            "geometry mini-planted --data texts.txt --limit 8 --words 0 --fixes raw,clip --clip 8",
+            "geometry mini-planted --data texts.txt --limit 8 --words 0 --fixes raw --skip-first 1  # "
             "without each text's first token",
-            "geometry mini-planted --bands counts.parquet --data texts.txt --n-bands 2 --tokens-per-band 8 --random 1 "
-            "--bootstrap 20  # frequent and rare tokens",
+            "geometry mini-planted --bands counts.parquet --data texts.txt --random 1"
+            "  # frequent and rare tokens",
         ),
     ),
     Experiment(
@@ -366,10 +368,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         home="analyses.frequency", python="frequency", options="FrequencyCall", takes=TOKENS,
         shared={"data": TEXT}, result="Frequency", places=("write_counts",),
         examples=(
-            "frequency mini-planted --counts texts.txt --write-counts own.parquet --data texts.txt --bootstrap 50  # "
+            "frequency mini-planted --counts texts.txt --write-counts own.parquet --data texts.txt  # "
             "counts a corpus",
-            "frequency mini-planted --counts counts.parquet --data texts.txt --bootstrap 50",
-            "frequency mini-planted --counts counts.parquet --data texts.txt --dims 8 --bootstrap 50 -o frequency.json",
+            "frequency mini-planted --counts counts.parquet --data texts.txt",
+            "frequency mini-planted --counts counts.parquet --data texts.txt --dims 8 -o frequency.json",
         ),
     ),
     Experiment(
@@ -379,8 +381,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "attention sinks. Every pass is kept in runs/MODEL-attention: the same command goes on.",
         home="analyses.attention", python="attention", options="AttentionOptions", takes=DATA, result="Attention",
         examples=(
-            "attention mini-planted --data texts.txt --limit 4 --random 1 --bootstrap 20",
-            "attention mini-planted --data texts.txt --limit 4 --dims 8,24 --sink-threshold 0.2 --random 1 --bootstrap 20",
+            "attention mini-planted --data texts.txt --limit 4 --random 1",
+            "attention mini-planted --data texts.txt --limit 4 --dims 8,24 --sink-threshold 0.2 --random 1",
         ),
     ),
     Experiment(
@@ -394,24 +396,24 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         home="analyses.probe", python="probe_positions", options="ProbeCall",
         takes=("subject", "splits", "options", "vectors", "fitting", "output", "loading"),
         shared={
-            "data": Other(help="Texts to train on: .txt, .jsonl, .csv, .tsv, .parquet or a hub id; of a --task a folder with "
-                               "a file per split, or hub id (default: the hub's own copy)."),
-            "dev_data": Other(help="Texts to evaluate. Default: a fifth of --data, drawn by --seed. --one-dimension: dev "
+            "data": Override(help="Texts to train on: .txt, .jsonl, .csv, .tsv, .parquet or a hub id; of a --task a folder "
+                               "with a file per split, or hub id (default: the hub's own copy)."),
+            "dev_data": Override(help="Texts to evaluate. Default: a fifth of --data, drawn by --seed. --one-dimension: dev "
                                    "examples."),
-            "text_column": Other(help="Column that holds the text."),
-            "task": Other(help="--one-dimension, --frozen: sst2, sst5, imdb, cola, …; or classify."),
-            "metric": Other(help="Of a --task: f1, mcc, … Default: the task's first."),
-            "labels": Other(help="--one-dimension: the model's labels in the order of its outputs, if its config has none."),
-            "pair_column": Other(help="--one-dimension, classify: the second text."),
-            "label_column": Other(help="classify: the label."),
-            "max_length": Other(None, help="Tokens of a text at most. Default: 128; of a --task 256 (--frozen --full: all)."),
-            "fixes": Other(help="--frozen: raw, clip, centre, standardize, abtt:3, whiten:256, by commas."),
+            "text_column": Override(help="Column that holds the text."),
+            "task": Override(help="--one-dimension, --frozen: sst2, sst5, imdb, cola, …; or classify."),
+            "metric": Override(help="Of a --task: f1, mcc, … Default: the task's first."),
+            "labels": Override(help="--one-dimension: the model's labels in the order of its outputs, if its config has none."),
+            "pair_column": Override(help="--one-dimension, classify: the second text."),
+            "label_column": Override(help="classify: the label."),
+            "max_length": Override(None, help="Tokens per text at most. Default: 128; of a --task 256 (--frozen --full: all)."),
+            "fixes": Override(help="--frozen: raw, clip, centre, standardize, abtt:3, whiten:256, by commas."),
             **dict.fromkeys(("limit", "measure", "split", "max_seconds")),
         },
         result="PositionProbe",
         also=("analyses.probe_one_dimension:OneDimension", "analyses.probe_frozen:FrozenScores"),
         examples=(
-            "probe mini-planted --data texts.txt --limit 8 --max-length 16 --no-retrain",
+            "probe mini-planted --data texts.txt --limit 8 --max-length 16",
             "probe mini-planted --data texts.txt --limit 8 --max-length 16 --layers 3 --clip 8 --epochs 1",
             "probe tuned/seed-42/model --one-dimension --task classify --data labelled --dims 8 --layers last --limit 8",
             "probe mini-planted --frozen --task classify --data labelled --limit 8 --epochs 1 --fixes raw,clip --clip 8",
@@ -422,19 +424,18 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Round weights and inputs: what it costs, what outliers save.\n\n"
         "Where the error lies, and what keeping outliers gives back.",
         home="analyses.quantize", python="quantize", options="QuantizeOptions", shared={"limit": LIMIT},
-        result="Quantized",
+        result="Quantization",
         examples=(
-            "quantize mini-planted --data reviews --limit 4 --schemes int8-tensor/none --random 1 --smooth none "
-            "--calibrate 0",
+            "quantize mini-planted --data reviews --limit 4 --schemes int8-tensor/none --random 1 --smooth none",
             "quantize mini-planted --data reviews --limit 4 --schemes int4-group64-asym/none --dims 8,24 --random 1 "
-            "--smooth none --calibrate 0",
+            "--smooth none",
         ),
     ),
     Experiment(
         "plan", "compress",
         "Find what must stay in high precision, and how surely.\n\n"
         "When a model is rounded; against random choices.",
-        home="analyses.plan", places=("to",), python="plan", options="PlanCall", shared={"limit": Other(64)},
+        home="analyses.plan", places=("to",), python="plan", options="PlanCall", shared={"limit": Override(64)},
         result="PrecisionPlan",
         examples=(
             "plan mini-planted --data texts.txt --limit 4 --max-length 16 --scheme int4-tensor/none --keep 20% "
@@ -448,7 +449,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Find the largest |x| of every tensor, and formats that hold it.\n\n"
         "Layer by layer.",
         home="analyses.range", python="range_of", options="RangeOptions", takes=CONDITIONS,
-        shared=UNLABELLED | {"limit": Other(64), "verbose": Other(help="Show every layer of every kind too.")},
+        shared=UNLABELLED | {"limit": Override(64), "verbose": Override(help="Show every layer of every kind too.")},
         result="Ranges",
         examples=(
             "range mini-planted --data reviews --limit 4",
@@ -461,7 +462,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Or a copy that has no outlier dimension.",
         home="analyses.repair", places=("folder",), python="repair", options="RepairCall",
         takes=CONDITIONS,
-        shared=UNLABELLED | {"limit": Other(16), "chart": None, "output": None, "dtype": None}, result="Repaired",
+        shared=UNLABELLED | {"limit": Override(16), "chart": None, "output": None, "dtype": None}, result="Repair",
         examples=(
             "repair decoder --fit fp8 --data texts.txt --limit 4 -o decoder-fp8",
             "repair decoder --rotate --data texts.txt --limit 4 -o decoder-turned",
@@ -472,11 +473,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Find what to leave out before an autoencoder is trained.\n\n"
         "Or before a steering vector is made: tokens and dimensions of hidden states. Of texts, or images, or recordings.",
         home="analyses.mask", places=("to",), python="mask", options="MaskCall", takes=DATA,
-        shared={"limit": Other(64, least=4), "verbose": Other(help="Show every block too.")},
+        shared={"limit": Override(64, least=4), "verbose": Override(help="Show every block too.")},
         result="Mask",
         examples=(
             "mask mini-planted --data texts.txt --limit 4",
-            "mask mini-planted --layer 3 --data texts.txt --limit 4 --for steering --to steering.py",
+            "mask mini-planted --layer 3 --data texts.txt --limit 4 --export steering:steering.py",
         ),
     ),
     Experiment(
@@ -486,11 +487,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         home="analyses.trace", python="trace", options="TraceOptions",
         takes=CONDITIONS,
         shared=UNLABELLED
-        | {"limit": Other(32, least=1), "verbose": Other(help="Show every block and every head too.")},
+        | {"limit": Override(32, least=1), "verbose": Override(help="Show every block and every head too.")},
         result="Trace",
         examples=(
             "trace mini-planted --data texts.txt --limit 4",
-            "trace mini-planted --dim 45 --data texts.txt --limit 4 -o life.json",
+            "trace mini-planted --dims 45 --data texts.txt --limit 4 -o life.json",
         ),
     ),
     Experiment(
@@ -498,13 +499,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Measure how much damage few edits of sensitive values do, and how many of them verify finds; all in memory.\n\n"
         "What is measured is kept in runs/MODEL-attack: the same command goes on.",
         home="analyses.attack", python="attack", options="AttackOptions",
-        shared={"data": Other(REQUIRED, help="Text to measure damage on: a file or a hub id."), "limit": Other(28)},
+        shared={"data": Override(REQUIRED, help="Text to measure damage on: a file or a hub id."), "limit": Override(28)},
         result="Attack",
         examples=(
             "lab attack mini-planted --data reviews --limit 6 --budget 1 --kinds zero --tries 2 --sets 1 --random 1 "
-            "--search-texts 2",
+            "",
             "lab attack mini-planted --dims 8 --data reviews --limit 6 --budget 1 --kinds sign-flip --tries 2 --sets 1 "
-            "--random 1 --search-texts 2",
+            "--random 1 ",
         ),
     ),
     Experiment(
@@ -515,8 +516,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "that has no finished report is measured, in a folder of its own, and one page shows both.",
         home="report", odd=True, writes="folder", options="ReportOptions", takes=("options", "reading", "output", "loading"),
         shared={
-            "data": Other("", help="Text, as elsewhere. Default: shipped text, reviews for packaged samples, else excerpt."),
-            "limit": LIMIT, "output": Other(help="Run directory. Default: runs/MODEL."),
+            "data": Override("", help="Text, as elsewhere. Default: shipped text, reviews for packaged samples, else excerpt."),
+            "limit": LIMIT, "output": Override(help="Run directory. Default: runs/MODEL."),
             "chart": None, "json": None, "verbose": None,
         },
         result=".result:ReportData",
@@ -531,10 +532,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         home="explore", measure=".command:run", options=".state:ExploreOptions",
         takes=("subject", "options", "output", "loading"),
         shared={
-            "model": Other("mini-planted", help="Sample, directory or hub id; mini-* need no download."),
-            "chart": None, "verbose": None, "no_progress": None,
+            "model": Override("mini-planted", help="Sample, directory or hub id; mini-* need no download."),
+            "chart": None, "verbose": None,
         },
-        result=".look:Explored",
+        result=".look:Exploration",
         examples=(
             "explore mini-planted --show loss --text 'A film worth seeing.'  # no page: one comparison, printed",
             "explore mini-planted --show attention --dims 8 --text 'A film worth seeing.' -o seen.json",
@@ -546,7 +547,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "For which command something is missing; changes nothing. Exit code 0; 1 where something that is installed is "
         "broken.",
         home="cli", measure=".doctor", odd=True, options=".doctor:DoctorOptions", takes=("options", "output"),
-        shared=dict.fromkeys(("chart", "output", "overwrite", "quiet", "verbose", "no_progress")),
+        shared=dict.fromkeys(("chart", "output", "overwrite", "quiet", "verbose")),
         examples=(
             "doctor",
             "doctor --devices",
@@ -558,7 +559,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Into the user's cache, verified by hash; existing files are kept.",
         home="cli", measure=".samples:fetch", odd=True, options=".samples:FetchOptions",
         takes=("options", "output"),
-        shared=dict.fromkeys(("chart", "output", "overwrite", "verbose", "no_progress")),
+        shared=dict.fromkeys(("chart", "output", "overwrite", "verbose")),
         examples=(
             "fetch",
             "fetch mini-planted mini-bert",

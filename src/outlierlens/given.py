@@ -114,6 +114,7 @@ def _describe(call: Any, signature: inspect.Signature, settings: Mapping[str, tu
 # A command in backquotes or behind its name stays what one types into a shell.
 _FLAGS = re.compile(
     r"`[^`]*`|\b(?:outlierlens|hf|pip|accelerate) [a-z-]+ [^;:)]*|(?P<file> with -o\b)"
+    r"|--(?:model-args (?=[a-z])|rule (?=[a-z-]+=))(?P<part>[a-z-]*[a-z])(?:=(?P<value>[^\s;:,()]+))?"
     r"|(?<!\S-)--(?P<flag>[a-z](?:[a-z-]*[a-z])?)\b(?: (?P<word>[^\s;:,()]+(?::\d+)?))?"
 )
 _OF_LOADING = (
@@ -130,10 +131,15 @@ def in_python(message: str, settings: Mapping[str, tuple[Option, ...]]) -> str:
 
     A flag of how a model is loaded or texts are read is one of `load_model` or `read_texts`, where it is no setting.
     """
-    spelt = {flag: name for name, (one, *_) in settings.items() for flags in one.flags for flag in flags.split("/")}
+    spelt = {
+        flag: name
+        for name, (one, *_) in settings.items()
+        for flags in (one.flags or [f"--{one.key}"] * bool(one.flag.into))
+        for flag in flags.split("/")
+    }
 
     def keyword(found: re.Match[str]) -> str:
-        flag, word = found["flag"], found["word"] or ""
+        flag, word = found["flag"] or found["part"], found["word"] or found["value"] or ""
         if not flag:
             return "" if found["file"] else found[0]
         name = spelt.get(f"--{flag}") or _NAMES.get(flag) or flag.removeprefix("no-").replace("-", "_")
@@ -141,7 +147,7 @@ def in_python(message: str, settings: Mapping[str, tuple[Option, ...]]) -> str:
             settings[name][0].kind
             if name in settings
             else bool
-            if name in ("overwrite", "offline", "by_block")
+            if name in ("overwrite", "offline", "trust_remote_code", "by_block")
             else None
         )
         value = ""
@@ -149,6 +155,8 @@ def in_python(message: str, settings: Mapping[str, tuple[Option, ...]]) -> str:
             value = word
         elif word.endswith(".toml"):
             value = f'Path("{word}")'
+        elif kind is bool and word in ("yes", "no"):
+            value = str(word == "yes")
         elif word in (*typing.get_args(kind), *_WORDS) or word[:1].isdigit():
             value = f'"{word}"'
         rest = f" {word}" if word and not value else ""

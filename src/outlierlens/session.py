@@ -8,7 +8,6 @@ Importing this needs neither torch nor a library for command lines.
 """
 
 import os
-import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -36,24 +35,27 @@ class Subject:
     """Sample name, directory, weight file or hub id."""
 
 
+MODEL_ARGS = "--model-args"
+
+
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """Where the weights of a model come from, wherever they are read."""
 
-    arch: Path | None = None
-    """TOML file with the architecture's row."""
-    family: str | None = None
-    """Take the model for one of this model_type: bert, llama, …"""
-    revision: str | None = None
+    revision: Annotated[str | None, Flag(into=MODEL_ARGS)] = None
     """Hub revision: branch, tag or commit."""
-    subfolder: str = ""
+    subfolder: Annotated[str, Flag(into=MODEL_ARGS)] = ""
     """Folder inside the model's directory or repository."""
-    token: Annotated[str | None, Flag("--token", env="HF_TOKEN")] = field(default=None, repr=False)
-    """Hub token."""
-    offline: bool = False
-    """Never use the network."""
-    adapter: str | None = None
+    adapter: Annotated[str | None, Flag(into=MODEL_ARGS)] = None
     """Folder of a LoRA adapter (PEFT): look at the model with it on."""
+    family: Annotated[str | None, Flag(into=MODEL_ARGS)] = None
+    """Take the model for one of this model_type: bert, llama, …"""
+    arch: Annotated[Path | None, Flag(into=MODEL_ARGS)] = None
+    """TOML file with the architecture's row."""
+    offline: Annotated[bool, Flag(into=MODEL_ARGS)] = False
+    """Never use the network."""
+    token: Annotated[str | None, Flag(hidden=True)] = field(default=None, repr=False)
+    """Hub token. Default: HF_TOKEN, or that of `hf auth login`."""
 
     @property
     def row(self) -> Path | str | None:
@@ -62,39 +64,29 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Loading(Source):
+class Loading(ModelSource):
     """How a model is loaded, wherever it is run."""
 
-    tokenizer: str | None = None
-    """Read texts with the tokenizer of this folder, sample or hub id."""
     device: str = "auto"
     """auto, cpu, cuda:0, mps."""
     device_map: str | None = None
     """Spread the weights over devices, memory and disk as accelerate does: auto, balanced, sequential."""
     dtype: str = "float32"
     """float32, bfloat16, float16, checkpoint (as stored)."""
-    trust_remote_code: bool = False
+    tokenizer: Annotated[str | None, Flag(into=MODEL_ARGS)] = None
+    """Read texts with the tokenizer of this folder, sample or hub id."""
+    trust_remote_code: Annotated[bool, Flag(into=MODEL_ARGS)] = False
     """Run code that the model brings. Off."""
     by_block: Annotated[bool | None, Flag("--by-block/--no-by-block")] = None
     """Read weights when their block runs: for a model larger than memory. Default: where it does not fit."""
-    memory: str | None = None
+    memory: Annotated[int | None, Flag("--memory", read="options:parse_bytes")] = None
     """Memory that reading block by block may take beside the libraries, such as 6GB."""
 
 
-def bytes_of(said: str | None) -> int | None:
-    """Bytes of "6GB" (10⁹), "500MB" or "6GiB" (2³⁰); raises BadInput for anything else."""
-    if said is None:
-        return None
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *([KMGT])(i?)B", said.strip(), re.IGNORECASE)
-    if found is None:
-        raise BadInput(f"--memory {said}: give a size such as 6GB or 500MB")
-    return int(float(found[1]) * (1024 if found[3] else 1000) ** ("KMGT".index(found[2].upper()) + 1))
-
-
 def row_of(arch: Path | None, family: str | None) -> Path | str | None:
-    """What describes the architecture: the file of --arch, the family of --family, or neither."""
+    """What describes the architecture: the file of arch, the family, or neither."""
     if arch is not None and family is not None:
-        raise BadInput("--arch and --family both say what the model is; give one of them")
+        raise BadInput("--model-args arch and family both say what the model is; give one of them")
     return arch or family
 
 
@@ -102,10 +94,10 @@ def row_of(arch: Path | None, family: str | None) -> Path | str | None:
 class Output:
     """Where a result goes."""
 
-    chart: Path | None = None
-    """Draw the result to this file: .html, .svg, .png or .json."""
     output: Annotated[Path | None, Flag("-o", "--output")] = None
     """Write the result to exactly this file (JSON)."""
+    chart: Path | None = None
+    """Draw the result to this file: .html, .svg, .png or .json."""
     overwrite: bool = False
     """Replace existing output."""
     json: bool = False
@@ -114,8 +106,6 @@ class Output:
     """Print nothing but errors."""
     verbose: Annotated[bool, Flag("-v", "--verbose")] = False
     """More columns, notes and provenance."""
-    no_progress: bool = False
-    """No progress on stderr."""
 
     @property
     def for_people(self) -> bool:
@@ -125,7 +115,7 @@ class Output:
     @property
     def tells_progress(self) -> bool:
         """Whether stderr says how far the work is."""
-        return not self.no_progress and not self.quiet
+        return not self.quiet
 
 
 @dataclass
@@ -145,7 +135,7 @@ class Session:
     reading: Reading = Reading()
     vectors: VectorReading = VectorReading()
     fitting: Fitting = Fitting()
-    loading: Source = Loading()
+    loading: ModelSource = Loading()
     output: Output = Output()
     name: str = ""
     command: str = ""
@@ -164,8 +154,7 @@ class Session:
         return LoadOptions(
             revision=one.revision, subfolder=one.subfolder, token=one.token, dtype=one.dtype, device=one.device,
             trust_remote_code=one.trust_remote_code, offline=one.offline, row=one.row, tokenizer=one.tokenizer,
-            adapter=one.adapter, device_map=one.device_map, notice=self.notice, by_block=one.by_block,
-            memory=bytes_of(one.memory),
+            adapter=one.adapter, device_map=one.device_map, notice=self.notice, by_block=one.by_block, memory=one.memory,
         )  # fmt: skip
 
     def scanning(self, asked: "ScanOptions | None" = None, **more: Any) -> "ScanOptions":

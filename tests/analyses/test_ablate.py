@@ -183,7 +183,7 @@ def test_rows_that_are_to_be_replaced_stay_where_the_command_is_refused_first(
     words = ("ablate", M, *FEW, "--random", "1", "--matched", "1", *QUIET)
     assert call(*words).code == 0
     before = contents(tmp_path)
-    for wrong in (("--save", "full"), ("--arch", "none.toml")):
+    for wrong in (("--save", "full"), ("--model-args", "arch=none.toml")):
         said = call(*words, *wrong, "--overwrite")
         assert (said.code, contents(tmp_path)) == (1, before), said.err
     assert "is taken from there" in call(*words).err

@@ -198,13 +198,12 @@ def test_sentence_vectors_are_what_a_model_without_a_head_is_measured_by() -> No
 
 def test_who_names_the_dimensions() -> None:
     model = planted("constant")
-    found = ablate(model, texts(4), "find", replace(OPTIONS, find="observe"))
-    assert found.about.named_by == "the rule llm.int8 on activations"
+    found = ablate(model, texts(4), "find", OPTIONS)
+    assert found.about.named_by == "the scan of the weights, at 3 sigma"
     assert found.dims == (DIM,)
     plain = tiny("bert")
-    found = ablate(plain, texts(4), "find", replace(OPTIONS, find="scan", n_random=0))
-    assert "largest |z| in the weights, as the scan names none" in found.about.named_by
-    assert "which is no finding" in found.notes[0]
+    found = ablate(plain, texts(4), "find", replace(OPTIONS, n_random=0))
+    assert found.about.named_by == "the rule luo on activations"
     assert found.chosen.p is None
 
 

@@ -386,7 +386,7 @@ def test_linears_beyond_the_limit_are_refused_before_they_are_read(hub: FakeHub,
     assert row.reason == "too large"
     assert row.failure == (
         "org/real: its blocks do not end in a norm, so this rule reads mlp.down_proj of every layer, 5,771 MB; allow it "
-        f"with --max-read {needed}MB"
+        f"with --model-args max-read={needed}MB"
     )
     assert row.bytes_read <= 0.001 * path.stat().st_size
 
@@ -425,7 +425,7 @@ def killed_worker() -> bool:
 def built_on_ray(folder: Path, names: Any) -> BuildSummary:
     """With two workers of half a processor on this machine."""
     pytest.importorskip("ray")
-    machines = Machines(engine="ray", workers=2, cpus_per_worker=0.5)
+    machines = Machines(ray="local", workers=2, cpus_per_worker=0.5)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         with Store.open(folder) as store:

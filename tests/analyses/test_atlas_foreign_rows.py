@@ -284,7 +284,15 @@ def test_any_atlas_is_shown_or_refused(
     asked = "--overwrite", "-o", chance.choice(("site", "new/site"))
     for words in (
         ("atlas", "page", "rows.parquet", *asked),
-        ("atlas", "lookup", chance.choice(("a/b", "mini-planted")), "--atlas", "rows.parquet", "--offline"),
+        (
+            "atlas",
+            "lookup",
+            chance.choice(("a/b", "mini-planted")),
+            "--atlas",
+            "rows.parquet",
+            "--model-args",
+            "offline",
+        ),
     ):
         code, out, err = run(*words)
         assert code in ((0,) if good else (0, 1)), err

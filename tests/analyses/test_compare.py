@@ -175,7 +175,7 @@ def test_all_weights_of_a_hub_s_model_are_read_only_when_allowed(pair: Any, monk
     one = compare(base, [tuned], CompareOptions(scan=ScanOptions(max_read=1000)))
     assert one.movement == ()
     assert "how far the weights moved is left out" in one.notes[-1]
-    assert "--max-read 1MB" in one.notes[-1]
+    assert "--model-args max-read=1MB" in one.notes[-1]
     assert compare(base, [tuned], CompareOptions(scan=ScanOptions(max_read=2 * size))).movement
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gguf_files
 from hub_models import MODEL, one_file
 from hub_server import FakeHub
 from memory_checkpoint import Memory, of_model
@@ -183,10 +184,7 @@ def gguf_file(path: Path, model: Memory, quantize: str = "F32") -> str:
             writer.add_tensor(stored, value)
         else:
             writer.add_tensor(stored, gguf.quants.quantize(value, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    gguf_files.write(writer)
     return str(path)
 
 

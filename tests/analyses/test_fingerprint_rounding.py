@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlierlens.analyses.fingerprint_rounding import Side, bfloat16_of, differ, half_step, round_to
+from outlierlens.analyses.fingerprint_rounding import RoundingSide, bfloat16_of, differ, half_step, round_to
 
 NAMES = ("bfloat16", "float16", "float32")
 WORD = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
@@ -55,7 +55,7 @@ def test_rounding_moves_a_value_by_half_a_step_at_most(value: float, name: str) 
 @given(ROW, st.sampled_from(NAMES), st.sampled_from(NAMES))
 @QUICK
 def test_copies_of_one_original_never_differ(values: list[float], one: str, other: str) -> None:
-    sides = [Side(round_to(row(values), name), WORD[name]) for name in (one, other)]
+    sides = [RoundingSide(round_to(row(values), name), WORD[name]) for name in (one, other)]
     found = differ(*sides)
     assert not found.moved.any()
     assert found.kind == ("same" if np.array_equal(sides[0].values, sides[1].values) else "converted")
@@ -72,7 +72,7 @@ def test_an_edit_shows_from_half_a_step_on(values: list[float], name: str, data:
         for end, seen in ((edge[0, at], False), (np.nextafter(np.float32(edge[0, at]), np.float32(outward)), True)):
             original = before.copy()
             original[0, at] = end
-            moved = differ(Side(original, "F32"), Side(copy, WORD[name])).moved
+            moved = differ(RoundingSide(original, "F32"), RoundingSide(copy, WORD[name])).moved
             assert moved[0, at] == seen
             assert moved.sum() == int(seen)
 
@@ -85,7 +85,7 @@ def test_in_the_same_format_every_bit_counts(values: list[float], name: str, dat
     after = before.copy()
     # The next number of the format: the smallest edit that there is.
     after[0, at] = round_to(before[0, at] + 2 * half_step(before[0, at], name), name)
-    found = differ(Side(before, WORD[name]), Side(after, WORD[name]))
+    found = differ(RoundingSide(before, WORD[name]), RoundingSide(after, WORD[name]))
     assert found.moved.tolist() == [[i == at for i in range(len(values))]]
     assert found.kind == "moved"
 
@@ -94,14 +94,14 @@ def test_in_the_same_format_every_bit_counts(values: list[float], name: str, dat
 @QUICK
 def test_a_rounded_copy_that_is_stored_wide_is_converted(values: list[float]) -> None:
     before = round_to(row([*values, 1 + 2**-20, 1 + 2**-20]), "float32")
-    assert differ(Side(before, "F32"), Side(round_to(before, "bfloat16"), "F32")).kind == "converted"
+    assert differ(RoundingSide(before, "F32"), RoundingSide(round_to(before, "bfloat16"), "F32")).kind == "converted"
     edited = round_to(before, "bfloat16")
     edited[0, -1] = 1 + 2**-7
-    assert differ(Side(before, "F32"), Side(edited, "F32")).moved.sum() == 1
+    assert differ(RoundingSide(before, "F32"), RoundingSide(edited, "F32")).moved.sum() == 1
     # One value rounded alone is no copy.
     single = before.copy()
     single[0, -1] = 1.0
-    assert differ(Side(before, "F32"), Side(single, "F32")).moved.sum() == 1
+    assert differ(RoundingSide(before, "F32"), RoundingSide(single, "F32")).moved.sum() == 1
 
 
 @given(ROW)
@@ -109,20 +109,20 @@ def test_a_rounded_copy_that_is_stored_wide_is_converted(values: list[float]) ->
 def test_one_plus_w_is_the_same_scale(values: list[float]) -> None:
     before = round_to(row(values), "bfloat16")
     file = (before.astype(np.float32) + np.float32(1)).astype(np.float32)  # what llama.cpp's converter writes
-    after = Side((file + np.float32(-1)).astype(np.float64), "F32", offset=1.0)
-    assert not differ(Side(before, "BF16"), after).moved.any()
-    assert not differ(after, Side(before, "BF16")).moved.any()
-    assert not differ(Side(before, "F32"), after).moved.any()
+    after = RoundingSide((file + np.float32(-1)).astype(np.float64), "F32", offset=1.0)
+    assert not differ(RoundingSide(before, "BF16"), after).moved.any()
+    assert not differ(after, RoundingSide(before, "BF16")).moved.any()
+    assert not differ(RoundingSide(before, "F32"), after).moved.any()
     moved = after.values + 4 * (half_step(after.values + 1, "float32") + half_step(after.values, "float32"))
-    assert differ(Side(before, "F32"), Side(moved, "F32", offset=1.0)).moved.all()
+    assert differ(RoundingSide(before, "F32"), RoundingSide(moved, "F32", offset=1.0)).moved.all()
 
 
 def test_numbers_that_are_none_agree_with_themselves_alone() -> None:
     odd = row([np.nan, np.inf, -np.inf, 1.0])
-    assert not differ(Side(odd, "F32"), Side(odd, "BF16")).moved.any()
+    assert not differ(RoundingSide(odd, "F32"), RoundingSide(odd, "BF16")).moved.any()
     other = row([1.0, np.nan, np.inf, np.inf])
-    assert differ(Side(odd, "F32"), Side(other, "BF16")).moved.all()
-    assert differ(Side(odd, "F32"), Side(other, "F32")).moved.all()
+    assert differ(RoundingSide(odd, "F32"), RoundingSide(other, "BF16")).moved.all()
+    assert differ(RoundingSide(odd, "F32"), RoundingSide(other, "F32")).moved.all()
 
 
 def q8(values: np.ndarray) -> np.ndarray:
@@ -136,22 +136,25 @@ def q8(values: np.ndarray) -> np.ndarray:
 def test_a_copy_of_dequantized_values_is_compared_and_their_origin_is_not(seed: int, scale: float, name: str) -> None:
     random = np.random.default_rng(seed)
     original = round_to(random.standard_t(3, (3, 64)) * 10**scale, name)
-    quantized = Side(q8(original), "Q8_0")
-    for found in (differ(Side(original, WORD[name]), quantized), differ(quantized, Side(original, WORD[name]))):
+    quantized = RoundingSide(q8(original), "Q8_0")
+    for found in (
+        differ(RoundingSide(original, WORD[name]), quantized),
+        differ(quantized, RoundingSide(original, WORD[name])),
+    ):
         assert not found.moved.any()
     copy = quantized.values.copy()
-    assert differ(quantized, Side(copy, "F32")).kind == "same"
+    assert differ(quantized, RoundingSide(copy, "F32")).kind == "same"
     copy[1, 5] = np.nextafter(np.float32(copy[1, 5]), np.float32(np.inf))
-    assert np.argwhere(differ(quantized, Side(copy, "F32")).moved).tolist() == [[1, 5]]
+    assert np.argwhere(differ(quantized, RoundingSide(copy, "F32")).moved).tolist() == [[1, 5]]
 
 
 def test_coarser_quantizations_are_not_compared_unless_equal() -> None:
     random = np.random.default_rng(0)
     original = random.normal(size=(2, 64))
     coarse = np.round(original * 4) / 4
-    assert differ(Side(original, "F32"), Side(coarse, "Q4_K")).kind == "not comparable"
-    assert differ(Side(coarse, "Q4_K"), Side(coarse, "F32")).kind == "same"
-    assert differ(Side(coarse, "Q4_K"), Side(coarse, "Q4_K")).kind == "same"
+    assert differ(RoundingSide(original, "F32"), RoundingSide(coarse, "Q4_K")).kind == "not comparable"
+    assert differ(RoundingSide(coarse, "Q4_K"), RoundingSide(coarse, "F32")).kind == "same"
+    assert differ(RoundingSide(coarse, "Q4_K"), RoundingSide(coarse, "Q4_K")).kind == "same"
     one = coarse.copy()
     one[0, 0] += 0.25
-    assert differ(Side(coarse, "Q4_K"), Side(one, "Q4_K")).moved.sum() == 1
+    assert differ(RoundingSide(coarse, "Q4_K"), RoundingSide(one, "Q4_K")).moved.sum() == 1

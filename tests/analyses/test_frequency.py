@@ -284,7 +284,7 @@ def test_what_cannot_be_measured_is_said(bert: LoadedModel, words: Any) -> None:
         (lambda: frequency(bert, texts, counts, replace(QUICK, dims=(32,))), "dimension 32 does not exist; .* 0 to 31"),
         (lambda: frequency(bert, texts.first(1), counts, QUICK), "1 of the texts of made hold a token"),
         (lambda: FrequencyOptions(paper_compat=True, max_length=64), "max_length is 64; the released code reads 128 tokens"),
-        (lambda: frequency(bert, texts, counts, tight), "raise --cache-gb, name fewer layers"),
+        (lambda: frequency(bert, texts, counts, tight), "raise cache_gb, name fewer layers"),
     ):  # fmt: skip
         with pytest.raises(BadInput, match=message):
             call()

@@ -19,7 +19,7 @@ from outlierlens.results.document import to_json
 from outlierlens.results.rows import UNKNOWN, Estimate
 from outlierlens.vectors.fixes import parse_fixes
 from outlierlens.vectors.read import ReadOptions, Tokens, tokenise
-from outlierlens.vectors.spans import WORD, Drawing, Sample, draw
+from outlierlens.vectors.spans import WORD, Drawing, SpanSample, draw
 from planted import Oracle, wrap
 
 PLANTED = 5
@@ -52,7 +52,7 @@ def found(planted: LoadedModel) -> Geometry:
     return geometry(planted, some_texts(90, 1), options, fit=some_texts(300, 2))
 
 
-def drawn(tokens: Tokens, drawing: Drawing = SMALL, seed: int = 0) -> Sample:
+def drawn(tokens: Tokens, drawing: Drawing = SMALL, seed: int = 0) -> SpanSample:
     return draw(tokens, drawing, seed)
 
 

@@ -106,7 +106,7 @@ def test_self_similarity_by_hand_and_by_brute_force() -> None:
 
 
 def test_a_word_with_one_context_has_no_self_similarity() -> None:
-    with pytest.raises(BadInput, match="at least 2 contexts of every word; lower --min-sentences"):
+    with pytest.raises(BadInput, match="at least 2 contexts of every word; lower min_sentences"):
         self_similarity(np.eye(3), np.array([0, 0, 1]))
     with pytest.raises(BadInput, match="at least 2 vectors, got 1; give more text"):
         mean_cosine(np.eye(3)[:1])

@@ -100,11 +100,10 @@ def test_bad_input(words: Any, texts: Texts, options: MaskOptions, says: str) ->
         mask(planted(words), texts, options)
 
 
-def test_a_tool_and_its_file_go_together(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="give both, or neither"):
-        MaskCall(tool="saelens")
-    with pytest.raises(BadInput, match="give both, or neither"):
-        MaskCall(to=tmp_path / "sinks.py")
+def test_a_tool_and_its_file_go_together() -> None:
+    with pytest.raises(BadInput, match="name the file to write, such as --export saelens:FILE"):
+        MaskCall(export=("saelens", ""))
+    assert MaskCall(export=("saelens", "sinks.py")).to == Path("sinks.py")
 
 
 STATES = torch.tensor([[[1.0, 0.5, 30.0, -1.0], [2.0, 0.5, 60.0, -1.0], [0.0, 0.0, 10.0, 0.0], [0.0, 0.0, 5.0, 0.0]]])

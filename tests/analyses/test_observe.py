@@ -16,12 +16,13 @@ from torch.overrides import TorchFunctionMode
 
 from architectures import FAMILIES, Family, build
 from outlierlens.analyses.observe import observe
-from outlierlens.data.texts import Texts, read_texts
+from outlierlens.data.texts import Batch, Texts, read_texts
 from outlierlens.detection.activations import ObserveOptions, Observer
 from outlierlens.detection.observed import VIEWS, Statistics
 from outlierlens.detection.rules import ActivationMeasures, ActivationRules, activation_outliers
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel, from_objects, load_model
+from outlierlens.models.passes import TextReading
 from outlierlens.results.document import from_json, to_json
 from planted import TEXT_FAMILIES, Oracle, some_texts, wrap
 
@@ -252,6 +253,28 @@ def test_of_clip_the_text_tower_is_observed(words: Any) -> None:
     assert [stack.stack for stack in found.stacks] == ["text"]
     assert found.about.max_length == 8
     assert "not observed: stream vision, which texts do not reach" in found.notes
+
+
+def test_a_stream_that_texts_do_not_reach_is_left_out_and_said_first(
+    words: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = wrap(FAMILIES["t5"], words())
+
+    def encoder_alone(_: TextReading, batch: Batch) -> None:
+        model: Any = loaded.model
+        model.get_encoder()(input_ids=batch.inputs["input_ids"], attention_mask=batch.valid.long())
+
+    wanted = observe(loaded, some_texts(3))
+    monkeypatch.setattr(TextReading, "__call__", encoder_alone)
+    for _ in range(2):  # counted, then of rows that were kept
+        found = observe(loaded, some_texts(3), rows=tmp_path / "rows.jsonl")
+        assert found.idle == ("decoder",)
+        assert next(iter(found.sentences())).startswith("Stream decoder was not looked at: none of its blocks ran")
+        (stack,) = found.stacks
+        np.testing.assert_allclose(stack.view("all").mean, wanted.stacks[0].view("all").mean, rtol=1e-6, atol=1e-9)
+    monkeypatch.setattr(TextReading, "__call__", lambda *_: None)
+    with pytest.raises(BadInput, match="stream encoder: only 0 of"):
+        observe(loaded, some_texts(3))
 
 
 def test_a_missing_tokenizer_and_bad_options_are_named() -> None:

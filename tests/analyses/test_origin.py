@@ -13,20 +13,19 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import origin_models
-import synthetic_report
 from architectures import FAMILIES, Family, batch, build
 from hub_server import FakeHub
 from origin_models import POSITIONS, WIDTH
-from outlierlens.analyses.origin import IN_BLOCKS, MAX_ROWS_DRAWN, OriginOptions, dims_of_file, origin, origin_live
+from outlierlens.analyses.origin import IN_BLOCKS, MAX_ROWS_DRAWN, OriginOptions, origin, origin_live
 from outlierlens.analyses.origin_tables import TablePass
 from outlierlens.analyses.scan import scan
 from outlierlens.architectures import ARCHITECTURES, first_row, kind_of, stacks_of
 from outlierlens.checkpoints.vocabulary import token_texts
-from outlierlens.detection.rules import ActivationOutlier, Rule, zscore
+from outlierlens.detection.rules import Rule, zscore
 from outlierlens.detection.weights import ScanOptions
-from outlierlens.errors import BadFile, BadInput, TooMuchToRead
+from outlierlens.errors import BadFile, TooMuchToRead
 from outlierlens.models.load import from_objects
-from outlierlens.results.document import from_json, save, to_json
+from outlierlens.results.document import from_json, to_json
 
 pytest_plugins = ["hub_fixtures"]
 
@@ -301,19 +300,6 @@ def test_a_model_on_a_hub_is_read_by_ranges_and_gives_the_same(hub: FakeHub, tmp
     assert there.entry("token", 5) == replace(here.entry("token", 5), token="", in_row="1")
     assert there.norms == here.norms
     assert there.of(5)[0].where == "token 1"
-
-
-def test_dimensions_of_an_observation(tmp_path: Path) -> None:
-    seen = synthetic_report.observation(n_layers=6, hidden_size=520)
-    stack = seen.stacks[0]
-    outliers = tuple(
-        ActivationOutlier(rule, dim, ("0",), (1.0,)) for rule, dim in (("luo", 9), ("massive", 9), ("luo", 4))
-    )
-    save(replace(seen, stacks=(replace(stack, outliers=outliers),)), tmp_path / "some.json")
-    assert dims_of_file(tmp_path / "some.json") == {stack.stack: (9, 4)}
-    save(replace(seen, stacks=(replace(stack, outliers=()),)), tmp_path / "none.json")
-    with pytest.raises(BadInput, match="found no outlier in any stack"):
-        dims_of_file(tmp_path / "none.json")
 
 
 # -- every family -------------------------------------------------------------------------------------------------

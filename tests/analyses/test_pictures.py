@@ -139,8 +139,8 @@ def test_commands_take_pictures_and_refuse_what_is_of_words(folder: Path, run: A
     assert code == 0
     assert "4 images of" in shown
     for words, error in (
-        (("mask", planted, "--for", "saelens", "--to", "sinks.py"), "--for saelens: that tool reads texts"),
-        (("attention", planted, "--max-seconds", "3"), "--max-seconds belongs to recordings"),
+        (("mask", planted, "--export", "saelens:sinks.py"), "--export saelens: that tool reads texts"),
+        (("attention", planted, "--data", "seconds=3"), "--data seconds belongs to recordings"),
         (("quantize", planted), "repair, attention, mask and geometry with a model that reads those"),
         (("attention", planted, "--stack", "text"), "which stream? --stack must be one of model"),
     ):

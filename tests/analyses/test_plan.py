@@ -201,10 +201,10 @@ def test_tools_of_the_command_are_those_that_have_a_writer() -> None:
 
 
 def test_a_tool_and_its_file_go_together() -> None:
-    with pytest.raises(BadInput, match="give both, or neither"):
-        PlanCall(tool="torchao")
-    with pytest.raises(BadInput, match="not single columns; leave --grain out"):
-        PlanCall(tool="torchao", to=Path("plan.py"), grain="column")
+    with pytest.raises(BadInput, match="name the file to write, such as --export torchao:FILE"):
+        PlanCall(export=("torchao", ""))
+    with pytest.raises(BadInput, match="tools keep whole linears, not single columns; leave --grain out"):
+        PlanCall(export=("torchao", "plan.py"), grain="column")
     with pytest.raises(BadInput, match="columns stay in 16 bits"):
         PlanOptions(bits=8, grain="column")
     assert (PlanOptions().unit, PlanOptions(bits=8).unit) == ("column", "linear")
@@ -255,7 +255,7 @@ def test_what_a_tool_cannot_be_told_is_refused_before_the_work(
 
     monkeypatch.setattr("outlierlens.analyses.plan.plan", measured)
     data, to = tmp_path / "texts.txt", tmp_path / "types.txt"
-    words = ("plan", folder, "--data", str(data), "--for", "gguf", "--to", str(to))
+    words = ("plan", folder, "--data", str(data), "--export", f"llama.cpp:{to}")
     code, _, err = run(*words, "--scheme", "int8-tensor/int8-tensor")
     assert code == 1
     assert "llama-quantize has no scheme int8-tensor/int8-tensor" in err
@@ -268,7 +268,7 @@ def test_an_export_that_fails_leaves_what_was_measured(folder: str, run: Any, tm
     monkeypatch.setattr("outlierlens.analyses.plan.write_text", full)
     out = tmp_path / "plan.json"
     words = ["plan", folder, "--data", str(tmp_path / "texts.txt"), *SHORT]
-    code, stdout, err = run(*words, "--for", "bitsandbytes", "--to", str(tmp_path / "skip.json"), "-o", str(out))
+    code, stdout, err = run(*words, "--export", f"bitsandbytes:{tmp_path / 'skip.json'}", "-o", str(out))
     assert (code, "No space left" in err) == (1, True)
     assert "Loss on texts that judge" in stdout
     assert load(out).n_linears > 0

@@ -356,7 +356,7 @@ def test_layers_can_be_named_and_too_many_vectors_are_refused(words: Any) -> Non
     loaded = from_objects(build(FAMILIES["bert"]), words(), name="bert")
     found = frozen(loaded, word_splits(20), FrozenOptions(read=ReadOptions(layers=(-1, 2)), fixes=(), epochs=1))
     assert [one.layer for one in found.by_layer] == ["embeddings", "2"]
-    with pytest.raises(BadInput, match="raise --cache-gb"):
+    with pytest.raises(BadInput, match="raise cache_gb"):
         frozen(loaded, word_splits(20), FrozenOptions(read=ReadOptions(cache_gb=1e-7)))
     with pytest.raises(BadInput, match="fit_limit is 1"):
         FrozenOptions(fit_limit=1)

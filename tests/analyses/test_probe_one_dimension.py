@@ -18,6 +18,7 @@ from architectures import FAMILIES, build
 from outlierlens.analyses.probe_one_dimension import OneDimOptions, one_dimension
 from outlierlens.analyses.probe_stumps import SHIFTS, fit_intervals, fit_line, shifted_mean
 from outlierlens.data.labelled import Examples, find_task, plain_task
+from outlierlens.data.labelled.table import with_metric
 from outlierlens.errors import BadInput
 from outlierlens.models.load import from_objects, load_model
 from outlierlens.results.document import from_json, to_json
@@ -226,7 +227,7 @@ def test_named_dimensions_layers_and_the_paper_s_way(words: Any) -> None:
     assert [len(row.values) for row in found.layers] == [16] * 4
 
 
-def test_limit_draws_by_seed_and_classes_can_count_alike(words: Any) -> None:
+def test_limit_draws_by_seed(words: Any) -> None:
     loaded = classifier("bert", words, "masked")
     first, again, other = (
         one_dimension(loaded, labelled(), labelled(), OneDimOptions(limit=5, seed=seed)) for seed in (0, 0, 1)
@@ -235,8 +236,15 @@ def test_limit_draws_by_seed_and_classes_can_count_alike(words: Any) -> None:
     assert first.layers == again.layers
     assert first.layers[-1].variance != other.layers[-1].variance
     assert not first.by_class  # the metric is accuracy
+
+
+def test_classes_count_alike_where_the_metric_is_not_accuracy(words: Any) -> None:
+    loaded = classifier("bert", words, "masked")
     uneven = labelled(labels=(1, 1, 0, 1, 1, 1, 1, 1))
-    alike = one_dimension(loaded, uneven, uneven, OneDimOptions(by_class=True)).layers[-1]
+    uneven = replace(uneven, task=with_metric(uneven.task, "macro f1"))
+    found = one_dimension(loaded, uneven, uneven)
+    assert found.by_class
+    alike = found.layers[-1]
     vectors = np.stack([states_alone(loaded, text, 2)[0] for text in TEXTS])
     truth = np.array(uneven.labels)
     assert alike.train == pytest.approx(fit_intervals(vectors, truth, 2, np.where(truth == 1, 1 / 7, 1.0)).fits)

@@ -12,7 +12,7 @@ from torch.nn.utils import prune
 
 from architectures import FAMILIES, build
 from outlierlens.analyses.prune_cells import Cells, Removal, per_dim_off
-from outlierlens.analyses.prune_guard import State, guarded_masks, same_position_guard
+from outlierlens.analyses.prune_guard import PruningState, guarded_masks, same_position_guard
 from outlierlens.architectures import BoundStack, Param, Stack
 from outlierlens.errors import BadInput
 
@@ -67,7 +67,6 @@ def test_no_mask_breaks_the_constraint_and_budgets_are_met(data: Any) -> None:
     norm = data.draw(st.booleans())
     rule = Removal(
         row_fraction=data.draw(st.sampled_from((1.0, 0.9, 0.5, 0.3))),
-        scale_alone=norm and data.draw(st.booleans()),
         min_layer_fraction=data.draw(st.sampled_from((0.5, 0.25, 1.0, 0.01))),
     )
     row = data.draw(st.sampled_from(((3,), (1,), (4,), (2, 5))))
@@ -82,7 +81,7 @@ def test_no_mask_breaks_the_constraint_and_budgets_are_met(data: Any) -> None:
     budget = data.draw(st.integers(0, n))
     protect = data.draw(st.lists(st.integers(0, cells.width - 1), max_size=2, unique=True))
     nothing = {name: pruned.get(name, np.zeros(v.shape, bool)) for name, v in scores.items()}
-    state = State(pruned)
+    state = PruningState(pruned)
     if broken_by(cells, nothing):
         with pytest.raises(BadInput, match="is already removed in"):
             guarded_masks(scores, n, [cells], protect=protect, state=state)

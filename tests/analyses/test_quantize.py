@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
-from outlierlens.analyses.quantize import Quantized, QuantizeOptions, quantize, says_of
+from outlierlens.analyses.quantize import Quantization, QuantizeOptions, quantize, says_of
 from outlierlens.analyses.quantize_places import calibrate, find_places, smooth_factors, without_foreign_readers
 from outlierlens.analyses.quantize_rounding import Keeping, loss_change, rounded
 from outlierlens.analyses.quantize_schemes import fake_quantize, fake_quantize_inputs, parse, parse_all
@@ -50,7 +50,7 @@ def planted() -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def found(planted: LoadedModel) -> Quantized:
+def found(planted: LoadedModel) -> Quantization:
     recipes = parse_all("none/int8-tensor,int8-channel/int8-token,e4m3-tensor/e4m3-tensor,int8-channel/none")
     options = QuantizeOptions(
         recipes=recipes, dims=(PLANTED,), n_random=3, task=TaskOptions(max_length=16, batch_size=3)
@@ -221,7 +221,9 @@ def test_what_a_decoder_reads_of_the_encoder_is_not_its_stream() -> None:
     assert reading == own | {"encoder_attn.q_proj", "fc1"}
 
 
-def test_a_planted_outlier_is_what_costs_and_keeping_it_gives_that_back(found: Quantized, planted: LoadedModel) -> None:
+def test_a_planted_outlier_is_what_costs_and_keeping_it_gives_that_back(
+    found: Quantization, planted: LoadedModel
+) -> None:
     scheme = "none/int8-tensor"
     cost, kept = found.setting(scheme).change.value, found.setting(scheme, KEPT)
     (gain,) = (one for one in found.gains if one.scheme == scheme)
@@ -241,7 +243,7 @@ def test_a_planted_outlier_is_what_costs_and_keeping_it_gives_that_back(found: Q
     assert {int(scale.argmax()) for scale in factors.values()} == {PLANTED}
 
 
-def test_what_a_scheme_does_not_round_is_not_smoothed(found: Quantized) -> None:
+def test_what_a_scheme_does_not_round_is_not_smoothed(found: Quantization) -> None:
     assert {one.n_linears for one in found.gains} == {18}
     with pytest.raises(
         BadInput, match=r"no 'smoothed' of 'int8-channel/none' in this result; there are none/none / intact"
@@ -249,7 +251,7 @@ def test_what_a_scheme_does_not_round_is_not_smoothed(found: Quantized) -> None:
         found.setting("int8-channel/none", SMOOTHED)
 
 
-def test_block_errors_are_those_of_the_states(planted: LoadedModel, found: Quantized) -> None:
+def test_block_errors_are_those_of_the_states(planted: LoadedModel, found: Quantization) -> None:
     recipe = parse("int8-channel/int8-token")
     power, error, mine = np.zeros(3), np.zeros(3), np.zeros(3)
     for text in TEXTS.texts[:8]:  # error_texts
@@ -279,7 +281,7 @@ def test_the_change_is_paired_and_its_interval_holds_it(bert: LoadedModel) -> No
     assert (low, high) == loss_change(bert, task, PLAIN)[1:]
 
 
-def test_changes_and_differences_are_of_the_values_by_text(found: Quantized) -> None:
+def test_changes_and_differences_are_of_the_values_by_text(found: Quantization) -> None:
     weights = np.ones(18)  # of sentence vectors texts weigh alike
     assert found.about.task == "sentence change"
     assert found.settings[0].value.value == pytest.approx(0, abs=1e-6)
@@ -315,7 +317,7 @@ def test_activations_name_outliers_where_the_weights_name_none(planted: LoadedMo
     assert {one.setting for one in result.blocks} == {ROUNDED, KEPT}
 
 
-def test_what_is_said_follows_from_the_intervals(found: Quantized) -> None:
+def test_what_is_said_follows_from_the_intervals(found: Quantization) -> None:
     assert says_of(-0.1, 1.0, 1.0) == "free"
     assert says_of(0.1, 1.0, None) == "not tried"
     assert says_of(0.1, 1.0, -0.1) == "no use"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from outlierlens.analyses.quantize import Quantized, QuantizeOptions, quantize
+from outlierlens.analyses.quantize import Quantization, QuantizeOptions, quantize
 from outlierlens.analyses.quantize_rounding import Keeping, NoiseDraws, rounded, token_places
 from outlierlens.analyses.quantize_schemes import parse, parse_all
 from outlierlens.analyses.quantize_settings import RANDOM, ROUNDED
@@ -114,7 +114,7 @@ def test_places_leave_padding_out() -> None:
     assert token_places(torch.zeros(1, 2, 2, 3), []).tolist() == [[[0, 1], [2, 3]]]
 
 
-def measure(draws: int) -> Quantized:
+def measure(draws: int) -> Quantization:
     recipes = parse_all("int8-channel/int8-token,int4-group32/none")
     options = QuantizeOptions(
         recipes=recipes, dims=(8, 24), n_random=1, noise_draws=draws, task=TaskOptions(max_length=32)

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from outlierlens.analyses.quantize_schemes import (
-    DEFAULTS,
     LARGEST,
+    NAMES,
     SMALLEST,
-    Recipe,
     Scheme,
+    SchemePair,
     fake_quantize,
     fake_quantize_inputs,
     parse,
@@ -104,7 +104,7 @@ def test_per_channel_and_per_token_equal_torch_to_the_last_bit(values: np.ndarra
     step, zero = (one.flatten() for one in steps(tensor, chosen))
     wanted = torch.fake_quantize_per_channel_affine(tensor, step, zero.int(), 0, *chosen.ends)
     assert same_bits(fake_quantize(tensor, chosen), wanted)
-    token = Recipe(None, Scheme(chosen.number, "token", None, chosen.symmetric)).inputs
+    token = SchemePair(None, Scheme(chosen.number, "token", None, chosen.symmetric)).inputs
     assert same_bits(fake_quantize_inputs(tensor[None], token)[0], wanted)
 
 
@@ -197,7 +197,7 @@ def test_fp8_equals_torchao_s_to_the_last_bit(number: str, grain: str) -> None:
 
 
 def test_names_are_read_back() -> None:
-    for recipe in (*DEFAULTS, parse("int4-group64-asym/int8-token-asym"), parse("none/e5m2-token")):
+    for recipe in (*map(parse, NAMES), parse("int4-group64-asym/int8-token-asym"), parse("none/e5m2-token")):
         assert parse(recipe.name) == recipe
     assert [one.name for one in parse_all("int8-tensor/none,int8-tensor/none, none/int8-token")] == [
         "int8-tensor/none",
@@ -229,3 +229,22 @@ def test_schemes_that_cannot_be_are_refused(text: str, says: str) -> None:
 def test_groups_that_do_not_divide_are_refused() -> None:
     with pytest.raises(BadInput, match=r"groups of 32 do not divide a row of 48 weights; use group24"):
         fake_quantize(torch.zeros(2, 48), scheme("int4-group32"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "recipe"),
+    [
+        ("int8", "int8-tensor/int8-tensor"),
+        ("W8A8", "int8-channel/int8-token"),
+        ("w4a16", "int4-group128/none"),
+        ("q4_0", "int4-group32/none"),
+        ("fp8", "e4m3-tensor/e4m3-tensor"),
+    ],
+)
+def test_common_names_of_recipes(typed: str, recipe: str) -> None:
+    assert parse(typed) == parse(recipe)
+
+
+def test_a_name_that_no_recipe_has() -> None:
+    with pytest.raises(BadInput, match=r"cannot read scheme 'w4a17'; .* or int8, w8a8, .*near: 'w4a16'"):
+        parse("w4a17")

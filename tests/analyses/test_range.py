@@ -322,7 +322,7 @@ def test_pictures_are_read_too(tmp_path: Path, run: Any) -> None:
         path = data / "red" / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.asarray(values, dtype=np.uint8)).save(path)
-    code, out, err = run("range", str(model), "--data", str(data), "--json", "--no-progress", "--device", "cpu")
+    code, out, err = run("range", str(model), "--data", str(data), "--json", "--device", "cpu")
     assert code == 0, err
     rows = json.loads(out)["tensors"]
     assert set(rows["kind"]) >= {"stream", "q", "attention logits", "MLP inner", "norm sum of squares"}

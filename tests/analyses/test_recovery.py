@@ -12,7 +12,7 @@ import finetune_runs
 from outlierlens.analyses import recover as analysis
 from outlierlens.analyses.finetune import FinetuneOptions, FinetuneSettings
 from outlierlens.analyses.recover import RecoverOptions, Recovery, recover, regrown
-from outlierlens.detection.rules import Measured
+from outlierlens.detection.rules import LastOperation
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadOptions, load_model
 from outlierlens.options import Find
@@ -138,11 +138,11 @@ def test_finished_arms_are_read_and_not_trained_again(tuned: Any, found: Any) ->
 
 
 def test_regrowth_by_hand() -> None:
-    intact = Measured(np.array([[3.0, 1], [0, 1]]), np.array([[4.0, 1], [0, 1]]))
-    now = Measured(np.array([[3.0, 1], [0, 1]]), np.array([[0.0, 1], [0, 1]]))
+    intact = LastOperation(np.array([[3.0, 1], [0, 1]]), np.array([[4.0, 1], [0, 1]]))
+    now = LastOperation(np.array([[3.0, 1], [0, 1]]), np.array([[0.0, 1], [0, 1]]))
     assert regrown(intact, now, 0) == pytest.approx(1 - 4 / 5)
-    assert regrown(Measured(intact.scale), Measured(now.scale), 1) == 1
-    assert regrown(Measured(np.array([[0.0, 1]])), Measured(np.array([[0.5, 1]])), 0) == 0
+    assert regrown(LastOperation(intact.scale), LastOperation(now.scale), 1) == 1
+    assert regrown(LastOperation(np.array([[0.0, 1]])), LastOperation(np.array([[0.5, 1]])), 0) == 0
 
 
 def test_recovered_is_said_only_of_a_loss_beyond_chance(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def test_several_seeds_and_what_the_rule_finds(tuned: Any, tmp_path: Path) -> No
 
 def test_what_cannot_be_done(tuned: Any, tmp_path: Path) -> None:
     model, (train, dev) = tuned
-    with pytest.raises(BadInput, match=r"the rule finds no dimension in its weights; name some with --off"):
+    with pytest.raises(BadInput, match=r"the rule finds no dimension in its weights; name some with --dims"):
         recover(model, train, dev, tmp_path / "a", options("find"), how())
     with pytest.raises(BadInput, match="recover chooses itself what each fine-tuning switches off"):
         RecoverOptions(settings=FinetuneSettings(off=(1,)))

@@ -195,7 +195,7 @@ def test_pictures_and_recordings_are_read_too(
 ) -> None:
     model, data, target = tmp_path / "model", tmp_path / "data", tmp_path / "fits"
     channels = save(model, data)
-    asked = ("--data", str(data), "--fit", "fp16", "-o", str(target), "--no-progress", "--device", "cpu", "--json")
+    asked = ("--data", str(data), "--fit", "fp16", "-o", str(target), "--device", "cpu", "--json")
     code, out, err = run("repair", str(model), *asked)
     assert code == 0, err
     found = json.loads(out)

@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForSeq2SeqLM
 
 from architectures import FAMILIES, batch
 from outlierlens.analyses.repair import difference_of, stays_wide
-from outlierlens.analyses.repair_factors import pairs_of
+from outlierlens.analyses.repair_factors import outputs, pairs_of
 from outlierlens.analyses.repair_rewriting import RewritingPlan, epsilons, repaired, stream_plan
 from outlierlens.architectures import live_parameters
 from outlierlens.architectures.pairs import Kind
 from outlierlens.errors import BadInput
-from outlierlens.models.load import LoadedModel
+from outlierlens.models.load import LoadedModel, from_objects
 from repair_families import END, EXPONENT, KINDS, START, load, output, paired, rectified, rescaled, seen, table
 
 TOP = 65504.0
@@ -196,6 +197,26 @@ def _plant_and_repair(loaded: LoadedModel, inputs: dict[str, Any], kind: Kind, *
             assert (again - start).abs().max() <= 1e-5 * start.abs().max()
         else:
             assert torch.equal(again, wanted)
+
+
+def test_a_stream_that_ends_without_a_norm_is_refused() -> None:
+    # Its last states are handed on as they are, the pooled one too where it is the first token.
+    config = transformers.Data2VecVisionConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, image_size=8, patch_size=4
+    )
+    loaded = from_objects(transformers.Data2VecVisionModel(config).eval(), name="data2vec-vision")
+    with pytest.raises(BadInput, match="no norm follows its last block"):
+        stream_plan(loaded, EXPONENT)
+
+
+def test_the_embeddings_of_a_model_of_pairs_count_before_its_states() -> None:
+    family = FAMILIES["clip"]
+    loaded, inputs = load(family), batch(family)
+    wanted = outputs(loaded.model, [inputs])
+    with torch.inference_mode():
+        assert torch.equal(wanted[0], loaded.model(**inputs).image_embeds)
+    with repaired(loaded, stream_plan(loaded, EXPONENT)):
+        assert torch.equal(outputs(loaded.model, [inputs])[0], wanted[0])
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-biases", "gemma", "t5", "olmo2", "dinov2"])

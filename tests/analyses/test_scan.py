@@ -120,7 +120,9 @@ def test_reading_norms_are_a_view_of_their_own(saved: Any) -> None:
 
 def test_a_linear_rule_stops_above_the_limit_and_says_what_it_needs(saved: Any) -> None:
     path = saved("llama")
-    with pytest.raises(TooMuchToRead, match=r"reads mlp\.down_proj of every layer.*--max-read 1MB.*--view reading"):
+    with pytest.raises(
+        TooMuchToRead, match=r"reads mlp\.down_proj of every layer.*--model-args max-read=1MB.*--rule view=reading"
+    ):
         scan(str(path), ScanOptions(max_read=100))
     assert scan(str(path), ScanOptions(max_read=100, view="reading")).stacks
 
@@ -130,7 +132,8 @@ def test_unknown_architecture_names_the_remedy(saved: Any, tmp_path: Path) -> No
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"model_type": "bertt"}))
     with pytest.raises(
-        UnknownArchitecture, match=r"transformers .* has no model_type 'bertt'.*--arch row\.toml; near: .*bert"
+        UnknownArchitecture,
+        match=r"transformers .* has no model_type 'bertt'.*--model-args arch=row\.toml; near: .*bert",
     ):
         scan(str(path))
     row = tmp_path / "row.toml"
@@ -187,6 +190,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.apart
 def test_every_kind_of_result_is_read_in_a_fresh_process_and_shown_as_a_table(tmp_path: Path) -> None:
     from every_result import made_in
     from outlierlens.results.document import _KINDS, HOMES
@@ -256,7 +260,7 @@ def test_scan_and_help_import_no_heavy_library(saved: Any) -> None:
     [
         (["scan", "/no/such/file"], 1, "no such file or directory"),
         (["fetch", "nothing"], 1, "nothing"),
-        (["scan", "no-such-model-here", "--offline"], 1, "offline"),
+        (["scan", "no-such-model-here", "--model-args", "offline"], 1, "offline"),
     ],
 )
 def test_errors_are_one_line_with_an_exit_code(arguments: list[str], code: int, message: str, run: Any) -> None:
@@ -304,7 +308,7 @@ def test_same_layer_on_mpnet(sample: Any) -> None:
 @pytest.mark.real
 @pytest.mark.parametrize("name", ["distilbert-cased", "mpnet-base", "minilm-l6", "smollm2-135m"])
 def test_a_shuffled_copy_of_a_sample_has_none(name: str, sample: Any) -> None:
-    from outlierlens.detection.rules import Measured, find
+    from outlierlens.detection.rules import LastOperation, find
 
     (stack,) = scan(sample(name)).stacks
     random = np.random.default_rng(0)
@@ -312,6 +316,6 @@ def test_a_shuffled_copy_of_a_sample_has_none(name: str, sample: Any) -> None:
         scale = random.permuted(stack.z_scale.astype(np.float64), axis=1)
         bias = random.permuted(stack.z_bias.astype(np.float64), axis=1) if stack.z_bias.size else None
         for rule in (Rule(), Rule(same_layer=True), Rule("puccetti")):
-            found, _ = find(Measured(scale, bias), rule)
+            found = find(LastOperation(scale, bias), rule)
             assert all(outlier.p_holm >= 0.05 for outlier in found)
             assert rule.name == "puccetti" or not found

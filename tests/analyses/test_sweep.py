@@ -17,7 +17,7 @@ from outlierlens.analyses.sweep.gradients import first_order
 from outlierlens.analyses.sweep.measure import sweep
 from outlierlens.analyses.sweep.options import SweepOptions
 from outlierlens.analyses.sweep.runner import Runner, make_runner
-from outlierlens.analyses.sweep.units import Local, Unit, Work, planned
+from outlierlens.analyses.sweep.units import LocalEngine, Unit, Work, planned
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel
@@ -205,7 +205,7 @@ def test_another_sweep_uses_the_rows_that_fit_and_refuses_others(bert: LoadedMod
         sweep(bert, Texts("other", MANY.texts[1:]), options, rows=rows)
 
 
-class Disorderly(Local):
+class Disorderly(LocalEngine):
     """Does everything, last things first and one unit at a time."""
 
     def measure(self, works: Sequence[Work]) -> Iterator[tuple[Work, np.ndarray]]:

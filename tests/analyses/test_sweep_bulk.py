@@ -13,7 +13,7 @@ from outlierlens.analyses.sweep.estimate import estimate
 from outlierlens.analyses.sweep.levels import look_sizes, widened
 from outlierlens.analyses.sweep.measure import sweep
 from outlierlens.analyses.sweep.options import SweepOptions
-from outlierlens.analyses.sweep.schedule import State, adaptive
+from outlierlens.analyses.sweep.schedule import SweepState, adaptive
 from outlierlens.analyses.sweep.units import Differences, Unit
 from outlierlens.tasks.base import TaskOptions
 from planted import model_of, some_texts
@@ -32,11 +32,11 @@ def heavy_tails(seed: int, n_units: int = 120, n_texts: int = 240) -> tuple[np.n
     return means[:, None] + spread * noise, gradients
 
 
-def swept(values: np.ndarray, gradients: np.ndarray, **options: Any) -> State:
+def swept(values: np.ndarray, gradients: np.ndarray, **options: Any) -> SweepState:
     units = [Unit(str(dim), "all layers", {0: (dim,)}) for dim in range(len(values))]
     looks, asked = look_sizes(values.shape[1]), SweepOptions(top=3, **options)
     ones = np.ones(values.shape[1])
-    state = State(units, asked, looks, Differences(ones), gradients[:, :64].T)
+    state = SweepState(units, asked, looks, Differences(ones), gradients[:, :64].T)
     state.find_bulk(())
     for _, works in adaptive(state):
         for work in works:
@@ -44,7 +44,7 @@ def swept(values: np.ndarray, gradients: np.ndarray, **options: Any) -> State:
     return state
 
 
-def evaluations(state: State) -> int:
+def evaluations(state: SweepState) -> int:
     return sum(state.measured.n(unit.key) for unit in state.units)
 
 
@@ -208,7 +208,7 @@ def test_intervals_are_as_wide_as_all_units_together_are_skewed_or_one_is() -> N
 
     def widths(values: np.ndarray, first: int) -> np.ndarray:
         units = [Unit(str(dim), "all layers", {0: (dim,)}) for dim in range(len(values))]
-        state = State(units, SweepOptions(), look_sizes(2000), Differences(np.ones(2000)))
+        state = SweepState(units, SweepOptions(), look_sizes(2000), Differences(np.ones(2000)))
         for unit, one in zip(units, values, strict=True):
             state.measured.add(unit.key, 0, one[:first])
         state.look(range(len(units)))

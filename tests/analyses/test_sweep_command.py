@@ -19,7 +19,7 @@ from outlierlens.results.document import load, save
 from outlierlens.tasks.base import TaskReading
 
 pytestmark = pytest.mark.usefixtures("no_picture_files")
-FEW = ("--random", "4", "--matched", "2", "--random-texts", "4", "--max-length", "8", "--gradients", "8")
+FEW = ("--random", "4", "--matched", "2", "--random-texts", "4", "--max-length", "8")
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def swept(model_folder: Any, text: str, run: Any, tmp_path: Path, kept: Any) -> 
     """Runs a small sweep of a tiny model and returns (sweep, stdout, stderr)."""
 
     def call(*arguments: str, model: str = "", out: str = "sweep.json") -> tuple[Sweep, str, str]:
-        words = ("sweep", model or model_folder(), "--data", text, *FEW, "-o", str(tmp_path / out), "--no-progress")
+        words = ("sweep", model or model_folder(), "--data", text, *FEW, "-o", str(tmp_path / out))
         code, stdout, stderr = run(*words, *arguments)
         assert code == 0, stderr
         return load(tmp_path / out), stdout, stderr
@@ -86,12 +86,11 @@ def test_found_means_what_the_weights_name(swept: Any, model_folder: Any) -> Non
         (["--dims", "0-3:5"], "--dims '0-3:5' names layers; name dimensions"),
         (["--dims", "most"], "cannot read dimensions 'most'"),
         (["--sets", "0:3,5"], "cannot read sets '0:3,5'; write 100,247;507,100"),
-        (["--batch-size", "many"], "--batch-size is 'many'; use auto or a number of rows"),
-        (["--workers", "2"], "--cpus-per-worker and --gpus-per-worker belong to --engine ray"),
+        (["--precision", "much"], "cannot read --precision 'much'; write exact, or a number such as 0.01"),
+        (["--ray", "workers=2"], "write --ray ADDRESS,workers=4, or --ray local,workers=4"),
         (["--chart", "x.gif"], "the ending says what is drawn; use .html, .svg, .png, .json"),
         (["--plan", "3,5"], "--plan '3,5' names no layers; write 0-9:896;10-16:678,896, or use --sets"),
-        (["--task", "glue:rte", "--lines"], "--lines and --mask-seed belong to texts without labels"),
-        (["--embeddings"], "embeddings belongs to mode writes, not to mode 'weights'"),
+        (["--mode", "embeddings"], "embeddings belongs to mode writes, not to mode 'weights'"),
     ],
 )
 def test_options_are_checked_before_the_model_is_looked_for(arguments: list[str], message: str, run: Any) -> None:
@@ -113,19 +112,19 @@ def ray_is(*, there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ray_is_asked_for_with_what_was_given(swept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine itself is tested elsewhere: here, that the command hands it the texts, the model and the machines."""
     from outlierlens.analyses.sweep import ray_engine
-    from outlierlens.analyses.sweep.units import Local
+    from outlierlens.analyses.sweep.units import LocalEngine
 
     asked: dict[str, Any] = {}
 
     def on_ray(texts: Any, load: Any, machines: Any) -> Any:
         asked.update(vars(machines), n_texts=len(texts), offline=load.offline)
-        return Local
+        return LocalEngine
 
     monkeypatch.setattr(ray_engine, "on_ray", on_ray)
     ray_is(there=True, monkeypatch=monkeypatch)
-    machines = ("--engine", "ray", "--address", "head:6379", "--workers", "3", "--gpus-per-worker", "0.25", "--offline")
+    machines = ("--ray", "head:6379,workers=3,gpus=0.25", "--model-args", "offline")
     sweep, _, _ = swept(*machines, "--dims", "3")
-    wanted = {"engine": "ray", "address": "head:6379", "workers": 3, "cpus_per_worker": None, "gpus_per_worker": 0.25}
+    wanted = {"ray": "head:6379", "workers": 3, "cpus_per_worker": None, "gpus_per_worker": 0.25}
     assert asked == {**wanted, "n_texts": 24, "offline": True}
     assert sweep.effect(3).n_texts >= 8
 
@@ -135,9 +134,9 @@ def test_without_ray_the_engine_is_refused_with_the_line_that_installs_it(
 ) -> None:
     ray_is(there=False, monkeypatch=monkeypatch)
     monkeypatch.setitem(sys.modules, "ray", None)
-    code, _, err = run("sweep", "no-such-model", "--engine", "ray")
+    code, _, err = run("sweep", "no-such-model", "--ray", "local")
     assert code == 1
-    assert "--engine ray needs ray, which is not installed; run in a clone of outlierlens: pip install '.[ray]'" in err
+    assert "--ray needs ray, which is not installed; run in a clone of outlierlens: pip install '.[ray]'" in err
 
 
 @pytest.mark.parametrize(
@@ -157,7 +156,7 @@ def test_a_signal_keeps_the_rows_and_prints_the_command_that_goes_on(
 
     monkeypatch.setattr(measure._SweepRun, "keep", watched)
     out = tmp_path / "sweep.json"
-    arguments = ("sweep", model_folder(), "--data", text, *FEW, "-o", str(out), "--no-progress", "--overwrite")
+    arguments = ("sweep", model_folder(), "--data", text, *FEW, "-o", str(out), "--overwrite")
     asked = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is born ignoring Ctrl-C
     try:
         ended, stdout, err = run(*arguments)
@@ -192,7 +191,7 @@ def test_a_signal_before_the_first_row_says_so(run: Any, kept: Any, monkeypatch:
 def test_a_report_shows_sweeps(swept: Any, run: Any, model_folder: Any, text: str, tmp_path: Path) -> None:
     sweep, _, _ = swept()
     saved, out = str(tmp_path / "sweep.json"), tmp_path / "report"
-    few = ("--dims", "3", "--random", "1", "--matched", "1", "--no-progress")
+    few = ("--dims", "3", "--random", "1", "--matched", "1")
     code, _, err = run("report", model_folder(), "--data", text, *few, "-o", str(out), "--result", saved)
     assert code == 0, err
     stranger = replace(sweep, provenance=replace(sweep.provenance, fingerprint="00"))

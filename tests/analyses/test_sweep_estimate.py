@@ -12,7 +12,7 @@ from scipy import stats
 from outlierlens.analyses.sweep.estimate import (
     MeanChange,
     Ranking,
-    Rare,
+    RareTexts,
     estimate,
     gradient_scale,
     precise,
@@ -444,7 +444,7 @@ class TestRare:
         # deviations 1 of three units; one of 20 texts of the first is 100 above: adds 100 / 20 there, nothing elsewhere
         plain = np.tile([-1.0, 1.0, 1.0, -1.0], 5)
         odd = np.append(plain[:-1], 100.0)
-        rare = Rare.among([odd, plain, -3 * plain, np.zeros(20), np.full(20, np.inf)])
+        rare = RareTexts.among([odd, plain, -3 * plain, np.zeros(20), np.full(20, np.inf)])
         assert rare.share == near(1 / 60)
         away = (100 - np.median(odd)) / np.median(np.abs(odd - np.median(odd))) / 20
         mean, error = away / 3, np.std([away, 0, 0], ddof=1) / math.sqrt(3)
@@ -466,7 +466,7 @@ class TestRare:
         assert rare.allowed_for(of_own, own).high == near(of_own.high + 3 * (surely * rare.above - away))
         many = np.tile(plain, 30)
         assert rare.allowed_for(found, many) is found, "600 texts hold ten of one in 60"
-        assert Rare.among([plain]).allowed_for(found, plain) == found
+        assert RareTexts.among([plain]).allowed_for(found, plain) == found
 
     def test_one_text_that_is_rare_for_all_units_counts_once(self) -> None:
         random = np.random.default_rng(0)
@@ -474,14 +474,14 @@ class TestRare:
         one, many = values.copy(), values.copy()
         one[:, 3] = 1000.0
         many[np.arange(8), np.arange(8)] = 1000.0
-        assert Rare.among(list(one)).above > 1.5 * Rare.among(list(many)).above
+        assert RareTexts.among(list(one)).above > 1.5 * RareTexts.among(list(many)).above
 
     def test_texts_that_one_unit_has_not_seen_widen_its_interval_until_it_may_stop(self) -> None:
         random = np.random.default_rng(4)
         held = []
         for _ in range(12):
             values = np.where(random.random((32, 24)) < 0.01, 10.0, random.normal(0, 0.1, (32, 24)))
-            rare = Rare.among(list(values))
+            rare = RareTexts.among(list(values))
             found = [estimate(unit, np.ones(24), 0.95) for unit in values]
             for one, unit in zip(found, values, strict=True):
                 wide = rare.allowed_for(one, unit)

@@ -35,8 +35,8 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], list[s
         return [
             "sweep", str(root / "model"), "--data", str(root / "text.txt"), "-o", str(directory / "sweep.json"),
             "--sets", "3,5;7,1",
-            "--max-length", "12", "--batch-size", "8", "--gradients", "24", "--tolerance", "1e-5", "--relative", "0.02",
-            "--random", "40", "--matched", "3", "--dtype", "float32", "--device", "cpu", "--no-progress", "-q",
+            "--max-length", "12", "--precision", "1e-5",
+            "--random", "40", "--matched", "3", "--dtype", "float32", "--device", "cpu", "-q",
         ]  # fmt: skip
 
     return words

@@ -401,12 +401,11 @@ def saved(made: Any, tmp_path: Path) -> tuple[Path, Path, Examples]:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--task", "classify", "--measure", "everything"), "--measure is 'everything'; use metric, accuracy, loss"),
-        (("--measure", "loss"), "belongs to a labelled task, not to --task auto"),
-        (("--task", "classify", "--measure", "loss", "--metric", "mcc"), "--metric mcc belongs to --measure metric"),
-        (("--task", "glue:rte", "--label-column", "stars"), "belongs to classify, regress, tokens, not to glue:rte"),
-        (("--task", "tokens", "--pair-column", "text"), "--pair-column belongs to classify and regress"),
-        (("--task", "classify", "--stride", "4"), "--stride belongs to causal-loss, not to --task classify"),
+        (("--task", "classify:measure=everything"), "--task measure is 'everything'; use metric, accuracy, loss"),
+        (("--task", "measure=loss"), "belongs to a labelled task, not to --task auto"),
+        (("--task", "classify:measure=loss,metric=mcc"), "--task metric=mcc belongs to measure=metric"),
+        (("--task", "glue:rte:label=stars"), "belongs to classify, regress, tokens, not to glue:rte"),
+        (("--task", "tokens:pair=text"), "--task pair belongs to classify and regress"),
     ],
 )
 def test_refusals_come_before_any_model_is_loaded(
@@ -430,7 +429,7 @@ def test_rows_may_lack_labels_that_are_named(saved: Any, run: Any, tmp_path: Pat
     words = "--task classify --random 0 --matched 0 --json --data"
     arguments = (*words.split(), str(tmp_path / "some.jsonl"))
     found = []
-    for more in ((), ("--labels", ",".join(TWO))):  # among the names in the model's config, or these
+    for more in ((), ("--task", f"labels={','.join(TWO)}")):  # among the names in the model's config, or these
         code, out, err = run("ablate", str(model), "--dims", "3", *arguments, *more)
         assert code == 0, err
         found.append(from_json(out))
@@ -440,4 +439,4 @@ def test_rows_may_lack_labels_that_are_named(saved: Any, run: Any, tmp_path: Pat
     code, _, err = run("ablate", str(model), "--dims", "3", *arguments)
     assert code == 1
     assert "classify has 1 (perhaps)" in err
-    assert "where these rows lack some classes, name all 2 as the rows do with --labels" in err
+    assert "where these rows lack some classes, name all 2 as the rows do with labels behind the task" in err

@@ -25,7 +25,7 @@ from moments import HANGS
 from outlierlens.analyses.ray_pool import connect, room
 from outlierlens.analyses.sweep.measure import sweep
 from outlierlens.analyses.sweep.options import Machines, SweepOptions
-from outlierlens.analyses.sweep.ray_engine import RayEngine, Recipe, portions
+from outlierlens.analyses.sweep.ray_engine import RayEngine, RunnerCopy, portions
 from outlierlens.analyses.sweep.runner import Runner, make_runner
 from outlierlens.analyses.sweep.units import Unit, Work
 from outlierlens.data.texts import Texts
@@ -129,7 +129,7 @@ class Slow:
 
 @contextlib.contextmanager
 def running(make: Any, *, rows: int = 4, **options: Any) -> Iterator[RayEngine]:
-    engine = RayEngine(make, Machines(engine="ray", **options), rows=rows)
+    engine = RayEngine(make, Machines(**{"ray": "local"} | options), rows=rows)
     try:
         yield engine
     finally:
@@ -158,8 +158,8 @@ def test_a_sweep_on_two_nodes_of_which_one_dies_is_the_sweep_of_one_process(
     kept, killed = Path(tmp_path / "there.jsonl"), list[int]()
 
     def start(runner: Runner) -> RayEngine:
-        recipe = Recipe.like(runner, texts)
-        machines = Machines(engine="ray", address=cluster.address)
+        recipe = RunnerCopy.like(runner, texts)
+        machines = Machines(ray=cluster.address)
         return RayEngine(lambda: Slow(recipe()), machines, rows=runner.rows(runner.order))
 
     def kill(phase: str, done: int, total: int) -> None:
@@ -194,7 +194,7 @@ def test_a_worker_process_that_dies_is_replaced_and_its_work_done_again(cluster:
             dead.touch()
             os._exit(1)
 
-    with running(lambda: Fake(die_once), address=cluster.address, workers=1, rows=8) as engine:
+    with running(lambda: Fake(die_once), ray=cluster.address, workers=1, rows=8) as engine:
         measured(engine, works())
         assert dead.exists()
 
@@ -205,7 +205,7 @@ def test_work_that_ends_every_worker_is_given_up(cluster: Any) -> None:
             os._exit(1)
 
     message = r"5 Ray workers ended while measuring 7 on texts \d to \d \(the last ended so: .*\); a smaller batch size"
-    running_now = running(lambda: Fake(die), address=cluster.address, rows=1)
+    running_now = running(lambda: Fake(die), ray=cluster.address, rows=1)
     with running_now as engine, pytest.raises(OutlierlensError, match=message):
         measured(engine, works())
 
@@ -217,7 +217,7 @@ def test_what_the_work_itself_raises_is_raised_here_in_one_line(cluster: Any) ->
         if dim == 1:
             raise ValueError("two\nlines")
 
-    with running(lambda: Fake(no), address=cluster.address) as engine:
+    with running(lambda: Fake(no), ray=cluster.address) as engine:
         with pytest.raises(BadInput, match=r"^Ray worker on [\d.]+: dimension 2 is not to be had$"):
             measured(engine, works(4)[2:4])
         with pytest.raises(OutlierlensError, match=r"^Ray worker on [\d.]+ failed: ValueError: two lines$"):
@@ -238,7 +238,7 @@ def test_a_signal_ends_the_wait_for_workers(cluster: Any, tmp_path: Path) -> Non
     before = signal.signal(signal.SIGTERM, stop)
     try:
         with (
-            running(lambda: Fake(terminate), address=cluster.address) as engine,
+            running(lambda: Fake(terminate), ray=cluster.address) as engine,
             pytest.raises(KeyboardInterrupt),
         ):
             measured(engine, works(1, spans=1))  # a second piece would send a second signal, into the end
@@ -247,7 +247,7 @@ def test_a_signal_ends_the_wait_for_workers(cluster: Any, tmp_path: Path) -> Non
 
 
 def test_without_room_for_a_worker_the_sweep_ends(cluster: Any) -> None:
-    with running(Fake, address=cluster.address, cpus_per_worker=64) as engine:
+    with running(Fake, ray=cluster.address, cpus_per_worker=64) as engine:
         engine.pool.patience = 0.5
         with pytest.raises(
             OutlierlensError, match=r"no Ray worker could be had for 0 s: each needs 64 CPUs and 0 GPUs; add"
@@ -258,9 +258,9 @@ def test_without_room_for_a_worker_the_sweep_ends(cluster: Any) -> None:
 def test_a_worker_that_cannot_load_the_model_says_where_and_why(
     cluster: Any, texts: Texts, loaded: LoadedModel
 ) -> None:
-    recipe = replace(Recipe.like(make_runner(loaded, texts, OPTIONS), texts), model="/nowhere/model")
+    recipe = replace(RunnerCopy.like(make_runner(loaded, texts, OPTIONS), texts), model="/nowhere/model")
     message = r"^Ray worker on [\d.]+: /nowhere/model: no such file or directory on this machine"
-    with running(recipe, address=cluster.address) as engine, pytest.raises(UnknownModel, match=message):
+    with running(recipe, ray=cluster.address) as engine, pytest.raises(UnknownModel, match=message):
         measured(engine, works(1))
 
 
@@ -274,7 +274,7 @@ def test_ray_started_here_listens_to_this_machine_only_and_leaves_nothing(monkey
     before = set(here.children(recursive=True))
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # another cluster is used only if it is asked for
     try:
-        engine = RayEngine(Fake, Machines(engine="ray", workers=1), rows=4)
+        engine = RayEngine(Fake, Machines(ray="local", workers=1), rows=4)
         assert signal.getsignal(signal.SIGTERM) is mine
     finally:
         signal.signal(signal.SIGTERM, kept)
@@ -298,13 +298,13 @@ def test_ray_started_here_listens_to_this_machine_only_and_leaves_nothing(monkey
 
 def test_a_recipe_makes_the_same_runner(texts: Texts, loaded: LoadedModel) -> None:
     runner = make_runner(loaded, texts, OPTIONS)
-    again = Recipe.like(runner, texts)()
+    again = RunnerCopy.like(runner, texts)()
     plans = [{}, {0: (5,)}, {2: (5, 7)}]
     np.testing.assert_array_equal(again.values(plans, (0, 8)), runner.values(plans, (0, 8)))
 
 
 def test_a_recipe_refuses_another_model_tokenizer_or_other_texts(texts: Texts, loaded: LoadedModel, words: Any) -> None:
-    recipe = Recipe.like(make_runner(loaded, texts, OPTIONS), texts)
+    recipe = RunnerCopy.like(make_runner(loaded, texts, OPTIONS), texts)
     other = replace(loaded, model=build(FAMILIES["llama"], "CausalLM", seed=1))
     with pytest.raises(
         BadInput, match=r"tiny has other parameters here .*fingerprint \w{12}, not \w{12}\); have the same"
@@ -325,12 +325,12 @@ def test_a_model_that_has_a_name_is_loaded_by_it(
     monkeypatch.chdir(tmp_path)
     load = LoadOptions(dtype="float32", device="auto", notice=print)
     runner = make_runner(load_model("model", load), texts, OPTIONS)
-    recipe = Recipe.like(runner, texts, load)
+    recipe = RunnerCopy.like(runner, texts, load)
     assert (recipe.model, recipe.load.device, recipe.load.dtype) == (str(tmp_path / "model"), "cpu", "float32")
     monkeypatch.chdir("/")
     np.testing.assert_array_equal(recipe().values([{0: (3,)}], (0, 4)), runner.values([{0: (3,)}], (0, 4)))
-    assert Recipe.like(runner, texts, replace(load, device="cpu"), device="cuda").load.device == "cpu"
-    assert Recipe.like(runner, texts, load, device="cuda").load.device == "cuda"
+    assert RunnerCopy.like(runner, texts, replace(load, device="cpu"), device="cuda").load.device == "cpu"
+    assert RunnerCopy.like(runner, texts, load, device="cuda").load.device == "cuda"
 
 
 def test_portions_hold_every_piece_once_and_shrink_towards_the_end() -> None:
@@ -352,7 +352,7 @@ def test_portions_of_screened_work_count_the_texts_that_are_run() -> None:
 def test_another_version_on_a_worker_is_refused(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outlierlens.analyses.ray_pool.__version__", "0.0.0")
     message = r"Ray worker on [\d.]+: outlierlens is \d+.* there and 0.0.0 here; install the same version"
-    with running(Fake, address=cluster.address) as engine, pytest.raises(BadInput, match=message):
+    with running(Fake, ray=cluster.address) as engine, pytest.raises(BadInput, match=message):
         measured(engine, works(1))
 
 
@@ -423,7 +423,7 @@ def test_the_documented_jobs_run_commands_that_exist() -> None:
         words = shlex.split(line)
         assert words[:2] == ["outlierlens", "sweep"]
         assert {word for word in words if word.startswith("-")} <= known
-        assert {"--engine", "--address", "-o"} <= set(words)
+        assert {"--ray", "-o"} <= set(words)
     for options in re.findall(r"ray start (.*?) &$", script.replace("\\\n", ""), re.MULTILINE):
         size = re.search(r"size=\((.*)\)", script)
         from ray.scripts.scripts import start

@@ -17,7 +17,7 @@ from mixtures import MIXTURES, mixture
 from outlierlens import trace
 from outlierlens.analyses import trace_passes
 from outlierlens.analyses.trace import GROUPS, Trace, TraceOptions
-from outlierlens.data.media.items import Items, Part
+from outlierlens.data.media.items import Items, ItemSource
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.models.hooks import tapped
@@ -119,6 +119,25 @@ def test_experts_that_no_text_reached_are_said(words: Any) -> None:
     assert note.startswith(f"no token reached {12 - len(written)} of 12 experts")
 
 
+def test_a_scale_among_the_linears_is_refused(words: Any) -> None:
+    config = transformers.XmodConfig(**TEXT, languages=["en_XX"], default_language="en_XX")
+    loaded = from_objects(transformers.XmodForMaskedLM(config).eval(), words(), name="xmod")
+    with pytest.raises(BadInput, match=r"output\.LayerNorm\.weight multiplies one by one and is no linear"):
+        trace(loaded, TEXTS, TraceOptions(dim=DIM, n_random=1))
+
+
+def test_states_of_more_than_the_text_are_refused(words: Any) -> None:
+    config = transformers.ProphetNetConfig(
+        hidden_size=16, vocab_size=TEXT["vocab_size"], max_position_embeddings=32, ngram=2, decoder_start_token_id=1,
+        encoder_ffn_dim=24, decoder_ffn_dim=24, num_encoder_layers=2, num_decoder_layers=2,
+        num_encoder_attention_heads=2, num_decoder_attention_heads=2,
+    )  # fmt: skip
+    model = transformers.ProphetNetForConditionalGeneration(config).eval()
+    loaded = from_objects(model, words(), name="prophetnet")
+    with pytest.raises(BadInput, match="the model adds tokens of its own"):
+        trace(loaded, TEXTS, TraceOptions(dim=DIM, stack="decoder", n_random=1))
+
+
 def test_constants_that_multiply_what_is_added_are_measured(words: Any) -> None:
     torch.manual_seed(0)
     config = transformers.GraniteConfig(
@@ -143,12 +162,12 @@ def test_pictures_and_recordings_are_followed_too(family: Any, tmp_path: Path) -
     if family.inputs == "image":
         side = model.config.image_size
         processor: Any = ViTImageProcessorPil(size={"height": side, "width": side})
-        parts = tuple(Part(str(number), data=png(one)) for number, one in enumerate(pictures(4, seed=1)[0]))
+        parts = tuple(ItemSource(str(number), data=png(one)) for number, one in enumerate(pictures(4, seed=1)[0]))
     else:
         pads = model.config.feat_extract_norm == "layer"
         processor = Wav2Vec2FeatureExtractor(sampling_rate=RATE, return_attention_mask=pads)
         written = [write_wav(tmp_path / f"{i}.wav", one) for i, one in enumerate(sounds(4, seed=1)[0])]
-        parts = tuple(Part(str(path), path) for path in written)
+        parts = tuple(ItemSource(str(path), path) for path in written)
     loaded = from_objects(model, processor=processor)
     found = trace(loaded, Items("made", family.inputs, parts), TraceOptions(dim=DIM, n_random=1))
     assert 0 < found.error <= 1e-5
@@ -161,9 +180,7 @@ def test_a_planted_dimension_of_a_vit_is_written_by_its_neurons(tmp_path: Path, 
     folder = save_vit(tmp_path / "vit")
     data = write_pictures(tmp_path / "data", *pictures(6, seed=1))
     path = tmp_path / "out.json"
-    code, _, err = run(
-        "trace", str(folder), "--data", str(data), "--dim", str(PLANTED), "-o", str(path), "--no-progress"
-    )
+    code, _, err = run("trace", str(folder), "--data", str(data), "--dims", str(PLANTED), "-o", str(path))
     assert code == 0, err
     found = load(path)
     assert isinstance(found, Trace)

@@ -13,7 +13,7 @@ from outlierlens.analyses.track import CURVES, Track, TrackOptions, summarize, t
 from outlierlens.detection.rules import Rule
 from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead, UnknownModel
-from outlierlens.training.run_files import Curve, Saved, Trajectory, find_log, find_saved, read_log, step_in
+from outlierlens.training.run_files import Curve, SavedCheckpoint, Trajectory, find_log, find_saved, read_log, step_in
 
 STEPS = tuple(range(0, 10_001, 500))
 
@@ -178,8 +178,11 @@ def test_checkpoints_are_ordered_by_number_not_by_name(run: Path) -> None:
     assert [one.step for one in find_saved([str(run)])] == list(STEPS)
     hub = find_saved(["a/multiberts-seed_0-step_200k", "a/multiberts-seed_0-step_20k"])
     assert [one.step for one in hub] == [20_000, 200_000]
-    assert find_saved(["a/b"], revisions=("step8", "step1")) == (Saved("a/b", 1, "step1"), Saved("a/b", 8, "step8"))
-    assert find_saved(["a/b"], revisions=("x", "y"), steps=(9, 4))[0] == Saved("a/b", 4, "y")
+    assert find_saved(["a/b"], revisions=("step8", "step1")) == (
+        SavedCheckpoint("a/b", 1, "step1"),
+        SavedCheckpoint("a/b", 8, "step8"),
+    )
+    assert find_saved(["a/b"], revisions=("x", "y"), steps=(9, 4))[0] == SavedCheckpoint("a/b", 4, "y")
 
 
 def test_refusals_of_names(run: Path, tmp_path: Path) -> None:
@@ -314,7 +317,8 @@ def test_what_is_read_of_linears_is_said_and_has_a_limit(llamas: Path) -> None:
     said: list[str] = []
     with pytest.raises(
         TooMuchToRead,
-        match=r"0 MB in each of 5 checkpoints; allow it with --max-read 1MB, or follow a norm alone: --norm input_layernorm",
+        match=r"0 MB in each of 5 checkpoints; allow it with --model-args max-read=1MB, "
+        r"or follow a norm alone: --norm input_layernorm",
     ):
         track([llamas], TrackOptions(scan=ScanOptions(max_read=1000, notice=said.append)))
     assert not said

@@ -117,7 +117,7 @@ def test_errors_of_binding() -> None:
         bind((BERT,), [name for name in names if "layer.1." not in name])
     with pytest.raises(BadFile, match="4 layers are stored but the config's num_hidden_layers is 12"):
         bind((BERT,), names, {"num_hidden_layers": 12})
-    with pytest.raises(BadFile, match=r"several prefixes, 'query\.', 'text\.'; pass --arch row\.toml"):
+    with pytest.raises(BadFile, match=r"several prefixes, 'query\.', 'text\.'; pass --model-args arch=row\.toml"):
         bind((BERT,), [*names_of(prefix="text."), *names_of(prefix="query.")])
     with pytest.raises(BadFile, match=r"encoder\.layer\.2\.output\.LayerNorm\.weight is missing while other layers"):
         bind((BERT,), [name for name in names if name != "encoder.layer.2.output.LayerNorm.weight"])
@@ -164,7 +164,7 @@ def test_errors_of_binding() -> None:
 def test_errors_of_the_table() -> None:
     with pytest.raises(
         UnknownArchitecture,
-        match=r"config\.json: transformers .* has no model_type 'qwen4'.*pass --arch row\.toml; near: qwen",
+        match=r"config\.json: transformers .* has no model_type 'qwen4'.*pass --model-args arch=row\.toml; near: qwen",
     ):
         stacks_of({"model_type": "qwen4"})
     with pytest.raises(UnknownArchitecture, match=r"no model_type in here; name the family that it is built like"):

@@ -22,6 +22,7 @@ from outlierlens.architectures import (
 )
 from outlierlens.architectures.experiment.anatomy import DIM, BlockProbe, norm_offset, only_dim_changed, restored, same
 from outlierlens.architectures.experiment.derive import Derivation, derive
+from outlierlens.architectures.experiment.shrink import config_object, smaller_configs
 from outlierlens.errors import UnknownArchitecture
 
 SAME = [
@@ -29,6 +30,20 @@ SAME = [
     "gpt2", "gpt_neox", "opt", "opt-post-norm", "llama-biases", "gemma", "gemma2", "olmo2", "phi", "mixtral",
     "qwen3_moe", "gpt_oss", "bloom", "falcon", "falcon-new", "vit", "wav2vec2-stable", "clip",
 ]  # fmt: skip
+
+
+def test_small_copies_have_small_pictures_of_several_patches() -> None:
+    config = config_object({"model_type": "vivit"})  # 32 frames of 224 pixels, 2 of 16 pixels to a patch: 3,136
+    words, smaller = next(iter(smaller_configs(config)))
+    assert (words, smaller.num_frames, smaller.image_size) == ("narrower, smaller pictures", 4, 112)
+    words, smaller = next(iter(smaller_configs(config_object({"model_type": "llama"}))))
+    assert words == "narrower"
+    # Its blocks merge patches until one is left of a small picture: attention over one takes what a neuron takes.
+    found = derive(
+        {"model_type": "mobilevit", "hidden_sizes": [32, 40, 48], "neck_hidden_sizes": [8, 16, 24, 32, 40, 48, 64]}
+    )
+    assert all(stack.heads and not stack.neurons for stack in found.stacks)
+    assert "smaller pictures" not in found.row["basis"]
 
 
 def derive_for(family: Family, **changes: Any) -> Derivation:

@@ -105,7 +105,9 @@ def test_a_row_serves_configs_that_differ_in_sizes_alone() -> None:
 
 
 def test_a_type_that_transformers_lacks_is_refused_with_what_helps() -> None:
-    with pytest.raises(UnknownArchitecture, match=r"has no model_type 'qwen4'.*pass --arch row\.toml; near: qwen"):
+    with pytest.raises(
+        UnknownArchitecture, match=r"has no model_type 'qwen4'.*pass --model-args arch=row\.toml; near: qwen"
+    ):
         stacks_of({"model_type": "qwen4"})
 
 

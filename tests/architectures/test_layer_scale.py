@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file
 
 from architectures import FAMILIES, build
 from outlierlens.analyses.fingerprint_values import list_sensitive
@@ -20,6 +22,28 @@ from outlierlens.errors import BadInput
 from outlierlens.models.load import from_objects
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
+
+
+def test_files_that_call_it_otherwise_have_it_too(tmp_path: Path) -> None:
+    """The hub's files of this type call blocks and scales by other names than the model does."""
+    config = transformers.Tipsv2VisionConfig(
+        hidden_size=32, num_hidden_layers=3, num_attention_heads=4, image_size=16, patch_size=4, n_register_tokens=1
+    )
+    torch.manual_seed(0)
+    model: Any = transformers.Tipsv2VisionModel(config).float()
+    with torch.no_grad():
+        for block in model.encoder.layer:
+            block.layer_scale2.lambda1.normal_()
+            block.mlp.fc2.bias.normal_(std=0.1)
+    model.save_pretrained(tmp_path)
+    assert "blocks.1.ls2.gamma" in load_file(tmp_path / "model.safetensors")
+    (found,) = scan(str(tmp_path)).stacks
+    wanted = np.stack([
+        (block.mlp.fc2.weight.norm(dim=1) * block.layer_scale2.lambda1.abs()).detach().double().numpy()
+        for block in model.encoder.layer
+    ])  # fmt: skip
+    z = (wanted - wanted.mean(1, keepdims=True)) / wanted.std(1, keepdims=True)
+    np.testing.assert_allclose(found.z_scale, z[:, list(found.map_dims)], atol=1e-4)
 
 
 def planted(folder: Path) -> Any:

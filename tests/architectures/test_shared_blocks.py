@@ -22,7 +22,7 @@ from outlierlens.analyses.sweep.measure import sweep
 from outlierlens.analyses.sweep.options import SweepOptions
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
-from outlierlens.explore.state import State
+from outlierlens.explore.state import Selection
 from outlierlens.models.load import LoadedModel, LoadOptions, from_objects
 from outlierlens.replicate.glue import GlueOptions, replicate
 from outlierlens.report.page import render
@@ -140,8 +140,8 @@ def test_other_commands_refuse_a_part_of_a_block_before_they_measure(words: Any,
         predictions(loaded, TEXTS, random_counts(), {1: (3,)}, options)
     explorer = explore_models.tiny(words, "albert", "MaskedLM", "masked")
     with pytest.raises(BadInput, match="layers 0–2 run one block"):
-        explorer.look(State(text=explore_models.TEXT, dims=(3,), first=1, last=2))
-    assert explorer.look(State(text=explore_models.TEXT, dims=(3,), first=1, last=2, mode="zero"), ("loss",)).losses
+        explorer.look(Selection(text=explore_models.TEXT, dims=(3,), first=1, last=2))
+    assert explorer.look(Selection(text=explore_models.TEXT, dims=(3,), first=1, last=2, mode="zero"), ("loss",)).losses
     loaded.model.save_pretrained(tmp_path)  # type: ignore[operator]
     made = protect(str(tmp_path), "sparsegpt", ProtectOptions(dims=(3,), layers="all"))
     assert (made.layers, len(set(made.modules))) == ((0, 1, 2, 3), 4)  # a block that several layers run is named once

@@ -26,7 +26,7 @@ from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.experiments import EXPERIMENTS
 from outlierlens.explore.look import open_explorer
-from outlierlens.explore.state import State
+from outlierlens.explore.state import Selection
 from outlierlens.models.load import LoadOptions, fingerprint, live_parameters, load_model
 from outlierlens.models.model_class import NewHead
 from outlierlens.results.row_store import Keep
@@ -341,10 +341,14 @@ def test_the_file_of_an_adapter_is_no_model(tmp_path: Path) -> None:
         Path(adapter_of(tmp_path / "lora", pair(DOWN, 6, 8) | {"score.weight": drawn(2, 6)}))
         / "adapter_model.safetensors"
     )
-    with pytest.raises(BadFile, match=rf"of org/base, and no model; .* scan org/base --adapter {file.parent}$"):
+    with pytest.raises(
+        BadFile, match=rf"of org/base, and no model; .* scan org/base --model-args adapter={file.parent}$"
+    ):
         open_checkpoint(str(file))
     (file.parent / "adapter_config.json").unlink()
-    with pytest.raises(BadFile, match=rf"holds an adapter, and no model; name its base, with --adapter {file.parent}$"):
+    with pytest.raises(
+        BadFile, match=rf"holds an adapter, and no model; name its base, with --model-args adapter={file.parent}$"
+    ):
         open_checkpoint(str(file))
 
 
@@ -365,7 +369,7 @@ def test_models_of_a_hub(hub: FakeHub, tmp_path: Path) -> None:
             assert found.requests > 0
             assert "with the adapter" in found.notes[0]
         np.testing.assert_allclose(values, wanted, rtol=1e-5, atol=1e-6)
-    message = r"fetch it with `hf download org/lora --local-dir adapter`, and look at both with: outlierlens scan org/base --ad"
+    message = r"fetch it with `hf download org/lora --local-dir adapter`, and look at both with: outlierlens scan org/base --mo"
     with pytest.raises(BadFile, match=message):
         open_checkpoint("org/lora")
 
@@ -523,8 +527,8 @@ def test_the_remedy_of_a_folder_that_is_an_adapter_works_as_printed(
         with pytest.raises(BadFile, match=r"holds an adapter of .*, and no model; look at both with: ") as refused:
             ask(adapter)
         words = shlex.split(str(refused.value).rpartition("with: outlierlens ")[2])
-        code, out, _ = run(*words)
-        assert code == 0
+        code, out, err = run(*words)
+        assert code == 0, err
         assert f"base with {adapter}" in out
         assert "which changes 1 of " in out
 
@@ -562,7 +566,7 @@ def test_compare_says_what_the_adapter_changes(tmp_path: Path) -> None:
         f"by 0 %."
     )
     lists = {line for one in found.advice() for line in one.commands if "prune protect" in line}
-    assert {line.endswith(f"--adapter {folder}") for line in lists} == {True, False}
+    assert {line.endswith(f"--model-args adapter={folder}") for line in lists} == {True, False}
     away = adapter_of(tmp_path / "away", pair("model.layers.0.self_attn.q_proj", 16, 64))
     assert (
         "leaves the weights that write to these dimensions as they were"
@@ -602,7 +606,9 @@ def test_pages_are_measured_with_it(tmp_path: Path, run: Any) -> None:
     decoder(tmp_path / "base")
     shape = ol.load_model(str(tmp_path / "base")).model.get_parameter("model.layers.0.mlp.down_proj.weight").shape
     adapter = adapter_of(tmp_path / "lora", pair("model.layers.0.mlp.down_proj", *shape))
-    code, _, err = run("report", str(tmp_path / "base"), "--adapter", adapter, *FEW, "-o", str(tmp_path / "report"))
+    code, _, err = run(
+        "report", str(tmp_path / "base"), "--model-args", f"adapter={adapter}", *FEW, "-o", str(tmp_path / "report")
+    )
     assert code == 0, err
     found = ol.load(tmp_path / "report" / "results.json")
     assert {one.adapter for one in (found.provenance, *found.measured)} == {adapter}
@@ -613,7 +619,7 @@ def test_pages_are_measured_with_it(tmp_path: Path, run: Any) -> None:
     assert code == 1
     assert re.search(r"origin\.json is of \S+base \(fingerprint \w+\), not of \S+base with ", err)
     page = open_explorer(str(tmp_path / "base"), LoadOptions(adapter=adapter))
-    assert page.look(State(text="a good film", dims=(3,)), ("loss",)).notes[0].startswith("with the adapter")
+    assert page.look(Selection(text="a good film", dims=(3,)), ("loss",)).notes[0].startswith("with the adapter")
 
 
 def test_where_an_adapter_has_no_place_it_is_refused(tmp_path: Path, llama: tuple[Any, str, Tensors], run: Any) -> None:
@@ -621,12 +627,12 @@ def test_where_an_adapter_has_no_place_it_is_refused(tmp_path: Path, llama: tupl
     base = str(tmp_path / "base")
     ol.scan(base).save(tmp_path / "scan.json")
     for words, message in (
-        (("compare", base, tmp_path / "scan.json"), "--adapter belongs to a model, and "),
-        (("report", "--compare", base, base), "--adapter belongs to a report of one"),
-        (("report", tmp_path / "scan.json"), "--dims, --data and --adapter need the model itself"),
-        (("track", base), "Unknown option"),
+        (("compare", base, tmp_path / "scan.json"), "--model-args adapter belongs to a model, and "),
+        (("report", "--compare", base, base), "--model-args adapter belongs to a report of one"),
+        (("report", tmp_path / "scan.json"), "--dims, --data and an adapter need the model itself"),
+        (("track", base), "cannot read --model-args"),
     ):
-        code, _, err = run(*map(str, words), "--adapter", adapter)
+        code, _, err = run(*map(str, words), "--model-args", f"adapter={adapter}")
         assert code != 0
         assert message in err
     with pytest.raises(BadInput, match="fine-tuning starts from a model, not from an adapter"):
@@ -649,7 +655,9 @@ def test_copies_hold_base_and_adapter(tmp_path: Path, run: Any) -> None:
     ids = torch.arange(3, 9)[None]
     outputs = [one.model(ids)[0] for one in (loaded, ol.load_model(str(tmp_path / "copy")))]
     torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-4)
-    code, _, err = run("ablate", str(tmp_path / "base"), "--adapter", adapter, *FEW, "--save", str(tmp_path / "off"))
+    code, _, err = run(
+        "ablate", str(tmp_path / "base"), "--model-args", f"adapter={adapter}", *FEW, "--save", str(tmp_path / "off")
+    )
     assert code == 0, err
     with torch.no_grad():
         off = ol.load_model(str(tmp_path / "off")).model.get_parameter(f"{name}.weight")
@@ -662,7 +670,9 @@ def test_the_atlas_reads_the_model_where_an_adapter_is_on(tmp_path: Path, run: A
     tensors = {"bert.encoder.layer.0.output.dense": (64, 64)}
     sizes = ol.load_model("mini-planted").model.get_parameter("bert.encoder.layer.0.output.dense.weight").shape
     lora = pair(*tensors, *sizes)
-    code, out, err = run("atlas", "lookup", "mini-planted", "--adapter", adapter_of(tmp_path / "lora", lora), "--json")
+    code, out, err = run(
+        "atlas", "lookup", "mini-planted", "--model-args", f"adapter={adapter_of(tmp_path / 'lora', lora)}", "--json"
+    )
     assert code == 0, err
     assert json.loads(out)["bytes_read"] > 0
     assert any("with the adapter" in note for note in json.loads(out)["notes"])

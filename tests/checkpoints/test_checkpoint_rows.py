@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gguf_files
 from hub_models import MODEL, one_file, packed
 from hub_server import FakeHub
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
@@ -110,10 +111,7 @@ def test_quantised_rows_of_a_gguf(tmp_path: Path, kind: str) -> None:
     stored = table.astype(np.float16) if kind == "F16" else table
     raw = stored if kind.startswith("F") else gguf.quants.quantize(table, quantised)
     writer.add_tensor("token_embd.weight", raw, raw_dtype=None if kind.startswith("F") else quantised)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    gguf_files.write(writer)
     with open_checkpoint(str(path)) as checkpoint:
         same_as_whole(checkpoint, "model.embed_tokens.weight")
         assert checkpoint.notes == (() if kind.startswith("F") else (f"values are dequantized from {kind}",))

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gguf_files
 from gguf_files import ARRAY, BOOL, F32, STRING, U64, array, floats, gguf_file, info, llama, number, string, text
 from llama_cpp import CONVERTED
 from outlierlens import architectures as arch
@@ -123,10 +124,7 @@ def test_quantized_values_are_those_of_the_gguf_package(tmp_path: Path, kind: st
     writer.add_token_list(["a", "b", "ü"])
     writer.add_tensor("blk.0.ffn_down.weight", blocks, raw_dtype=quantized)
     writer.add_tensor("blk.0.attn_norm.weight", np.arange(5, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    gguf_files.write(writer)
     with open_checkpoint(str(path)) as checkpoint:
         assert checkpoint.config["model_type"] == "qwen3"
         assert checkpoint.config["rms_norm_eps"] == pytest.approx(1e-6)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tokenizers import Regex, normalizers, pre_tokenizers
 
+import gguf_files
 from llama_cpp import USER_DEFINED, byte_level, sentencepiece, wordpiece
 from outlierlens.checkpoints.gguf_tokenizer import SPLITS, read_tokenizer
 from outlierlens.data.texts import read_texts
@@ -36,10 +37,7 @@ def held(path: Path, tokenizer: dict[str, Any], architecture: str = "llama") -> 
         ]
         add(f"tokenizer.ggml.{key}", value)
     writer.add_tensor("token_embd.weight", np.zeros((2, 2), dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    gguf_files.write(writer)
     return read_tokenizer(path)
 
 

@@ -210,7 +210,9 @@ def test_revision_and_subfolder(hub: FakeHub) -> None:
         f"{COMMIT}/sub/dir/config.json",
         f"{COMMIT}/sub/dir/model.safetensors",
     }
-    with pytest.raises(errors.BadFile, match="holds no weight file in its root; pass the right --subfolder"):
+    with pytest.raises(
+        errors.BadFile, match="holds no weight file in its root; pass the right --model-args subfolder=FOLDER"
+    ):
         open_hub(MODEL)
 
 
@@ -265,7 +267,7 @@ def test_offline_reads_the_cache_and_sends_nothing(
         open_hub(MODEL, offline=how == "argument")
     assert str(caught.value) == (
         "org/model: offline mode is on and the local hub cache holds no complete copy of its weights at 'main'; "
-        "go online (drop --offline, unset HF_HUB_OFFLINE) or run `hf download org/model` first"
+        "go online (drop offline from --model-args, unset HF_HUB_OFFLINE) or run `hf download org/model` first"
     )
     cache(tmp_path, dict([last]))
     with open_hub(MODEL, offline=how == "argument") as checkpoint:

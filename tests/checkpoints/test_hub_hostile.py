@@ -211,7 +211,9 @@ def test_retries_are_few_and_patient(
     assert waits == expected
     hub.tamper["config.json"] = failing(5, act)
     seen = len(hub.seen)
-    with pytest.raises(errors.RemoteError, match="5 times; check the network and HF_ENDPOINT, or pass --offline"):
+    with pytest.raises(
+        errors.RemoteError, match="5 times; check the network and HF_ENDPOINT, or pass --model-args offline"
+    ):
         open_hub(MODEL)
     assert len(hub.seen) - seen == 5
 

@@ -135,7 +135,7 @@ def test_offline_a_sample_is_not_fetched_and_the_command_is_named(
     with pytest.raises(Offline) as caught:
         ask("tiny", LoadOptions(offline=True)) if ask is load_model else ask("tiny", offline=True)
     where = f"sample 'tiny' is not in the cache {bench.root}, and the network is switched off"
-    assert str(caught.value) == f"{where} (--offline); {remedy}"
+    assert str(caught.value) == f"{where} (--model-args offline); {remedy}"
     bench.patch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(Offline) as caught:
         ask("tiny")

@@ -122,7 +122,7 @@ def test_bash_completes_commands_and_values(tmp_path: Path) -> None:
     script = """
     eval "$(outlierlens --show-completion bash)"
     for words in "fi" "scan mini-p" "fetch smollm" "ablate mini-planted --modes z" "ablate x --task masked" \
-            "scan x --rule pu" "lab finetune x --task rt" "quantize x --dtype flo" "scan x --family gpt2"; do
+            "scan x --rule pu" "lab finetune x --task rt" "quantize x --dtype flo"; do
         COMP_WORDS=(outlierlens $words)
         COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
         _outlierlens
@@ -138,5 +138,5 @@ def test_bash_completes_commands_and_values(tmp_path: Path) -> None:
     assert first.split() == ["fingerprint"], done.stderr
     assert lines[0] == "mini-planted"
     assert "smollm2-135m" in lines[1].split()
-    assert lines[2:] == ["zero", "masked-loss", "puccetti", "rte", "float32 float16", "gpt2"]
+    assert lines[2:] == ["zero", "masked-loss", "puccetti", "rte", "float32 float16"]
     assert "-o default" in shown  # files, where no value fits

@@ -47,7 +47,7 @@ def forbidden(loads: Callable[..., Any], closed: list[bool]) -> Callable[..., An
 def words(name: str, place: Path) -> list[str]:
     """The words of a command that writes to `place`."""
     asked = list(RUNS[name])
-    for option in ("-o", "--chart", "--tuned", "--labels"):
+    for option in ("-o", "--chart", "--tuned"):
         if option in asked:
             at = asked.index(option)
             del asked[at : at + 2]

@@ -57,7 +57,12 @@ def test_the_shipped_texts_repeat_nothing() -> None:
 @pytest.mark.parametrize(
     ("name", "content", "column", "message"),
     [
-        ("x.csv", "a,b\n1,2\n", None, "which column holds the text\\? --text-column must be one of a, b"),
+        (
+            "x.csv",
+            "a,b\n1,2\n",
+            None,
+            "which column holds the text\\? column \\(--data FILE:column=NAME\\) must be one of a, b",
+        ),
         ("x.csv", "a,b\n1,2\n", "c", "no column 'c'; its columns are a, b"),
         ("x.jsonl", '{"text": "a"}\nnonsense\n', None, "line 2: not valid JSON"),
         ("x.jsonl", "[1]\n", None, "line 1: a list, not an object"),

@@ -65,7 +65,7 @@ def test_numbers_mean_numbers_only() -> None:
     assert label_order(numbers, named("1", "0")) == (1, 0)
     assert label_order(numbers, named("no", "yes"), ("1", "0")) == (1, 0)
     with pytest.raises(
-        BadInput, match=r"has the classes no, yes, which are not those of classify .0, 1.; .* with --labels"
+        BadInput, match=r"has the classes no, yes, which are not those of classify .0, 1.; .* with labels"
     ):
         label_order(numbers, named("no", "yes"))
 
@@ -78,7 +78,7 @@ def test_hans_is_read_with_three_labels_or_two() -> None:
     three = named("LABEL_0", "LABEL_1", "LABEL_2")
     assert label_order(HANS, three, ("neutral", "entailment", "contradiction")) == (1, 0, 1)
     assert label_order(HANS, three, "task") == (0, 1, 1)
-    with pytest.raises(BadInput, match=r"for instance --labels entailment,neutral,contradiction\)"):
+    with pytest.raises(BadInput, match=r"labels=entailment,neutral,contradiction\)"):
         label_order(HANS, three)
     with pytest.raises(
         BadInput, match="has the classes entailment, entailment, entailment, which are not those of hans"
@@ -101,7 +101,7 @@ def test_regressions_have_one_output() -> None:
         (
             ("LABEL_0", "LABEL_1", "LABEL_2"), None,
             "calls its classes LABEL_0, LABEL_1, LABEL_2, which does not say what they mean, and models disagree; name them in "
-            "the order of its outputs with --labels .for instance --labels entailment,neutral,contradiction",
+            "the order of its outputs with labels behind the task .*:labels=entailment,neutral,contradiction",
         ),
         (("0", "1", "2"), None, "which does not say what they mean"),
         (("entailment", "neutral", "sarcasm"), None, "which are not those of glue:mnli .* fine-tuned on glue:mnli, or name"),
@@ -127,7 +127,7 @@ def test_the_users_word_is_taken() -> None:
     one, other = named("entailment", "not_entailment"), ("not_entailment", "entailment")
     assert label_order(RTE, one, other) == (1, 0)
     (note,) = contradicted(RTE, one, other, where="org/m")
-    assert note.startswith("the config of org/m calls its outputs entailment, not_entailment, --labels says otherwise")
+    assert note.startswith("the config of org/m calls its outputs entailment, not_entailment, labels says otherwise")
     numbers = plain_task("classify", "text", "label", labels=("0", "1"))
     for task, config, words in (
         (RTE, one, ("entailment", "not_entailment")),

@@ -70,9 +70,9 @@ def test_the_digest_follows_items_labels_and_how_much_is_read(folder: Path) -> N
 
 
 def made_part() -> Any:
-    from outlierlens.data.media.items import Part
+    from outlierlens.data.media.items import ItemSource
 
-    return Part("one", data=b"RIFF")
+    return ItemSource("one", data=b"RIFF")
 
 
 def test_a_table_holds_paths_or_bytes(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlierlens.detection.rules import Measured, Rule, find, zscore
+from outlierlens.detection.rules import LastOperation, Rule, find, zscore
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.statistics.ranks import position_p
 
@@ -32,41 +32,41 @@ def test_constant_vector_has_no_outlier_and_no_warning(constant: float) -> None:
         warnings.simplefilter("error")
         values = np.full((4, 100), np.float32(constant))
         assert not zscore(values).any()
-        assert find(Measured(values, values), Rule()) == ((), 3.0)
+        assert find(LastOperation(values, values), Rule()) == ()
 
 
 def test_kovaleva_counts_scale_and_bias_separately() -> None:
     peaks_scale = {(0, 7): 30.0, (1, 7): 30.0}
     peaks_bias = {(2, 7): -30.0, (3, 7): -30.0}
-    measured = Measured(flat_with(4, 100, peaks_scale), flat_with(4, 100, peaks_bias, seed=1))
-    (outlier,), used = find(measured, Rule())
-    assert (outlier.dim, outlier.layers_scale, outlier.layers_bias, used) == (7, (0, 1), (2, 3), 3.0)
+    measured = LastOperation(flat_with(4, 100, peaks_scale), flat_with(4, 100, peaks_bias, seed=1))
+    (outlier,) = find(measured, Rule())
+    assert (outlier.dim, outlier.layers_scale, outlier.layers_bias) == (7, (0, 1), (2, 3))
     assert outlier.rank_scale[:2] == (1, 1)
     assert outlier.signed_rank_bias[2:] == (100, 100)
-    assert find(measured, Rule(same_layer=True))[0] == ()
+    assert find(measured, Rule(same_layer=True)) == ()
 
 
 def test_kovaleva_needs_both_and_half_of_the_layers() -> None:
-    one_layer = Measured(flat_with(4, 100, {(0, 7): 30.0}), flat_with(4, 100, {(0, 7): 30.0}, seed=1))
-    assert find(one_layer, Rule())[0] == ()
-    assert [o.dim for o in find(one_layer, Rule(min_layer_fraction=0.25))[0]] == [7]
-    scale_only = Measured(flat_with(4, 100, {(i, 7): 30.0 for i in range(4)}), flat_with(4, 100, {}, seed=1))
-    assert find(scale_only, Rule())[0] == ()
-    without_bias = Measured(scale_only.scale)
-    assert [o.dim for o in find(without_bias, Rule())[0]] == [7]
+    one_layer = LastOperation(flat_with(4, 100, {(0, 7): 30.0}), flat_with(4, 100, {(0, 7): 30.0}, seed=1))
+    assert find(one_layer, Rule()) == ()
+    assert [o.dim for o in find(one_layer, Rule(min_layer_fraction=0.25))] == [7]
+    scale_only = LastOperation(flat_with(4, 100, {(i, 7): 30.0 for i in range(4)}), flat_with(4, 100, {}, seed=1))
+    assert find(scale_only, Rule()) == ()
+    without_bias = LastOperation(scale_only.scale)
+    assert [o.dim for o in find(without_bias, Rule())] == [7]
 
 
 def test_half_of_five_layers_is_three() -> None:
-    two = Measured(flat_with(5, 100, {(i, 3): 30.0 for i in range(2)}))
-    three = Measured(flat_with(5, 100, {(i, 3): 30.0 for i in range(3)}))
-    assert find(two, Rule())[0] == ()
-    assert [o.dim for o in find(three, Rule())[0]] == [3]
+    two = LastOperation(flat_with(5, 100, {(i, 3): 30.0 for i in range(2)}))
+    three = LastOperation(flat_with(5, 100, {(i, 3): 30.0 for i in range(3)}))
+    assert find(two, Rule()) == ()
+    assert [o.dim for o in find(three, Rule())] == [3]
 
 
 def test_combined_p_is_the_larger_and_holm_corrects() -> None:
     peaks = {(i, 7): 30.0 for i in range(4)}
-    measured = Measured(flat_with(4, 100, peaks), flat_with(4, 100, dict.fromkeys(list(peaks)[:2], 30.0), seed=1))
-    (outlier,), _ = find(measured, Rule())
+    measured = LastOperation(flat_with(4, 100, peaks), flat_with(4, 100, dict.fromkeys(list(peaks)[:2], 30.0), seed=1))
+    (outlier,) = find(measured, Rule())
     scale_p, bias_p = (position_p(np.abs(z) >= 3)[7] for z in (measured.z_scale, measured.z_bias))
     assert scale_p < bias_p
     assert outlier.p == pytest.approx(bias_p)
@@ -80,7 +80,7 @@ def test_shuffled_weights_have_no_significant_outlier(seed: int, n_layers: int, 
     random = np.random.default_rng(seed)
     scale = random.standard_t(3, (n_layers, 200))
     bias = random.standard_t(3, (n_layers, 200)) if with_bias else None
-    found, _ = find(Measured(scale, bias), Rule())
+    found = find(LastOperation(scale, bias), Rule())
     assert all(outlier.p_holm >= 1e-4 for outlier in found)
 
 
@@ -89,7 +89,7 @@ def test_same_layer_p_moves_scale_and_bias_together() -> None:
     # spikes of scale alone at dimension 40 count for nothing.
     both = {(layer, 7): 30.0 for layer in range(4)}
     alone = both | {(layer, 40): 30.0 for layer in range(4)}
-    (outlier,), _ = find(Measured(flat_with(4, 100, alone), flat_with(4, 100, both, seed=1)), Rule(same_layer=True))
+    (outlier,) = find(LastOperation(flat_with(4, 100, alone), flat_with(4, 100, both, seed=1)), Rule(same_layer=True))
     assert outlier.dim == 7
     assert outlier.p == pytest.approx(1e-8)
 
@@ -115,7 +115,7 @@ def test_positions_that_agree_by_chance_are_seldom_significant(make: Any, rule: 
     """Whatever scale and bias have to do with each other within a layer; 1 / 8: p of every dimension found in any layer."""
     n, hits = 120, 0
     for seed in range(n):
-        found, _ = find(Measured(*make(np.random.default_rng(seed))), rule)
+        found = find(LastOperation(*make(np.random.default_rng(seed))), rule)
         hits += any(outlier.p_holm <= 0.05 for outlier in found)
     assert hits / n <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / n)
 
@@ -144,24 +144,24 @@ def test_puccetti_is_the_released_rule(seed: int) -> None:
         for values in (scale, bias):
             layers = random.choice(12, random.integers(0, 12), replace=False)
             values[layers, dim] = 9 + random.uniform(0, 1)
-    found, _ = find(Measured(scale, bias), Rule("puccetti"))
+    found = find(LastOperation(scale, bias), Rule("puccetti"))
     assert sorted(o.dim for o in found) == released(scale, bias)
 
 
 def test_puccetti_is_blind_to_depth_and_empty_without_bias() -> None:
     peaks = {(i, 5): 30.0 for i in range(3)}
-    three = Measured(flat_with(12, 100, peaks), flat_with(12, 100, peaks, seed=1))
-    assert find(three, Rule("puccetti"))[0] == ()
+    three = LastOperation(flat_with(12, 100, peaks), flat_with(12, 100, peaks, seed=1))
+    assert find(three, Rule("puccetti")) == ()
     four = {(i, 5): 30.0 for i in range(4)}
     assert [
-        o.dim for o in find(Measured(flat_with(24, 100, four), flat_with(24, 100, four, 1)), Rule("puccetti"))[0]
+        o.dim for o in find(LastOperation(flat_with(24, 100, four), flat_with(24, 100, four, 1)), Rule("puccetti"))
     ] == [5]
-    assert find(Measured(flat_with(24, 100, four)), Rule("puccetti"))[0] == ()
+    assert find(LastOperation(flat_with(24, 100, four)), Rule("puccetti")) == ()
 
 
 def test_luo_reports_ranks_with_p() -> None:
     peaks = {(i, 5): 30.0 for i in range(8)}
-    found, _ = find(Measured(flat_with(12, 100, peaks)), Rule("luo", top_k=2))
+    found = find(LastOperation(flat_with(12, 100, peaks)), Rule("luo", top_k=2))
     assert found[0].dim == 5
     assert found[0].rank_scale[:8] == (1,) * 8
     assert found[0].p_holm < 1e-8
@@ -172,37 +172,27 @@ def test_luo_reports_ranks_with_p() -> None:
 @pytest.mark.parametrize("name", ["kovaleva", "puccetti", "luo"])
 def test_weights_that_are_all_equal_name_nothing(name: Any, value: float) -> None:
     equal = np.full((6, 50), value)
-    assert find(Measured(equal, equal.copy()), Rule(name, relax_to=0.5))[0] == ()
-    assert find(Measured(equal), Rule(name, relax_to=0.5))[0] == ()
+    assert find(LastOperation(equal, equal.copy()), Rule(name)) == ()
+    assert find(LastOperation(equal), Rule(name)) == ()
 
 
 def test_luo_counts_no_rank_that_more_share_than_count() -> None:
     values = np.zeros((6, 50))
     values[:, 7] = 5.0
-    found = find(Measured(values), Rule("luo", top_k=3))[0]
+    found = find(LastOperation(values), Rule("luo", top_k=3))
     assert [one.dim for one in found] == [7]  # all others share rank 2
     assert found[0].layers_scale == tuple(range(6))
     values[:, 9] = -5.0
     values[:, 11] = 5.0
-    found = find(Measured(values + 0.0), Rule("luo", top_k=2))[0]
+    found = find(LastOperation(values + 0.0), Rule("luo", top_k=2))
     assert [one.dim for one in found] == [7, 9]  # 9 has rank 1; 7 and 11 share rank 2
     assert found[0].rank_scale == (2,) * 6
-
-
-def test_relaxation_is_reported_and_never_silent() -> None:
-    values = flat_with(4, 100, {(i, 5): 1.6 for i in range(4)})
-    z = abs(zscore(values)[:, 5]).min()
-    assert 2 < z < 3
-    assert find(Measured(values), Rule())[0] == ()
-    found, used = find(Measured(values), Rule(relax_to=2.0))
-    assert 5 in [o.dim for o in found]
-    assert 2.0 <= used < 3.0
 
 
 def test_broken_weights_are_named() -> None:
     values = flat_with(4, 100, {(2, 9): float("nan")})
     with pytest.raises(BadFile, match=r"model\.x: scale of layer 2 is nan at dimension 9 \(1 such values\)"):
-        Measured(values, where="model.x")
+        LastOperation(values, where="model.x")
 
 
 @pytest.mark.parametrize(
@@ -211,7 +201,6 @@ def test_broken_weights_are_named() -> None:
         ({"name": "magic"}, "unknown rule 'magic'; rules are kovaleva, puccetti, luo"),
         ({"n_sigma": 0}, "n_sigma is 0"),
         ({"min_layer_fraction": 1.5}, "it must be more than 0 and at most 1"),
-        ({"relax_to": 4.0}, "at most n_sigma"),
         ({"top_k": 0}, "at least 1"),
     ],
 )

@@ -20,8 +20,8 @@ from outlierlens.detection.running_statistics import (
     LayerStats,
     LogHistogram,
     Moments,
-    Rows,
     Scratch,
+    VectorRows,
     no_extremes,
     rows_of,
 )
@@ -30,10 +30,10 @@ from outlierlens.errors import BadInput
 DIM = 8
 
 
-def rows(n: int, *, text: int = 0, slot: int = 0) -> Rows:
+def rows(n: int, *, text: int = 0, slot: int = 0) -> VectorRows:
     """The `n` tokens of one text, token ids 100 + position."""
     position = torch.arange(n)
-    return Rows(position, torch.full((n,), slot), (text << 32) | position, 100 + position)
+    return VectorRows(position, torch.full((n,), slot), (text << 32) | position, 100 + position)
 
 
 def values(n: int, seed: int, scale: float = 1.0) -> torch.Tensor:
@@ -149,7 +149,7 @@ def test_float32_power_sums_would_not_do() -> None:
 
 def test_of_equal_extremes_the_first_text_and_position_is_kept() -> None:
     a = torch.tensor([[1.0, -5.0], [-2.0, 5.0]])
-    late, early = (Rows(torch.arange(2), torch.zeros(2, dtype=torch.long), torch.tensor(key), torch.tensor(token))
+    late, early = (VectorRows(torch.arange(2), torch.zeros(2, dtype=torch.long), torch.tensor(key), torch.tensor(token))
                    for key, token in (([70, 71], [7, 8]), ([10, 11], [1, 2])))  # fmt: skip
     for first, second in ((late, early), (early, late)):
         found = no_extremes(2).with_chunk(a, first).with_chunk(a, second)

@@ -21,7 +21,7 @@ import pytest
 from conftest import needs_chromium
 from moments import HANGS, until
 from outlierlens.errors import BadInput
-from outlierlens.explore.state import State
+from outlierlens.explore.state import Selection
 
 ARTEFACTS = Path(os.environ.get("OUTLIERLENS_ARTEFACTS") or Path(__file__).parents[2] / "runs" / "explore")
 TEXT = (
@@ -93,8 +93,8 @@ def servers(command: Server, words: Any) -> Iterator[dict[str, str]]:
 
     decoder, plain = explore_models.tiny(words), open_explorer("mini-bert", LoadOptions(dtype="float32"))
     with (
-        served(decoder, replace(decoder.start(), text=WORDS, left=1.0), Place(unclaimed_port())) as (address, _),
-        served(plain, plain.start(), Place(unclaimed_port())) as (without, _),
+        served(decoder, replace(decoder.start(), text=WORDS, left=1.0), Place(unclaimed_port())) as address,
+        served(plain, plain.start(), Place(unclaimed_port())) as without,
     ):
         command.wait()
         yield {"planted": command.address, "plain": without, "decoder": address}
@@ -132,7 +132,7 @@ class Visitor:
     def is_here(url: str) -> bool:
         return urlsplit(url).hostname in ("127.0.0.1", "127.0.0.2") or url.startswith(("data:", "blob:"))
 
-    def open(self, address: str, state: State | None = None) -> "Visitor":
+    def open(self, address: str, state: Selection | None = None) -> "Visitor":
         self.page.goto(address + ("?" + state.query() if state else ""))
         self.page.wait_for_selector("#ol-inside h3, #ol-said [role=alert]")
         self.settle()
@@ -166,7 +166,7 @@ class Visitor:
         return {name: values[0] for name, values in parse_qs(urlsplit(self.page.url).query).items()}
 
     def dims(self) -> tuple[int, ...]:
-        return State.from_query(self.query()).dims
+        return Selection.from_query(self.query()).dims
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def visit(browser: Any) -> Iterator[Any]:
     """Opens visitors; afterwards none of them may have asked for anything outside, or seen an error."""
     visitors: list[Visitor] = []
 
-    def make(address: str, state: State | None = None, **size: int) -> Visitor:
+    def make(address: str, state: Selection | None = None, **size: int) -> Visitor:
         visitors.append(Visitor(browser, **size))
         return visitors[-1].open(address, state)
 
@@ -243,7 +243,7 @@ def test_the_charts_are_drawn(servers: dict[str, str], visit: Any, scheme: str) 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_axe_finds_nothing(servers: dict[str, str], visit: Any, width: int, scheme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    one = visit(servers["planted"], State(text=TEXT, dims=(8, 24), left=0.5), width=width)
+    one = visit(servers["planted"], Selection(text=TEXT, dims=(8, 24), left=0.5), width=width)
     one.page.emulate_media(color_scheme=scheme)
     one.page.goto(one.page.url)
     one.page.wait_for_selector("#ol-inside h3")
@@ -262,10 +262,10 @@ def test_on_a_phone_results_come_first_and_the_number_stays_in_sight(servers: di
 
 
 def test_a_link_restores_everything(servers: dict[str, str], visit: Any) -> None:
-    state = State(text=TEXT, dims=(8, 17), first=1, last=2, mode="zero", seed=3, blank=1)
+    state = Selection(text=TEXT, dims=(8, 17), first=1, last=2, mode="zero", seed=3, blank=1)
     one = visit(servers["planted"], state)
     page = one.page
-    assert State.from_query(one.query() | {"stack": ""}) == state
+    assert Selection.from_query(one.query() | {"stack": ""}) == state
     assert page.locator("#ol-text textarea").input_value() == TEXT
     assert page.locator("#ol-listed input:checked").count() == 1
     assert page.locator("#ol-others :is(input, textarea)").input_value() == "17"
@@ -315,7 +315,7 @@ def test_clicks_faster_than_answers_end_at_what_is_ticked(servers: dict[str, str
     page.get_by_role("button", name="Another random set").click()
     page.wait_for_function(AGREES)
     assert (one.dims(), one.query()["blank"], one.query()["seed"]) == ((56, 88), "1", "2")
-    again = visit(servers["planted"], State(text=TEXT, dims=(56, 88), seed=2, blank=1))
+    again = visit(servers["planted"], Selection(text=TEXT, dims=(56, 88), seed=2, blank=1))
     assert again.losses() == one.losses()
 
 
@@ -330,7 +330,7 @@ def test_what_two_people_choose_stays_apart(servers: dict[str, str], visit: Any)
     assert other.page.locator("#ol-text textarea").input_value() == TEXT
     assert one.query()["text"].startswith("A film that nobody")
     # The other's intact model is intact while something is off for the one.
-    alone = visit(servers["planted"], State(text=TEXT, dims=(8, 24, 40, 72, 88, 104, 120)))
+    alone = visit(servers["planted"], Selection(text=TEXT, dims=(8, 24, 40, 72, 88, 104, 120)))
     assert alone.losses() == other.losses()
 
 
@@ -419,7 +419,7 @@ def test_a_decoder_goes_on_and_what_is_copied_is_what_is_shown(servers: dict[str
 @pytest.mark.parametrize(("name", "width", "height"), [("desktop", 1280, 900), ("phone", 390, 844)])
 def test_it_fits_and_is_photographed(servers: dict[str, str], visit: Any, name: str, width: int, height: int) -> None:
     one = visit(
-        servers["planted"], State(text=TEXT, dims=(8, 24, 40, 56, 72, 88, 104, 120)), width=width, height=height
+        servers["planted"], Selection(text=TEXT, dims=(8, 24, 40, 56, 72, 88, 104, 120)), width=width, height=height
     )
     assert one.page.evaluate("document.documentElement.scrollWidth") <= width
     assert one.page.locator("#ol-tables .block").count() == 2

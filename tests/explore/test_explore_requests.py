@@ -12,7 +12,7 @@ import pytest
 import explore_models
 from outlierlens.explore.page import PIECES
 from outlierlens.explore.serve import served
-from outlierlens.explore.state import Place, State
+from outlierlens.explore.state import Place, Selection
 
 pytest.importorskip("gradio")
 ODD: list[Any] = [
@@ -70,7 +70,7 @@ class Page:
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[Page]:
-    with served(explore_models.planted(), State(text="A film.", dims=()), Place()) as (address, _):
+    with served(explore_models.planted(), Selection(text="A film.", dims=()), Place()) as address:
         yield Page(address)
 
 

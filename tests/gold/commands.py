@@ -19,7 +19,7 @@ def spelt(name: str) -> set[str]:
         word
         for _, options in BY_NAME[name].asks().values()
         for one in options
-        for flag in one.flags
+        for flag in (*one.flags, *filter(None, [one.flag.into]))
         for word in flag.split("/")
     }
 

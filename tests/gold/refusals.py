@@ -69,7 +69,7 @@ def line(said: every_command.Said) -> str:
     return f"{said.code}: {''.join(last)}"
 
 
-WRITES = ("-o", "--output", "--chart", "--save", "--card", "--rows", "--to")
+WRITES = ("-o", "--output", "--chart", "--save", "--card", "--rows")
 
 
 def without(words: tuple[str, ...], flag: str) -> Iterator[str]:

@@ -110,14 +110,14 @@ def page(made: dict[str, Any], folder: Path) -> Any:
 
 def pages(made: dict[str, Any], folder: Path) -> dict[str, list[str]]:
     """{"report", "both", "card"}: a page's text by line, without what it or the page before says already."""
-    from outlierlens.report import Both, render
+    from outlierlens.report import ReportPair, render
     from outlierlens.report.card import card
     from outlierlens.report.page import render_both
 
     shown = _lasting(
         {
             "report": text_lines(render(page(made, folder))),
-            "both": text_lines(render_both(Both(_two(made)))),
+            "both": text_lines(render_both(ReportPair(_two(made)))),
             "card": card(made["ReportData"]).splitlines(),
         },
         folder,

@@ -75,7 +75,8 @@ def test_an_old_folder_is_read_by_the_row_that_fits(tmp_path: Path) -> None:
     found = scan(folder)
     assert (found.stacks[0].dims, found.model_type) == ((3,), "bert")
     assert found.notes == (
-        "no model_type in the config: taken for bert, whose row alone fits the names of the tensors; --family says otherwise",
+        "no model_type in the config: taken for bert, whose row alone fits the names of the tensors; "
+        "--model-args family says otherwise",
     )
     bare = scan(str(old_folder(tmp_path / "bare", prefix=False, head=False)))
     assert (bare.stacks[0].dims, bare.model_type) == ((3,), "")
@@ -102,16 +103,16 @@ def test_a_stored_head_counts_without_architectures(tmp_path: Path) -> None:
 
 def test_families_that_share_a_row_must_be_told_apart_to_run(tmp_path: Path, run: Any) -> None:
     folder = old_folder(tmp_path / "bare", prefix=False, head=False, words=False)
-    with pytest.raises(UnknownArchitecture, match=r"could be of bert, .*; say which, such as --family bert"):
+    with pytest.raises(UnknownArchitecture, match=r"could be of bert, .*; say which, such as --model-args family=bert"):
         load_model(str(folder))
     (tmp_path / "tokens").mkdir()
     (tmp_path / "tokens" / "vocab.txt").write_text("\n".join(WORDS))
-    options = ("--family", "bert", "--tokenizer", str(tmp_path / "tokens"), "--limit", "2")
+    options = ("--model-args", "family=bert", "--model-args", f"tokenizer={tmp_path / 'tokens'}", "--limit", "2")
     code, _, err = run("observe", str(folder), *options)
     assert code == 0, err
-    code, _, err = run("observe", str(folder), "--family", "bert", "--limit", "2")
+    code, _, err = run("observe", str(folder), "--model-args", "family=bert", "--limit", "2")
     assert code == 1
-    assert "no tokenizer beside it, so texts cannot be read; pass one (--tokenizer FOLDER)" in err
+    assert "no tokenizer beside it, so texts cannot be read; pass one (--model-args tokenizer=FOLDER)" in err
     (tmp_path / "tokens" / "vocab.txt").write_text("\n".join((*WORDS, "more", "tokens")))
     code, _, err = run("observe", str(folder), *options)
     assert code == 1
@@ -123,16 +124,21 @@ def test_what_no_row_fits_is_said_with_a_remedy_that_works(tmp_path: Path, run: 
     for arguments in ((), ("--propose",)):
         code, _, err = run("scan", str(tmp_path / "other.safetensors"), *arguments)
         assert code == 1
-        assert "no row of the table fits its tensors; name the family that it is built like (--family bert)" in err
+        assert (
+            "no row of the table fits its tensors; name the family that it is built like (--model-args family=bert)"
+            in err
+        )
         assert "--propose" not in err
-    code, _, err = run("scan", str(tmp_path / "other.safetensors"), "--family", "bert", "--arch", "row.toml")
+    code, _, err = run(
+        "scan", str(tmp_path / "other.safetensors"), "--model-args", "family=bert", "--model-args", "arch=row.toml"
+    )
     assert (code, "give one of them" in err) == (1, True)
 
 
 def test_rows_that_differ_are_not_guessed_between() -> None:
     names = arch.live_parameters(build(FAMILIES["llama"]))  # Gemma's names, whose norms multiply by 1 + weight
     with pytest.raises(
-        UnknownArchitecture, match=r"fit the rows of gemma, .*llama.*; say which, such as --family gemma"
+        UnknownArchitecture, match=r"fit the rows of gemma, .*llama.*; say which, such as --model-args family=gemma"
     ):
         arch.families(names)
 
@@ -191,7 +197,7 @@ def test_the_file_of_a_row_and_a_family_exclude_each_other() -> None:
     from outlierlens.session import row_of
 
     assert (row_of(None, None), row_of(None, "bert"), row_of(Path("a"), None)) == (None, "bert", Path("a"))
-    with pytest.raises(BadInput, match="--arch and --family both say"):
+    with pytest.raises(BadInput, match="--model-args arch and family both say"):
         row_of(Path("a"), "bert")
 
 
@@ -200,7 +206,9 @@ def test_a_remedy_that_names_a_family_works(tmp_path: Path, words: Any) -> None:
     words().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text("utf-8"))
     (tmp_path / "config.json").write_text(json.dumps({key: config[key] for key in config if key != "model_type"}))
-    with pytest.raises(UnknownArchitecture, match=r"could be of roberta, camembert, xlm-roberta; .* --family roberta$"):
+    with pytest.raises(
+        UnknownArchitecture, match=r"could be of roberta, camembert, xlm-roberta; .* --model-args family=roberta$"
+    ):
         load_model(str(tmp_path))
     assert load_model(str(tmp_path), LoadOptions(row="roberta")).head == "masked"
     (tmp_path / "vocab.txt").write_text("\n".join(WORDS))
@@ -308,5 +316,7 @@ def test_a_model_with_its_own_code_keeps_its_head_and_asks_nothing(
     ids = torch.tensor([[3, 4, 5, 6]])
     with torch.no_grad():
         torch.testing.assert_close(loaded.model(input_ids=ids).logits, plain(input_ids=ids).logits, rtol=0, atol=1e-5)
-    with pytest.raises(UnknownModel, match="runs by code that comes with it; read that, and pass --trust-remote-code"):
+    with pytest.raises(
+        UnknownModel, match="runs by code that comes with it; read that, and pass --model-args trust-remote-code"
+    ):
         load_model(str(folder), LoadOptions(row=row))

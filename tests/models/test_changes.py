@@ -47,7 +47,7 @@ def test_no_interrupt_leaves_a_trace(monkeypatch: pytest.MonkeyPatch, capsys: An
         assert interrupts.main() == 0, capsys.readouterr().out
     finally:
         signal.signal(signal.SIGALRM, before[1])
-    assert "\nall                                 280          0\n" in capsys.readouterr().out
+    assert "\nall                                 290          0\n" in capsys.readouterr().out
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM)] == before
 
 

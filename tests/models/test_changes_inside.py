@@ -21,7 +21,7 @@ from outlierlens.analyses.quantize_rounding import rounded
 from outlierlens.analyses.quantize_schemes import parse
 from outlierlens.analyses.repair_rewriting import untie
 from outlierlens.errors import BadInput
-from outlierlens.models.changes import Settable, frozen
+from outlierlens.models.changes import SettableParameters, frozen
 from outlierlens.models.load import from_objects
 
 HEADS = {"bert": "MaskedLM", "gpt2": "CausalLM", "llama": "CausalLM"}
@@ -199,7 +199,7 @@ def test_what_a_program_of_its_own_sets_comes_back() -> None:
     with torch.no_grad():
         model[0].bias.copy_(torch.tensor([0.1, 3.0]))
     with ExitStack() as undo:
-        Settable(undo, model).set_values("0.bias", (torch.tensor([0]),), 0.0)
+        SettableParameters(undo, model).set_values("0.bias", (torch.tensor([0]),), 0.0)
         model.half()
         assert model[0].bias.tolist() == [0.0, 3.0]
     assert model[0].bias.tolist() == [torch.tensor(0.1).half().item(), 3.0]

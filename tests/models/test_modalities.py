@@ -25,7 +25,7 @@ from outlierlens.detection.rules import Rule
 from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadFile, BadInput, MissingExtra
 from outlierlens.models.load import LoadedModel, LoadOptions, load_model
-from outlierlens.models.media import Prepare
+from outlierlens.models.media import Preparation
 from outlierlens.results.document import from_json, to_json
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
@@ -284,7 +284,7 @@ def test_every_ablation_works_on_items(
 
 def test_resampling_never_draws_padding(models: Callable[[str], LoadedModel], data: dict[str, LabelledItems]) -> None:
     loaded, items = models("audio"), data["audio"]
-    prepare = Prepare(loaded, "audio")
+    prepare = Preparation(loaded, "audio")
     longest = max(items.parts, key=lambda part: len(part.content()))
     shortest = min(items.parts, key=lambda part: len(part.content()))
     batch = prepare.batch([prepare(part, max_seconds=30) for part in (longest, shortest)], (0, 1))
@@ -336,7 +336,7 @@ def test_labels_are_matched_by_name(folder: Path, tmp_path: Path, data: dict[str
     turned.per_text()
     assert (accuracy.also()["accuracy"], turned.also()["accuracy"]) == pytest.approx((0.9, 0.1))
     loaded.model.config.id2label = {0: "LABEL_0", 1: "LABEL_1"}  # type: ignore[union-attr]
-    with pytest.raises(BadInput, match=r"does not say what they mean.*--labels"):
+    with pytest.raises(BadInput, match=r"does not say what they mean.*labels="):
         make_task(loaded, data["image"])
     given = make_task(loaded, data["image"], TaskOptions(labels=("blue", "red")))
     given.per_text()
@@ -450,7 +450,7 @@ def test_a_sweep_goes_on(folder: Path, tmp_path: Path, run: Any, models: Any, mo
     monkeypatch.setenv("OUTLIERLENS_RUNS", str(tmp_path))
     code, out, _ = run(
         "sweep", str(folder / "audio"), "--task", "audio-classification", "--data", str(folder / "data-audio"), "--dims",
-        "11,4", "--no-found-set", "--random", "2", "--matched", "0", "--json", "--no-progress", "--device", "cpu", "--dtype",
+        "11,4", "--no-found-set", "--random", "2", "--matched", "0", "--json", "--device", "cpu", "--dtype",
         "float32",
     )  # fmt: skip
     assert code == 0
@@ -474,17 +474,17 @@ def test_a_sweep_goes_on(folder: Path, tmp_path: Path, run: Any, models: Any, mo
         (("--task", "image-classification"), "--task image-classification needs your own data: --data FOLDER"),
         (("--task", "image-classification", "--data", "X", "--max-length", "9"), "--max-length counts tokens of texts"),
         (
-            ("--task", "image-classification", "--data", "X", "--max-seconds", "9"),
-            "--max-seconds belongs to recordings",
+            ("--task", "image-classification", "--data", "X:seconds=9"),
+            "--data seconds belongs to recordings",
         ),
-        (("--max-seconds", "9"), "--max-seconds belongs to recordings"),
-        (("--task", "image-classification", "--data", "X", "--pair-column", "b"), "--pair-column"),
+        (("--data", "seconds=9"), "--data seconds belongs to recordings"),
+        (("--task", "image-classification:pair=b", "--data", "X"), "--task pair"),
         (
-            ("--task", "audio-classification", "--data", "X", "--max-seconds", "0"),
-            "--max-seconds is 0.0; it must be more than",
+            ("--task", "audio-classification", "--data", "X:seconds=0"),
+            "--data seconds is 0.0; it must be more than",
         ),
         (
-            ("--task", "audio-classification", "--data", "X", "--metric", "pearson"),
+            ("--task", "audio-classification:metric=pearson", "--data", "X"),
             "task classify has no metric 'pears",
         ),
     ],

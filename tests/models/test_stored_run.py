@@ -134,7 +134,7 @@ def test_widths_that_disagree_are_refused_with_both() -> None:
 def test_folders_without_a_model_say_what_they_hold(tmp_path: Path) -> None:
     MODEL.save_pretrained(tmp_path / "text_encoder")
     for ask in (scan, load_model):
-        with pytest.raises(BadFile, match=r"a model lies in text_encoder: pass --subfolder text_encoder"):
+        with pytest.raises(BadFile, match=r"a model lies in text_encoder: pass --model-args subfolder=text_encoder"):
             ask(str(tmp_path))
 
 

@@ -119,11 +119,16 @@ def test_a_vocabulary_alone_says_whether_capitals_count(run: Any, tmp_path: Path
     (folder / "tokenizer_config.json").write_text('{"do_lower_case": true}')
     code, _, err = run("observe", str(folder), "--data", str(tmp_path / "chains.txt"))
     assert code == 1
-    assert "(--tokenizer FOLDER)" in err
+    assert "(--model-args tokenizer=FOLDER)" in err
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "vocab.txt").write_text((folder / "vocab.txt").read_text())
     code, _, err = run(
-        "observe", str(folder), "--data", str(tmp_path / "chains.txt"), "--tokenizer", str(tmp_path / "other")
+        "observe",
+        str(folder),
+        "--data",
+        str(tmp_path / "chains.txt"),
+        "--model-args",
+        f"tokenizer={tmp_path / 'other'}",
     )
     assert code == 0, err
 

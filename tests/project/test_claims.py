@@ -151,12 +151,16 @@ def test_what_ran_does_not_run_again(tmp_path: Path) -> None:
 
 def test_a_command_that_fails_leaves_nothing_that_ran(tmp_path: Path) -> None:
     save_file(
-        {f"encoder.layer.{i}.output.LayerNorm.weight": np.zeros(128, bool) for i in range(4)},
+        {
+            f"encoder.layer.{i}.output.LayerNorm.{part}": np.zeros(128, bool)
+            for i in range(4)
+            for part in ("weight", "bias")
+        },
         tmp_path / "masks.safetensors",
     )
     broken = claims.Claim(
         "check",
-        [f"outlierlens prune check mini-planted {tmp_path / 'masks.safetensors'} --scale-alone"],
+        [f"outlierlens prune check mini-planted {tmp_path / 'masks.safetensors'}"],
         {},
         {},
         "cheap",

@@ -22,7 +22,7 @@ from finetune_runs import tiny, write_data
 KILLS = int(os.environ.get("OUTLIERLENS_KILLS", "12"))
 SEED = int(os.environ.get("OUTLIERLENS_SEED", "0"))
 LIMIT = 20_000  # bytes of a file; each command writes a larger one
-QUIET = ("--device", "cpu", "--no-progress", "-q")
+QUIET = ("--device", "cpu", "-q")
 SMALL = ("--limit", "2", "--max-length", "16", "--random", "1", "--matched", "0")
 
 # Words by name. What ends in "again" replaces what an earlier run wrote.
@@ -33,8 +33,8 @@ COMMANDS = {
     "report again": ("report", M, *SMALL, "-o", "out", "--overwrite", *QUIET),
     "folder again": ("repair", "{data}/decoder", "--fit", "fp8", "--data", "{data}/texts.txt", "--limit", "4",
                      "--max-length", "16", "-o", "out", "--overwrite", *QUIET),
-    "training": ("lab", "finetune", "{data}/tiny", "--task", "regress", "--data", "{data}/labelled", "--text-column", "text",
-                 "--label-column", "value", "--epochs", "2", "--batch-size", "8", "-o", "out", "--precision", "float32",
+    "training": ("lab", "finetune", "{data}/tiny", "--task", "regress:label=value", "--data", "{data}/labelled:column=text",
+                 "--epochs", "2", "--batch-size", "8", "-o", "out", "--precision", "float32",
                  *QUIET),
 }  # fmt: skip
 

@@ -86,7 +86,7 @@ def with_code(folder: Path, mark: Path, model_type: str) -> Path:
 def test_no_code_that_a_model_brings_is_run(run: Any, tmp_path: Path, mark: Path, model_type: str) -> None:
     folder = with_code(tmp_path / "model", mark, model_type)
     for command, *rest in COMMANDS:
-        code, _, error = run(command, str(folder), *rest, "--offline")
+        code, _, error = run(command, str(folder), *rest, "--model-args", "offline")
         assert (code == 0) == (model_type == "bert"), error
         assert not mark.exists(), command
 
@@ -97,7 +97,7 @@ def test_no_pickle_runs(run: Any, tmp_path: Path, mark: Path) -> None:
     (folder / "model.safetensors").unlink()
     torch.save({"bert.pooler.dense.bias": torch.ones(2), "more": Runs(mark)}, folder / "pytorch_model.bin")
     for command, *rest in COMMANDS:
-        code, _, error = run(command, str(folder), *rest, "--offline")
+        code, _, error = run(command, str(folder), *rest, "--model-args", "offline")
         assert code == 1
         assert "error: " in error
         assert not mark.exists(), command

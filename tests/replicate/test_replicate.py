@@ -235,7 +235,7 @@ def test_a_model_that_is_not_named_is_fine_tuned_first(place: Path, tmp_path: Pa
         ({"tuned": ("rte=x",)}, "--tuned is named for rte, which is not among the tasks"),
         ({"tuned": ("cola",)}, "--tuned is 'cola'; write it as rte=DIR"),
         ({"n_matched": -1}, "n_matched is -1; it must be at least 0"),
-        ({"tasks": ("cola", "rte"), "labels": ("a", "b")}, "--labels are of one task's models, and there are 2 tasks"),
+        ({"tasks": ("cola", "rte"), "labels": ("a", "b")}, "labels are of one task's models, and there are 2 tasks"),
     ],
 )
 def test_what_makes_no_sense_is_refused_at_once(place: Path, change: dict[str, Any], message: str) -> None:

@@ -15,7 +15,7 @@ from outlierlens.models.load import LoadOptions, load_model
 from outlierlens.replicate import luo as module
 from outlierlens.replicate.data import PAIRS, PaperData
 from outlierlens.replicate.luo import PARTS, LuoOptions, LuoReplication, effects_of, extremes, replicate_luo
-from outlierlens.replicate.papers import Published, checkpoint_of, published_extremes, published_for
+from outlierlens.replicate.papers import PublishedNumber, checkpoint_of, published_extremes, published_for
 from outlierlens.results.document import load
 from paper_runs import gone_on
 
@@ -255,7 +255,7 @@ def test_the_commonest_extremes_stand_beside_the_papers_shares(place: Path, whol
 
 
 def test_published_numbers_stand_beside_scores_chosen_their_way(whole: LuoReplication) -> None:
-    known = Published(
+    known = PublishedNumber(
         data="stsb",
         before=0.5660,
         after=0.6061,

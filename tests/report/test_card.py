@@ -70,7 +70,7 @@ def test_a_disk_that_is_full_for_the_card_leaves_no_report_and_the_command_that_
     (tmp_path / "texts.txt").write_text("".join(f"The film was number {i}, and it was good.\n" for i in range(4)))
     out, made = tmp_path / "card.md", tmp_path / "made"
     few = ("--data", tmp_path / "texts.txt", "--max-length", "16", "--dims", "8", "--random", "1", "--matched", "1")
-    words = [str(word) for word in ("report", M, *few, "--card", out, "-o", made, "--device", "cpu", "--no-progress")]
+    words = [str(word) for word in ("report", M, *few, "--card", out, "-o", made, "--device", "cpu")]
 
     def full(_: int) -> None:
         if list(tmp_path.glob(".card.md.*.part")):

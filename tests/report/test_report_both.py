@@ -12,7 +12,7 @@ import synthetic_report as synthetic
 from browser import Page
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadOptions
-from outlierlens.report import Both, both_job, rerender, write, write_both
+from outlierlens.report import ReportPair, both_job, rerender, write, write_both
 from outlierlens.report.job import Job
 from outlierlens.report.options import ReportOptions
 from outlierlens.report.page import render_both
@@ -33,7 +33,7 @@ def base() -> ReportData:
 
 
 def test_the_same_model_twice_has_two_names(base: ReportData) -> None:
-    both = Both((base, base))
+    both = ReportPair((base, base))
     assert both.names == ("smollm2-135m (A)", "smollm2-135m (B)")
     assert both.advice()[0].text.startswith("What protects one protects the other")
     assert both.page_sections()[1].title.startswith("smollm2-135m (A): ")
@@ -41,7 +41,7 @@ def test_the_same_model_twice_has_two_names(base: ReportData) -> None:
 
 def test_models_of_different_width_and_depth_are_shown_and_not_compared(base: ReportData) -> None:
     small = report((5, 100), name="small", n_layers=6, hidden_size=128)
-    both = Both((base, small))
+    both = ReportPair((base, small))
     said = both.finding()
     assert said[0] == (
         "smollm2-135m has 3 outlier dimensions: 100, 247 and 507; small has 2 outlier dimensions: 5 and 100."
@@ -53,17 +53,18 @@ def test_models_of_different_width_and_depth_are_shown_and_not_compared(base: Re
 
 def test_none_in_either(base: ReportData) -> None:
     nothing = report(())
-    both = Both((nothing, report((), name="other")))
+    both = ReportPair((nothing, report((), name="other")))
     assert both.finding()[0] == "tuned → other: no outlier in either model."
     assert [step.topic for step in both.advice()] == ["check", "nothing", "trust", "nothing", "trust"]
 
 
 def test_another_task_or_rule_is_said(base: ReportData) -> None:
     other = synthetic.changed(base, scan=replace(base.scan, rule=replace(base.scan.rule, n_sigma=2.0)))
-    assert "the two scans used different rules or views" in Both((base, other)).finding()[-1]
+    assert "the two scans used different rules or views" in ReportPair((base, other)).finding()[-1]
     masked = replace(base.damages[0], about=replace(base.damages[0].about, task="masked loss"))
     assert (
-        "their numbers have different scales" in Both((base, synthetic.changed(base, damages=(masked,)))).finding()[1]
+        "their numbers have different scales"
+        in ReportPair((base, synthetic.changed(base, damages=(masked,)))).finding()[1]
     )
 
 
@@ -77,7 +78,7 @@ def test_what_was_measured_on_different_texts_is_said_first(base: ReportData, wh
         base = synthetic.changed(base, observation=None)
         about = replace(damage.about, data="other.txt", data_digest="cd" * 32, n_texts=3)
         other = synthetic.changed(base, damages=(replace(damage, about=about),))
-    both = Both((base, other), ("a/report.html", ""))
+    both = ReportPair((base, other), ("a/report.html", ""))
     assert both.texts
     said = both.finding()[1]
     assert said.startswith(
@@ -89,14 +90,14 @@ def test_what_was_measured_on_different_texts_is_said_first(base: ReportData, wh
     assert said in Page(render_both(both)).text
     again = [step for step in both.advice() if step.because == "a loss depends on the text"]
     assert [step.commands for step in again] == [("outlierlens report --compare smollm2-135m smollm2-135m",)]
-    assert not Both((base, base)).texts
+    assert not ReportPair((base, base)).texts
 
 
 def test_commands_of_the_advice_can_be_run(base: ReportData) -> None:
     from outlierlens.cli.app import read
 
     others = (base, report((31,)), report(()), report((5,), n_layers=6, hidden_size=128), report((5,), dims=(5,)))
-    pairs = [Both((one, other)) for one in others for other in others]
+    pairs = [ReportPair((one, other)) for one in others for other in others]
     said = {command for both in pairs for step in both.advice() for command in step.commands}
     assert "outlierlens compare smollm2-135m tuned --values" in said
     for command in said:
@@ -124,7 +125,7 @@ def test_its_files_and_the_way_there_from_finished_runs(base: ReportData, run: A
     assert "holds a report already; name another directory with -o, or use --overwrite" in err
     assert run(*words, "--overwrite", "-q")[:2] == (0, "")
     assert rerender(tmp_path / "base") == (tmp_path / "base" / "report.html").read_text("utf-8")  # untouched
-    assert write_both(Both((base, base)), tmp_path / "again").files[1].name == "report.html"
+    assert write_both(ReportPair((base, base)), tmp_path / "again").files[1].name == "report.html"
 
 
 @pytest.mark.usefixtures("no_picture_files")
@@ -133,7 +134,7 @@ def test_a_model_is_measured_on_the_texts_of_the_finished_one(
 ) -> None:
     """A report on film reviews beside a model that would be measured on the excerpt by itself, and the other way about."""
     monkeypatch.setattr("outlierlens.report.job._tracked", lambda _: ())
-    few = ("--random", "1", "--matched", "0", "--no-progress")
+    few = ("--random", "1", "--matched", "0")
     (tmp_path / "films.txt").write_text("A fine film.\nA bad one, and long.\nThe actors are good.\n", "utf-8")
     done = ("report", "mini-planted", "--data", str(tmp_path / "films.txt"), "--limit", "2", "--max-length", "16")
     assert run(*done, *few, "-o", str(tmp_path / "done"))[0] == 0
@@ -219,7 +220,7 @@ def test_a_model_is_measured_into_a_folder_of_its_own_once(
     )  # its training takes seconds, and is tested elsewhere
     write(base, tmp_path / "base")
     words = ("report", "--compare", "mini-planted", str(tmp_path / "base"), "-o", str(tmp_path / "out"), "--limit", "2",
-             "--random", "1", "--matched", "0", "--no-progress")  # fmt: skip
+             "--random", "1", "--matched", "0")  # fmt: skip
     code, _, err = run(*words)
     assert code == 0, err
     assert (tmp_path / "out" / "a" / "results.json").is_file()
@@ -233,6 +234,6 @@ def test_a_model_is_measured_into_a_folder_of_its_own_once(
     monkeypatch.setattr(both_job, "run", measured_again)
     (tmp_path / "out" / "report.html").unlink()  # as if it had been stopped before the last step
     assert run(*words)[0] == 0
-    code, _, err = run(*words[:-1], "--seed", "1", "--overwrite")
+    code, _, err = run(*words, "--seed", "1", "--overwrite")
     assert code == 1
     assert err.endswith("error: measured again\n")

@@ -12,7 +12,7 @@ import pytest
 import synthetic_report as synthetic
 from conftest import needs_chromium
 from moments import HANGS
-from outlierlens.report import Both, render
+from outlierlens.report import ReportPair, render
 from outlierlens.report.page import render_both
 
 SHIFTS = """window.moved = 0;
@@ -32,7 +32,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         scan_result=synthetic.scan(stack), observed=observed, damages=(synthetic.damage(dims=(5, 9)),)
     )
     other = synthetic.report_data(scan_result=synthetic.scan(replace(stack, n_sigma=2.5)), observed=observed)
-    made = {"report": render(data), "both": render_both(Both((data, other)))}
+    made = {"report": render(data), "both": render_both(ReportPair((data, other)))}
     made["large"] = render(synthetic.large_report())
     for name, text in made.items():
         (folder / f"{name}.html").write_text(text, "utf-8")

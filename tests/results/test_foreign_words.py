@@ -44,7 +44,7 @@ from outlierlens.cli.app import read
 from outlierlens.errors import BadInput, command, comment, literal, markdown, shell
 from outlierlens.explore import look
 from outlierlens.models.load import LoadOptions
-from outlierlens.report.both import Both
+from outlierlens.report.both import ReportPair
 from outlierlens.report.card import card as report_card
 from outlierlens.report.files import write
 from outlierlens.training.pretrain.recipe import read_recipe
@@ -289,7 +289,7 @@ def test_commands_of_a_report_are_about_that_model(name: str) -> None:
         scan, seen, off = (replace(one, provenance=where) for one in (data.scan, data.observation, damage))
         found = synthetic_report.changed(data, provenance=where, scan=scan, observation=seen, damages=(off,))
         lines = [line for step in found.advice() for line in step.commands]
-        lines += [line for step in Both((found, found)).advice() for line in step.commands]
+        lines += [line for step in ReportPair((found, found)).advice() for line in step.commands]
         lines.append(look.command(model, LoadOptions(), explore_models.explored().state, ("loss",)))
         assert len(lines) > 4
         for line in lines:

@@ -17,7 +17,7 @@ from outlierlens.results import document as results
 from synthetic_report import report_data
 
 # The axes that no other array of a file measures: rows name these conditions and layers, as a column does.
-FREE = {("Explored", "conditions", 0), ("Similarity", "shrinkage", 0)}
+FREE = {("Exploration", "conditions", 0), ("Similarity", "shrinkage", 0)}
 
 
 @pytest.fixture(scope="module")

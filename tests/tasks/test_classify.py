@@ -320,7 +320,7 @@ def test_a_permutation_of_the_labels_of_mnli_is_caught(made: Made) -> None:
     assert told.scores == plainly.scores
 
     score = LabelledScore(permuted, examples, TaskOptions(max_length=32, labels=mnli.labels))
-    assert "--labels was taken" in score.notes[-1]
+    assert "labels was taken" in score.notes[-1]
 
 
 def test_outputs_that_are_no_numbers_predict_nothing(made: Made) -> None:

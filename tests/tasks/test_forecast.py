@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from outlierlens.ablation.controls import Extent, limited
+from outlierlens.ablation.controls import Extent
 from outlierlens.analyses.ablate import AblateOptions, ablate
 from outlierlens.data.texts import Texts
 from outlierlens.models.load import LoadedModel
 from outlierlens.tasks import choice as forecasts
-from outlierlens.tasks.base import Reading
 from outlierlens.tasks.choice import forecast
 
 NAME = "mini-planted"
@@ -70,12 +69,9 @@ def test_four_texts_are_timed_and_the_rest_goes_by_length(clock: Any) -> None:
     assert forecast(clock, 5, inside=clock.entered).startswith("8 texts, read 5 times: about 55 s")
 
 
-def test_a_first_try_is_short_and_a_given_number_stands() -> None:
+def test_a_given_number_stands() -> None:
     assert Extent().n_sets == (19, 5)
-    assert Extent(thorough=True).n_sets == (99, 19)
-    assert Extent(thorough=True, n_random=3, n_matched=0).n_sets == (3, 0)
-    assert [limited(Reading(), thorough=one).limit for one in (False, True)] == [16, 64]
-    assert limited(Reading(limit=7), thorough=True).limit == 7
+    assert Extent(n_random=3, n_matched=0).n_sets == (3, 0)
 
 
 def n_read_of(line: str) -> int:

@@ -27,14 +27,14 @@ def arguments(base: str, data: str, folder: Path, *more: str, task: str = "class
 
 
 def test_recovery_and_columns(run: Any, base: str, data: str, tmp_path: Path) -> None:
-    more = ("--text-column", "text", "--pair-column", "second", "--label-column", "value", "--off", "3,7", "--hold")
-    code, out, err = run(*arguments(base, data, tmp_path / "run", *more, "--metric", "spearman", task="regress"))
+    task = "regress:pair=second,label=value,metric=spearman"
+    more = ("--dims", "3,7", "--hold")
+    code, out, err = run(*arguments(base, f"{data}:column=text", tmp_path / "run", *more, task=task))
     assert code == 0, err
     assert "Dimensions 3 and 7 were set to zero before training, held at zero" in out
     assert load(tmp_path / "run" / "finetuned.json").about.metric == "spearman"
-    words = ("--text-column", "words", "--label-column", "tags", "--no-progress")
-    code, out, err = run(*arguments(base, data, tmp_path / "tokens", *words, task="tokens"))
-    assert (code, err) == (0, "")
+    code, out, err = run(*arguments(base, f"{data}:column=words", tmp_path / "tokens", task="tokens:label=tags"))
+    assert code == 0, err
     assert "token accuracy" in out
 
 
@@ -42,14 +42,14 @@ def test_recovery_and_columns(run: Any, base: str, data: str, tmp_path: Path) ->
     ("more", "message"),
     [
         (("--seeds", "one"), "cannot read seeds 'one'; write 42,43"),
-        (("--off", "0-3:7"), "dimensions are switched off in all layers here: write 308,381"),
+        (("--dims", "0-3:7"), "dimensions are switched off in all layers here: write 308,381"),
     ],
 )
 def test_refusals_are_one_line_and_write_nothing(
     more: tuple[str, ...], message: str, run: Any, base: str, data: str, tmp_path: Path
 ) -> None:
     code, out, err = run(*arguments(base, data, tmp_path / "run", *more))
-    assert (code, out) == (2 if more[0] in ("--seeds", "--off") and more[1] != "1,1" else 1, "")
+    assert (code, out) == (2 if more[0] in ("--seeds", "--dims") and more[1] != "1,1" else 1, "")
     assert message in err
     assert err.count("\n") == 1
     assert not (tmp_path / "run").exists()

@@ -11,7 +11,7 @@ import pytest
 
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.training.pretrain import corpus
-from outlierlens.training.pretrain.corpus import Tokens, prepare
+from outlierlens.training.pretrain.corpus import PackedTokens, prepare
 from outlierlens.training.pretrain.recipe import DataRecipe, Recipe, TokenizerRecipe
 from outlierlens.training.pretrain.rows import HELD_OUT_EPOCH, MaskedRows, TrainingRows
 
@@ -34,10 +34,10 @@ def tokenizer(tmp_path: Path, words: Any) -> str:
 
 
 @pytest.fixture
-def reading(tokenizer: str, tmp_path: Path) -> Callable[..., Tokens]:
+def reading(tokenizer: str, tmp_path: Path) -> Callable[..., PackedTokens]:
     """Prepare rows of some files with that tokenizer, a text per sentence, every second text held out by default."""
 
-    def read(*sources: Path | str, progress: Callable[[str], None] = lambda line: None, **data: Any) -> Tokens:
+    def read(*sources: Path | str, progress: Callable[[str], None] = lambda line: None, **data: Any) -> PackedTokens:
         settings = {"sentences": "lines", "min_characters": 1, "length": 8, "validation": 0.49, **data}
         recipe = Recipe(
             "tiny", data=DataRecipe(source=tuple(map(str, sources)), **settings), tokenizer=TokenizerRecipe(tokenizer)
@@ -59,7 +59,7 @@ def read_back(rows: np.ndarray) -> list[str]:
 
 
 def test_texts_of_several_files_in_order_and_every_second_held_out(
-    reading: Callable[..., Tokens], tmp_path: Path
+    reading: Callable[..., PackedTokens], tmp_path: Path
 ) -> None:
     one = lines(tmp_path, "a.txt", ["w0 w1", "w2 w3 w4", "", "w5"])
     two = lines(tmp_path, "b.jsonl", [json.dumps({"id": n, "text": text}) for n, text in enumerate(["w6 w7", "w8"])])
@@ -89,7 +89,7 @@ def test_texts_of_several_files_in_order_and_every_second_held_out(
 
 @pytest.mark.parametrize(("validation", "every"), [(0.49, 2), (0.34, 3), (0.1, 10), (0.01, 100)])
 def test_the_share_that_is_held_out(
-    validation: float, every: int, reading: Callable[..., Tokens], tmp_path: Path
+    validation: float, every: int, reading: Callable[..., PackedTokens], tmp_path: Path
 ) -> None:
     texts = [f"w{number % 35}" for number in range(205)]
     made = reading(lines(tmp_path, "a.txt", texts), packing="lines", validation=validation)
@@ -158,7 +158,9 @@ def made_folders(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.iterdir() if path.is_dir())
 
 
-def test_rows_are_made_once_for_equal_content(reading: Callable[..., Tokens], tmp_path: Path, cache: Path) -> None:
+def test_rows_are_made_once_for_equal_content(
+    reading: Callable[..., PackedTokens], tmp_path: Path, cache: Path
+) -> None:
     said: list[str] = []
     source = lines(tmp_path, "a.txt", ["w1 w2", "w3 w4"] * 3)
     first = reading(source, packing="lines", progress=said.append)
@@ -173,7 +175,7 @@ def test_rows_are_made_once_for_equal_content(reading: Callable[..., Tokens], tm
 
 
 def test_other_content_settings_order_or_kind_of_file_are_other_rows(
-    reading: Callable[..., Tokens], tmp_path: Path, cache: Path, tokenizer: str, words: Any
+    reading: Callable[..., PackedTokens], tmp_path: Path, cache: Path, tokenizer: str, words: Any
 ) -> None:
     one = lines(tmp_path, "a.txt", ["text", "w3 w4", "w5"] * 3)
     other = lines(tmp_path, "b.txt", ["text", "w3 w4", "w6"] * 3)
@@ -203,7 +205,7 @@ def test_two_bytes_a_token_where_they_suffice(tmp_path: Path) -> None:
 
 
 def test_more_rows_than_are_written_at_once(
-    reading: Callable[..., Tokens], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reading: Callable[..., PackedTokens], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(corpus, "ROWS_AT_ONCE", 3)
     monkeypatch.setattr(corpus, "TEXTS_AT_ONCE", 4)
@@ -217,7 +219,7 @@ def test_more_rows_than_are_written_at_once(
 
 @pytest.mark.parametrize("change", [{"flatten": 1.0}, {"shuffle": True}, {"flatten": 0.5, "shuffle": True}])
 def test_changed_rows(
-    change: dict[str, Any], reading: Callable[..., Tokens], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change: dict[str, Any], reading: Callable[..., PackedTokens], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(corpus, "ROWS_AT_ONCE", 7)
     generator = np.random.default_rng(0)
@@ -263,7 +265,7 @@ def test_the_tokenizer_is_trained_on_the_training_texts_alone(tmp_path: Path) ->
 
 
 def test_a_tokenizer_without_a_separator(
-    reading: Callable[..., Tokens], tmp_path: Path, words: Any, cache: Path
+    reading: Callable[..., PackedTokens], tmp_path: Path, words: Any, cache: Path
 ) -> None:
     made = words()
     made.sep_token = None
@@ -277,14 +279,16 @@ def test_a_tokenizer_without_a_separator(
 
 @pytest.mark.parametrize(("texts", "part"), [(["w1", "w2 w3"], "train"), (["w1", " ".join(["w2"] * 9)], "validation")])
 def test_too_little_text_for_a_row(
-    texts: list[str], part: str, reading: Callable[..., Tokens], tmp_path: Path, cache: Path
+    texts: list[str], part: str, reading: Callable[..., PackedTokens], tmp_path: Path, cache: Path
 ) -> None:
     with pytest.raises(BadInput, match=rf"the {part} text does not fill one row of 8 tokens; give more text"):
         reading(lines(tmp_path, "a.txt", texts))
     assert made_folders(cache) == []  # nothing half made is left
 
 
-def test_no_source_and_a_source_that_is_not_there(reading: Callable[..., Tokens], tmp_path: Path, cache: Path) -> None:
+def test_no_source_and_a_source_that_is_not_there(
+    reading: Callable[..., PackedTokens], tmp_path: Path, cache: Path
+) -> None:
     with pytest.raises(BadInput, match="recipe tiny: names no text; give files or hub ids with --data"):
         reading()
     with pytest.raises(BadInput, match=r"nowhere\.txt: no such data file"):
@@ -296,7 +300,7 @@ def test_no_source_and_a_source_that_is_not_there(reading: Callable[..., Tokens]
     "file", ["train.bin", "validation.bin", "counts.npy", "held_out.json", "tokenizer/tokenizer.json"]
 )
 @pytest.mark.parametrize("damage", ["cut", "gone", "other"])
-def test_a_damaged_cache(file: str, damage: str, reading: Callable[..., Tokens], tmp_path: Path) -> None:
+def test_a_damaged_cache(file: str, damage: str, reading: Callable[..., PackedTokens], tmp_path: Path) -> None:
     source = lines(tmp_path, "a.txt", ["w1 w2", "w3 w4"] * 30)
     made = reading(source)
     path, expected = made.folder / file, read_back(made.train)
@@ -312,7 +316,7 @@ def test_a_damaged_cache(file: str, damage: str, reading: Callable[..., Tokens],
     assert read_back(reading(source).train) == expected
 
 
-def test_batches_of_prepared_rows(reading: Callable[..., Tokens], tmp_path: Path) -> None:
+def test_batches_of_prepared_rows(reading: Callable[..., PackedTokens], tmp_path: Path) -> None:
     made = reading(
         lines(tmp_path, "a.txt", [f"w{number % 30} w{number % 7} w3" for number in range(60)]), packing="lines"
     )
@@ -337,7 +341,7 @@ def test_batches_of_prepared_rows(reading: Callable[..., Tokens], tmp_path: Path
 
 
 def test_order_and_masks_follow_the_seed_and_held_out_masks_do_not(
-    reading: Callable[..., Tokens], tmp_path: Path
+    reading: Callable[..., PackedTokens], tmp_path: Path
 ) -> None:
     made = reading(lines(tmp_path, "a.txt", [f"w{n % 30} w{n % 7} w{n % 11} w{n % 5}" for n in range(60)]))
     recipes = [Recipe("x").changed([f"training.seed={seed}"]) for seed in (0, 1)]

@@ -69,8 +69,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_training_measuring_and_comparing_by_command(run: Any, text: str, tmp_path: Path) -> None:
     steps = [
-        "--steps",
-        "4",
+        "--set",
+        "training.steps=4",
         "--set",
         "training.save_every=0",
         "--set",
@@ -82,7 +82,7 @@ def test_training_measuring_and_comparing_by_command(run: Any, text: str, tmp_pa
     for seed in ("0", "1"):
         folders.append(str(tmp_path / f"run{seed}"))
         arguments = ["lab", "pretrain", "mini-short", "--data", text, "--seed", seed, *SMALL, *steps, "-o", folders[-1]]
-        code, out, _ = run(*arguments, "--no-progress")
+        code, out, _ = run(*arguments)
         assert code == 0
         assert "past 3 sigma in half of the layers" in out
     found: Outcomes = load(Path(folders[0]) / "outcome.json")

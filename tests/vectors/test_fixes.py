@@ -11,7 +11,7 @@ from outlierlens.vectors.fixes import (
     BLOCK,
     KINDS,
     FixSpec,
-    Moments,
+    VectorMoments,
     chosen_shrinkage,
     make_fix,
     moments_of,
@@ -32,7 +32,7 @@ def correlated(n: int, width: int, seed: int = 0) -> np.ndarray:
 def test_moments_are_the_same_in_any_pieces(sizes: list[int], seed: int) -> None:
     parts = [correlated(n, 3, seed + i) for i, n in enumerate(sizes)]
     whole = np.concatenate(parts)
-    found = Moments(3)
+    found = VectorMoments(3)
     for part in parts:
         found.add(part)
     assert found.n == len(whole)
@@ -53,7 +53,7 @@ def test_moments_refuse_what_has_no_mean() -> None:
     with pytest.raises(BadInput, match="NaN or infinite"):
         moments_of(np.array([[1.0, np.nan]]))
     with pytest.raises(BadInput, match=r"expected \[vector, 2\]"):
-        Moments(2).add(np.ones((3, 3)))
+        VectorMoments(2).add(np.ones((3, 3)))
 
 
 def test_whitening_gives_identity_covariance() -> None:

@@ -163,7 +163,7 @@ def test_bad_requests_are_clear(words: Callable[..., Any]) -> None:
     clip = wrap(FAMILIES["clip"], None)
     with pytest.raises(BadInput, match="has no stream that reads text"):
         text_stack(replace(clip, stacks=[clip.stack("vision")]), None)
-    with pytest.raises(BadInput, match=r"3 × 1 × 16 need 0\.0 GB and the budget is 1e-09 GB; raise --cache-gb"):
+    with pytest.raises(BadInput, match=r"3 × 1 × 16 need 0\.0 GB and the budget is 1e-09 GB; raise cache_gb"):
         gather(loaded, tokens, tokens.sentences(), ReadOptions(layers=(0, 1, 2), cache_gb=1e-9))
 
 
@@ -191,7 +191,7 @@ def test_a_full_disk_is_told_before_anything_is_written(tmp_path: Any, monkeypat
 def test_matrices_that_do_not_fit_are_told_before_they_are_made() -> None:
     check_matrices(2, 1000, 0.016, what="fixes")  # 2 × 10⁶ × 8 bytes
     with pytest.raises(
-        BadInput, match=r"fixes: 33 matrices of 4,096 × 4,096 need 4\.4 GB .* budget is 4 GB; raise --cache-gb"
+        BadInput, match=r"fixes: 33 matrices of 4,096 × 4,096 need 4\.4 GB .* budget is 4 GB; raise cache_gb"
     ):
         check_matrices(33, 4096, 4, what="fixes")
 

@@ -3,46 +3,31 @@
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, TypeVar
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from annotated_types import Ge
 
 from outlierlens.errors import BadInput
 from outlierlens.options import Flag
-from outlierlens.tasks.base import Reading
 
-R = TypeVar("R", bound=Reading)
-TEXTS, THOROUGH_TEXTS = 16, 64
+TEXTS = 16  # where no limit is given
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extent:
-    """Texts and control sets of an ablation."""
+    """Control sets of an ablation."""
 
-    thorough: bool = False
-    """64 texts, 99 random and 19 matched sets instead of 16, 19 and 5; a number that is given stands."""
     n_random: Annotated[int | None, Flag("--random"), Ge(0)] = None
-    """Random sets of the same size; 0 leaves them out. Default: 19; --thorough: 99."""
+    """Random sets of the same size; 0 leaves them out. Default: 19."""
     n_matched: Annotated[int | None, Flag("--matched"), Ge(0)] = None
-    """Sets of the same size at other positions by layer; 0 leaves them out. Default: 5; --thorough: 19."""
+    """Sets of the same size at other positions by layer; 0 leaves them out. Default: 5."""
 
     @property
     def n_sets(self) -> tuple[int, int]:
         """Random and matched sets, each at least 0."""
-        usual = (99, 19) if self.thorough else (19, 5)
-        return (
-            usual[0] if self.n_random is None else self.n_random,
-            usual[1] if self.n_matched is None else self.n_matched,
-        )
-
-
-def limited(reading: R, *, thorough: bool) -> R:
-    """`reading` of the first 16 texts, or 64 if `thorough`, where it says no limit."""
-    if reading.limit is not None:
-        return reading
-    return replace(reading, limit=THOROUGH_TEXTS if thorough else TEXTS)
+        return (19 if self.n_random is None else self.n_random), (5 if self.n_matched is None else self.n_matched)
 
 
 # --- controls --------------------------------------------------------------------------------------------------------
@@ -114,7 +99,7 @@ def relabelled(plan: Plan, drawn: Sequence[int]) -> Plan:
 
 
 @dataclass(frozen=True)
-class Matched:
+class MatchedSet:
     """A per-layer set of positions with weights about as extreme; `closeness` is the median of theirs over the wanted."""
 
     plan: Plan
@@ -129,7 +114,7 @@ def matched_sets(
     n: int,
     seed: int,
     blocks: Sequence[str] | None = None,
-) -> list[Matched]:
+) -> list[MatchedSet]:
     """`n` sets whose weights are as extreme as those of `plan`, at other positions in every layer.
 
     `magnitude` is [layer, dim], how extreme each position's weights are. In each layer every dimension of the plan is
@@ -168,7 +153,7 @@ def matched_sets(
                 ratios.append(magnitude[layer, pick] / max(magnitude[layer, dim], 1e-12))
             used.update(here)
             chosen[layer] = of_block[block] = tuple(sorted(here))
-        sets.append(Matched(chosen, float(np.median(ratios))))
+        sets.append(MatchedSet(chosen, float(np.median(ratios))))
     return sets
 
 
@@ -211,7 +196,7 @@ def random_neurons(
 
 def matched_neurons(
     magnitude: np.ndarray, plan: Plan, *, avoid: Mapping[int, Collection[int]], n: int, seed: int
-) -> list[Matched]:
+) -> list[MatchedSet]:
     """`matched_sets` of neurons: in each layer other neurons of the same layer with the nearest `magnitude` [layer, neuron].
 
     `avoid` is {layer: neurons}.
@@ -221,7 +206,7 @@ def matched_neurons(
         for layer, dims in plan.items()
     ]
     return [
-        Matched(
+        MatchedSet(
             {layer: one.plan[0] for layer, one in zip(plan, sets, strict=True)},
             float(np.median([one.closeness for one in sets])),
         )

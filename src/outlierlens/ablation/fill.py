@@ -1,5 +1,5 @@
 """The papers' table: one passage with blanks, filled in by the model as it is and with dimensions off; and what a decoder goes
-on to say. What is found is data (`Filled`, rows of `Reply`) and needs no torch.
+on to say. What is found is data (`FilledPassage`, rows of `Reply`) and needs no torch.
 """
 
 import re
@@ -45,7 +45,7 @@ class Blank:
 
 
 @dataclass(frozen=True)
-class Filled:
+class FilledPassage:
     """The passage under one condition: `pieces` are the texts between `blanks` (changed words among them), one more.
 
     The space before a blank ends the piece before it.
@@ -240,7 +240,7 @@ def continuation(loaded: LoadedModel, text: str) -> tuple[str, str] | None:
 
 def filled(
     loaded: LoadedModel, work: Exercise, now: Filling, intact: Filling, *, label: str, dims: tuple[int, ...]
-) -> Filled:
+) -> FilledPassage:
     """The exercise as filled `now`, each blank judged against what the intact model put there.
 
     A masked model is held to the words that it is shown as well: those that the intact model repeats and this one does not
@@ -277,7 +277,7 @@ def filled(
             said.append(Blank(i, shown(_name(tokenizer, now.everywhere[i])), original, original, "changed"))
     said.sort(key=lambda one: one.position)
     pieces = _between(work.text, [work.spans[one.position] for one in said]) if work.spans else work.pieces
-    return Filled(label, dims, pieces, tuple(said))
+    return FilledPassage(label, dims, pieces, tuple(said))
 
 
 def _name(tokenizer: Any, token: int) -> str:
@@ -318,7 +318,7 @@ class Reply(Row):
     dims: str
     """off"""
     filled: Annotated[str | None, Quiet]
-    fill: Filled | None
+    fill: FilledPassage | None
     """passage"""
     begins: str | None
     continued: str | None

@@ -106,6 +106,7 @@ class Switch:
         Raises:
             BadInput: the mode edits hidden states, which no weights file can hold; or the folder is not empty.
         """
+        self.loaded.need_whole("--save")
         check_save(directory, self.mode)
         with new_folder(directory) as making:
             with self.off(plan) as touched:
@@ -177,7 +178,7 @@ TOKENS = {"all": "", "rest": ", first token kept", "first": ", first token only"
 
 
 @dataclass(frozen=True)
-class Treatment:
+class ModeTreatment:
     """Something that is done to dimensions.
 
     Attributes:
@@ -200,17 +201,17 @@ class Treatment:
         return replace(switch, mode=cast(Mode, self.mode.replace("-", " ")), settings=settings)
 
 
-def treatments(modes: Sequence[str], tokens: EditTokens = "all") -> tuple[Treatment, ...]:
+def treatments(modes: Sequence[str], tokens: EditTokens = "all") -> tuple[ModeTreatment, ...]:
     """What the words of `modes` name, each once; "all" is `ALL`, and zero with the first token kept, and at it alone.
 
     Raises:
         BadInput: no mode, an unknown one, or a factor that is missing, no number, or 0 or 1, which are zero and nothing done.
     """
-    found: dict[Treatment, None] = {}
+    found: dict[ModeTreatment, None] = {}
     for word in modes:
         for one in ALL if word == "all" else (word,):
             if one in (KEPT, FIRST):
-                found[Treatment(ZERO, tokens="rest" if one == KEPT else "first")] = None
+                found[ModeTreatment(ZERO, tokens="rest" if one == KEPT else "first")] = None
                 continue
             name, _, factor = one.partition(":")
             if name not in NAMES:
@@ -219,7 +220,7 @@ def treatments(modes: Sequence[str], tokens: EditTokens = "all") -> tuple[Treatm
             if scales != bool(factor):
                 raise BadInput(f"mode {one!r}: " + (f"write {name}:2" if scales else f"{name} takes no factor"))
             value = _factor(one, factor) if scales else 0.0 if name == ZERO and tokens == "all" else math.nan
-            found[Treatment(name, value, tokens)] = None
+            found[ModeTreatment(name, value, tokens)] = None
     if not found:
         raise BadInput(f"no mode is named; modes are {', '.join(NAMES)}, all")
     return tuple(found)
@@ -235,7 +236,7 @@ def _factor(word: str, text: str) -> float:
     return value
 
 
-_now: "ContextVar[tuple[Plan, Treatment] | None]" = ContextVar("_now", default=None)
+_now: "ContextVar[tuple[Plan, ModeTreatment] | None]" = ContextVar("_now", default=None)
 _Part = tuple[np.ndarray, np.ndarray, dict[str, float]]  # values, weights, further numbers
 
 
@@ -289,7 +290,7 @@ class Folds(Task):
         return found
 
     @contextmanager
-    def treated(self, plan: Plan, treatment: Treatment) -> Iterator[int]:
+    def treated(self, plan: Plan, treatment: ModeTreatment) -> Iterator[int]:
         """Inside, all parts are read under a treatment of `plan`."""
         before = _now.set((plan, treatment))  # of this condition: others may be measured at the same time
         try:
@@ -300,7 +301,7 @@ class Folds(Task):
     def per_text(self) -> tuple[np.ndarray, np.ndarray]:
         """(values [text], weights [text]) of all parts."""
 
-        def treat(plan: Plan, treatment: Treatment, task: Task, settings: EditSettings) -> _Part:
+        def treat(plan: Plan, treatment: ModeTreatment, task: Task, settings: EditSettings) -> _Part:
             with treatment.of(replace(self.switch, settings=settings)).off(plan):
                 return *task.per_text(), task.also()
 
@@ -351,7 +352,7 @@ def tasks_of_parts(
         if task.statistic is not None:
             raise BadInput(
                 f"{task.metric} is no mean over texts, so what a mode recovers is undefined; measure the loss "
-                f"(--measure loss, TaskOptions(measure='loss')), or one mode"
+                f"(--task measure=loss, TaskOptions(measure='loss')), or one mode"
             )
         tasks.append(task)
         numbers += [mine[place] for place in getattr(task, "texts", range(task.n_texts))]

@@ -31,7 +31,7 @@ class _PrefixEnd(Exception):
 
 
 @dataclass(frozen=True)
-class Kept:
+class BlockOutput:
     """The output of block `layer` of the intact model, row by row without padding: each [token, dim].
 
     Attributes:
@@ -59,9 +59,11 @@ class Prefixes:
         self._loaded, self._stack, self._task = loaded, stack, task
         self._layers = sorted(set(layers) & set(range(stack.n_layers))) if can_resume(stack) else []
         self._of: Hashable = None
-        self._kept: dict[int, Kept] = {}
+        self._kept: dict[int, BlockOutput] = {}
 
-    def behind(self, layer: int, texts: Sequence[int], setting: Hashable, enter: Callable[[], None]) -> Kept | None:
+    def behind(
+        self, layer: int, texts: Sequence[int], setting: Hashable, enter: Callable[[], None]
+    ) -> BlockOutput | None:
         """The output of block `layer` on these texts; None where nothing is kept of it, as before the first block.
 
         States of the last `setting` named are kept, the latest layers' where they take more than `MAX_KEPT_BYTES`; where it is
@@ -88,7 +90,7 @@ def captured(
     *,
     bare: bool = False,
     tokens: int | None = None,
-) -> dict[int, Kept]:
+) -> dict[int, BlockOutput]:
     """{layer: what is kept of it} on these texts of a task, rows in their order; {} where this model's states do not allow it.
 
     `tokens` bounds a pass, as in `Task.feeds`. With `bare`, each layer runs a second time with its last operation zero.
@@ -133,7 +135,7 @@ def captured(
             return {}
     every = range(len(texts))
     return {
-        layer: Kept(
+        layer: BlockOutput(
             layer,
             tuple(whole[layer][slot] for slot in every),
             tuple(zero[layer][slot] for slot in every) if bare else None,
@@ -147,7 +149,7 @@ def captured(
 def resumed(
     model: "nn.Module",
     stack: BoundStack,
-    kept: Kept,
+    kept: BlockOutput,
     rows: Sequence[int],
     zeroed: "tuple[Tensor, Tensor] | None" = None,
 ) -> Iterator[None]:

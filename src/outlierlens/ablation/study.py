@@ -12,7 +12,7 @@ A condition is anything that can be entered and left: dimensions off, weights ro
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -25,7 +25,7 @@ from outlierlens.models.inputs import reader_digest
 from outlierlens.models.load import LoadedModel, fingerprint
 from outlierlens.models.passes import Progress as Progress  # noqa: PLC0414 -- analyses take it from here
 from outlierlens.results.finding import About
-from outlierlens.results.row_store import Keep, Kept, RowStore, kept_rows
+from outlierlens.results.row_store import Keep, RowStore, UnitCache, kept_rows
 from outlierlens.results.rows import Estimate, More, Quiet, Row
 from outlierlens.statistics.ranks import rank_p
 from outlierlens.tasks.base import Task, begins, check_intact
@@ -40,8 +40,7 @@ class Condition:
     Attributes:
         family: "chosen", "random", "ordinary", "matched", or a name of its own. label: "random 3".
         plan: {layer: positions} that it touches. key: its name in files of rows; that of the plan where none is given.
-        more: measures inside what else rows hold, plain data; it gets what was entered. beside: likewise, by passes that go
-            through the model together with those of the task.
+        more: measures inside what else rows hold, plain data; it gets what was entered. beside: likewise, while the task reads.
     """
 
     family: str
@@ -164,15 +163,13 @@ class Study:
             **begins(task),
         }
         self.weights = task.weights
-        self._n_tokens = int(task.lengths.sum()) if loaded.blocks else 0
-        self._intact: Outcome | None = None
         self.known: dict[str, Outcome] = {}
         self._changes: dict[str, Estimate] = {}
-        self.keep = Kept(None, {})
+        self.keep = UnitCache(None, {})
         self.rows: RowStore | None = None
         self.total = 0
-        if loaded.blocks is None:  # else together with the first conditions
-            self._measure_intact()
+        if loaded.blocks is None:
+            _ = self.intact  # else together with the first conditions
         else:
             loaded.blocks.progress = self.progress
 
@@ -184,18 +181,13 @@ class Study:
     def __exit__(self, *error: Any) -> None:
         self.files.close()
 
-    @property
+    @cached_property
     def intact(self) -> Outcome:
         """The intact model; raises BadInput where its value of a text is no number."""
-        return self._intact or self._measure_intact()
-
-    def _measure_intact(self) -> Outcome:
         self.progress("intact", 0, 1)
-        values, _ = self.task.per_text()
-        also = self.task.also()
+        values, also = self._values()
         check_intact(self.loaded, self.task, values)
-        self._intact = Outcome(Condition("intact", "intact", {}, key="intact"), values, also)
-        return self._intact
+        return Outcome(Condition("intact", "intact", {}, key="intact"), values, also)
 
     def announce(self, names: Sequence[str], **how: Any) -> None:
         """Tell `loaded.notice` how often the texts are read for the conditions of these names, and about how long that takes.
@@ -203,29 +195,18 @@ class Study:
         `how` is for `forecast`. Nothing is said of what the rows hold.
         """
         self.total = len(set(names))
-        left = len({*names} - self._there)
-        if left and self.loaded.blocks:
-            self.loaded.notice(f"{self.loaded.name}: {self.loaded.blocks.forecast(left + 1, self._n_tokens)}")
-        elif left:
+        if left := len({*names} - {*self.keep.done}):
             rows = self.rows.path if self.rows else None
             said = forecast(self.task, left, inputs=self.texts.plural, rows=rows, **how)
             self.loaded.notice(f"{self.loaded.name}: {said}")
 
-    @property
-    def _there(self) -> set[str]:
-        """Names of the conditions that were measured."""
-        return {*(self.rows.done if self.rows else ()), *self.known}
-
     def measure(self, conditions: Sequence[Condition]) -> list[Outcome]:
-        """THE loop: what the rows do not hold is measured and kept; conditions of one name are measured once.
-
-        Of a model that is read block by block, all conditions go through a block together.
-        """
+        """THE loop: what the rows do not hold is measured and kept, through a block together where weights are read so; each
+        name is measured once."""
         if not self.total:
             self.announce([one.name for one in conditions])
-        first = {one.name: one for one in reversed(conditions) if one.name not in self._there}
-        calls: list[Callable[[], Any]] = [partial(self._one, one) for one in conditions if first.get(one.name) is one]
-        self.loaded.run(calls if self._intact else [self._measure_intact, *calls], self._n_tokens)
+        calls: Any = {one.name: partial(self._one, one) for one in conditions[::-1] if one.name not in self.keep.done}
+        self.loaded.run([lambda: self.intact, *[*calls.values()][::-1]], self.task)
         return [self._one(one) for one in conditions]
 
     def _one(self, one: Condition) -> Outcome:
@@ -238,20 +219,18 @@ class Study:
     def _measured(self, one: Condition) -> Outcome:
         def now() -> dict[str, Any]:
             with one.enter() as entered:
-                if one.beside:
-                    calls: list[Callable[[], Any]] = [self._values, partial(one.beside, entered)]
-                    (values, also), more = self.loaded.run(calls)
-                else:  # `more` may ask the task about this very reading
-                    (values, also), more = self._values(), {}
+                both: Any = [self._values, partial(one.beside, entered)] if one.beside else None
+                # Alone it is read right here: `more` may ask the task about this very reading.
+                (values, also), more = self.loaded.run(both) if both else (self._values(), {})
+                more |= one.more(entered) if one.more else {}
                 touched = entered if isinstance(entered, int) else 0
                 row = {"per_text": values.tolist(), "also": also, "touched": touched}
-                more |= one.more(entered) if one.more else {}
-                return row | ({"more": more} if one.more or one.beside else {})
+                return row | {"more": more} if more else row
 
         row = self.kept(one.name, now)
         return Outcome(one, np.array(row["per_text"]), row["also"], row["touched"], row.get("more", {}))
 
-    def _values(self) -> tuple[np.ndarray, dict[str, float]]:
+    def _values(self) -> Any:
         values, _ = self.task.per_text()
         return values, self.task.also()
 

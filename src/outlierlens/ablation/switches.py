@@ -27,7 +27,7 @@ import numpy as np
 import outlierlens.architectures as arch
 from outlierlens.architectures import BoundStack, Param
 from outlierlens.errors import BadInput, near
-from outlierlens.models.changes import BY_BLOCK, OfPass, Settable, temporary
+from outlierlens.models.changes import BY_BLOCK, OfPass, SettableParameters, temporary
 from outlierlens.models.hooks import EMBEDDINGS, edited, tapped, valid_tokens
 from outlierlens.models.load import LoadedModel, config_dict, stream_width
 from outlierlens.view.section import runs
@@ -308,10 +308,10 @@ def edited_hidden(
     module, bound = _resolve(model, stack)
     if mode == "resample" and hasattr(module, BY_BLOCK):
         raise BadInput(
-            "resample draws pass by pass, so it needs the model whole; load it without by_block (--by-block)"
+            "resample draws pass by pass, so it needs the model whole; load it without by_block (--no-by-block)"
         )
     plan = plan_dims(bound, stream_width(module, bound), dims, layers)
-    change = _Change(mode, settings, plan, bound)
+    change = _WeightChange(mode, settings, plan, bound)
     at = {layer: torch.tensor(off) for layer, off in plan.items()}
 
     with valid_tokens(module) as mask_of:
@@ -331,7 +331,7 @@ def edited_hidden(
             yield 0
 
 
-class _Change:
+class _WeightChange:
     """What `edited_hidden` puts in place of values, mode by mode."""
 
     def __init__(self, mode: EditMode, settings: EditSettings, plan: dict[int, tuple[int, ...]], bound: BoundStack):
@@ -508,7 +508,7 @@ def _switch_off(module: "nn.Module", targets: list[tuple[Param, tuple[int, ...]]
     import torch
 
     arch.refuse_sharded(module)
-    settable = Settable(undo, module)
+    settable = SettableParameters(undo, module)
     touched: dict[tuple[int, int], set[int]] = {}
     per_dim: dict[tuple[int, int], int] = {}
     for param, dims in targets:

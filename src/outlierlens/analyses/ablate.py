@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import numpy as np
 from annotated_types import Ge
 
-from outlierlens.ablation.controls import Extent, Plan, limited, plan_key
+from outlierlens.ablation.controls import TEXTS, Extent, Plan, plan_key
 from outlierlens.ablation.fill import Reply, replies, typical
 from outlierlens.ablation.mode_names import ON_WEIGHTS
 from outlierlens.ablation.modes import (
@@ -30,8 +30,8 @@ from outlierlens.ablation.modes import (
     POSITION_MEAN,
     ZERO,
     Folds,
+    ModeTreatment,
     Switch,
-    Treatment,
     check_save,
     recovered,
     task_for,
@@ -44,7 +44,7 @@ from outlierlens.ablation.switches import Dims, EditSettings, plan_dims
 from outlierlens.analyses.ablate_sets import N_RANDOM, check_neurons, control_sets, found_dims, random_plans, size_alone
 from outlierlens.analyses.predictions import PredictionCall, Predictions, compared
 from outlierlens.data.texts import Data
-from outlierlens.detection.targets import Named
+from outlierlens.detection.targets import NamedDims
 from outlierlens.errors import BadInput, pick
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel, stream_width
@@ -66,9 +66,8 @@ if TYPE_CHECKING:
     from outlierlens.architectures import BoundStack
     from outlierlens.session import Session
 
-Finder = Literal["auto", "scan", "observe"]
 Verdict = Literal["too few texts", "no damage", "fixed", "by position", "information", "unclear"]
-Judged = Literal["damaging", "harmless", "unclear"]
+Judgement = Literal["damaging", "harmless", "unclear"]
 Place = Literal["", "first token", "other tokens", "both", "unclear"]
 SMALL = 0.05  # nats per token (a factor of 1.05 in perplexity), or cosine distance
 SEVERAL_TEXTS = 32  # that are read for several modes, where no number is given
@@ -123,20 +122,17 @@ class AblateOptions(Extent):
     """Layers to switch off in: 0-3,7. Default: all."""
     stack: str | None = None
     """Which stream, where there are several: encoder, decoder. mlp (encoder.mlp): neurons of the blocks' MLPs."""
-    embeddings: bool = False
+    embeddings: Annotated[bool, Flag(into="--modes")] = False
     """Mode writes: the embeddings' writes too."""
-    find: Finder = "auto"
-    """What names the dimensions when none are given: scan (the weights), observe (the texts); auto: scan, else observe. If
-    nothing is found: the strongest in the weights."""
     each: bool = False
     """Measure each dimension alone too."""
-    avoid: Annotated[tuple[int, ...] | None, Flag(read="analyses.ablate_sets:parse_avoid")] = None
+    avoid: Annotated[tuple[int, ...] | None, Flag(hidden=True)] = None
     """Dimensions no ordinary or matched set may hold; default: what scan finds."""
-    n_folds: Annotated[int, Flag("--folds"), Ge(2)] = 4
+    n_folds: Annotated[int, Flag(hidden=True), Ge(2)] = 4
     """Several modes: parts of the texts; each gets the means of the others."""
     passage: Annotated[str | None, Flag(hidden=True)] = None
     """Text that is filled in; the data's first text by default."""
-    task: Annotated[TaskOptions, Flat("mask_fraction", "batch_size")] = TaskOptions()
+    task: Annotated[TaskOptions, Flag(hidden=True)] = TaskOptions()
     """How texts become numbers."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""
@@ -153,7 +149,7 @@ class AblateOptions(Extent):
             raise BadInput("blocks join texts, and here each text has a value of its own; leave blocks out")
 
     @property
-    def treatments(self) -> tuple[Treatment, ...]:
+    def treatments(self) -> tuple[ModeTreatment, ...]:
         """The modes, with their factors and tokens."""
         return treatments(self.modes, self.tokens)
 
@@ -168,15 +164,14 @@ class Command:
     """What the command is asked beside that: which dimensions, how long texts are, and whether a copy is kept."""
 
     dims: Annotated[Dims | Find, Flag(read="options:planned_dims", words=FIND)] = FIND
-    """308,381, or by layer: 0-9:896;10-16:678; neurons: 11:1229,12:40; find: as --find says."""
+    """308,381, or by layer: 0-9:896;10-16:678; neurons: 11:1229,12:40; find: what scan names in the weights, else observe on
+    the texts, else the strongest."""
     options: Annotated[AblateOptions, Flat()] = AblateOptions()
     """How they go off."""
     words: Annotated[PredictionCall, Flat()] = PredictionCall()
     """What the model predicts then, in place of its loss."""
     max_length: Annotated[int | None, Ge(2)] = None
     """Tokens of a text at most. Default: 128; labelled: 256."""
-    stride: Annotated[int | None, Ge(1)] = None
-    """Causal: step of the sliding window."""
     save: Path | None = None
     """Write a copy of the model with the dimensions off."""
 
@@ -253,7 +248,7 @@ class Ablation(Finding):
         return next((one for kind in kinds for one in self.families if one.family == kind), None)
 
     @property
-    def judged(self) -> Judged:
+    def judged(self) -> Judgement:
         """What a single mode does. Unclear: no interval, no random sets, or too few for p ≤ 0.05.
 
         Harmless: the 95 % interval of the change holds zero or lies below it, or the change is no more than the 95th percentile
@@ -278,7 +273,11 @@ class Ablation(Finding):
                 f"When you prune or edit, leave {these(dims)} alone, in every layer: {self.chosen.n_set or 0:,} values carry "
                 "this damage.",
                 why,
-                (about(self.provenance, "prune protect", "--for", "torch-pruning", dims=dims, stack=self.about.stack),),
+                (
+                    about(
+                        self.provenance, "prune protect", "--export", "torch-pruning", dims=dims, stack=self.about.stack
+                    ),
+                ),
             )
         elif self.judged == "harmless" and not self.compares:
             need, stand = ("need", "they stand") if len(dims) > 1 else ("needs", "it stands")
@@ -438,7 +437,7 @@ def ablate(
 
     Args:
         dims: a sequence, or {layer: dims} where layers differ (a random set then replaces each dimension by one other in every
-            layer it is off in); "find" is what `options.find` names.
+            layer it is off in); "find" is what the scan names, else the rules on activations, else the strongest.
 
     Raises:
         BadInput: unknown dimension, layer or mode; no usable text; a mode that the model does not allow; for several modes
@@ -448,12 +447,11 @@ def ablate(
     stack = loaded.axis(options.stack)
     if stack.reads:
         check_neurons(stack, dims, options)
-    named = found_dims(loaded, stack, texts, dims, options.task, find=options.find)
+    named = found_dims(loaded, stack, texts, dims, options.task)
     plan = plan_dims(stack, stream_width(loaded.model, stack), named.dims if dims == FIND else dims, options.layers)
     alone: list[Plan] = [{layer: (dim,) for layer, off in plan.items() if dim in off} for dim in dims_of(plan)]
-    plans = [plan, *(alone if options.each and len(alone) > 1 else [])]
-    measure = _several if options.several else _single
-    return measure(_Work(loaded, texts, stack, plans, options, named), progress, rows)
+    work = _Work(loaded, texts, stack, [plan, *(alone if options.each and len(alone) > 1 else [])], options, named)
+    return (_several if options.several else _single)(work, progress, rows)
 
 
 def run(session: "Session", command: Command) -> Ablation | Predictions:
@@ -462,20 +460,12 @@ def run(session: "Session", command: Command) -> Ablation | Predictions:
         return compared(session, command)
     reading, options = session.task_reading, command.options
     if reading.limit is None and not reading.is_labelled:
-        several = options.several and not options.thorough
-        reading = replace(reading, limit=SEVERAL_TEXTS) if several else limited(reading, thorough=options.thorough)
-    if reading.is_labelled and command.stride is not None:
-        raise BadInput(f"--stride belongs to causal-loss, not to --task {reading.task}")
-    asked = options.task
-    task = reading.options(
-        max_length=command.max_length, stride=command.stride, batch_size=asked.batch_size, mask_fraction=asked.mask_fraction,
-        seed=options.seed,
-    )  # fmt: skip
+        reading = replace(reading, limit=SEVERAL_TEXTS if options.several else TEXTS)
+    task = reading.options(max_length=command.max_length, batch_size=options.task.batch_size, seed=options.seed)
     options = replace(options, task=task)
     texts = reading.read(offline=session.load.offline)
     if command.save:
         check_save(command.save, *options.modes)
-        session.loaded.need_whole("--save")
     found = ablate(session.loaded, texts, command.dims, options, progress=session.progress, rows=session.kept)
     if command.save:
         session.then = partial(_save, session, command.save, command.options, found)
@@ -497,7 +487,7 @@ class _Work:
     stack: "BoundStack"
     plans: list[Plan]
     options: AblateOptions
-    named: Named
+    named: NamedDims
 
     def study(self, task: Task, progress: Progress | None, rows: Path | Keep | None, **more: Any) -> Study:
         options = self.options
@@ -569,7 +559,7 @@ def _several(work: _Work, progress: Progress | None, rows: Path | Keep | None) -
         mode.of(switch).check(work.plans[0])
     parts = Folds(switch, tasks, columns)
 
-    def condition(mode: Treatment, family: str, plan: Plan) -> Condition:
+    def condition(mode: ModeTreatment, family: str, plan: Plan) -> Condition:
         return Condition(family, mode.name, plan, partial(parts.treated, plan, mode), f"{mode.name} {plan_key(plan)}")
 
     found = []
@@ -589,7 +579,7 @@ def _several(work: _Work, progress: Progress | None, rows: Path | Keep | None) -
     )  # fmt: skip
 
 
-def _treated(study: Study, mode: Treatment, done: Outcome, zero: Outcome | None, others: list[Outcome]) -> Damage:
+def _treated(study: Study, mode: ModeTreatment, done: Outcome, zero: Outcome | None, others: list[Outcome]) -> Damage:
     """A row of several modes: what is recovered of zero's damage, and the random sets."""
     random, share = tuple(study.change(one).value for one in others), UNKNOWN
     if zero is not None and study.change(zero).low > 0:

@@ -19,12 +19,12 @@ from outlierlens.ablation.study import Control, dims_of
 from outlierlens.ablation.switches import Dims, plan_dims
 from outlierlens.data.texts import Data
 from outlierlens.detection.activations import ObserveOptions, magnitude
-from outlierlens.detection.targets import Named, active_dims, named_dims
+from outlierlens.detection.targets import NamedDims, active_dims, named_dims
 from outlierlens.detection.weights import scan_stream
 from outlierlens.errors import BadInput
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel, stream_width
-from outlierlens.options import FIND, Find, plain_dims
+from outlierlens.options import FIND, Find
 from outlierlens.tasks.base import TaskOptions
 
 if TYPE_CHECKING:
@@ -37,11 +37,6 @@ N_RANDOM = 5  # random sets of each of several modes, where no number is given
 CLOSE = 0.8  # matched weights below this share of the wanted magnitude are no match
 
 
-def parse_avoid(text: str) -> tuple[int, ...]:
-    """ "308,381" -> (308, 381); raises BadInput where layers are named."""
-    return plain_dims(text, "--avoid")
-
-
 def found_dims(
     loaded: LoadedModel,
     stack: "BoundStack",
@@ -49,24 +44,20 @@ def found_dims(
     dims: Dims | Find,
     task: TaskOptions,
     *,
-    find: str = "auto",
     most: int = MOST,
-) -> Named:
-    """None where dimensions are given; else those that `find` names, of activations `most`, or the strongest in the weights."""
+) -> NamedDims:
+    """None where dimensions are given; else those of the scan, else of the rules on activations `most`, else the strongest."""
     if dims != FIND:
-        return Named((), "given", ())
+        return NamedDims((), "given", ())
     scanned = named_dims(loaded, stack)
-    if find == "scan" or (find == "auto" and scanned.found):
+    if scanned.found:
         return scanned
     length = row_limit(loaded, texts, task.max_length)
     settings = ObserveOptions(max_length=length, batch_size=task.batch_size, passage_tokens=0)
     found, rule = active_dims(loaded, stack, texts, settings)
     if found:
         more = f"; the strongest {most} of {len(found)}" if len(found) > most else ""
-        return Named(tuple(sorted(found[:most])), f"the rule {rule} on activations{more}", scanned.found + found)
-    if scanned.found:
-        note = "the rules on activations name no dimension, so those of the scan of the weights are taken"
-        return replace(scanned, notes=(*scanned.notes, note))
+        return NamedDims(tuple(sorted(found[:most])), f"the rule {rule} on activations{more}", found)
     return replace(scanned, by=f"{scanned.by}, and the rules on activations neither")
 
 
@@ -125,7 +116,7 @@ def check_neurons(stack: "BoundStack", dims: Dims | Find, options: "AblateOption
             f"--stack {stack.name}: a neuron is named with its block; write --dims 11:{dims[0] if dims else 0}"
         )
     if options.avoid is not None:
-        raise BadInput(f"--avoid names dimensions; leave it out with --stack {stack.name}")
+        raise BadInput(f"avoid names dimensions; leave it out with --stack {stack.name}")
     if wrong := {"norms", "writes"} & {one.mode for one in options.treatments}:
         raise BadInput(
             f"--modes {min(wrong)} is of dimensions; with --stack {stack.name} use weights, zero, mean or scale:F"

@@ -35,7 +35,7 @@ from outlierlens.detection.weights import MAX_READ, ScanOptions
 from outlierlens.errors import (
     BadFile,
     BadInput,
-    Gated,
+    GatedModel,
     NoSafetensors,
     Offline,
     OutlierlensError,
@@ -63,7 +63,7 @@ MAX_LOSSES = 3  # Ray workers that a model may end
 SURROUNDINGS = ("HF_ENDPOINT", "HF_HUB_OFFLINE", "NO_PROXY", "HTTPS_PROXY", "HTTP_PROXY")
 # The reason of a failure by its error; the first that fits.
 REASONS: tuple[tuple[type[OutlierlensError], str], ...] = (
-    (Gated, "gated"),
+    (GatedModel, "gated"),
     (RemoteError, UNREACHABLE),
     (Offline, UNREACHABLE),
     (UnknownModel, "missing"),
@@ -101,7 +101,7 @@ class BuildCall:
     """Most bytes of one model."""
     max_total: Annotated[int | None, Flag(read="options:parse_bytes"), Ge(1)] = None
     """Start no further model once this many bytes were read."""
-    machines: Annotated[Machines, Flat("engine", "address", "workers", "cpus_per_worker")] = Machines()
+    machines: Annotated[Machines, Flat("ray", "workers", "cpus_per_worker")] = Machines()
 
     def __post_init__(self) -> None:
         check(self)
@@ -355,7 +355,7 @@ def run(session: "Session", call: BuildCall) -> None:
     elif call.query is not None:
         entries = listed(call.query, access.token, Rate(access.rate))
     engine = partial(in_threads, access=access)
-    if call.machines.engine == "ray":
+    if call.machines.ray is not None:
         engine = partial(on_ray, access=access, machines=call.machines)
     with session.resumable(folder), Store.open(folder) as store:
         built = build(

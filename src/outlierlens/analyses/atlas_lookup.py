@@ -30,7 +30,6 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-from annotated_types import Ge, Gt, Lt
 
 from outlierlens.analyses.atlas_rows import AtlasRow, read_rows, rows_of
 from outlierlens.checkpoints import open_checkpoint
@@ -44,25 +43,23 @@ from outlierlens.statistics.ranks import holm, middle_ranks
 from outlierlens.view.section import Change, P, few, number_of_layers, runs
 
 if TYPE_CHECKING:
-    from outlierlens.session import Session, Source
+    from outlierlens.session import ModelSource, Session
 
 ATLAS = PACKAGED / "atlas.parquet"
 COSTS = PACKAGED / "atlas-costs.json"
 EQUAL = 1e-3  # of values: what half precision leaves of equal ones
+LEVEL = 1e-6  # a parent is named where the p-value, corrected over all models compared, is at most this
+NEAREST = 5  # relatives that are shown
 LEAST_WIDTH = 32  # below it the normal distribution is no good guide
 
 
 @dataclass(frozen=True, kw_only=True)
 class LookupOptions:
-    """Where to look, and when a likeness counts."""
+    """Where to look."""
 
     atlas: Path | None = None
     """Rows of `atlas build`: its folder or a Parquet file. Default: the atlas that comes with the package."""
-    level: Annotated[float, Gt(0), Lt(1)] = 1e-6
-    """Name a parent where the p-value, corrected over all models compared, is at most this."""
-    nearest: Annotated[int, Ge(1)] = 5
-    """Show this many relatives."""
-    max_read: Annotated[int, Flag(read="options:parse_bytes", words="500MB")] = MAX_READ
+    max_read: Annotated[int, Flag(into="--model-args", read="options:parse_bytes")] = MAX_READ
     """Refuse a rule that has to read more than this."""
 
 
@@ -300,7 +297,7 @@ def _equal(one: AtlasRow, other: AtlasRow) -> bool:
 
 
 def lookup(
-    model: str, options: LookupOptions | None = None, *, source: "Source | None" = None, command: str = ""
+    model: str, options: LookupOptions | None = None, *, source: "ModelSource | None" = None, command: str = ""
 ) -> Lookup:
     """What an atlas knows of `model`: a name in it, else a sample, directory, file or hub id, whose norms are then read.
 
@@ -324,8 +321,8 @@ def lookup(
     streams, near = list[AtlasStream](), list[Relative]()
     for row in own:
         compared = relatives(row, (one for one in read_rows(where) if one.model != name))
-        likely = [one for one in compared if one.p_holm <= options.level]
-        near += [*likely, *(one for one in compared if one not in likely)][: options.nearest]
+        likely = [one for one in compared if one.p_holm <= LEVEL]
+        near += [*likely, *(one for one in compared if one not in likely)][:NEAREST]
         streams.append(
             AtlasStream(
                 stack=row.stack, site=row.site, norm=row.norm, norm_site=row.norm_site, layers=row.layers, width=row.width,
@@ -349,7 +346,7 @@ def lookup(
         costs=tuple(one for one in costs() if one.model in measured),
         streams=tuple(streams),
         family=own[0].family, origin=own[0].origin or "", licence=own[0].license or "", known=name is not None,
-        level=options.level, atlas=str(options.atlas or "the package's"), n_models=len(origins),
+        level=LEVEL, atlas=str(options.atlas or "the package's"), n_models=len(origins),
         bytes_read=own[0].bytes_read, bytes_total=own[0].bytes_total,
     )  # fmt: skip
 

@@ -28,7 +28,7 @@ import numpy as np
 import outlierlens.architectures as arch
 from outlierlens.checkpoints import Checkpoint
 from outlierlens.data.tables import parquet_of
-from outlierlens.detection.rules import Measured, Outlier, find
+from outlierlens.detection.rules import LastOperation, Outlier, find
 from outlierlens.detection.weights import ScanOptions, Site, check_size, measure, sites_of, strongest
 from outlierlens.errors import BadFile, BadInput, need, one_line
 from outlierlens.results.row_store import alone_in
@@ -145,7 +145,7 @@ def rows_of(checkpoint: Checkpoint, options: ScanOptions | None = None) -> tuple
     )
     rows = []
     for (site, values), norm in zip(measured, norms, strict=True):
-        outliers, _ = find(values, options.rule)
+        outliers = find(values, options.rule)
         layers, width = values.scale.shape
         scale, bias = (norm.scale, norm.bias) if norm else (None, None)
         rows.append(
@@ -182,7 +182,7 @@ def stored_as(checkpoint: Checkpoint, site: Site) -> str:
     return sizes.most_common(1)[0][0]
 
 
-def _reading(checkpoint: Checkpoint, site: Site, digest: Any) -> Measured | None:
+def _reading(checkpoint: Checkpoint, site: Site, digest: Any) -> LastOperation | None:
     """The vectors of the first norm that reads the stream; None where it has none that every layer has."""
     first = sites_of(site.stack, "reading")[:1]
     return measure(checkpoint, first[0], digest)[0] if first else None

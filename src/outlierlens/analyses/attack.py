@@ -39,7 +39,7 @@ from outlierlens.statistics.ranks import rank_p
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
 from outlierlens.view.pictures import Lines, Strips
-from outlierlens.view.section import Change, Count, Exact, P, Rows
+from outlierlens.view.section import Change, Count, ExactValue, P, Rows
 
 if TYPE_CHECKING:
     from outlierlens.session import Session
@@ -58,9 +58,9 @@ class AttackOptions:
     """zero, swap, sign-flip, exponent-flip, separated by commas; each is measured alone."""
     dims: DimsOrFind = FIND
     """The outlier dimensions: 100,247; find: what the weights name."""
-    n_search: Annotated[int, Flag("--search-texts"), Ge(1)] = 4
+    n_search: Annotated[int, Flag(hidden=True), Ge(1)] = 4
     """Texts that choose the edits; the others measure damage."""
-    bound: Annotated[float, Gt(0), Lt(float("inf"))] = 10.0
+    bound: Annotated[float, Flag(hidden=True), Gt(0), Lt(float("inf"))] = 10.0
     """Exponent flips stay below N times their tensor's largest value."""
     n_single: Annotated[int, Flag("--tries"), Ge(1)] = 12
     """Edits tried alone before they are joined."""
@@ -68,11 +68,11 @@ class AttackOptions:
     """Sets of edits tried at each budget."""
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 3
     """Random sets of edits, per kind."""
-    factor: Annotated[float, Gt(1)] = 2.0
+    factor: Annotated[float, Flag(hidden=True), Gt(1)] = 2.0
     """Find the fewest edits that multiply the loss by this factor."""
     row: Annotated[RowChoice, Flag(hidden=True)] = None
     """TOML file of the architecture, where the table has none."""
-    task: Annotated[TaskOptions, Flat("max_length", "batch_size")] = TaskOptions(max_length=32)
+    task: Annotated[TaskOptions, Flat("max_length")] = TaskOptions(max_length=32)
     """How texts become numbers; its seed is this one."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""
@@ -125,7 +125,7 @@ class EditDamage(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Edit(Row):
+class AttackEdit(Row):
     """One value that is changed."""
 
     kind: str
@@ -138,8 +138,8 @@ class Edit(Row):
     index: tuple[int, ...]
     dim: int | None
     """dimension"""
-    before: Annotated[float, Exact]
-    after: Annotated[float, Exact]
+    before: Annotated[float, ExactValue]
+    after: Annotated[float, ExactValue]
     bit: int | None
     """bit: of an exponent flip, 0 the lowest"""
     caught: bool | None
@@ -167,7 +167,7 @@ class Attack(Finding):
 
     points: tuple[EditDamage, ...]
     """Edits: Of values that a fingerprint holds; verify is asked of each edit alone."""
-    edits: tuple[Edit, ...]
+    edits: tuple[AttackEdit, ...]
     """(Edited values)"""
     budget: int
     factor: float
@@ -238,7 +238,7 @@ def attack(
     if len(texts) < options.n_search + 1:
         raise BadInput(
             f"{len(texts)} texts: {options.n_search} choose the edits and at least one more must judge them; "
-            "give more texts, or fewer with --search-texts"
+            "give more texts"
         )
     # Spread over the data, whose order may mean something.
     chosen = set(np.linspace(0, len(texts) - 1, options.n_search).round().astype(int).tolist())
@@ -309,7 +309,7 @@ class Watch:
 
 def _measured(
     study: Study, search: attack_edits.EditSearch, watch: Watch, kind: str
-) -> tuple[list[EditDamage], list[Edit]]:
+) -> tuple[list[EditDamage], list[AttackEdit]]:
     """What edits of a kind do at each budget, and what they are; the whole budget beside random edits, and verified."""
     options, values, budgets = search.options, watch.values, search.options.budgets
 
@@ -346,13 +346,13 @@ def _measured(
 
 def _edits(
     search: attack_edits.EditSearch, moves: Moves, budget: int, which: Sequence[int], caught: Sequence[bool | None]
-) -> Iterator[Edit]:
+) -> Iterator[AttackEdit]:
     values = search.values
     for number, (move, seen) in enumerate(zip(which, caught, strict=True)):
         for place, after in moves.places(move).items():
             tensor, dim, bit = values.names[values.tensor[place]], int(values.dim[place]), int(moves.bit[move])
             index = np.unravel_index(int(values.flat[place]), tuple(search.parameters[tensor].shape))
-            yield Edit(
+            yield AttackEdit(
                 kind=moves.kind, budget=budget, move=number, tensor=tensor, index=tuple(map(int, index)),
                 dim=None if dim < 0 else dim, before=float(values.before[place]), after=after,
                 bit=None if bit < 0 else bit, caught=seen,

@@ -23,7 +23,7 @@ from outlierlens.analyses.fingerprint_rounding import half_step
 from outlierlens.analyses.fingerprint_values import SensitiveValues
 from outlierlens.architectures import live_parameters
 from outlierlens.errors import BadInput
-from outlierlens.models.changes import Settable, frozen, temporary
+from outlierlens.models.changes import SettableParameters, frozen, temporary
 from outlierlens.models.load import LoadedModel
 from outlierlens.tasks.base import Task, weighted_mean
 
@@ -257,7 +257,7 @@ def edited_values(model: "torch.nn.Module", changes: Sequence[ValueChange]) -> I
     import torch
 
     with ExitStack() as undo:
-        settable = Settable(undo, model)
+        settable = SettableParameters(undo, model)
         for name in dict.fromkeys(change.tensor for change in changes):
             live, mine = settable.parameters[name], [change for change in changes if change.tensor == name]
             at = torch.tensor([change.flat for change in mine], device=live.device)

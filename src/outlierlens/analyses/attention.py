@@ -78,9 +78,9 @@ class AttentionOptions:
     """Which stream, where there are several: encoder, decoder."""
     mode: Annotated[Mode, Flag(read="ablation.mode_names:named_mode", words="weights")] = "weights"
     """How dimensions go off in all layers: weights, norms, zero, mean, scale or writes."""
-    factor: float = 0.5
+    factor: Annotated[float, Flag(into="--mode")] = 0.5
     """Factor of mode scale."""
-    embeddings: bool = False
+    embeddings: Annotated[bool, Flag(into="--mode")] = False
     """Mode writes: the embeddings' writes too."""
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 5
     """Random sets of the same size."""
@@ -90,9 +90,9 @@ class AttentionOptions:
     """Correlate as the released code: texts are padded to --max-length, padding tokens count as queries; 10 random controls."""
     max_length: Annotated[int, Ge(2)] = 128
     """Tokens of a text (or window) at most."""
-    batch_size: Annotated[int, Ge(1)] = 32
+    batch_size: Annotated[int, Flag(hidden=True), Ge(1)] = 32
     """Texts in one forward pass."""
-    n_bootstrap: Annotated[int, Flag("--bootstrap"), Ge(20)] = 200
+    n_bootstrap: Annotated[int, Flag(hidden=True), Ge(20)] = 200
     """Bootstrap draws of the texts."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""

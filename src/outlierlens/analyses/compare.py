@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 
 from outlierlens.analyses.compare_updates import UpdateCheck, UpdateOptions, update_check
-from outlierlens.analyses.compare_weights import Followed, Key, Shared, Sums, correlation, shift
+from outlierlens.analyses.compare_weights import ChangeSums, Followed, Key, SharedTensors, correlation, shift
 from outlierlens.analyses.fingerprint import FingerprintOptions, fingerprint
 from outlierlens.analyses.fingerprint_verify import Verification, verify
 from outlierlens.analyses.scan import Scan, scan_checkpoint
@@ -57,7 +57,7 @@ class CompareOptions:
     scan: Annotated[ScanOptions, ASKED] = ScanOptions()
     """The rule, and how models are opened; its `max_read` also limits what is read of a hub's model."""
     other_revision: str | None = None
-    """Hub revision of the other models; default: --revision."""
+    """Hub revision of the other models; default: that of --model-args."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -79,7 +79,7 @@ class CompareCall:
     """Updates of a federated round, one client each; exit code 3 if one falls on outlier entries beyond its share."""
     deep: bool = False
     """--values, --updates: read every tensor, not only vectors of the stream."""
-    alarm: Annotated[UpdateOptions, Flat("alpha", "n_draws", "seed")] = UpdateOptions()
+    alarm: Annotated[UpdateOptions, Flat("seed")] = UpdateOptions()
     """--updates: what flags a client."""
 
     def __post_init__(self) -> None:
@@ -241,7 +241,7 @@ class Comparison(Finding):
         )
         after = dict.fromkeys(one.model for one in self.streams)
         models = (base, *(self._made(name) for name in after if name != base.model))
-        protect = tuple(about(one, "prune protect", "--for", "torch-pruning") for one in models)
+        protect = tuple(about(one, "prune protect", "--export", "torch-pruning") for one in models)
         if fates["came"] or fates["went"]:
             yield Advice(
                 "transfer",
@@ -343,7 +343,7 @@ def run(session: "Session", call: CompareCall) -> "Comparison | Verification | U
         return verify(call.others[0], before, later, deep=call.deep, against=call.base)
     outcomes = [one for one in stored if isinstance(one, Outcomes)]
     if outcomes and scan.adapter is not None:
-        raise BadInput("--adapter belongs to a model; name the models in the runs")
+        raise BadInput("--model-args adapter belongs to a model; name the models in the runs")
     if len(outcomes) == len(names):
         return replace(outcomes[0], runs=tuple(run for one in outcomes for run in one.runs))
     if outcomes:
@@ -414,7 +414,7 @@ def _side(model: str | Scan, options: ScanOptions, files: ExitStack, command: st
     if isinstance(found, Scan):
         if options.adapter is not None:
             raise BadInput(
-                f"--adapter belongs to a model, and {found.provenance.model} is a scan; name the model itself"
+                f"--model-args adapter belongs to a model, and {found.provenance.model} is a scan; name the model itself"
             )
         return _Side(found, options)
     assert isinstance(model, str)
@@ -444,7 +444,9 @@ class _Pair:
                 f"z hardly agrees with the base ({', '.join(strangers)}): {self.model} was probably not fine-tuned from "
                 f"{before.name}"
             )
-        follow: dict[Followed, Sums] = {((one.stack, one.site), one.part, one.dim): Sums() for one in self.changes}
+        follow: dict[Followed, ChangeSums] = {
+            ((one.stack, one.site), one.part, one.dim): ChangeSums() for one in self.changes
+        }
         self.movement = tuple(self._movement(outliers, follow))
         self.changes = [
             replace(one, relative=sums.relative) for one, sums in zip(self.changes, follow.values(), strict=True)
@@ -491,19 +493,19 @@ class _Pair:
             moved_others=float(moved[:, others].mean()) if len(others) else 0.0,
         )  # fmt: skip
 
-    def _movement(self, outliers: Mapping[Key, set[int]], follow: Mapping[Followed, Sums]) -> Iterator[Movement]:
+    def _movement(self, outliers: Mapping[Key, set[int]], follow: Mapping[Followed, ChangeSums]) -> Iterator[Movement]:
         """How far each group of weights moved."""
         first, second = self.before.checkpoint, self.after.checkpoint
         if first is None or second is None:
             return
-        shared = Shared(first, second, self.before.bound, self.after.bound)
+        shared = SharedTensors(first, second, self.before.bound, self.after.bound)
         self.notes.append(f"{self.model}: {shared.said}")
         limit = self.options.scan.max_read
         large = [one for one in (first, second) if getattr(one, "requests", 0) and one.total_bytes > limit]
         if large:  # the hub's, and not cached here
             self.notes.append(
                 f"how far the weights moved is left out: it would fetch {large[0].total_bytes / 1e6:,.0f} MB of "
-                f"{large[0].name}; allow it with --max-read {large[0].total_bytes // 1_000_000 + 1}MB"
+                f"{large[0].name}; allow it with --model-args max-read={large[0].total_bytes // 1_000_000 + 1}MB"
             )
             return
         for group, sums in shared.moved(outliers, follow, self.options.scan.view).items():

@@ -47,9 +47,9 @@ class UpdateOptions:
     """The outlier dimensions: 100,247; find: what the weights name."""
     deep: bool = False
     """Read every tensor, not only norms and biases of the stream."""
-    alpha: Annotated[float, Gt(0), Lt(1)] = 0.01
+    alpha: Annotated[float, Flag(hidden=True), Gt(0), Lt(1)] = 0.01
     """Flag a client when its p-value is at most this, and its share at least ten times that of the parameters."""
-    n_draws: Annotated[int, Flag("--draws"), Ge(1)] = 1999
+    n_draws: Annotated[int, Flag(hidden=True), Ge(1)] = 1999
     """Random sets of dimensions."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""

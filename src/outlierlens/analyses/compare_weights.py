@@ -1,4 +1,4 @@
-"""How far each kind of weights moved between two open models: `Shared(first, second, …).moved(outliers, "last")`.
+"""How far each kind of weights moved between two open models: `SharedTensors(first, second, …).moved(outliers, "last")`.
 
 Tensors are matched by their names without the prefix of a head's model. Each is read once, in both models.
 """
@@ -25,7 +25,7 @@ Role = tuple[str, Param | None, Key]  # a group, the parameter that a rule looks
 
 
 @dataclass
-class Sums:
+class ChangeSums:
     """Of a group of weights: how many values, and the sums of squares of their change and of themselves before."""
 
     n: int = 0
@@ -46,7 +46,7 @@ class Sums:
             self.before += float(np.square(old).sum())
 
 
-class Shared:
+class SharedTensors:
     """The tensors of floats that two models have in common, by name and shape."""
 
     def __init__(
@@ -60,13 +60,15 @@ class Shared:
         alone = f"{len(ours) - len(both)} in the base alone, {len(theirs) - len(both)} in this one alone"
         self.said = f"{len(both)} tensors in both, {alone}"
 
-    def moved(self, outliers: Mapping[Key, set[int]], followed: Mapping[Followed, Sums], view: View) -> dict[str, Sums]:
+    def moved(
+        self, outliers: Mapping[Key, set[int]], followed: Mapping[Followed, ChangeSums], view: View
+    ) -> dict[str, ChangeSums]:
         """By group; outliers, by stream and site, stand apart from other dimensions of what the rule looks at.
 
         `followed` takes in what writes to single dimensions, by stream and site, part and dimension.
         """
         roles = _roles(self.stacks, view)
-        sums = {group: Sums() for group in GROUPS}
+        sums = {group: ChangeSums() for group in GROUPS}
         for ours, theirs in self.names:
             ((_, old),), ((_, new),) = self.first.read([ours]), self.second.read([theirs])
             group, param, key = roles.get(ours, ("matrices" if old.ndim > 1 else "other vectors", None, ("", "")))

@@ -186,8 +186,6 @@ class DefinitionOptions:
         dict[str, float], Flag("--threshold", read="analyses.definitions:parse_thresholds", repeats=True)
     ] = field(default_factory=dict)
     """Rule all: NAME=NUMBER in place of a published threshold. Repeatable; the table of rules has the names."""
-    prompt: str | None = None
-    """Rule all: text of the search for super weights. Default: the first text."""
     trial_texts: Annotated[int, Ge(0)] = 0
     """Rule all: test super weights on N texts: zero, restore, scale. 0 skips the test."""
     seed: Annotated[int, Ge(0)] = 0
@@ -233,7 +231,7 @@ class DefinitionOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found(Row):
+class DefinitionHits(Row):
     """What one definition finds under one condition."""
 
     definition: str
@@ -254,7 +252,7 @@ class Found(Row):
         """The dimensions; of neurons their numbers within a block."""
         return tuple(int(name.rpartition(":")[2]) for name in self.names)
 
-    def overlap(self, other: "Found", layer: str | None = None) -> float:
+    def overlap(self, other: "DefinitionHits", layer: str | None = None) -> float:
         """Jaccard index of two definitions, pooled or in one layer; NaN where one says nothing, or neither finds any."""
         a, b = ({*one.names} if layer is None else {*one.layers.get(layer, ())} for one in (self, other))
         return len(a & b) / len(a | b) if a | b and self.n is not None and other.n is not None else math.nan
@@ -319,7 +317,7 @@ class Definitions(Finding):
         Strips(rows="trials", x="change", y="label", where=lambda one: one.label != "intact", title="Super weights"),
     )
 
-    found: tuple[Found, ...]
+    found: tuple[DefinitionHits, ...]
     """Found: Columns of nulls: how many are found there; – where a definition does not apply."""
     overlaps: tuple[Overlap, ...]
     """Agreement"""
@@ -340,7 +338,7 @@ class Definitions(Finding):
         """Conditions that were measured, the model itself first."""
         return tuple(dict.fromkeys(one.condition for one in self.found))
 
-    def of(self, name: str, condition: str = MODEL) -> Found:
+    def of(self, name: str, condition: str = MODEL) -> DefinitionHits:
         """What a definition finds under a condition; raises BadInput with what there is."""
         pick(self.definitions, f"no definition {name!r}", name=name)
         mine = [one for one in self.found if one.definition == name]
@@ -473,7 +471,7 @@ class _Judge:
 
     def __init__(self, stack: BoundStack, options: DefinitionOptions, condition: str):
         self.stack, self.options, self.limits, self.condition = stack, options, options.limits, condition
-        self.found: dict[str, Found] = {}
+        self.found: dict[str, DefinitionHits] = {}
         self.numbers: list[LayerNumbers] = []
         self.weights: tuple[SuperWeight, ...] = ()
         self.stopped = ""
@@ -494,7 +492,7 @@ class _Judge:
         except BadInput as error:
             self.nothing(str(error), "super-weight")
             return
-        prompt, length = texts.texts[0] if self.options.prompt is None else self.options.prompt, self.options.max_length
+        prompt, length = texts.texts[0], self.options.max_length
         self.weights, self.stopped = super_weights(loaded, stream, prompt, self.limits, max_length=length)
         pairs: Pairs = {}
         for one in self.weights:
@@ -506,7 +504,7 @@ class _Judge:
         """These definitions say nothing here, and why."""
         for name in names:
             why_not = NOT_OF_NEURONS.get(name, why) if self.stack.reads else why
-            self.found[name] = Found(definition=name, condition=self.condition, n=None, why_not=why_not)
+            self.found[name] = DefinitionHits(definition=name, condition=self.condition, n=None, why_not=why_not)
 
     def keep(self, name: str, pairs: Pairs, dims: Iterable[int] | None = None, sign: int = -1) -> None:
         """What a definition finds, of the numbers of dimensions by layer; pooled are `dims`, all of them unless given."""
@@ -517,7 +515,7 @@ class _Judge:
         at = {one: sorted(pairs[one], key=lambda dim: (sign * pairs[one][dim], dim)) for one in order}
         pooled = {dim for some in at.values() for dim in some} if dims is None else dims
         names = neurons_of({int(layer): some for layer, some in at.items()}) if self.stack.reads else sorted(pooled)
-        self.found[name] = Found(
+        self.found[name] = DefinitionHits(
             definition=name, condition=self.condition, n=len(names), names=tuple(map(str, names)),
             layers={layer: tuple(some) for layer, some in at.items()},
             strength={layer: tuple(float(pairs[layer][dim]) for dim in some) for layer, some in at.items()},

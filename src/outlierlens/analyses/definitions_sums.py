@@ -25,8 +25,8 @@ from outlierlens.analyses.super_weights import tapped_mlps
 from outlierlens.architectures import BoundStack, LastLinear, live_parameters, mlp_axis, refuse_offloaded
 from outlierlens.checkpoints import Checkpoint
 from outlierlens.data.texts import Batch, Data
-from outlierlens.detection.activations import Observer, Stream, every_statistic, rule_inputs, taps
-from outlierlens.detection.rules import Measured, Outlier, Rule, activation_outliers, find
+from outlierlens.detection.activations import Observer, StreamTally, every_statistic, rule_inputs, taps
+from outlierlens.detection.rules import LastOperation, Outlier, Rule, activation_outliers, find
 from outlierlens.detection.running_statistics import LayerStats, Moments, rows_of
 from outlierlens.detection.weights import Site, measure, sites_of
 from outlierlens.errors import BadInput
@@ -98,10 +98,10 @@ def judged_weights(
 
 
 def _past(
-    measured: Measured, rule: Rule, layers: Sequence[int], what: str
+    measured: LastOperation, rule: Rule, layers: Sequence[int], what: str
 ) -> Iterator[tuple[Outlier, str, list[float]]]:
     """Each outlier in each layer where it passes, with its "z" or "rank" there, of scale and bias."""
-    for one in find(measured, rule)[0]:
+    for one in find(measured, rule):
         for place in sorted({*one.layers_scale, *one.layers_bias}):
             values = (getattr(one, f"{what}_{part}") for part in ("scale", "bias"))
             yield one, str(layers[place]), [some[place] for some in values if some]
@@ -281,7 +281,7 @@ class Basis:
     ):  # fmt: skip
         self.loaded, self.stack, self.observer, self.options, self.turn = loaded, stack, observer, options, turn
         self.device = observer.streams[stack.name].device
-        self.stats = Stream(stack, options.observing, self.device)
+        self.stats = StreamTally(stack, options.observing, self.device)
         self.sums: dict[int, LayerSums] = {}
         self.linears: dict[int, SequenceKurtosis] = {}
         self.norm, self.n_tokens, self.n_special = final_norm(loaded, stack), 0, 0

@@ -26,10 +26,10 @@ from outlierlens.models.folder import model_folder
 from outlierlens.models.hooks import layer_name
 from outlierlens.models.inputs import reader_digest
 from outlierlens.models.load import LoadedModel, LoadOptions, fingerprint, stream_width
-from outlierlens.results.row_store import Kept
+from outlierlens.results.row_store import UnitCache
 from outlierlens.results.safe_files import read_json
 from outlierlens.vectors.clip import Clipping, kept_clipping
-from outlierlens.vectors.fixes import FixSpec, Moments, make_fix, moments_of, raw_first
+from outlierlens.vectors.fixes import FixSpec, VectorMoments, make_fix, moments_of, raw_first
 from outlierlens.vectors.read import ReadOptions, Vectors, gather, text_stack, tokenise, wanted_layers
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class PairPass:
             rows.append(np.array(pairs, dtype=np.int64).reshape(-1, 2).T)
         return list(wanted), rows
 
-    def measured(self, kept: Kept) -> list[np.ndarray]:
+    def measured(self, kept: UnitCache) -> list[np.ndarray]:
         """Cosines [pair, layer, fix] of each set of pairs, those that are missing measured now."""
         if self.fits:
             self.n_dropped = kept("dropped", lambda: self.left[1])
@@ -177,7 +177,7 @@ class PairPass:
             for i in range(len(self.held))
         ]
 
-    def _read(self, missing: dict[tuple[str, FixSpec], str], kept: Kept) -> None:
+    def _read(self, missing: dict[tuple[str, FixSpec], str], kept: UnitCache) -> None:
         """Measure what is missing of {(layer, fix): name} in one pass, and keep it by name."""
         if not missing:
             return
@@ -218,7 +218,7 @@ class PairPass:
         return sentence_vectors(self.loaded, self.sentences, self.options.pooling, told)
 
     def _cosines(
-        self, spec: FixSpec, layer: str, moments: Moments | None, vectors: np.ndarray, indices: list[PairIndex]
+        self, spec: FixSpec, layer: str, moments: VectorMoments | None, vectors: np.ndarray, indices: list[PairIndex]
     ) -> dict[str, Any]:
         fix = make_fix(spec, self.width, moments=moments, dims=self.clipping.at(layer))
         cosines = [index.cosines(vectors, fix).tolist() for index in indices]

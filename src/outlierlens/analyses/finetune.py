@@ -65,9 +65,9 @@ class FinetuneSettings:
     """Learning rate at its peak; from there it falls linearly to 0."""
     batch: Annotated[int, Flag("--batch-size"), Ge(1)] = 32
     """Examples of a step."""
-    weight_decay: Annotated[float, Ge(0), Lt(1)] = 0.01
+    weight_decay: Annotated[float, Flag(hidden=True), Ge(0), Lt(1)] = 0.01
     """Weight decay of AdamW; norms and biases have none."""
-    warmup: Annotated[float, Ge(0), Lt(1)] = 0.0
+    warmup: Annotated[float, Flag(hidden=True), Ge(0), Lt(1)] = 0.0
     """Share of the steps in which the rate rises."""
     max_length: Annotated[int, Ge(2)] = LABELLED_TOKENS
     """Tokens of an example at most."""
@@ -77,14 +77,14 @@ class FinetuneSettings:
     """Precision of training: float32 or bfloat16; weights stay float32."""
     seed: int = 42
     """Seed of the head's first weights, of the order of examples and of dropout."""
-    save_steps: Annotated[int | None, Ge(1)] = None
+    save_steps: Annotated[int | None, Flag(hidden=True), Ge(1)] = None
     """Steps between checkpoints. Default: an epoch."""
-    off: Annotated[tuple[int, ...], Flag(read="analyses.finetune:off_dims")] = ()
+    off: Annotated[tuple[int, ...], Flag("--dims", read="analyses.finetune:off_dims")] = ()
     """Dimensions set to zero in all layers before training: 308,381."""
     hold: bool = False
-    """Keep those of --off at zero throughout."""
+    """Keep those of --dims at zero throughout."""
     stack: str | None = None
-    """Stream that --off is of, where a model has several."""
+    """Stream that --dims is of, where a model has several."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -100,8 +100,8 @@ class FinetuneSettings:
 
 
 def off_dims(text: str) -> tuple[int, ...]:
-    """ "308,381" -> (308, 381), of --off."""
-    return plain_dims(text, "--off", "dimensions are switched off in all layers here: write 308,381")
+    """ "308,381" -> (308, 381), of --dims."""
+    return plain_dims(text, "--dims", "dimensions are switched off in all layers here: write 308,381")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ class Finetuning:
     report_to: Annotated[tuple[str, ...], Flag(read="options:parse_names")] = ()
     """Where the Trainer logs too: tensorboard, wandb, mlflow, trackio; comma-separated."""
     recover: bool = False
-    """Ask whether a fine-tuned model recovers: --off (default: what scan finds) off, then fine-tuned again, free and held at
+    """Ask whether a fine-tuned model recovers: --dims (default: what scan finds) off, then fine-tuned again, free and held at
     zero, beside random dimensions and nothing off."""
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 1
     """With --recover: random sets of the same size, treated alike."""
@@ -195,7 +195,7 @@ class SeedRun(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FineTuned(Finding):
+class FineTunedModel(Finding):
     """A model fine-tuned on a task, one run per seed.
 
     Attributes:
@@ -236,7 +236,7 @@ class FineTuned(Finding):
             yield f"Dimensions {listed(off)} were set to zero before training, {held}."
 
 
-def card(tuned: FineTuned, run: SeedRun) -> str:
+def card(tuned: FineTunedModel, run: SeedRun) -> str:
     """The model card: Markdown under the metadata that the hub reads."""
     best = run.best
     scores = ", ".join(f"{markdown(name)} {value:.4f}" for name, value in best.scores.items())
@@ -272,7 +272,7 @@ Made again by:
 """
 
 
-def _metadata(tuned: FineTuned, run: SeedRun) -> str:
+def _metadata(tuned: FineTunedModel, run: SeedRun) -> str:
     hub = need("huggingface_hub", "models", "a model card")
     kind = "token-classification" if tuned.about.metric.startswith("token") else "text-classification"
     task = one_line(tuned.about.task)
@@ -433,7 +433,7 @@ def finetune(
     *,
     seeds: Sequence[int] = (42,),
     options: FinetuneOptions | None = None,
-) -> FineTuned:
+) -> FineTunedModel:
     """Fine-tune `model` on `train` once a seed, keep each run's best epoch on `dev`, and write the run folder.
 
     Raises:
@@ -463,7 +463,7 @@ def finetune(
         for seed in seeds:  # of a finished one, too, that was killed at this very place
             for path in seed_folder(folder, seed).glob("checkpoint-*"):
                 shutil.rmtree(path)
-        result = FineTuned(
+        result = FineTunedModel(
             provenance=Provenance.now(model, runs[0].base_fingerprint, command=options.command, seed=seeds[0]),
             about=About(
                 data=dev.source, data_digest=dev.digest, inputs="examples", task=dev.task.name, metric=dev.task.metric,

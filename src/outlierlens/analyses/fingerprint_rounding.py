@@ -34,7 +34,7 @@ NARROW = ("bfloat16", "float16", "float32")
 
 
 @dataclass(frozen=True)
-class Side:
+class RoundingSide:
     """Values [row, column] of one copy: `dtype` is the file's word, `offset` what the file adds before it rounds."""
 
     values: np.ndarray
@@ -73,7 +73,7 @@ def half_step(values: np.ndarray, name: str) -> np.ndarray:
     return np.asarray(np.ldexp(0.5, exponent - bits))
 
 
-def differ(before: Side, after: Side) -> Difference:
+def differ(before: RoundingSide, after: RoundingSide) -> Difference:
     """Which values of `after` cannot be those of `before`, stored in their number formats."""
     old, new = WORDS.get(before.dtype), WORDS.get(after.dtype)
     if old and new:
@@ -84,7 +84,7 @@ def differ(before: Side, after: Side) -> Difference:
     return _quantized(before, after)
 
 
-def _plain(before: Side, after: Side, old: str, new: str) -> Difference:
+def _plain(before: RoundingSide, after: RoundingSide, old: str, new: str) -> Difference:
     """Plain formats; `after` may also hold values of a narrower format in a wider one (rounded, stored wide)."""
     best = _meet(before, after, old, new)
     for name in ("bfloat16", "float16"):
@@ -93,7 +93,7 @@ def _plain(before: Side, after: Side, old: str, new: str) -> Difference:
     return best
 
 
-def _meet(before: Side, after: Side, old: str, new: str) -> Difference:
+def _meet(before: RoundingSide, after: RoundingSide, old: str, new: str) -> Difference:
     """Values agree that lie no further apart than what either format rounds off."""
     same = _equal(before.values, after.values)
     with np.errstate(invalid="ignore"):
@@ -109,7 +109,7 @@ def _contains(wide: str, name: str) -> bool:
     return bits >= fewer and smallest <= larger
 
 
-def _reach(side: Side, name: str, *, exact: bool, offset: float) -> np.ndarray:
+def _reach(side: RoundingSide, name: str, *, exact: bool, offset: float) -> np.ndarray:
     values = np.asarray(side.values, dtype=np.float64)
     reach = np.zeros(values.shape) if exact else half_step(values, name)
     if side.offset != offset and side.offset:
@@ -118,7 +118,7 @@ def _reach(side: Side, name: str, *, exact: bool, offset: float) -> np.ndarray:
     return reach
 
 
-def _quantized(before: Side, after: Side) -> Difference:
+def _quantized(before: RoundingSide, after: RoundingSide) -> Difference:
     """Quantized against plain (or other) values: comparable where one was made from the other's dequantized values."""
     plain = _meet(before, after, *(WORDS.get(side.dtype, "float32") for side in (before, after)))
     # Such a copy agrees everywhere else: one that agrees nowhere was quantized on the way.

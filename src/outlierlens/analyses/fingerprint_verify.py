@@ -28,7 +28,7 @@ from outlierlens.analyses.fingerprint import (
     offset_of,
     width_of,
 )
-from outlierlens.analyses.fingerprint_rounding import WORDS, Side, TensorHash, differ, relation
+from outlierlens.analyses.fingerprint_rounding import WORDS, RoundingSide, TensorHash, differ, relation
 from outlierlens.analyses.fingerprint_values import (
     DEEP_ROLES,
     SensitiveValues,
@@ -43,7 +43,7 @@ from outlierlens.errors import BadInput
 from outlierlens.results.document import Provenance
 from outlierlens.results.finding import Finding
 from outlierlens.results.rows import Quiet
-from outlierlens.view.section import Count, Exact, Rows
+from outlierlens.view.section import Count, ExactValue, Rows
 
 if TYPE_CHECKING:
     from outlierlens.session import Session
@@ -76,9 +76,9 @@ class ValueDifference(TensorRole):
     """index: place in the tensor"""
     dim: int | None
     """dimension: of the stream, that it acts on; none for norms of something else"""
-    before: Annotated[float, Exact]
+    before: Annotated[float, ExactValue]
     """before: the recorded value"""
-    after: Annotated[float, Exact]
+    after: Annotated[float, ExactValue]
     dangerous: bool
     """dangerous: an outlier entry, which acts on an outlier dimension"""
 
@@ -322,7 +322,7 @@ class _Check:
             after = values.astype(np.float64)
             change = np.abs(after - before)
         offset = offset_of(entry, self.checkpoint, self.bound)
-        moved, kind = differ(Side(before, record.dtype, record.offset), Side(after, dtype, offset))
+        moved, kind = differ(RoundingSide(before, record.dtype, record.offset), RoundingSide(after, dtype, offset))
         danger, change = entry.dangerous(), np.nan_to_num(change, nan=np.inf)
         coarse = [word for word in dict.fromkeys((record.dtype, dtype)) if word not in WORDS]
         self.add(

@@ -80,11 +80,11 @@ class FrequencyOptions:
 
     dims: DimsOrFind = FIND
     """Compare these with all others: 308,381; find: what the weights name."""
-    n_bootstrap: Annotated[int, Flag("--bootstrap"), Ge(FEWEST_DRAWS)] = 200
+    n_bootstrap: Annotated[int, Flag(hidden=True), Ge(FEWEST_DRAWS)] = 200
     """Bootstrap draws of the texts."""
-    n_sample: Annotated[int, Flag("--sample"), Ge(FEWEST)] = 2048
+    n_sample: Annotated[int, Flag(hidden=True), Ge(FEWEST)] = 2048
     """Tokens of the rank correlations."""
-    n_types: Annotated[int, Flag("--types"), Ge(FEWEST)] = 4000
+    n_types: Annotated[int, Flag(hidden=True), Ge(FEWEST)] = 4000
     """Types (vocabulary entries) of correlations over types."""
     paper_compat: bool = False
     """Counts, texts and special tokens as in the released code of Puccetti et al.: texts of more than 70 characters, 128
@@ -396,7 +396,7 @@ def frequency(
         raise BadInput(
             f"{len(layers):,} layers of {width:,} dimensions need {whole:.2g} GB for {options.n_bootstrap:,} draws of texts, "
             f"{options.n_sample:,} tokens and {options.n_types:,} types, and {options.read.cache_gb:.2g} are allowed; "
-            f"raise --cache-gb, name fewer layers (--layers), or ask for fewer of these (--bootstrap, --sample, --types)"
+            f"raise cache_gb, name fewer layers (--layers), or ask for fewer of these (n_bootstrap, n_sample, n_types)"
         )
     if options.paper_compat:
         notes.append(

@@ -91,7 +91,7 @@ def regressors(count: "Tensor", position: "Tensor", ordinary: "Tensor", special:
 
 
 @dataclass(frozen=True)
-class Moments:
+class FrequencyMoments:
     """Sums over the tokens of one view in one layer, float64.
 
     Attributes:
@@ -163,13 +163,13 @@ class FrequencySums:
             raise BadInput(f"a state of layer number {layer} that was read is NaN or infinite; {USE_FLOAT32}")
         self._sums[layer].addmm_(weights, found.flatten(1))
 
-    def of(self, layer: int, view: str) -> Moments:
+    def of(self, layer: int, view: str) -> FrequencyMoments:
         """Sums of a layer over the tokens of view "without_special" or "all"."""
         n, groups = len(BASE), slice(0, 1 if view == "without_special" else 2)
         own = self._own.view(self.n_draws, 2, n, n)[:, groups].sum(1).cpu().numpy()
         sums = self._sums[layer].view(self.n_draws, 2, ROWS, self.width)[:, groups].sum(1).cpu().numpy()
         signed = self._signed[layer].view(2, n, self.width)[groups].sum(0).cpu().numpy()
-        return Moments(own, sums[:, :n], sums[:, n], signed)
+        return FrequencyMoments(own, sums[:, :n], sums[:, n], signed)
 
 
 class TokenSample:
@@ -405,7 +405,7 @@ def _from(
 # --- correlations ----------------------------------------------------------------------------------------------------
 
 
-def pearson(moments: Moments, which: str) -> np.ndarray:
+def pearson(moments: FrequencyMoments, which: str) -> np.ndarray:
     """Correlation of |h| with the "raw" or "log" count or the "position" [draw, dim]."""
     place = BASE.index(which)
     own = moments.own
@@ -417,7 +417,7 @@ def pearson(moments: Moments, which: str) -> np.ndarray:
         return _ratio(covariance, square, mean_x, _variance(own[:, place, place] / n, mean_y)[:, None])
 
 
-def pearson_signed(moments: Moments) -> np.ndarray:
+def pearson_signed(moments: FrequencyMoments) -> np.ndarray:
     """Correlation of h itself with the log count [dim], without draws."""
     place = BASE.index("log")
     own = moments.own[0]
@@ -428,7 +428,7 @@ def pearson_signed(moments: Moments) -> np.ndarray:
         return _ratio(covariance, moments.square[0] / n, mean_x, _variance(own[place, place] / n, mean_y))
 
 
-def partial(moments: Moments, log: np.ndarray | None = None) -> np.ndarray:
+def partial(moments: FrequencyMoments, log: np.ndarray | None = None) -> np.ndarray:
     """Correlation of |h| with the log count given the position in the text, both taken linearly [draw, dim].
 
     `log` is `pearson(moments, "log")` where it is there. Where all tokens stand at one position it is `log` itself.

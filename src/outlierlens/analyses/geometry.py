@@ -74,17 +74,17 @@ class GeometryOptions:
     """How much is drawn."""
     dims: DimsOrFind = FIND
     """308,381: say their share of the cosine too; with --bands: clip these and switch them off. find: what the weights name."""
-    n_bootstrap: Annotated[int, Flag("--bootstrap"), Ge(20)] = 500
+    n_bootstrap: Annotated[int, Flag(hidden=True), Ge(20)] = 500
     """Bootstrap draws of the sentences."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""
-    n_bands: Annotated[int, Ge(2)] = 5
+    n_bands: Annotated[int, Flag(hidden=True), Ge(2)] = 5
     """With --bands: number of bands of frequency, with as many occurrences each."""
-    tokens_per_band: Annotated[int, Ge(LEAST)] = 1000
+    tokens_per_band: Annotated[int, Flag(hidden=True), Ge(LEAST)] = 1000
     """With --bands: at most N tokens from each band, one per text."""
     mode: Literal["weights", "norms", "zero", "mean", "writes", "none"] = "weights"
     """With --bands: how dimensions go off in all blocks, in a second pass; none: leave that out."""
-    embeddings: bool = False
+    embeddings: Annotated[bool, Flag(into="--mode")] = False
     """Mode writes: the embeddings' writes too."""
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 19
     """With --bands: random sets of the same size to clip."""
@@ -552,7 +552,7 @@ def run(session: "Session", call: GeometryCall) -> Geometry | FrequencyBands:
     mine = (one for one in options_of(GeometryCall) if one.name in names)
     idle = [one.spelt for one in mine if attrgetter(".".join(one.path))(call) != one.default]
     if idle or (call.bands is not None and fitting != Fitting()):
-        raise BadInput(f"{idle[0] if idle else '--fixes, as --clip, --fit-data and --fit-limit,'} {told}; leave it out")
+        raise BadInput(f"{idle[0] if idle else '--fixes, as --clip and --fit-data,'} {told}; leave it out")
     options = replace(call.options, drawing=replace(call.options.drawing, special=reads.special))
     if call.bands is not None:
         texts, _ = session.texts()

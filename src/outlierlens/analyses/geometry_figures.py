@@ -32,7 +32,7 @@ from outlierlens.vectors.cosines import (
     unit,
 )
 from outlierlens.vectors.fixes import Fix
-from outlierlens.vectors.spans import Sample
+from outlierlens.vectors.spans import SpanSample
 
 RANDOM = "random"  # sets of dimensions, whose draws are not needed
 PAIRS = 20_000  # of informativity
@@ -115,7 +115,7 @@ class LayerMeasure:
         n_bootstrap, seed: of intervals and of the pairs of informativity.
     """
 
-    def __init__(self, sample: Sample, *, n_bootstrap: int = 500, seed: int = 0):
+    def __init__(self, sample: SpanSample, *, n_bootstrap: int = 500, seed: int = 0):
         self.sample = sample
         weights = multinomial_weights(len(sample.texts), n_bootstrap, seed)
         self.of_tokens = weights[:, sample.sentence[sample.pairs]]

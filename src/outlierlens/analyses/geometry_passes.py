@@ -28,9 +28,9 @@ from outlierlens.models.hooks import EMBEDDINGS, layer_name
 from outlierlens.models.inputs import reader_digest, token_limit
 from outlierlens.models.load import LoadedModel, fingerprint, stream_width
 from outlierlens.results.finding import About
-from outlierlens.results.row_store import Kept
+from outlierlens.results.row_store import UnitCache
 from outlierlens.vectors.clip import Clipping, kept_clipping
-from outlierlens.vectors.fixes import ENOUGH, USUAL, Fix, FixSpec, Moments, make_fix, parse_fixes
+from outlierlens.vectors.fixes import ENOUGH, USUAL, Fix, FixSpec, VectorMoments, make_fix, parse_fixes
 from outlierlens.vectors.read import (
     ReadOptions,
     Spans,
@@ -42,7 +42,7 @@ from outlierlens.vectors.read import (
     tokenise,
     wanted_layers,
 )
-from outlierlens.vectors.spans import Drawing, Sample, draw, kept_tokens
+from outlierlens.vectors.spans import Drawing, SpanSample, draw, kept_tokens
 
 if TYPE_CHECKING:
     from outlierlens.analyses.geometry import GeometryOptions
@@ -95,7 +95,7 @@ class LayerPass(ABC):
         special = options.drawing.special
         return {"provenance": provenance, "about": about, "final_norm": self.final_norm, "special": special}
 
-    def read(self, fixes: Mapping[tuple[str, str], Callable[[], Fix]], kept: Kept, label: str = "reading") -> None:
+    def read(self, fixes: Mapping[tuple[str, str], Callable[[], Fix]], kept: UnitCache, label: str = "reading") -> None:
         """Measure what is missing of {(layer, name): what makes a fix} in one pass, and keep it by layer and name."""
         missing = {key: make for key, make in fixes.items() if " ".join(key) not in kept.done}
         layers, tell = {layer for layer, _ in missing}, self.options.read.progress
@@ -133,7 +133,7 @@ class Space(LayerPass):
         self.clipping = Clipping("none", {}, "no fix clips")
 
     @cached_property
-    def sample(self) -> Sample:
+    def sample(self) -> SpanSample:
         """What is measured."""
         return draw(self.tokens, self.options.drawing, self.options.seed)
 
@@ -168,13 +168,13 @@ class Space(LayerPass):
         return shuffled.some(range(min(int(np.searchsorted(counts, FIT_TOKENS * self.width)) + 1, len(order))))
 
     @cached_property
-    def moments(self) -> dict[str, Moments]:
+    def moments(self) -> dict[str, VectorMoments]:
         """Of them, by layer."""
         read = self.options.read.told("reading the fit text")
         check_matrices(len(self.places), self.width, read.cache_gb, what="covariances of all layers")
         return token_moments(self.loaded, self.to_fit, self.options.drawing, read)
 
-    def measured(self, kept: Kept) -> dict[tuple[str, FixSpec], dict[str, Any]]:
+    def measured(self, kept: UnitCache) -> dict[tuple[str, FixSpec], dict[str, Any]]:
         """Figures of each layer after each fix, those that are missing measured now."""
         self.drawn, fixes = kept("drawn", self._drawn), self.options.fixes
         if (
@@ -213,13 +213,13 @@ class Space(LayerPass):
 
 def token_moments(
     loaded: LoadedModel, tokens: Tokens, drawing: Drawing, read: ReadOptions | None = None
-) -> dict[str, Moments]:
+) -> dict[str, VectorMoments]:
     """Moments of the token vectors of every layer, from one pass; the same tokens count as are drawn when measuring.
 
     Raises:
         BadInput: a state that is not finite.
     """
-    found: dict[str, Moments] = {}
+    found: dict[str, VectorMoments] = {}
     kept = [kept_tokens(tokens, text, drawing) for text in range(len(tokens.texts))]
     for batch in token_batches(loaded, tokens, read):
         rows = np.repeat(np.arange(len(batch.texts)), [len(kept[text]) for text in batch.texts])
@@ -227,7 +227,7 @@ def token_moments(
         there = places < batch.valid.shape[1]  # the decoder's side of an encoder-decoder ends one token earlier
         for layer, states in zip(batch.layers, batch.states, strict=True):
             chosen = states[rows[there], places[there]].float().cpu().numpy()
-            found.setdefault(layer, Moments(chosen.shape[1])).add(chosen)
+            found.setdefault(layer, VectorMoments(chosen.shape[1])).add(chosen)
     return found
 
 
@@ -259,7 +259,7 @@ class Bands(LayerPass):
         measure = BandMeasure(one.text, one.band, one.id, one.count, n_bootstrap=options.n_bootstrap, seed=options.seed)
         return self.tokens.single(one.text, one.place), measure
 
-    def measured(self, kept: Kept) -> dict[str, dict[str, Replicates]]:
+    def measured(self, kept: UnitCache) -> dict[str, dict[str, Replicates]]:
         """{"raw", "clip", "off": {layer: replicates}}, what is missing measured now; likewise `random` by set."""
         options = self.options
         self.drawn = kept("drawn", lambda: self.sample.said)
@@ -284,7 +284,7 @@ class Bands(LayerPass):
         clip = partial(make_fix, FixSpec("clip"), self.width)
         return {(layer, name): partial(clip, dims=one) for layer in self.places for name, one in dims.items()}
 
-    def _replicates(self, kept: Kept, state: str) -> dict[str, Replicates]:
+    def _replicates(self, kept: UnitCache, state: str) -> dict[str, Replicates]:
         """By layer; of "blocks" the means over blocks: texts are drawn together, so the intervals are those of the means."""
         every = {layer: kept.done[f"{layer} {state}"] for layer in self.places}
         found = {layer: {name: np.array(values) for name, values in one.items()} for layer, one in every.items()}

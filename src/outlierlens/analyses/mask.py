@@ -26,7 +26,7 @@ from outlierlens.data.texts import Data
 from outlierlens.data.token_texts import token_words
 from outlierlens.errors import USE_FLOAT32, BadInput, comment, literal, need
 from outlierlens.models.load import LoadedModel
-from outlierlens.options import Flag, check
+from outlierlens.options import Flag, check, written_for
 from outlierlens.results.document import load
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.rows import Row
@@ -40,6 +40,7 @@ from outlierlens.view.section import Count, FineShare, Rows, Share, number, perc
 if TYPE_CHECKING:
     from torch import Tensor
 
+DIM_FACTOR = 5.0  # a dimension stands out where its root mean square is more than this many times the median one's
 SINK_FACTOR = 10.0  # a token is a sink where its hidden state is longer than this times the median token's
 FEWEST_TEXTS, FEWEST_TOKENS = 4, 2  # of a split; of a position or type before it is masked
 SHOWN = 12  # dimensions that stand out, and token types in a sentence, at most
@@ -56,15 +57,13 @@ class MaskOptions:
     """The block whose output is masked. Default: the middle one."""
     factor: Annotated[float, Gt(1)] = SINK_FACTOR
     """A token is a sink where its hidden state is longer than this many times that of the median token."""
-    dim_factor: Annotated[float, Gt(1)] = 5.0
-    """A dimension stands out where its root mean square is more than this many times that of the median dimension."""
-    share: Annotated[float, Gt(0), Le(1)] = 0.5
+    share: Annotated[float, Flag(hidden=True), Gt(0), Le(1)] = 0.5
     """Mask a position or a token type where at least this share of its tokens are sinks."""
     stack: str | None = None
     """Which stream, where there are several: encoder, decoder."""
     max_length: Annotated[int, Ge(2)] = 128
     """Tokens of a text at most, or fewer where the model has no more positions."""
-    batch_size: Annotated[int, Ge(1)] = 32
+    batch_size: Annotated[int, Flag(hidden=True), Ge(1)] = 32
     """Texts of a forward pass."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of the split into texts that make the mask and texts that judge it."""
@@ -77,15 +76,22 @@ class MaskOptions:
 class MaskCall(MaskOptions):
     """What counts as a sink, and for whom the mask is written."""
 
-    tool: Annotated[Tool | None, Flag("--for")] = None
-    """Write the mask for this tool too, to the file of --to."""
-    to: Path | None = None
-    """With --for: the file to write."""
+    export: Annotated[tuple[str, str] | None, Flag(read="options:parse_export")] = None
+    """TOOL:FILE: write the mask for this tool too: saelens, dictionary-learning, heretic, steering."""
+
+    @property
+    def tool(self) -> Tool | None:
+        """For whom the mask is written."""
+        return None if self.export is None else written_for(self.export, get_args(Tool))
+
+    @property
+    def to(self) -> Path | None:
+        """The file to write for that tool."""
+        return None if self.export is None else Path(self.export[1])
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.tool is None) != (self.to is None):
-            raise BadInput("--for TOOL and --to FILE go together; give both, or neither")
+        _ = self.tool  # a tool that does not exist is refused before any work
 
 
 # --- what is found -----------------------------------------------------------------------------------------------
@@ -112,7 +118,7 @@ class LayerSinks(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StandsOut(Row):
+class MaskOutlier(Row):
     """A dimension that stands out in the masked block."""
 
     dim: int
@@ -128,7 +134,7 @@ class StandsOut(Row):
 
 
 @dataclass(frozen=True)
-class Judged:
+class MaskValidation:
     """What the rule does on texts that did not make it.
 
     Attributes:
@@ -167,7 +173,7 @@ class Mask(Finding):
         Lines(rows="blocks", x="layer", y="gamma_kept", title="Without sinks"),
     )
 
-    dimensions: tuple[StandsOut, ...]
+    dimensions: tuple[MaskOutlier, ...]
     """Dimensions that stand out"""
     blocks: tuple[LayerSinks, ...]
     """Sinks by block"""
@@ -180,7 +186,7 @@ class Mask(Finding):
     places: tuple[str, ...] = ()
     token_ids: tuple[int, ...]
     words: tuple[str, ...]
-    judged: Judged
+    judged: MaskValidation
     centre: Annotated[np.ndarray, "dim"]
     scale: Annotated[np.ndarray, "dim"]
 
@@ -228,7 +234,7 @@ class Mask(Finding):
 # --- how it is measured ------------------------------------------------------------------------------------------
 
 
-class _Seen(NamedTuple):
+class _TokenNorms(NamedTuple):
     """Tokens in a row: norms [token, layer], and the type, position and text of each [token]."""
 
     norms: np.ndarray
@@ -273,7 +279,7 @@ def mask(
     ids = _mostly(seen.ids[rest], sinks[rest], options.share)
     others = _seen(loaded, held, ReadOptions(batch_size=size, stack=stack.name, layers=(layer,)))
     centre, scale = (one[layer].astype(np.float32) for one in _moments(sums[1]))
-    dimensions = _standing_out(sums[:, :, layer], options.dim_factor)
+    dimensions = _standing_out(sums[:, :, layer], DIM_FACTOR)
     return Mask(
         provenance=loaded.provenance(seed=options.seed),
         about=About(
@@ -282,7 +288,7 @@ def mask(
             dims=tuple(str(dim) for dim in sorted(one.dim for one in dimensions if one.every_token)),
         ),
         dimensions=dimensions, blocks=tuple(_blocks(seen, sums, thresholds)),
-        layer=layer, factor=options.factor, dim_factor=options.dim_factor, share=options.share, threshold=threshold,
+        layer=layer, factor=options.factor, dim_factor=DIM_FACTOR, share=options.share, threshold=threshold,
         positions=positions, places=tokens.reading.places(positions) if tokens.reading else (),
         token_ids=ids, words=token_words(loaded.tokenizer, ids),
         judged=_judged(others, len(held.texts), threshold, np.isin(others.position, positions) | np.isin(others.ids, ids)),
@@ -303,11 +309,11 @@ def _states(loaded: LoadedModel, tokens: Tokens, read: ReadOptions) -> "Iterator
         yield states, batch.ids[valid], (valid.long().cumsum(1) - 1)[valid], text[valid]
 
 
-def _seen(loaded: LoadedModel, tokens: Tokens, read: ReadOptions) -> _Seen:
+def _seen(loaded: LoadedModel, tokens: Tokens, read: ReadOptions) -> _TokenNorms:
     parts = [
         (states.norm(dim=-1).T.cpu(), *(one.cpu() for one in rest)) for states, *rest in _states(loaded, tokens, read)
     ]
-    return _Seen(*(np.concatenate([np.asarray(one) for one in column]) for column in zip(*parts, strict=True)))
+    return _TokenNorms(*(np.concatenate([np.asarray(one) for one in column]) for column in zip(*parts, strict=True)))
 
 
 def _sums(loaded: LoadedModel, tokens: Tokens, read: ReadOptions, thresholds: np.ndarray) -> np.ndarray:
@@ -337,11 +343,11 @@ def _mostly(names: np.ndarray, sinks: np.ndarray, share: float) -> tuple[int, ..
     return tuple(sorted(one for one, k in n_sinks.items() if k >= max(FEWEST_TOKENS, share * n[one])))
 
 
-def _judged(seen: _Seen, n_texts: int, threshold: float, out: np.ndarray) -> Judged:
+def _judged(seen: _TokenNorms, n_texts: int, threshold: float, out: np.ndarray) -> MaskValidation:
     """What is left `out` [token] of texts that did not make the mask, against the threshold."""
     sinks = seen.norms[:, 0] > threshold
     with_sinks, missed = set(seen.text[sinks].tolist()), set(seen.text[sinks & ~out].tolist())
-    return Judged(
+    return MaskValidation(
         n_texts=n_texts, n_tokens=len(sinks), n_sinks=int(sinks.sum()),
         recall=float(out[sinks].mean()) if sinks.any() else math.nan,
         false_share=float(out[~sinks].mean()) if not sinks.all() else math.nan,
@@ -350,14 +356,14 @@ def _judged(seen: _Seen, n_texts: int, threshold: float, out: np.ndarray) -> Jud
     )  # fmt: skip
 
 
-def _standing_out(sums: np.ndarray, factor: float) -> tuple[StandsOut, ...]:
+def _standing_out(sums: np.ndarray, factor: float) -> tuple[MaskOutlier, ...]:
     """Of sums [2, 3, dim]: the largest first."""
     sizes = np.sqrt(sums[:, 2] / np.maximum(sums[:, 0], 1.0))
     times, kept = (one / max(float(np.median(one)), 1e-30) for one in sizes)
     held = np.maximum(0.0, 1 - sums[1, 2] / np.maximum(sums[0, 2], 1e-300))
     order = np.argsort(-np.maximum(times, kept), kind="stable").tolist()
     return tuple(
-        StandsOut(
+        MaskOutlier(
             dim=dim, times=float(times[dim]), times_kept=float(kept[dim]), sink_share=float(held[dim]),
             every_token=bool(kept[dim] > factor),
         )
@@ -365,7 +371,7 @@ def _standing_out(sums: np.ndarray, factor: float) -> tuple[StandsOut, ...]:
     )  # fmt: skip
 
 
-def _blocks(seen: _Seen, sums: np.ndarray, thresholds: np.ndarray) -> Iterator[LayerSinks]:
+def _blocks(seen: _TokenNorms, sums: np.ndarray, thresholds: np.ndarray) -> Iterator[LayerSinks]:
     lengths = [[np.linalg.norm(one, axis=-1) for one in _moments(some)] for some in sums]  # of mean and spread [layer]
     for layer, threshold in enumerate(thresholds.tolist()):
         norms = seen.norms[:, layer]
@@ -377,12 +383,12 @@ def _blocks(seen: _Seen, sums: np.ndarray, thresholds: np.ndarray) -> Iterator[L
 
 
 def run(session: Session, options: MaskCall) -> Mask:
-    """The analysis, as the command runs it; with --for it is written for that tool too."""
+    """The analysis, as the command runs it; with --export it is written for that tool too."""
     check_file(options.to, replace=session.output.overwrite)
     texts = session.data()
     if texts.plural != "texts" and options.tool not in (None, "steering"):
         raise BadInput(
-            f"--for {options.tool}: that tool reads texts, and {texts.source} holds {texts.plural}; leave it out"
+            f"--export {options.tool}: that tool reads texts, and {texts.source} holds {texts.plural}; leave it out"
         )
     found = mask(session.loaded, texts, options, progress=session.progress)
     if options.tool is not None and options.to is not None:
@@ -393,7 +399,7 @@ def run(session: Session, options: MaskCall) -> Mask:
 # --- in a training loop ------------------------------------------------------------------------------------------
 
 
-class Masked(NamedTuple):
+class MaskedStates(NamedTuple):
     """`states` [..., dim] with their dimensions treated, and `kept` bool [...]: which of them are no sinks."""
 
     states: "Tensor"
@@ -414,7 +420,9 @@ class ActivationMask:
     dims: Treatment = "keep"
     norms: bool = True
 
-    def __call__(self, states: "Tensor", tokens: "Tensor | None" = None, positions: "Tensor | None" = None) -> Masked:
+    def __call__(
+        self, states: "Tensor", tokens: "Tensor | None" = None, positions: "Tensor | None" = None
+    ) -> MaskedStates:
         """Mask `states` [..., token, dim] of `tokens`, ids [..., token].
 
         `positions` [..., token] are places in the text from 0; by default the place along the token axis, which is right where
@@ -442,7 +450,7 @@ class ActivationMask:
             for values, wanted in ((place.expand(tokens.shape), self.found.positions), (tokens, self.found.token_ids)):
                 out = torch.isin(values, torch.tensor(wanted, dtype=values.dtype, device=values.device))
                 kept &= ~out.to(kept.device)
-        return Masked(self._treated(states), kept)
+        return MaskedStates(self._treated(states), kept)
 
     def _treated(self, states: "Tensor") -> "Tensor":
         import torch

@@ -35,7 +35,7 @@ from outlierlens.data.texts import Data
 from outlierlens.detection.activations import ObserveOptions, Observer, partly
 from outlierlens.detection.observed import LARGE, VIEWS, Passage, Size, StackObservation
 from outlierlens.detection.weights import opened
-from outlierlens.errors import BadInput, option
+from outlierlens.errors import option
 from outlierlens.models.load import LoadedModel
 from outlierlens.models.passes import reading_of
 from outlierlens.options import Flat, belong, check
@@ -67,19 +67,15 @@ class ObserveCall:
     """all: every published definition, on weights too, beside nulls. Default: luo, massive and llm.int8."""
     max_length: Annotated[int | None, Ge(2)] = None
     """Tokens of a text at most. Default: 128."""
-    options: Annotated[ObserveOptions, Flat("stack", "batch_size", "n_sigma", "without_special")] = ObserveOptions()
+    options: Annotated[ObserveOptions, Flat("stack", "n_sigma")] = ObserveOptions()
     """How to observe."""
     imatrix: Path | None = None
     """Run nothing: show what this importance matrix of llama.cpp says each linear reads."""
-    definitions: Annotated[DefinitionOptions, Flat("nulls", "thresholds", "prompt", "trial_texts", "seed")] = (
-        DefinitionOptions()
-    )
+    definitions: Annotated[DefinitionOptions, Flat("nulls", "thresholds", "trial_texts", "seed")] = DefinitionOptions()
     """How the definitions are held against the model."""
 
     def __post_init__(self) -> None:
         check(self)
-        if self.imatrix is not None and self.options.without_special:
-            raise BadInput("--imatrix runs nothing, so it knows no tokens; leave --without-special out")
         if self.rule is None:
             belong("to --rule all; give that too", self.definitions)
         else:
@@ -172,7 +168,6 @@ class Observation(Finding):
     """Activation statistics of a model over a text, or second moments that another program made.
 
     Attributes:
-        view: the tokens that tables and sentences are of: "all", or those "without_special". Rules look at all.
         n_special: special tokens among those read. n_sigma: of the columns with "far".
         stacks: every statistic of each stream. idle: streams of which no block ran, so that nothing is known.
         passages: token vectors of one input, to be drawn.
@@ -204,7 +199,6 @@ class Observation(Finding):
     patch_neurons: tuple[PatchNeuron, ...] = ()
     """Neurons that write patches of high norm"""
     high_norm: HighNorm | None = None
-    view: str = "all"
     n_special: int = 0
     n_sigma: float = 0.0
     stacks: tuple[StackObservation, ...] = ()
@@ -235,14 +229,13 @@ class Observation(Finding):
             for dim in dims[:NAMED]:
                 if (size := stack.size_of(dim)) is not None:
                     yield f"Stream {stack.stack}: {how_large(dim, size)}"
-            for end, shares in stack.pooled_shares(self.view).items():
+            for end, shares in stack.pooled_shares("all").items():
                 if shares.size and shares.max() > 0:
                     dim, most = stack.dims[shares.argmax()], cell_text(FineShare(shares.max()))
                     yield f"Stream {stack.stack}, {end} in all blocks pooled: most often dimension {dim}, {most}."
         if self.high_norm is not None:
             yield from _high_norm_said(self, self.high_norm)
-        counted = "count too" if self.view == "all" else "do not count"
-        yield f"{self.n_special:,} of the tokens are special; they {counted}."
+        yield f"{self.n_special:,} of the tokens are special; they count too."
 
     def advice(self) -> Iterator[Advice]:
         """What 8-bit activations may cost, what a cosine mostly sees, and who writes the largest value."""
@@ -267,7 +260,7 @@ class Observation(Finding):
                     "explain",
                     f"To say where dimension {peak.dim} comes from, name the weights that write it and the heads that read it.",
                     f"it reaches {number(peak.value)} after {place(peak.layer)}",
-                    (about(self.provenance, "trace", "--dim", str(peak.dim), stack=stack.stack),),
+                    (about(self.provenance, "trace", "--dims", str(peak.dim), stack=stack.stack),),
                     until=("Trace",),
                 )
 
@@ -285,7 +278,7 @@ class Observation(Finding):
             f"one step of an 8-bit scale over {place(peak.layer)} is {number(step)}, the median |h| there {number(median)}",
             # What lies inside the MLPs may be coarser than the stream: `range` says so.
             (about(self.provenance, "range"), about(self.provenance, "quantize", dims=dims, stack=stack.stack)),
-            ("Ranges", "Quantized", "PrecisionPlan"),
+            ("Ranges", "Quantization", "PrecisionPlan"),
         )
 
     def sections(self, *, verbose: bool = False, named: Mapping[str, Sequence[int]] | None = None) -> Iterator[Section]:
@@ -400,20 +393,20 @@ def _moments_said(found: Observation) -> Iterator[str]:
     yield f"{len(found.moments):,} linears; nothing was run."
 
 
-def observed_rows(stacks: Sequence[StackObservation], view: str) -> dict[str, Any]:
-    """The tables of an observation, of the tokens of `view`, by field."""
+def observed_rows(stacks: Sequence[StackObservation]) -> dict[str, Any]:
+    """The tables of an observation, by field."""
     several = len(stacks) > 1
     streams = [(stack, stack.stack if several else "") for stack in stacks if not stack.by_neuron]
-    neurons = [one for stack in stacks if stack.by_neuron for one in _neurons(stack, view)]
+    neurons = [one for stack in stacks if stack.by_neuron for one in _neurons(stack)]
     return {
-        "by_layer": tuple(one for stack, name in streams for one in _layers(stack, name, view)),
+        "by_layer": tuple(one for stack, name in streams for one in _layers(stack, name)),
         "outliers": tuple(one for stack, name in streams for one in _outliers(stack, name)),
         "neurons": tuple(sorted(neurons, key=lambda one: -one.abs_max)),
     }
 
 
-def _layers(stack: StackObservation, name: str, view: str) -> Iterator[LayerExtremes]:
-    seen, gamma = stack.view(view), stack.gamma(view)
+def _layers(stack: StackObservation, name: str) -> Iterator[LayerExtremes]:
+    seen, gamma = stack.view("all"), stack.gamma("all")
     for row, layer in enumerate(stack.layers):
         big, far = int(seen.abs_max[row].argmax()), int(seen.sigma_token_share[row].argmax())
         smallest, largest = (_most(stack, shares[row]) for shares in (seen.argmin_share, seen.argmax_share))
@@ -442,9 +435,9 @@ def _outliers(stack: StackObservation, name: str) -> Iterator[ActiveOutlier]:
         )  # fmt: skip
 
 
-def _neurons(stack: StackObservation, view: str) -> Iterator[LargestNeuron]:
-    seen, massive = stack.view(view), {(one.layers[0], one.dim) for one in stack.outliers}
-    for neuron, row, column in stack.strongest(LISTED, view):
+def _neurons(stack: StackObservation) -> Iterator[LargestNeuron]:
+    seen, massive = stack.view("all"), {(one.layers[0], one.dim) for one in stack.outliers}
+    for neuron, row, column in stack.strongest(LISTED, "all"):
         yield LargestNeuron(
             stack=stack.stack, neuron=str(neuron), abs_max=float(seen.abs_max[row, column]),
             times_median=float(stack.times_median[row, column]), mean=float(seen.mean[row, column]),
@@ -483,7 +476,6 @@ def observe(
         pictured: dict[str, Any] = {}
         if isinstance(texts, Items) and texts.kind == "image" and not stacks[0].by_neuron:
             pictured = kept("patches", partial(patches, observer, texts))
-    view = "without_special" if options.without_special else "all"
     dims = [one.dim for one in stacks[0].outliers] if len(stacks) == 1 else []
     by_neuron = stacks[0].by_neuron
     neurons = [f"{one.layers[0]}:{one.dim}" for stack in stacks for one in stack.outliers] if by_neuron else []
@@ -495,9 +487,9 @@ def observe(
             dims=tuple(neurons or dict.fromkeys(map(str, dims))), kind="neuron" if by_neuron else "dimension",
             n_texts=len(texts), n_tokens=observer.n_tokens, max_length=observer.max_length,
         ),
-        view=view, n_special=observer.n_special, n_sigma=options.n_sigma, stacks=stacks,
+        n_special=observer.n_special, n_sigma=options.n_sigma, stacks=stacks,
         passages=observer.passages((options.passage,) if options.passage else texts.first(1)),
-        idle=observer.idle, notes=observer.notes, **observed_rows(stacks, view), **patch_rows(pictured),
+        idle=observer.idle, notes=observer.notes, **observed_rows(stacks), **patch_rows(pictured),
     )  # fmt: skip
 
 
@@ -512,7 +504,6 @@ def run(session: "Session", call: ObserveCall) -> Observation | Definitions:
     if call.rule == "all":
         options = replace(
             call.definitions, stack=call.options.stack, batch_size=call.options.batch_size, max_length=length,
-            special=not call.options.without_special,
         )  # fmt: skip
         return definitions(session.loaded, texts, options, progress=session.progress)
     asked = replace(call.options, max_length=length, progress=session.progress)

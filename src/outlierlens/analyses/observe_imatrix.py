@@ -20,7 +20,7 @@ from outlierlens.architectures import family_of
 from outlierlens.architectures.rows import stacks_of
 from outlierlens.architectures.stack import BLOCK, Gguf
 from outlierlens.checkpoints import Checkpoint
-from outlierlens.checkpoints.imatrix import Entry, read_imatrix
+from outlierlens.checkpoints.imatrix import ImatrixEntry, read_imatrix
 from outlierlens.detection.rules import ActivationRules
 from outlierlens.errors import BadInput
 from outlierlens.results.document import Provenance
@@ -99,7 +99,7 @@ def second_moments(checkpoint: Checkpoint, path: Path, rules: ActivationRules) -
     return {"provenance": provenance, "about": about, "moments": tuple(moments), "notes": tuple(notes)}
 
 
-def _row(checkpoint: Checkpoint, entries: Mapping[str, Entry], path: Path) -> Gguf:
+def _row(checkpoint: Checkpoint, entries: Mapping[str, ImatrixEntry], path: Path) -> Gguf:
     """The family's GGUF row that names most of the tensors."""
     counts = [(sum(row.translate(name).known for name in entries), row) for row in family_of(checkpoint.config).gguf]
     n_known, best = max(counts, key=lambda one: one[0], default=(0, None))
@@ -111,7 +111,7 @@ def _row(checkpoint: Checkpoint, entries: Mapping[str, Entry], path: Path) -> Gg
     return best
 
 
-def _fitting(checkpoint: Checkpoint, path: Path, module: str, entry: Entry) -> np.ndarray:
+def _fitting(checkpoint: Checkpoint, path: Path, module: str, entry: ImatrixEntry) -> np.ndarray:
     """Second moments [input], as many as the linear has inputs."""
     stored = next(
         (name for name in checkpoint.tensors if name.endswith(f"{module}.weight") or name.endswith(module)), None

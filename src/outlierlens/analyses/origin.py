@@ -31,22 +31,30 @@ import numpy as np
 
 import outlierlens.architectures as arch
 import outlierlens.view.charts.draw as d
-from outlierlens.analyses.observe import Observation
 from outlierlens.analyses.origin_tables import TablePass, ranked
-from outlierlens.analyses.origin_weights import AFTER, BEFORE, EMBEDDINGS, FINAL, PROJECTION, Dims, Weights, missing
+from outlierlens.analyses.origin_weights import (
+    AFTER,
+    BEFORE,
+    EMBEDDINGS,
+    FINAL,
+    PROJECTION,
+    Dims,
+    OriginWeights,
+    missing,
+)
 from outlierlens.architectures import BoundStack, kind_of
 from outlierlens.checkpoints import Checkpoint
 from outlierlens.checkpoints.vocabulary import folder_beside, token_texts
 from outlierlens.detection.rules import Rule
 from outlierlens.detection.weights import ASKED, ScanOptions, opened
-from outlierlens.errors import BadInput, command, pick
-from outlierlens.options import FIND, Flag, Flat, check
-from outlierlens.results.document import Provenance, load
+from outlierlens.errors import pick
+from outlierlens.options import FIND, Flag, check
+from outlierlens.results.document import Provenance
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.rows import More, Quiet, Row
 from outlierlens.view.charts.base import BAND, Spec, field, label, looks
 from outlierlens.view.pictures import Lines, Picture
-from outlierlens.view.section import Count, FineShare, Of, Rows, round_to
+from outlierlens.view.section import Count, FineShare, Fraction, Rows, round_to
 
 if TYPE_CHECKING:
     from outlierlens.models.load import LoadedModel
@@ -74,20 +82,6 @@ class OriginOptions:
 
     def __post_init__(self) -> None:
         check(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OriginCall:
-    """What the command follows."""
-
-    options: Annotated[OriginOptions, Flat()] = OriginOptions()
-    """The measurement."""
-    observed: Annotated[Path | None, Flag("--from")] = None
-    """JSON of observe: follow what its rules found."""
-
-    def __post_init__(self) -> None:
-        if self.options.dims != FIND and self.observed is not None:
-            raise BadInput("--dims and --from both name dimensions; give one of them")
 
 
 # --- what is found -----------------------------------------------------------------------------------------------
@@ -397,7 +391,7 @@ class Origin(Finding):
             counts = (sum(bool(rule.passes(one.z)) for one in mine), sum(one.is_first for one in mine))
             ranks = (peak.rank_z, peak.rank_top, peak.rank_bottom, peak.rank_absolute)
             norm = f"{stream} {role if role in (BEFORE, AFTER) else module}".strip()
-            others, of = peak.n_outside - int(rule.passes(peak.z)), (Of(n, len(mine)) for n in counts)
+            others, of = peak.n_outside - int(rule.passes(peak.z)), (Fraction(n, len(mine)) for n in counts)
             lines.append((norm, part, dim, *of, peak.z, peak.layer, *ranks, others))
         sigma = f"≥ {self.n_sigma:g}σ"
         heads = (
@@ -495,12 +489,9 @@ def origin_live(loaded: "LoadedModel", options: OriginOptions | None = None) -> 
     return _measured(checkpoint, loaded.stacks, options)
 
 
-def run(session: "Session", call: OriginCall) -> Origin:
+def run(session: "Session", options: OriginOptions) -> Origin:
     """Follow what the options name."""
-    options = replace(call.options, named_by="--dims", scan=session.scanning(call.options.scan))
-    if call.observed is not None:
-        named_by = f"{call.observed.name} (observe)"
-        options = replace(options, dims=dims_of_file(call.observed), named_by=named_by)
+    options = replace(options, named_by="--dims", scan=session.scanning(options.scan))
     return origin(session.subject.model, options)
 
 
@@ -508,7 +499,7 @@ def _measured(
     checkpoint: Checkpoint, bound: Sequence[BoundStack], options: OriginOptions, vocabulary: Path | None = None
 ) -> Origin:
     """The measurement of every stack of one open checkpoint."""
-    weights, rule, given = Weights(checkpoint, options.scan), options.scan.rule, options.dims
+    weights, rule, given = OriginWeights(checkpoint, options.scan), options.scan.rule, options.dims
     weights.check_dims(bound, given)
     places: list[OriginPlace] = []
     read: list[tuple[EmbeddingTable, list[EmbeddingEntry]]] = []
@@ -561,15 +552,3 @@ def _table(collected: TablePass, vocabulary: Path | None, **shared: Any) -> tupl
         in_row = f"{row} {token}".strip()
         entries.append(EmbeddingEntry(stream=table.stream, table=table.kind, token=token, in_row=in_row, **one))
     return table, entries
-
-
-def dims_of_file(path: Path) -> dict[str, tuple[int, ...]]:
-    """{stack: dimensions} that the rules on activations found in the file of an `Observation`; raises BadInput for none."""
-    found = load(path)
-    if not isinstance(found, Observation):
-        made = command("observe", "MODEL", "-o", path)
-        raise BadInput(f"{path} holds a {type(found).__name__}, not an Observation; make it with {made}")
-    dims = {stack.stack: tuple(dict.fromkeys(o.dim for o in stack.outliers)) for stack in found.stacks}
-    if not any(dims.values()):
-        raise BadInput(f"{path}: the observation found no outlier in any stack; name dimensions with --dims")
-    return dims

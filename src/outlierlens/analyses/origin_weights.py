@@ -15,7 +15,7 @@ import numpy as np
 from outlierlens.analyses.origin_tables import KEPT_KINDS, MAX_KEPT_ROWS, TablePass
 from outlierlens.architectures import BoundStack, Param, first_row, kind_of
 from outlierlens.checkpoints import Checkpoint
-from outlierlens.detection.rules import Measured, find
+from outlierlens.detection.rules import LastOperation, find
 from outlierlens.detection.weights import ScanOptions, Site, check_size, measure, per_dim, sites_of
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead
 from outlierlens.options import FIND, Find
@@ -26,7 +26,7 @@ BEFORE, AFTER, PROJECTION = "embedding norm", "final norm", "embedding projectio
 Dims = tuple[int, ...] | Mapping[str, tuple[int, ...]] | Find
 
 
-class Weights:
+class OriginWeights:
     """Reads one open checkpoint, of which `scan` says the rule and how much may be read to name dimensions."""
 
     def __init__(self, checkpoint: Checkpoint, scan: ScanOptions):
@@ -56,11 +56,13 @@ class Weights:
         first = stack.scale[0][0]
         return self.checkpoint.tensors[first.name].shape[first.axis]
 
-    def measured(self, stack: BoundStack, asked: bool) -> list[tuple[Site, Measured]]:
+    def measured(self, stack: BoundStack, asked: bool) -> list[tuple[Site, LastOperation]]:
         """What the scan measures, where it names the dimensions or is a write by itself (blocks that end in no norm)."""
         sites = sites_of(stack, self.scan.view if asked else "last")
         if asked and not sites:
-            raise BadInput(f"{self.checkpoint.name}: its blocks declare no reading norms; use --view last, or --dims")
+            raise BadInput(
+                f"{self.checkpoint.name}: its blocks declare no reading norms; use --rule view=last, or --dims"
+            )
         if not asked and stack.ends_in_norm:
             return []
         if asked:
@@ -79,7 +81,7 @@ class Weights:
         if notice and n_bytes > self.scan.max_read:
             notice(f"{self.checkpoint.name}: reads {what}, {n_bytes / 1e6:,.0f} MB, in parts")
 
-    def _measure(self, site: Site, width: int) -> Measured:
+    def _measure(self, site: Site, width: int) -> LastOperation:
         """What the scan sees of a site; norms are read once for all that is asked of them."""
         if not site.is_norm:
             return measure(self.checkpoint, site, self.digest)[0]
@@ -89,10 +91,10 @@ class Weights:
             for part in (site.scale, site.bias)
         )
         assert scale is not None  # a stack is not bound without its last norm
-        return Measured(scale, bias, where=f"{self.checkpoint.name}, {site.name}")
+        return LastOperation(scale, bias, where=f"{self.checkpoint.name}, {site.name}")
 
     def followed(
-        self, stack: BoundStack, measured: list[tuple[Site, Measured]], given: Dims, notes: list[str]
+        self, stack: BoundStack, measured: list[tuple[Site, LastOperation]], given: Dims, notes: list[str]
     ) -> tuple[int, ...]:
         """The dimensions to follow in this stack."""
         width = self.width(stack)
@@ -102,7 +104,7 @@ class Weights:
                 notes.append(f"has {width} dimensions: without {', '.join(map(str, absent))}")
             return tuple(dim for dim in mine if dim < width)
         rule = self.rule
-        found = list(dict.fromkeys(outlier.dim for _, values in measured for outlier in find(values, rule)[0]))
+        found = list(dict.fromkeys(outlier.dim for _, values in measured for outlier in find(values, rule)))
         if not found:
             notes.append(
                 f"the rule {rule.name} finds no outlier at {rule.sigmas}, so no dimension is followed: "
@@ -130,7 +132,7 @@ class Weights:
         return self._tables[param.name, dims]
 
     def vectors_of(
-        self, stack: BoundStack, measured: list[tuple[Site, Measured]]
+        self, stack: BoundStack, measured: list[tuple[Site, LastOperation]]
     ) -> Iterator[tuple[str, str, str, tuple[str, ...], np.ndarray]]:
         """(role, module, part, layers, values [layer, dim]) of every norm in the order of the stream, and of linears."""
         declared, width = stack.stack, self.width(stack)
@@ -151,7 +153,7 @@ class Weights:
                 if mine:
                     yield role, module, part, tuple(mine), np.stack([vectors[param.name] for param in mine.values()])
         for site, values in measured if not stack.ends_in_norm else ():
-            if not site.is_norm:  # reading norms, by --view reading, stand above
+            if not site.is_norm:  # reading norms, of view reading, stand above
                 names = tuple(map(str, stack.weight_layers))
                 yield "last", site.name, "weight", names, values.scale
                 if values.bias is not None:

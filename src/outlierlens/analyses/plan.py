@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
@@ -25,7 +25,7 @@ from outlierlens.ablation.study import Progress, Study
 from outlierlens.analyses.plan_exports import TOOLS, export, own_scheme, target_of
 from outlierlens.analyses.plan_search import BOTH, CheapPass, Entries, Entry, Group, PlanSearch, Trial, What, estimated
 from outlierlens.analyses.quantize import says_of
-from outlierlens.analyses.quantize_places import Place, cast_notes, find_places
+from outlierlens.analyses.quantize_places import LinearPlace, cast_notes, find_places
 from outlierlens.analyses.quantize_rounding import KeptLinear, Rounding, rounded
 from outlierlens.analyses.quantize_schemes import FINE, parse
 from outlierlens.data.texts import Data
@@ -33,7 +33,7 @@ from outlierlens.errors import BadInput
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel
 from outlierlens.models.passes import reaching
-from outlierlens.options import Flag, Flat, check
+from outlierlens.options import Flag, Flat, check, written_for
 from outlierlens.results.advice import Advice, fitted
 from outlierlens.results.finding import Finding
 from outlierlens.results.row_store import Keep
@@ -69,14 +69,14 @@ class PlanOptions:
     """What is rounded, and what may be kept."""
 
     scheme: str | None = None
-    """WEIGHTS/INPUTS as of `quantize`: int4-group64/none, … Default: int8-tensor/int8-tensor; with --for the tool's own."""
+    """WEIGHTS/INPUTS as of `quantize`: int4-group64/none, … Default: int8-tensor/int8-tensor; with --export the tool's own."""
     keep: Annotated[float, Flag(read="analyses.plan:parse_share", words="4%"), Gt(0), Le(1)] = 0.04
     """Share of the linears' weights that may stay: 4% or 0.04."""
     bits: Annotated[int, Ge(8)] = 16
     """What is kept stays as it is (16), or becomes int8-channel/int8-token (8)."""
     grain: Grain | None = None
     """Keep single neurons, dimensions and inputs too (column), or linears alone, which is what tools can be told (linear).
-    Default: column; with --for or --bits 8 linear."""
+    Default: column; with --export or --bits 8 linear."""
     tolerance: Annotated[float, Ge(0), Lt(float("inf"))] = 0.01
     """Keep nothing that gives back less than this, in the task's unit."""
     n_candidates: Annotated[int, Flag("--candidates"), Ge(1)] = 32
@@ -89,7 +89,7 @@ class PlanOptions:
     """Which stream, where there are several."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""
-    task: Annotated[TaskOptions, Flat("max_length", "batch_size")] = TaskOptions()
+    task: Annotated[TaskOptions, Flat("max_length")] = TaskOptions()
     """How texts become numbers; its seed is this one."""
 
     @property
@@ -111,17 +111,24 @@ class PlanOptions:
 class PlanCall(PlanOptions):
     """What may be kept, and for whom the plan is written."""
 
-    tool: Annotated[Reader | None, Flag("--for")] = None
-    """Write the plan for this tool too, to the file of --to."""
-    to: Path | None = None
-    """With --for: the file to write."""
+    export: Annotated[tuple[str, str] | None, Flag(read="options:parse_export")] = None
+    """TOOL:FILE: write the plan for this tool too: llm-compressor, auto-round, torchao, bitsandbytes, llama.cpp,
+    modelopt, mlx."""
+
+    @property
+    def tool(self) -> Reader | None:
+        """For whom the plan is written."""
+        return None if self.export is None else written_for(self.export, get_args(Reader), {"llama.cpp": "gguf"})
+
+    @property
+    def to(self) -> Path | None:
+        """The file to write for that tool."""
+        return None if self.export is None else Path(self.export[1])
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.tool is None) != (self.to is None):
-            raise BadInput("--for TOOL and --to FILE go together; give both, or neither")
         if self.tool is not None and self.grain == "column":
-            raise BadInput(f"--for {self.tool}: tools keep whole linears, not single columns; leave --grain out")
+            raise BadInput(f"--export {self.tool}: tools keep whole linears, not single columns; leave --grain out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,7 +369,7 @@ def plan(
 
 
 def run(session: Session, options: PlanCall) -> PrecisionPlan:
-    """The analysis, as the command runs it; with --for it is written for that tool too, once the result is kept."""
+    """The analysis, as the command runs it; with --export it is written for that tool too, once the result is kept."""
     check_file(options.to, replace=session.output.overwrite)
     texts, _ = session.texts()
     tool, path, loaded = options.tool, options.to, session.loaded
@@ -441,7 +448,7 @@ class PlanStudy:
         self._states = Prefixes(loaded, self.stack, self.task, self._before.values())
 
     @property
-    def places(self) -> list[Place]:
+    def places(self) -> list[LinearPlace]:
         """The linears."""
         return list(self.entries.places.values())
 

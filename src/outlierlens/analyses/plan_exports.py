@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlierlens.analyses.quantize_places import find_places
 from outlierlens.analyses.quantize_rounding import KeptLinear
-from outlierlens.analyses.quantize_schemes import FINE, Recipe, Scheme, parse
+from outlierlens.analyses.quantize_schemes import FINE, Scheme, SchemePair, parse
 from outlierlens.architectures import family_of
 from outlierlens.errors import BadInput, comment, literal
 
@@ -44,7 +44,7 @@ class Target:
     outside: tuple[str, ...] = ()
 
 
-Kept = Mapping[str, Any]  # what is said of a linear by its path, None of one that stays as it is
+Protections = Mapping[str, Any]  # what is said of a linear by its path, None of one that stays as it is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +62,8 @@ class Exporter:
 
     title: str
     own: tuple[str, ...] = ()
-    called: Callable[[Recipe, Recipe], Any] = lambda *_: None
-    lines: Callable[[Any, Kept, Target], list[str]] = lambda *_: []
+    called: Callable[[SchemePair, SchemePair], Any] = lambda *_: None
+    lines: Callable[[Any, Protections, Target], list[str]] = lambda *_: []
     use: str = ""
     spares: str = ""
 
@@ -79,7 +79,7 @@ def target_of(loaded: "LoadedModel", stack: str | None = None) -> Target:
     return Target(model=said, config=loaded.config, linears=inside, outside=outside)
 
 
-def export(tool: str, kept: Sequence[KeptLinear], *, scheme: Recipe, target: Target) -> tuple[str, tuple[str, ...]]:
+def export(tool: str, kept: Sequence[KeptLinear], *, scheme: SchemePair, target: Target) -> tuple[str, tuple[str, ...]]:
     """(the text of the file that `tool` reads, what it does otherwise than the plan says: a sentence each).
 
     Raises:
@@ -141,7 +141,7 @@ def _python(name: str, value: Any) -> list[str]:
 # llm-compressor: https://docs.vllm.ai/projects/llm-compressor (QuantizationModifier; schemes of compressed-tensors)
 
 
-def _llm_compressor(recipe: Recipe, _: Recipe) -> dict[str, Any] | None:
+def _llm_compressor(recipe: SchemePair, _: SchemePair) -> dict[str, Any] | None:
     found = {}
     for name, part in (("weights", recipe.weights), ("input_activations", recipe.inputs)):
         if part is None:
@@ -156,7 +156,7 @@ def _llm_compressor(recipe: Recipe, _: Recipe) -> dict[str, Any] | None:
     return found
 
 
-def _llm_compressor_file(base: Any, kept: Kept, target: Target) -> list[str]:
+def _llm_compressor_file(base: Any, kept: Protections, target: Target) -> list[str]:
     groups = {"all": {"targets": [f"re:^{pattern}$" for pattern in _patterns(target.linears)], **base}}
     for path, said in kept.items():
         if said is not None:
@@ -172,7 +172,7 @@ def _llm_compressor_file(base: Any, kept: Kept, target: Target) -> list[str]:
 # AutoRound: https://github.com/intel/auto-round, docs/step_by_step.md, "Mixed bits Usage"
 
 
-def _auto_round(recipe: Recipe, _: Recipe) -> dict[str, Any] | None:
+def _auto_round(recipe: SchemePair, _: SchemePair) -> dict[str, Any] | None:
     said: dict[str, Any] = {"bits": 16, "act_bits": 16}
     for part, start in ((recipe.weights, ""), (recipe.inputs, "act_")):
         if part is None:
@@ -185,7 +185,7 @@ def _auto_round(recipe: Recipe, _: Recipe) -> dict[str, Any] | None:
     return said | ({"act_dynamic": recipe.inputs.grain == "token"} if recipe.inputs else {})
 
 
-def _auto_round_file(base: Any, kept: Kept, _: Target) -> list[str]:
+def _auto_round_file(base: Any, kept: Protections, _: Target) -> list[str]:
     config = {path: said or {"bits": 16, "act_bits": 16} for path, said in kept.items()}
     return [*_python("scheme", base), *_python("layer_config", config)]
 
@@ -195,7 +195,7 @@ def _auto_round_file(base: Any, kept: Kept, _: Target) -> list[str]:
 _ROW = "PerRow()"
 
 
-def _torchao(recipe: Recipe, _: Recipe) -> str | None:
+def _torchao(recipe: SchemePair, _: SchemePair) -> str | None:
     weights, inputs = recipe.weights, recipe.inputs
     if weights is None or weights.number == "e5m2":
         return None
@@ -222,7 +222,7 @@ def _torchao_weights(weights: Scheme, grain: str) -> str | None:
     return None if weights.grain == "tensor" else found
 
 
-def _torchao_file(base: Any, kept: Kept, target: Target) -> list[str]:
+def _torchao_file(base: Any, kept: Protections, target: Target) -> list[str]:
     said = [base, *(one for one in kept.values() if one is not None)]
     names = sorted({name for one in said for name in re.findall(r"\w+Config|Per\w+|MappingType", one)})
     lines = [(path, one or "None") for path, one in kept.items()]
@@ -240,14 +240,14 @@ def _torchao_file(base: Any, kept: Kept, target: Target) -> list[str]:
 # bitsandbytes: https://huggingface.co/docs/transformers/quantization/bitsandbytes (BitsAndBytesConfig)
 
 
-def _bitsandbytes(recipe: Recipe, _: Recipe) -> dict[str, Any] | None:
+def _bitsandbytes(recipe: SchemePair, _: SchemePair) -> dict[str, Any] | None:
     if recipe == FINE:
         return {"load_in_8bit": True, "llm_int8_threshold": 0.0}
-    four = Recipe(Scheme("int4", "group", BITSANDBYTES_BLOCK), None)
+    four = SchemePair(Scheme("int4", "group", BITSANDBYTES_BLOCK), None)
     return {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"} if recipe == four else None
 
 
-def _bitsandbytes_file(base: Any, kept: Kept, target: Target) -> list[str]:
+def _bitsandbytes_file(base: Any, kept: Protections, target: Target) -> list[str]:
     return _json({**base, "llm_int8_skip_modules": [*kept, *target.outside]})
 
 
@@ -255,7 +255,7 @@ def _bitsandbytes_file(base: Any, kept: Kept, target: Target) -> list[str]:
 # is searched for in the tensor's name.
 
 
-def _gguf(recipe: Recipe, scheme: Recipe) -> str | None:
+def _gguf(recipe: SchemePair, scheme: SchemePair) -> str | None:
     weights = recipe.weights
     if recipe.inputs is not None:
         return None
@@ -267,7 +267,7 @@ def _gguf(recipe: Recipe, scheme: Recipe) -> str | None:
     return known.get((weights.number, weights.symmetric)) if group == 32 else None
 
 
-def _gguf_file(_: Any, kept: Kept, target: Target) -> list[str]:
+def _gguf_file(_: Any, kept: Protections, target: Target) -> list[str]:
     return [f"{re.escape(_gguf_name(path, target))}={said or 'f16'}" for path, said in kept.items()]
 
 
@@ -290,7 +290,7 @@ def _gguf_name(path: str, target: Target) -> str:
 # NVIDIA ModelOpt: https://nvidia.github.io/Model-Optimizer/guides/_quant_cfg.html (later entries come over earlier ones)
 
 
-def _modelopt(recipe: Recipe, _: Recipe) -> dict[str, Any] | None:
+def _modelopt(recipe: SchemePair, _: SchemePair) -> dict[str, Any] | None:
     bits: dict[str, Any] = {"int8": 8, "int4": 4, "e4m3": (4, 3), "e5m2": (5, 2)}
     found: dict[str, Any] = {"weight_quantizer": None, "input_quantizer": None}
     for name, part in zip(found, (recipe.weights, recipe.inputs), strict=True):
@@ -307,7 +307,7 @@ def _modelopt(recipe: Recipe, _: Recipe) -> dict[str, Any] | None:
     return found
 
 
-def _modelopt_file(base: Any, kept: Kept, target: Target) -> list[str]:
+def _modelopt_file(base: Any, kept: Protections, target: Target) -> list[str]:
     entries: list[dict[str, Any]] = [{"quantizer_name": "*", "enable": False}]
     everything = [(pattern, base) for pattern in _patterns(target.linears, "*")]
     nothing = dict.fromkeys(base)
@@ -321,7 +321,7 @@ def _modelopt_file(base: Any, kept: Kept, target: Target) -> list[str]:
 # MLX: https://ml-explore.github.io/mlx, mlx.nn.quantize (class_predicate) and mlx_lm.convert (quant_predicate)
 
 
-def _mlx(recipe: Recipe, scheme: Recipe) -> dict[str, int] | None:
+def _mlx(recipe: SchemePair, scheme: SchemePair) -> dict[str, int] | None:
     weights = recipe.weights
     if recipe.inputs is not None or weights is None or weights.number not in ("int8", "int4"):
         return None
@@ -329,7 +329,7 @@ def _mlx(recipe: Recipe, scheme: Recipe) -> dict[str, int] | None:
     return {"group_size": group, "bits": weights.bits} if group in MLX_GROUPS else None
 
 
-def _mlx_file(base: Any, kept: Kept, target: Target) -> list[str]:
+def _mlx_file(base: Any, kept: Protections, target: Target) -> list[str]:
     return [
         "import re",
         "",

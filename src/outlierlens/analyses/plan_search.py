@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from outlierlens.analyses.quantize_places import Place, by_text, shaped_like
+from outlierlens.analyses.quantize_places import LinearPlace, by_text, shaped_like
 from outlierlens.analyses.quantize_rounding import KeptLinear
-from outlierlens.analyses.quantize_schemes import Recipe, fake_quantize, fake_quantize_inputs
+from outlierlens.analyses.quantize_schemes import SchemePair, fake_quantize, fake_quantize_inputs
 from outlierlens.architectures import BoundStack, Neuron
 from outlierlens.models.changes import frozen
 from outlierlens.models.forward import reader_of
@@ -100,7 +100,9 @@ class CheapCost:
 class CheapPass:
     """One pass of the intact model: of each call of a linear it holds the output and how either rounding would move it."""
 
-    def __init__(self, loaded: LoadedModel, task: Task, places: Sequence[Place], recipe: Recipe, stack: BoundStack):
+    def __init__(
+        self, loaded: LoadedModel, task: Task, places: Sequence[LinearPlace], recipe: SchemePair, stack: BoundStack
+    ):
         self.loaded, self.task, self.recipe, self.places, self.bound = loaded, task, recipe, places, stack
         self.differentiates = task.is_loss and not stack.stack.token_first
         self.found: dict[Entry, CheapCost] = {}
@@ -137,11 +139,11 @@ class CheapPass:
             self.found[entry].estimate = squares / 2 / tokens
         return self.found
 
-    def _enter(self, place: Place, reads: "Tensor") -> "Tensor":
+    def _enter(self, place: LinearPlace, reads: "Tensor") -> "Tensor":
         self.reads[place.name] = reads.detach()
         return reads
 
-    def _leave(self, place: Place, output: "Tensor") -> "Tensor":
+    def _leave(self, place: LinearPlace, output: "Tensor") -> "Tensor":
         import torch
         from torch.nn import functional
 
@@ -271,7 +273,13 @@ class Entries:
     """
 
     def __init__(
-        self, places: Sequence[Place], stack: BoundStack, costs: Mapping[Entry, CheapCost], *, grain: str, bits: int
+        self,
+        places: Sequence[LinearPlace],
+        stack: BoundStack,
+        costs: Mapping[Entry, CheapCost],
+        *,
+        grain: str,
+        bits: int,
     ):
         self.costs, self.n_layers = costs, stack.n_layers
         self.places = {place.name: place for place in places if {(place.name, what) for what in BOTH} & costs.keys()}
@@ -386,7 +394,7 @@ class Entries:
         return Candidate(parts, promise, ratio, at, sum(errors) / max(1, len(errors)))
 
 
-def dimension(places: Iterable[Place], dim: int) -> tuple[KeptLinear, ...]:
+def dimension(places: Iterable[LinearPlace], dim: int) -> tuple[KeptLinear, ...]:
     """What keeps one dimension of the stream."""
     return tuple(
         KeptLinear(path=one.name, columns=(dim,) if one.reads else (), rows=(dim,) if one.writes else ())

@@ -35,7 +35,7 @@ from outlierlens.analyses.predictions_tally import INPUTS, OF_HEAD, TalliedLoss,
 from outlierlens.data.texts import Texts
 from outlierlens.data.token_counts import TokenCounts
 from outlierlens.data.token_texts import special_ids
-from outlierlens.detection.targets import Named, named_dims
+from outlierlens.detection.targets import NamedDims, named_dims
 from outlierlens.errors import BadInput, pick
 from outlierlens.models.forward import text_reader
 from outlierlens.models.hooks import edited_calls, edited_output
@@ -81,9 +81,9 @@ class PredictionOptions:
     """Predictions: masked, unmasked; next of causal models. Default: all there are."""
     interventions: Annotated[tuple[str, ...] | None, Flag("--intervention", read="options:parse_names")] = None
     """Predictions: layers, last_hidden, logits, by commas. Default: all that differ."""
-    smoothing: Annotated[float, Gt(0), Lt(float("inf"))] = 1.0
+    smoothing: Annotated[float, Flag(hidden=True), Gt(0), Lt(float("inf"))] = 1.0
     """Predictions: occurrences added to every token of the corpus, so that rare ones have a logarithm."""
-    n_bootstrap: Annotated[int, Flag("--bootstrap"), Ge(20)] = 1000
+    n_bootstrap: Annotated[int, Flag(hidden=True), Ge(20)] = 1000
     """Predictions: bootstrap draws of the texts."""
     mode: Mode = "weights"
     """How dimensions are off in all layers: weights, norms, zero, mean, resample or writes."""
@@ -93,7 +93,7 @@ class PredictionOptions:
     """Which stream, where there are several: encoder, decoder."""
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 19
     """Random sets of the same size."""
-    task: Annotated[TaskOptions, Flat("mask_fraction", "max_length", "batch_size")] = TaskOptions()
+    task: Annotated[TaskOptions, Flat("max_length")] = TaskOptions()
     """How texts are read; its seed is this one."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""
@@ -117,9 +117,7 @@ class PredictionCall:
 
     predictions: str | None = None
     """Compare what the model predicts, in place of its loss: a corpus, or token counts, several by commas."""
-    measured: Annotated[PredictionOptions, Flat("inputs", "interventions", "smoothing", "n_bootstrap")] = (
-        PredictionOptions()
-    )
+    measured: Annotated[PredictionOptions, Flat("inputs", "interventions")] = PredictionOptions()
     """How they are measured."""
 
     def __post_init__(self) -> None:
@@ -343,7 +341,7 @@ def predictions(
     options = options or PredictionOptions()
     inputs = _inputs(loaded, options)
     stack = text_stack(loaded, options.stack)
-    named = named_dims(loaded, stack) if dims == FIND else Named((), "given", ())
+    named = named_dims(loaded, stack) if dims == FIND else NamedDims((), "given", ())
     width = stream_width(loaded.model, stack)
     plan = plan_dims(stack, width, named.dims if dims == FIND else dims, options.layers)
     reading = replace(options.task, seed=options.seed)
@@ -373,7 +371,7 @@ def predictions(
     notes += [f"counts: {note}" for note in counts.notes]
     if unigram.added > MUCH_ADDED:
         notes.append(
-            f"smoothing makes up {unigram.added:.0%} of the corpus' distribution: count more text, or lower it (--smoothing)"
+            f"smoothing makes up {unigram.added:.0%} of the corpus' distribution: count more text, or lower it (smoothing)"
         )
     if any(task.n_texts < 2 for task in tasks.values()):
         notes.append("one text: there is no interval, for nothing can be resampled")
@@ -504,8 +502,8 @@ def _interventions(task: TalliedLoss, switch: Switch, options: PredictionOptions
 
 
 # Options of `ablate` that mean the same here; others change what is measured, and are refused.
-TAKEN = ("dims", "modes", "layers", "stack", "n_random", "seed", "mask_fraction", "batch_size", "max_length",
-         "predictions", "inputs", "interventions", "smoothing", "n_bootstrap")  # fmt: skip
+TAKEN = ("dims", "modes", "layers", "stack", "n_random", "seed", "max_length",
+         "predictions", "inputs", "interventions")  # fmt: skip
 
 
 def compared(session: "Session", command: "Command") -> Predictions:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from annotated_types import Ge
 
 from outlierlens.detection.rules import Rule
-from outlierlens.errors import BadInput, command, printable
+from outlierlens.errors import command, printable
 from outlierlens.options import Flag, check
 from outlierlens.results.row_store import alone_in
 from outlierlens.training.pretrain.recipe import Recipe, read_recipe, shipped
@@ -27,19 +27,13 @@ class PretrainOptions:
     """Which recipe is trained, and what of it is changed."""
 
     recipe: Annotated[str | None, Flag(argument=True)] = None
-    """A recipe that is shipped, or a .toml file."""
-    shipped: Annotated[bool, Flag("--list")] = False
-    """Print the shipped recipes and what they are for."""
+    """A recipe that is shipped, or a .toml file. None: the shipped ones are listed, with what they are for."""
     whole: Annotated[bool, Flag("--print")] = False
     """Print the complete recipe and stop."""
     data: tuple[str, ...] = ()
     """Text in place of the recipe's: a file or a hub id owner/name:config:split. Repeatable."""
-    text_column: str | None = None
-    """Column that holds the text."""
     settings: Annotated[tuple[str, ...], Flag("--set")] = ()
     """Change the recipe: training.steps=2000. Repeatable."""
-    steps: Annotated[int | None, Ge(1)] = None
-    """Optimizer steps, in place of the recipe's."""
     seed: Annotated[int | None, Ge(0)] = None
     """Seed, in place of the recipe's."""
     no_measure: bool = False
@@ -53,23 +47,16 @@ class PretrainOptions:
     @property
     def changes(self) -> list[str]:
         """What of the recipe is changed, as `Recipe.changed` takes it."""
-        given = {
-            "data.source": self.data or None,
-            "data.text_column": self.text_column,
-            "training.steps": self.steps,
-            "training.seed": self.seed,
-        }
+        given = {"data.source": self.data or None, "training.seed": self.seed}
         return [f"{name}={json.dumps(value)}" for name, value in given.items() if value is not None] + [*self.settings]
 
 
 def run(session: "Session", options: PretrainOptions) -> Outcomes | None:
     """Train what the recipe says and measure it, or print recipes."""
-    if options.shipped:
+    if options.recipe is None:
         for name in shipped():
             print(f"{name}: {read_recipe(name).about}")
         return None
-    if options.recipe is None:
-        raise BadInput("which recipe? name a .toml file or a shipped one; --list prints them")
     recipe = read_recipe(options.recipe).changed(options.changes)
     if options.whole:
         print(recipe.to_toml(), end="")

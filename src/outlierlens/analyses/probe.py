@@ -45,7 +45,7 @@ from outlierlens.models.inputs import reader_digest
 from outlierlens.models.load import LoadedModel, fingerprint, stream_width
 from outlierlens.options import Flag, Flat, belong, check
 from outlierlens.results.finding import About, Finding
-from outlierlens.results.row_store import Keep, Kept, kept_rows
+from outlierlens.results.row_store import Keep, UnitCache, kept_rows
 from outlierlens.results.rows import More, Pivot, Quiet, Row
 from outlierlens.statistics.ranks import ranks_from_top
 from outlierlens.vectors.clip import Clipping
@@ -58,7 +58,6 @@ from outlierlens.view.section import Change
 if TYPE_CHECKING:
     from outlierlens.session import Session
 
-ROWS = ("gold", "predicted")
 REDRAWS = 7  # benchmarks/probe.py
 FULL_EPOCHS = 10  # the paper's
 LEARNING_RATE, BATCH = 3e-3, 128  # of Adam, and tokens of its step
@@ -87,15 +86,11 @@ class ProbeOptions:
     """Passes over what is trained on. Default: 1; with --full or --frozen 10."""
     lr: Annotated[float | None, Gt(0), Lt(10)] = None
     """Learning rate of Adam; the papers do not state theirs. Default: 0.003, --frozen 0.01."""
-    train_batch: Annotated[int | None, Ge(1)] = None
+    train_batch: Annotated[int | None, Flag(hidden=True), Ge(1)] = None
     """Tokens of a training step, --frozen: examples. Default: 128; --frozen the paper's (sst2 768, sst5 1536)."""
     positions: Annotated[int | None, Ge(2)] = None
     """Most positions. Default: the tokens of the longest text."""
-    row: str = "gold"
-    """Contributions from the row of the gold or of the predicted position."""
-    retrain: Annotated[bool, Flag("--retrain/--no-retrain")] = True
-    """Also train a probe on the clipped vectors of each layer."""
-    redraws: Annotated[int, Ge(0)] = REDRAWS
+    redraws: Annotated[int, Flag(hidden=True), Ge(0)] = REDRAWS
     """Draw training again N times for intervals; 0: over evaluated texts alone."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""
@@ -108,8 +103,6 @@ class ProbeOptions:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.row not in ROWS:
-            raise BadInput(f"row is {self.row!r}; use one of {', '.join(ROWS)}")
         if self.redraws == 1:
             raise BadInput("redraws is 1; use 2 or more, for one has no spread, or 0 for none")
         if self.full and self.limit is not None:
@@ -133,7 +126,7 @@ class ProbeCall(ProbeOptions):
     """--frozen: test examples, drawn by --seed. Default: all; imdb 2,500."""
     classifiers: Annotated[FrozenOptions, Flat("bias")] = FrozenOptions()
     """How classifiers on frozen vectors are trained."""
-    alone: Annotated[OneDimOptions, Flat("dims", "pooling", "by_class")] = OneDimOptions()
+    alone: Annotated[OneDimOptions, Flat("dims", "pooling")] = OneDimOptions()
     """How one dimension is classified by."""
 
     def __post_init__(self) -> None:
@@ -141,13 +134,13 @@ class ProbeCall(ProbeOptions):
         if self.one_dimension and self.frozen:
             raise BadInput("--one-dimension and --frozen are two measures; give one of the two")
         if not self.one_dimension:
-            belong("to --one-dimension; give that too", self, "dims", "pooling", "by_class")
+            belong("to --one-dimension; give that too", self, "dims", "pooling")
         if not self.frozen:
             belong("to --frozen; give that too", self, "test_limit", "bias")
         if self.one_dimension or self.frozen:
-            belong(OF_POSITIONS, self, "positions", "row", "retrain", "redraws")
+            belong(OF_POSITIONS, self, "positions")
         if self.one_dimension:
-            belong("to training, which --one-dimension does not do", self, "full", "epochs", "lr", "train_batch")
+            belong("to training, which --one-dimension does not do", self, "full", "epochs", "lr")
         if self.full and self.test_limit is not None:
             raise BadInput("--full takes all examples and --test-limit some; give one of the two")
 
@@ -249,7 +242,6 @@ class PositionProbe(Finding):
         n_positions: classes. n_trained_at, n_at: tokens of each position, trained on and evaluated [position].
         majority: the commonest position of training; majority_accuracy: of always naming it.
         epochs, learning_rate: of Adam, on vectors divided by their layer's `scale`. batch: tokens of a step.
-        row: which row of W the contributions are of: "gold" (the token's own position) or "predicted".
         special: whether special tokens were trained on and evaluated. final_norm: whether vectors are behind that.
         clip, clip_source: what is clipped and where it comes from.
         n_redraws: how often training was drawn again; with 0 the intervals are over evaluated texts alone.
@@ -286,7 +278,6 @@ class PositionProbe(Finding):
     epochs: int
     learning_rate: float
     batch: int
-    row: str
     special: bool
     final_norm: bool
     clip: str
@@ -319,12 +310,12 @@ class PositionProbe(Finding):
         yield (
             f"A position is one of {self.n_positions}, {'with' if self.special else 'without'} special tokens"
             f"{'' if self.special else ' (they count as positions)'}; {self.epochs} epoch{'s' * (self.epochs > 1)} over "
-            f"{self.n_train_tokens:,} tokens of {self.n_train:,} texts; contributions with the row of the {self.row} position."
+            f"{self.n_train_tokens:,} tokens of {self.n_train:,} texts; contributions with the row of the token's own position."
         )
         yield (
             f"Intervals hold for other evaluated texts and for other training texts (drawn again {self.n_redraws} times)."
             if self.n_redraws
-            else "Intervals are over the evaluated texts alone: training was not drawn again (--redraws)."
+            else "Intervals are over the evaluated texts alone: training was not drawn again."
         )
         yield f"Clipping {self.clip}: {self.clip_source}."
 
@@ -375,7 +366,7 @@ def probe_positions(
         train=split.train.source, n_train=len(work.train.texts), n_train_tokens=int(work.trained_at.sum()),
         n_positions=work.n_positions, n_trained_at=work.trained_at, n_at=work.n_at, majority=majority,
         majority_accuracy=float(work.n_at[majority] / n_dev), epochs=options.passes,
-        learning_rate=options.lr or LEARNING_RATE, batch=options.train_batch or BATCH, row=options.row,
+        learning_rate=options.lr or LEARNING_RATE, batch=options.train_batch or BATCH,
         special=options.special, final_norm=work.final_norm, clip=clipping.name,
         clip_source=clipping.source, n_redraws=options.redraws,
         notes=(*loaded.notes, *split.notes, *work.notes()),
@@ -434,14 +425,14 @@ class _Positions:
             raise BadInput("all tokens stand at the first position, so there is nothing to predict; give longer texts")
         return n_positions, int(sum((side >= n_positions).sum() for side in sides))
 
-    def measured(self, kept: Kept) -> dict[str, dict[str, Any]]:
+    def measured(self, kept: UnitCache) -> dict[str, dict[str, Any]]:
         """What is found of each layer; those that are missing are trained and evaluated together."""
         missing = {layer: place for layer, place in self.places.items() if layer not in kept.done}
         if missing:
             read = replace(self.options.read, layers=tuple(missing.values()))
             clipped = [self.clip.at(layer) for layer in missing]
             variants, told = Variants.of_probes(self._trained(read, clipped), clipped), read.told("evaluating")
-            judged = judge(self.loaded, self.dev, variants, told, row=self.options.row, special=self.options.special)
+            judged = judge(self.loaded, self.dev, variants, told, special=self.options.special)
             if self.unsettled:
                 judged = replace(judged, redrawn=np.full_like(judged.redrawn, np.nan))
             for place, layer in enumerate(missing):
@@ -452,7 +443,7 @@ class _Positions:
     def _trained(self, read: ReadOptions, clipped: list[tuple[int, ...]]) -> Probes:
         """The probes of some layers: one a layer, then one a layer that is clipped."""
         options, n_pooled = self.options, len(self.places)
-        again = [place for place, dims in enumerate(clipped) if dims and options.retrain]
+        again = [place for place, dims in enumerate(clipped) if dims]
         without = (*(() for _ in clipped), *(clipped[place] for place in again))
         plan = Plan((*range(len(clipped)), *again), without, self.width, self.n_positions, options.redraws)
         batch, rate = options.train_batch or BATCH, options.lr or LEARNING_RATE
@@ -495,7 +486,7 @@ class _Positions:
         if self.unsettled:
             yield (
                 f"{self.unsettled} texts were trained on, and fewer than {LEAST} do not say how another training set would "
-                f"differ: no interval is settled (--redraws 0 gives those over the evaluated texts alone)"
+                f"differ: no interval is settled (redraws=0 gives those over the evaluated texts alone)"
             )
 
 

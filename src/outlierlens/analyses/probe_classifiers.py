@@ -33,7 +33,7 @@ BLOCK_BYTES = 200_000_000  # of vectors in float64 that predictions are made of 
 
 
 @dataclass(frozen=True)
-class Protocol:
+class ProbeProtocol:
     """How a task is read and trained on unless asked otherwise.
 
     Attributes:
@@ -50,15 +50,15 @@ class Protocol:
 
 
 PROTOCOLS = {
-    "glue:sst2": Protocol(768),
-    "sst5": Protocol(1536, dev="validation", test="test"),
-    "imdb": Protocol(128, limit=2500, test_limit=2500),
+    "glue:sst2": ProbeProtocol(768),
+    "sst5": ProbeProtocol(1536, dev="validation", test="test"),
+    "imdb": ProbeProtocol(128, limit=2500, test_limit=2500),
 }
 
 
-def protocol_of(task: LabelledTask) -> Protocol:
+def protocol_of(task: LabelledTask) -> ProbeProtocol:
     """The row of `PROTOCOLS`, or the usual one."""
-    return PROTOCOLS.get(task.name, Protocol())
+    return PROTOCOLS.get(task.name, ProbeProtocol())
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class TrainOptions:
 
 
 @dataclass(frozen=True)
-class Heads:
+class ClassifierHeads:
     """Trained classifiers, as they read raw vectors: logits = (x − shift) · weight + constant.
 
     Attributes:
@@ -217,7 +217,7 @@ class Heads:
         return found
 
 
-def train(vectors: np.ndarray, labels: np.ndarray, fixes: Sequence[Fix], options: TrainOptions) -> Heads:
+def train(vectors: np.ndarray, labels: np.ndarray, fixes: Sequence[Fix], options: TrainOptions) -> ClassifierHeads:
     """Classifiers of `vectors` [text, dim] with `labels` [text], for each of `fixes`.
 
     They start at zero: the loss is convex, so that a random start would add nothing but chance. Float64 throughout, since
@@ -249,7 +249,7 @@ def train(vectors: np.ndarray, labels: np.ndarray, fixes: Sequence[Fix], options
             sums += losses.detach() * len(rows)
     with torch.no_grad():
         weight, constant = (part.unflatten(-1, (len(fixes), -1)).numpy() for part in _folded(classifiers))
-    return Heads(shift.numpy(), weight, constant, (sums / len(vectors)).numpy())
+    return ClassifierHeads(shift.numpy(), weight, constant, (sums / len(vectors)).numpy())
 
 
 class _Classifier:

@@ -27,7 +27,7 @@ from outlierlens.models.inputs import reader_digest
 from outlierlens.models.load import LoadedModel, fingerprint, stream_width
 from outlierlens.options import Flag, check
 from outlierlens.results.finding import About, Finding
-from outlierlens.results.row_store import Keep, Kept, kept_rows
+from outlierlens.results.row_store import Keep, UnitCache, kept_rows
 from outlierlens.results.rows import UNKNOWN, Estimate, More, Pivot, Row
 from outlierlens.tasks.metrics import Statistic, interval, score
 from outlierlens.vectors.clip import Clipping, resolve_clipping
@@ -264,7 +264,7 @@ class _Classifiers:
             "training": asdict(self.training), **dict(zip(("train", *BY), (one.digest for one in splits.parts), strict=True)),
         }  # fmt: skip
 
-    def clipping(self, clip: Callable[[Texts], Clipping] | None, kept: Kept) -> Clipping:
+    def clipping(self, clip: Callable[[Texts], Clipping] | None, kept: UnitCache) -> Clipping:
         """What is clipped; "auto" observes the training texts."""
         if not any(spec.kind == "clip" for spec in self.options.fixes):
             return Clipping("none", {}, "no clip among the fixes")
@@ -275,7 +275,7 @@ class _Classifiers:
         found = kept("clipped", lambda: asdict(observe()))
         return Clipping("auto", {layer: tuple(dims) for layer, dims in found["dims"].items()}, found["source"])
 
-    def trained(self, clipping: Clipping, kept: Kept) -> dict[str, dict[str, Any]]:
+    def trained(self, clipping: Clipping, kept: UnitCache) -> dict[str, dict[str, Any]]:
         """Of each layer what its classifiers say; those that are missing are trained on vectors of one pass."""
         keys = {layer: f"{layer} {clipping.at(layer)}" for layer in self.places}
         missing = {layer: place for layer, place in self.places.items() if keys[layer] not in kept.done}

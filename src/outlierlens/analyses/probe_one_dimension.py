@@ -30,7 +30,7 @@ from outlierlens.models.inputs import reader_digest
 from outlierlens.models.load import LoadedModel, fingerprint, stream_width
 from outlierlens.options import Flag, check
 from outlierlens.results.finding import About, Finding
-from outlierlens.results.row_store import Keep, Kept, kept_rows
+from outlierlens.results.row_store import Keep, UnitCache, kept_rows
 from outlierlens.results.rows import UNKNOWN, Estimate, More, Quiet, Row
 from outlierlens.statistics.ranks import correlations, ranks_from_top
 from outlierlens.tasks.base import TaskOptions
@@ -55,8 +55,6 @@ class OneDimOptions:
     """--one-dimension: name these (308,381) beside what the weights and the variances name."""
     pooling: Literal["auto", "first", "last", "mean"] = "auto"
     """--one-dimension: first, last (token) or mean; auto: first where there is a [CLS], else last."""
-    by_class: Annotated[bool | None, Flag("--by-class/--by-example")] = None
-    """--one-dimension: give all classes the same weight. Default: unless the metric is accuracy."""
     read: Annotated[ReadOptions, Flag(hidden=True)] = ReadOptions()
     """Of the forward passes: layers, stream, batch, and the budget that vectors may take."""
     limit: Annotated[int | None, Flag(hidden=True), Ge(2)] = 5000
@@ -265,7 +263,7 @@ def _fitted(
     scorers: "list[LabelledScore]",
     places: dict[str, int],
     named: Sequence[int],
-    kept: Kept,
+    kept: UnitCache,
 ) -> None:
     """Fit and judge the layers that are missing, of vectors read in one pass over either set."""
     missing = {name: layer for name, layer in places.items() if name not in kept.done}
@@ -356,8 +354,7 @@ class _Stumps:
     def __init__(self, train: Examples, dev: Examples, options: OneDimOptions, pooling: str):
         self.task, self.seed, self.asked = dev.task, options.seed, options.dims
         self.train, self.dev, self.family = np.array(train.labels), np.array(dev.labels), dev.family
-        by_class = self.task.metric != "accuracy" if options.by_class is None else options.by_class
-        self.by_class = by_class and not self.task.regression
+        self.by_class = self.task.metric != "accuracy" and not self.task.regression
         self.n_classes = len(self.task.labels)
         self.weights: np.ndarray | None = None
         if self.by_class:

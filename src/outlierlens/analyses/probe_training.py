@@ -8,7 +8,7 @@ that little is padding, and its tokens are shuffled before they are dealt out.
 
     probes = Probes(Plan(of, without, width, n_positions, n_redraws=7), scales_of(states), learning_rate=0.003)
     probes.step(states, positions, times)               # [layer, token, dim], [token], [token, redraw]
-    judged = judge(loaded, tokens, variants, reading, row="gold")
+    judged = judge(loaded, tokens, variants, reading)
     judged.contribution[3].sum(0) / judged.n_at.sum()   # mean |w · v| of layer 3 [dim]
 
 Linear probes without bias, of all layers at once, by Adam on the cross-entropy. The sum of their losses has no term with two
@@ -428,14 +428,12 @@ def judge(
     variants: Variants,
     read: ReadOptions,
     *,
-    row: str = "gold",
     special: bool = False,
 ) -> JudgedProbes:
     """Evaluate `variants` on the texts of `tokens`, all of them on every batch of one forward pass.
 
-    A token's contribution in dimension i is |w_i · v_i|, with w the row of W of its own position ("gold") or of the one that
-    the probe names ("predicted"); it is counted at the token's own position. Tokens at positions that the probes do not know
-    are left out, and special ones unless `special`.
+    A token's contribution in dimension i is |w_i · v_i|, with w the row of W of its own position. Tokens at positions that the
+    probes do not know are left out, and special ones unless `special`.
 
     Raises:
         BadInput: what `token_batches` raises, or a state that is not finite.
@@ -472,9 +470,8 @@ def judge(
                 logits = (states[layer] @ weight.flatten(1)).unflatten(1, weight.shape[1:])
                 redrawn[:, variant] += (logits.argmax(-1) == positions[:, None]).sum(0)
             if variant < len(variants.scale):
-                asked = positions if row == "gold" else said
-                contribution[layer].index_add_(0, positions, (states[layer] * rows[layer][asked]).abs())
-                used[layer] += torch.bincount(asked, minlength=n_positions)
+                contribution[layer].index_add_(0, positions, (states[layer] * rows[layer][positions]).abs())
+                used[layer] += torch.bincount(positions, minlength=n_positions)
     total = max(1, n.sum())
     return JudgedProbes(
         n=n, right=right, near=near, n_at=n_at.cpu().numpy(), right_at=right_at.cpu().numpy(),

@@ -25,7 +25,7 @@ from annotated_types import Ge, Lt
 from outlierlens.ablation.controls import Plan, matched_sets, random_sets
 from outlierlens.ablation.study import Condition, Control, Measurement, Progress, Study
 from outlierlens.analyses.prune_cells import Cells, Pruner, Removal
-from outlierlens.analyses.prune_evidence import Evidence, Pruned, open_source
+from outlierlens.analyses.prune_evidence import Evidence, PrunedStream, open_source
 from outlierlens.architectures import live_parameters
 from outlierlens.data.texts import Texts
 from outlierlens.detection.activations import magnitude as strength_of
@@ -67,7 +67,7 @@ class Outliers:
 class PruneCheckOptions(Outliers):
     """How to check; without `stack` every stream."""
 
-    rule: Annotated[Removal, Flat("min_layer_fraction", "row_fraction", "scale_alone", "only_outliers")] = Removal()
+    rule: Annotated[Removal, Flat("min_layer_fraction", "only_outliers")] = Removal()
     """When a position is removed and what breaks the constraint."""
     scan: Annotated[ScanOptions, Flat("max_read")] = field(default_factory=ScanOptions)
     """How models are opened and outliers found; revision and subfolder are of the first model."""
@@ -320,7 +320,7 @@ def run_check(session: Session, options: PruneCheckCall) -> PruneCheck:
     return prune_check(options.before, options.after, options)
 
 
-def _stream(pruned: Pruned, named_by: str, missing: str) -> StreamCheck:
+def _stream(pruned: PrunedStream, named_by: str, missing: str) -> StreamCheck:
     cells, counts = pruned.cells, pruned.removed.sum(axis=0)
     broken = cells.broken(pruned.removed)
     broken = broken[np.lexsort((broken, -counts[broken]))]
@@ -332,7 +332,7 @@ def _stream(pruned: Pruned, named_by: str, missing: str) -> StreamCheck:
     )  # fmt: skip
 
 
-def _positions(pruned: Pruned, stream: StreamCheck, outliers: tuple[int, ...]) -> Iterator[PositionCheck]:
+def _positions(pruned: PrunedStream, stream: StreamCheck, outliers: tuple[int, ...]) -> Iterator[PositionCheck]:
     share = pruned.off / pruned.cells.total[:, None]
     lost, broken = share.mean(axis=0), set(stream.broken)
     worst = [int(dim) for dim in np.lexsort((np.arange(len(lost)), -lost))[:SHOWN] if lost[dim] > 0]
@@ -361,7 +361,7 @@ class PruneTestOptions(Outliers):
     """Random positions that differ by layer."""
     n_matched: Annotated[int, Flag("--matched"), Ge(0)] = 5
     """Positions of similar size that differ by layer."""
-    task: Annotated[TaskOptions, Flat("max_length", "batch_size")] = TaskOptions()
+    task: Annotated[TaskOptions, Flat("max_length")] = TaskOptions()
     """How texts become numbers; its seed is this one."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""

@@ -21,7 +21,7 @@ from outlierlens.architectures import BoundStack, Param
 from outlierlens.detection.rules import layers_needed
 from outlierlens.detection.targets import check_dims
 from outlierlens.errors import BadFile
-from outlierlens.models.changes import Settable, temporary
+from outlierlens.models.changes import SettableParameters, temporary
 from outlierlens.options import check
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ class Removal:
 
     row_fraction: Annotated[float, Gt(0), Le(1)] = 1.0
     """Share of a row that must be gone, where blocks end in a linear."""
-    scale_alone: bool = False
-    """A norm's scale counts as removed even where its bias stays."""
     min_layer_fraction: Annotated[float, Gt(0), Le(1)] = 0.5
     """Removed in this share of the layers, a position counts as lost."""
     only_outliers: bool = False
@@ -83,7 +81,7 @@ class Cells:
             BadFile: layers disagree on the width of the stream.
         """
         layers = bound.weight_layers
-        with_bias = bound.ends_in_norm and not rule.scale_alone
+        with_bias = bound.ends_in_norm
         params = tuple((*bound.scale[layer], *(bound.bias[layer] if with_bias else ())) for layer in layers)
         widths = {shapes[param.name][param.axis] for layer in params for param in layer}
         if len(widths) != 1:
@@ -114,7 +112,7 @@ class Cells:
     def definition(self) -> str:
         """When a position is removed here, for reading."""
         if self.bound.ends_in_norm:
-            return f"scale{' and bias' * (all(self.bound.bias) and not self.rule.scale_alone)} of the output norm zero"
+            return f"scale{' and bias' * all(self.bound.bias)} of the output norm zero"
         share = "all" if self.rule.row_fraction == 1 else f"at least {self.rule.row_fraction:.0%}"
         return f"{share} of the last linears' weights that write to it zero"
 
@@ -209,7 +207,7 @@ class Pruner:
         import torch
 
         with ExitStack() as undo:
-            settable = Settable(undo, self.model)
+            settable = SettableParameters(undo, self.model)
             for name, here in self.row.parts(taken).items():
                 if here.any():
                     settable.set_values(name, (torch.from_numpy(here),), self.params[name].off)

@@ -36,7 +36,9 @@ def open_source(name: str, adapter: str | None = None, **how: Any) -> Checkpoint
     if held(source) == "weights":
         return with_adapter(as_weights(source), adapter)
     if adapter is not None:
-        raise BadInput(f"--adapter belongs to a model, and {name} holds masks; name the pruned model in their place")
+        raise BadInput(
+            f"--model-args adapter belongs to a model, and {name} holds masks; name the pruned model in their place"
+        )
     return source
 
 
@@ -110,7 +112,7 @@ class Masks:
 
 
 @dataclass(frozen=True)
-class Pruned:
+class PrunedStream:
     """What pruning took from one stream.
 
     Attributes:
@@ -145,7 +147,7 @@ class Evidence:
             raise BadInput(f"{self.model.name}: lay its config.json beside it; it says what the tensors are")
         return arch.stacks_of(self.model.config, self.model.name)
 
-    def of_stream(self, bound: BoundStack) -> Pruned:
+    def of_stream(self, bound: BoundStack) -> PrunedStream:
         """What was taken from a stream: what is off in every cell, then the rule."""
         shapes = {name: info.shape for name, info in self.model.tensors.items()}
         cells = Cells.of(bound, shapes, self.options.rule)
@@ -158,9 +160,9 @@ class Evidence:
                 off[layer] += self.masks.off(param, bound.prefix, shapes[param.name])
         norms = "norms here multiply by 1 + weight: a mask sets the weight to 0 and the factor to 1, so none counts"
         notes = (*bound.stack.notes, *(norms,) * cells.beyond_masks)
-        return Pruned(cells, bound, off, cells.removed(off), notes)
+        return PrunedStream(cells, bound, off, cells.removed(off), notes)
 
-    def _compared(self, bound: BoundStack, cells: Cells) -> Pruned:
+    def _compared(self, bound: BoundStack, cells: Cells) -> PrunedStream:
         """What is zero in the pruned model and was not before."""
         second = arch.bind(self._declared(), self.second.tensors, self.second.config or self.model.config)
         (later,) = arch.streams_of(second, bound.name, self.second.name)
@@ -181,9 +183,9 @@ class Evidence:
         if not np.array_equal(cells.total, narrow.total):
             notes += ("rows of the pruned model have fewer weights; what they no longer have counts as removed",)
         removed = cells.removed(off) & ~cells.removed(before)
-        return Pruned(cells, later, np.maximum(off - before, 0), removed, notes)
+        return PrunedStream(cells, later, np.maximum(off - before, 0), removed, notes)
 
-    def single_weights(self, pruned: Pruned, digest: Any) -> Iterator[tuple[LargeNeuron, bool]]:
+    def single_weights(self, pruned: PrunedStream, digest: Any) -> Iterator[tuple[LargeNeuron, bool]]:
         """(the largest weight of each neuron that the intact MLP's weights single out, whether it is gone).
 
         Raises:

@@ -29,7 +29,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class State:
+class PruningState:
     """What holds before a pruning step, bool arrays by parameter; what is not named is untouched.
 
     Attributes:
@@ -52,7 +52,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Guarded:
+class GuardedMasks:
     """Masks that obey, and what that cost.
 
     Attributes:
@@ -84,8 +84,8 @@ class Guarded:
 
 def guarded_masks(
     scores: Arrays, budget: int | float, cells: Sequence[Cells], *,
-    protect: Sequence[int] = (), state: State | None = None,
-) -> Guarded:  # fmt: skip
+    protect: Sequence[int] = (), state: PruningState | None = None,
+) -> GuardedMasks:  # fmt: skip
     """Prune `budget` weights of least score such that no position is removed in too many layers.
 
     `budget` is a number of weights, or a share in [0, 1] of those not yet pruned (rounded, as torch does). `scores` is the
@@ -95,14 +95,14 @@ def guarded_masks(
         BadInput: the budget is more than the constraint leaves, with the most that is possible; scores that are no
             numbers; or masks that break the constraint before anything is pruned.
     """
-    step = _Step(scores, state or State())
+    step = _Step(scores, state or PruningState())
     count = step.count(budget)
     base = step.smallest(count, step.keys)
     broken = {one.bound.name: step.broken(one, base) for one in cells}
     obeys = not any(broken.values()) and np.isfinite(step.protected(cells, protect)[base]).all()
     chosen = base if obeys else step.smallest(count, step.allowed(cells, protect, count))
     total, before = (float(step.row.values[some].sum(dtype=np.float64)) for some in (chosen, base))
-    return Guarded(
+    return GuardedMasks(
         masks=step.masks(chosen),
         budget=count,
         swaps=int(np.count_nonzero(base & ~chosen)),
@@ -115,7 +115,7 @@ def guarded_masks(
 class _Step:
     """All candidate weights of a pruning step in one row, in the order of the scores' names."""
 
-    def __init__(self, scores: Arrays, state: State):
+    def __init__(self, scores: Arrays, state: PruningState):
         if not scores:
             raise BadInput("no weights to prune; give the scores of at least one parameter")
         self.state = state
@@ -218,7 +218,7 @@ class _Step:
         if cells.beyond_masks:
             return ()
         now = {name: ~stays for name, stays in self.masks(chosen).items()}
-        return State({**self.state.pruned, **now}, self.state.zero).broken(cells)
+        return PruningState({**self.state.pruned, **now}, self.state.zero).broken(cells)
 
     def masks(self, chosen: np.ndarray) -> dict[str, np.ndarray]:
         """True where a weight stays, after earlier masks and this one."""
@@ -270,7 +270,7 @@ class SamePositionGuard:
 
     def prune(
         self, parameters: "Iterable[Target]", amount: int | float, scores: "Mapping[Target, Tensor] | None" = None
-    ) -> Guarded:
+    ) -> GuardedMasks:
         """Prune `amount` weights of the parameters (module, name), on top of what is pruned; what that cost.
 
         `amount` is a number, or a share in [0, 1] of what is left. `scores` are the importance of the weights, in the shape of
@@ -288,7 +288,7 @@ class SamePositionGuard:
             values = getattr(module, name).detach().abs() if scores is None else scores[module, name]
             wanted[path] = values.double().cpu().numpy()
             pruned[path] = (_mask_of(module, name) == 0).cpu().numpy()
-        found = guarded_masks(wanted, amount, self.cells, protect=self.protect, state=State(pruned, state.zero))
+        found = guarded_masks(wanted, amount, self.cells, protect=self.protect, state=PruningState(pruned, state.zero))
         for path, (module, name) in targets.items():
             mask = _mask_of(module, name)
             prune.custom_from_mask(module, name, mask.new_tensor(found.masks[path]))
@@ -307,7 +307,7 @@ class SamePositionGuard:
             )
         return found
 
-    def _state(self) -> State:
+    def _state(self) -> PruningState:
         """Masks and zeros of all parameters that the constraint is about."""
         pruned, zero = {}, {}
         for param in {param for one in self.cells for layer in one.params for param in layer}:
@@ -319,7 +319,7 @@ class SamePositionGuard:
             # Masks set to 0, which is not where a norm that multiplies by 1 + weight is off.
             if not param.off:
                 pruned[param.name] = (_mask_of(module, leaf) == 0).cpu().numpy()
-        return State(pruned, zero)
+        return PruningState(pruned, zero)
 
 
 def _mask_of(module: "nn.Module", name: str) -> "Tensor":

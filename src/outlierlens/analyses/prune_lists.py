@@ -54,7 +54,7 @@ class ProtectOptions:
 class ProtectCall(ProtectOptions):
     """What the command protects, and from which tool."""
 
-    tool: Annotated[Tool, Flag("--for")]
+    tool: Annotated[Tool, Flag("--export")]
     """The tool that reads the list."""
 
 

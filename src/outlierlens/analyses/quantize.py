@@ -20,11 +20,10 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
 
-from outlierlens.ablation.controls import limited
 from outlierlens.ablation.study import Outcome, Progress, Study, dims_of
 from outlierlens.analyses.quantize_rounding import rounded
-from outlierlens.analyses.quantize_schemes import DEFAULTS, Recipe
-from outlierlens.analyses.quantize_settings import KEPT, RANDOM, ROUNDED, RoundingSettings
+from outlierlens.analyses.quantize_schemes import DEFAULTS, SchemePair
+from outlierlens.analyses.quantize_settings import ERROR_TEXTS, KEPT, RANDOM, ROUNDED, RoundingSettings
 from outlierlens.data.texts import Data
 from outlierlens.detection.running_statistics import LARGE
 from outlierlens.errors import BadInput, pick
@@ -50,44 +49,36 @@ Says = Literal["free", "keep", "no use", "unclear", "not tried"]
 class QuantizeOptions:
     """What is rounded, and what is kept in high precision."""
 
-    recipes: Annotated[tuple[Recipe, ...] | None, Flag("--schemes", read="analyses.quantize_schemes:parse_all")] = None
+    recipes: Annotated[tuple[SchemePair, ...] | None, Flag("--schemes", read="analyses.quantize_schemes:parse_all")] = (
+        None
+    )
     """WEIGHTS/INPUTS by commas: int8, int4, e4m3, e5m2 or none, each per -tensor, -channel (weights), -token (inputs),
-    -group32 (weights), integers also -asym. Default: int8 per tensor, and per channel and token; --thorough: five common
-    ones."""
+    -group32 (weights), integers also -asym. Default: int8 per tensor, and per channel and token."""
     dims: DimsOrFind = FIND
     """Keep these: 308,381; find: what weights or activations name."""
     stack: str | None = None
     """Which stream, where there are several."""
-    thorough: bool = False
-    """64 texts, 19 random sets and five schemes instead of 16, 5 and two; what is given stands."""
-    n_random: Annotated[int | None, Flag("--random"), Ge(0)] = None
-    """Random sets of the same size, kept. Default: 5; --thorough: 19."""
+    n_random: Annotated[int, Flag("--random"), Ge(0)] = 5
+    """Random sets of the same size, kept."""
     threshold: Annotated[float | None, Flag(read="options:number_or_none", words="6.0"), Gt(0), Lt(float("inf"))] = (
         LARGE
     )
     """LLM.int8: keep inputs with |x| of at least this; none leaves it out."""
     alpha: Annotated[float | None, Flag("--smooth", read="options:number_or_none", words="0.5"), Ge(0), Le(1)] = 0.5
     """SmoothQuant's alpha in [0, 1]; none leaves it out."""
-    n_calibrate: Annotated[int, Flag("--calibrate"), Ge(0)] = 16
+    n_calibrate: Annotated[int, Flag(hidden=True), Ge(0)] = 16
     """SmoothQuant rests on the N texts after the measured ones."""
-    n_error_texts: Annotated[int, Flag("--error-texts"), Ge(1)] = 8
-    """Compare hidden states, block by block, on the first N texts."""
-    noise_draws: Annotated[int, Ge(0)] = 3
+    noise_draws: Annotated[int, Flag(hidden=True), Ge(0)] = 3
     """Runs with noise of the last bit, on 16 texts, of fewer than 32 on a quarter (four at least); 0 leaves it out."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""
-    task: Annotated[TaskOptions, Flat("max_length", "batch_size")] = TaskOptions()
+    task: Annotated[TaskOptions, Flat("max_length")] = TaskOptions()
     """How texts become numbers; its seed is this one."""
 
     @property
-    def n_sets(self) -> int:
-        """Random sets."""
-        return (19 if self.thorough else 5) if self.n_random is None else self.n_random
-
-    @property
-    def schemes(self) -> tuple[Recipe, ...]:
+    def schemes(self) -> tuple[SchemePair, ...]:
         """What is rounded to what."""
-        return (DEFAULTS if self.thorough else DEFAULTS[:2]) if self.recipes is None else self.recipes
+        return DEFAULTS if self.recipes is None else self.recipes
 
     def __post_init__(self) -> None:
         check(self)
@@ -163,7 +154,7 @@ class BlockError(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quantized(Finding):
+class Quantization(Finding):
     """A model rounded by several schemes."""
 
     title: ClassVar[str] = "Rounded to few bits"
@@ -319,7 +310,7 @@ def quantize(
     calibration: Data | None = None,
     progress: Progress | None = None,
     rows: Path | Keep | None = None,
-) -> Quantized:
+) -> Quantization:
     """Measure `loaded` intact and rounded by every scheme, with what helps beside a control; the model is left as it was.
 
     `calibration` are the texts that SmoothQuant's scales rest on; the measured texts themselves where none are given. With
@@ -346,7 +337,7 @@ def quantize(
     if calibration is None and model.factors:
         model.notes.append("SmoothQuant's scales rest on the very texts that are measured: no others were given")
     plan = dict.fromkeys(range(model.stack.n_layers), model.dims)
-    return Quantized(
+    return Quantization(
         provenance=loaded.provenance(seed=options.seed, digest=study.fingerprint),
         about=study.about(plan, named_by=model.named_by, max_length=model.max_length),
         settings=(intact, *(one for rows, _, _ in schemes for one in rows)),
@@ -357,16 +348,15 @@ def quantize(
         threshold=options.threshold,
         calibration=(calibration or texts).source,
         n_calibration=len(calibration or texts),
-        n_error_texts=min(options.n_error_texts, len(texts)),
+        n_error_texts=min(ERROR_TEXTS, len(texts)),
         noise_draws=model.noise.n,
         n_noise_texts=model.noise.n_texts,
         notes=tuple(dict.fromkeys((*loaded.notes, *model.notes))),
     )
 
 
-def run(session: Session, options: QuantizeOptions) -> Quantized:
+def run(session: Session, options: QuantizeOptions) -> Quantization:
     """The analysis, as the command runs it."""
-    session.reading = limited(session.reading, thorough=options.thorough)
     texts, others = session.texts(spare=options.n_calibrate)
     return quantize(session.loaded, texts, options, calibration=others, progress=session.progress, rows=session.kept)
 

@@ -34,7 +34,7 @@ LEAST = 1e-5  # of factors and of what they are made of: an input that is never 
 
 
 @dataclass(frozen=True)
-class Place:
+class LinearPlace:
     """One linear of a block.
 
     Attributes:
@@ -68,7 +68,7 @@ class Place:
         return None if found is None else found.detach()
 
 
-def find_places(loaded: LoadedModel, stack: str | None = None) -> tuple[Place, ...]:
+def find_places(loaded: LoadedModel, stack: str | None = None) -> tuple[LinearPlace, ...]:
     """Every linear inside the blocks of a stream, in the order of the model.
 
     Raises:
@@ -80,7 +80,7 @@ def find_places(loaded: LoadedModel, stack: str | None = None) -> tuple[Place, .
     layer_of = {path: layer for layer, path in reversed(list(enumerate(bound.blocks)))}
     written = (*bound.stack.other_writes, *bound.stack.last_linear)
     writers = {f"{block}.{module}" for block in bound.blocks for module in written if not module.endswith("()")}
-    found: list[Place] = []
+    found: list[LinearPlace] = []
     seen: set[int] = set()
     live = live_parameters(loaded.model)
     for name, module in loaded.model.named_modules():
@@ -97,7 +97,9 @@ def find_places(loaded: LoadedModel, stack: str | None = None) -> tuple[Place, .
         n_inputs = weight.shape[0 if transposed else 1]
         writes = name in writers
         part = name.removeprefix(f"{block}.")
-        found.append(Place(name, layer_of[block], part, module, n_inputs == width and not writes, writes, transposed))
+        found.append(
+            LinearPlace(name, layer_of[block], part, module, n_inputs == width and not writes, writes, transposed)
+        )
     refuse_packed(loaded.model, bound.blocks)
     if not found:
         raise BadInput(
@@ -107,14 +109,14 @@ def find_places(loaded: LoadedModel, stack: str | None = None) -> tuple[Place, .
     return tuple(found)
 
 
-def cast_notes(places: Iterable[Place]) -> tuple[str, ...]:
+def cast_notes(places: Iterable[LinearPlace]) -> tuple[str, ...]:
     """A remark where linears are of a type that rounds once more what a scheme has rounded."""
     kinds = {str(place.weight().dtype).removeprefix("torch.") for place in places}
     said = f"weights and inputs are {', '.join(sorted(kinds))}: what is rounded is rounded to that once more; "
     return (f"{said}--dtype float32 avoids it",) if kinds - {"float32", "float64"} else ()
 
 
-def without_foreign_readers(places: Sequence[Place], shared: Sequence[Sequence[str]]) -> tuple[Place, ...]:
+def without_foreign_readers(places: Sequence[LinearPlace], shared: Sequence[Sequence[str]]) -> tuple[LinearPlace, ...]:
     """`places` without `reads` where one tensor is read in several blocks: `shared` holds names by the tensor they read."""
     layer = {place.name: place.layer for place in places}
     foreign = {name for group in shared if len({layer[name] for name in group}) > 1 for name in group}
@@ -167,7 +169,9 @@ def shaped_like(other: "Tensor", states: "Tensor", bound: BoundStack) -> "Tensor
 
 
 @temporary
-def looked_at(loaded: LoadedModel, places: Sequence[Place], look: Callable[[Place, "Tensor"], None]) -> Iterator[None]:
+def looked_at(
+    loaded: LoadedModel, places: Sequence[LinearPlace], look: Callable[[LinearPlace, "Tensor"], None]
+) -> Iterator[None]:
     """Call `look(place, reads)` on what each linear reads, as the model hands it over."""
     refuse_compiled(loaded.model)
     with ExitStack() as hooks:
@@ -176,7 +180,9 @@ def looked_at(loaded: LoadedModel, places: Sequence[Place], look: Callable[[Plac
         yield
 
 
-def _look(look: Callable[[Place, "Tensor"], None], place: Place, _: "nn.Module", args: tuple[Any, ...]) -> None:
+def _look(
+    look: Callable[[LinearPlace, "Tensor"], None], place: LinearPlace, _: "nn.Module", args: tuple[Any, ...]
+) -> None:
     import torch
 
     with torch._C.DisableTorchFunction():  # else `fast_products` asks at every function
@@ -184,7 +190,13 @@ def _look(look: Callable[[Place, "Tensor"], None], place: Place, _: "nn.Module",
 
 
 def calibrate(
-    loaded: LoadedModel, places: Sequence[Place], texts: Data, *, stack: str | None, max_length: int, batch_size: int
+    loaded: LoadedModel,
+    places: Sequence[LinearPlace],
+    texts: Data,
+    *,
+    stack: str | None,
+    max_length: int,
+    batch_size: int,
 ) -> Calibration:
     """Run the intact model on `texts` and look at what every linear reads."""
     import torch
@@ -192,7 +204,7 @@ def calibrate(
     bound, reading = loaded.stack(stack), reading_of(loaded, texts, max_length)
     largest: dict[str, Tensor] = {}
 
-    def look(valid: "Tensor", place: Place, reads: "Tensor") -> None:
+    def look(valid: "Tensor", place: LinearPlace, reads: "Tensor") -> None:
         states, mask = by_text(reads, [valid], bound)
         size = states.abs() if mask is None else states.abs().masked_fill(~mask[..., None], 0.0)
         top, before = size.flatten(0, 1).amax(0).float(), largest.get(place.name)
@@ -206,13 +218,13 @@ def calibrate(
     return Calibration(largest, _shared(loaded, places, texts))
 
 
-def _shared(loaded: LoadedModel, places: Sequence[Place], texts: Data) -> tuple[tuple[str, ...], ...]:
+def _shared(loaded: LoadedModel, places: Sequence[LinearPlace], texts: Data) -> tuple[tuple[str, ...], ...]:
     """Names of the linears by the tensor that they read, seen on the first tokens of one text."""
     reading = reading_of(loaded, texts, FEW_TOKENS)
     alive: list[Tensor] = []  # so that no two tensors of the pass have one address
     names: dict[tuple[int, int], list[str]] = {}
 
-    def look(place: Place, reads: "Tensor") -> None:
+    def look(place: LinearPlace, reads: "Tensor") -> None:
         alive.append(reads)
         names.setdefault((reads.data_ptr(), reads.numel()), []).append(place.name)
 
@@ -222,7 +234,7 @@ def _shared(loaded: LoadedModel, places: Sequence[Place], texts: Data) -> tuple[
     return tuple(dict.fromkeys(tuple(dict.fromkeys(group)) for group in names.values()))
 
 
-def smooth_factors(places: Sequence[Place], seen: Calibration, alpha: float) -> dict[str, "Tensor"]:
+def smooth_factors(places: Sequence[LinearPlace], seen: Calibration, alpha: float) -> dict[str, "Tensor"]:
     """SmoothQuant's scale of every input of the linears that read the stream: {name: [in]}.
 
     s_j = max|X_j|^α / max|W_j|^(1 − α) (Xiao et al. 2023, eq. 4), at least 1e-5; W_j runs over all linears that read the same

@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.ablation.switches import plan_dims
-from outlierlens.analyses.quantize_places import Place, by_text, find_places, shaped_like
-from outlierlens.analyses.quantize_schemes import FINE, Recipe, fake_quantize, fake_quantize_inputs
+from outlierlens.analyses.quantize_places import LinearPlace, by_text, find_places, shaped_like
+from outlierlens.analyses.quantize_schemes import FINE, SchemePair, fake_quantize, fake_quantize_inputs
 from outlierlens.architectures import BoundStack, live_parameters
 from outlierlens.errors import BadInput
-from outlierlens.models.changes import Settable, hang, temporary
+from outlierlens.models.changes import SettableParameters, hang, temporary
 from outlierlens.models.forward import reader_of
 from outlierlens.models.hooks import EMBEDDINGS, edited, refuse_compiled, running_masks
 from outlierlens.models.load import LoadedModel, stream_width
@@ -74,24 +74,24 @@ class KeptLinear:
     """Outputs whose weights stay, multiplied with inputs that are not rounded; they take part in no range."""
     bits: int = 16
 
-    def recipe(self, scheme: Recipe) -> Recipe | None:
+    def recipe(self, scheme: SchemePair) -> SchemePair | None:
         """What happens to the linear where `scheme` rounds the others; None for nothing."""
         weights, inputs = scheme.weights, scheme.inputs
         if weights and self.weights:
             weights = FINE.weights if self.bits == 8 else None
         if inputs and self.inputs:
             inputs = FINE.inputs if self.bits == 8 else None
-        return Recipe(weights, inputs) if weights or inputs else None
+        return SchemePair(weights, inputs) if weights or inputs else None
 
 
 @temporary
 def rounded(
     loaded: LoadedModel,
-    recipe: Recipe,
+    recipe: SchemePair,
     keeping: Keeping | None = None,
     *,
     stack: str | None = None,
-    places: Sequence[Place] | None = None,
+    places: Sequence[LinearPlace] | None = None,
 ) -> Iterator["Rounding"]:
     """Round every linear inside the blocks of a stream while the block runs; biases and all else stay as they are.
 
@@ -126,8 +126,8 @@ class Rounding:
     def __init__(
         self,
         model: "nn.Module",
-        places: Sequence[Place],
-        how: tuple[Recipe, Keeping],
+        places: Sequence[LinearPlace],
+        how: tuple[SchemePair, Keeping],
         running: tuple[BoundStack, Sequence["Tensor"]],
     ):
         self.model, self.running = model, running
@@ -155,7 +155,7 @@ class Rounding:
         if recipe is not None:
             linear = self.linears[name] = RoundedLinear(self.places[name], recipe, self.keeping, kept, self.running)
             undo = self._undo[name] = ExitStack()
-            linear.set_weights(Settable(undo, self.model, self.live))
+            linear.set_weights(SettableParameters(undo, self.model, self.live))
             if linear.edits_inputs:
                 hang(undo, linear.place.module.register_forward_pre_hook, linear.enter)
             if linear.edits_outputs:
@@ -191,7 +191,7 @@ class Rounding:
 
 
 def loss_change(
-    loaded: LoadedModel, task: Task, recipe: Recipe, *, stack: str | None = None
+    loaded: LoadedModel, task: Task, recipe: SchemePair, *, stack: str | None = None
 ) -> tuple[float, float, float]:
     """(change, low, high) of the task's value by `rounded`, with its 95 % interval over texts."""
     intact, weights = task.per_text()
@@ -206,8 +206,8 @@ class RoundedLinear:
 
     def __init__(
         self,
-        place: Place,
-        recipe: Recipe,
+        place: LinearPlace,
+        recipe: SchemePair,
         keeping: Keeping,
         kept: KeptLinear,
         running: tuple[BoundStack, Sequence["Tensor"]],
@@ -241,7 +241,7 @@ class RoundedLinear:
         self._seen: Tensor | None = None  # [text, token, in], the inputs before rounding
         self._large: Tensor | None = None  # bool [text, 1, in], inputs over the threshold
 
-    def set_weights(self, settable: Settable) -> None:
+    def set_weights(self, settable: SettableParameters) -> None:
         """Put rounded weights in place of the linear's own."""
         if self.factor is not None or self.edits_outputs or self.recipe.weights is not None:
             settable.set_values(f"{self.place.name}.weight", ..., self._rounded)

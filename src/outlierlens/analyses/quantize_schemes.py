@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
-from outlierlens.errors import USE_FLOAT32, BadInput
+from outlierlens.errors import USE_FLOAT32, BadInput, near
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,6 +30,12 @@ LEVELS = {"int8": 127, "int4": 7}
 # Largest finite value: Micikevicius et al. (2022), "FP8 Formats for Deep Learning", table 1.
 LARGEST = {"e4m3": 448.0, "e5m2": 57344.0}
 GROUP = 32
+# What tools call common recipes: bits of weights and activations, GGUF's types.
+NAMES = {
+    "int8": "int8-tensor/int8-tensor", "w8a8": "int8-channel/int8-token", "w8a16": "int8-channel/none",
+    "int4": f"int4-group{GROUP}/none", "w4a16": "int4-group128/none", "fp8": "e4m3-tensor/e4m3-tensor",
+    "q8_0": f"int8-group{GROUP}/none", "q4_0": f"int4-group{GROUP}/none", "q4_1": f"int4-group{GROUP}-asym/none",
+}  # fmt: skip
 _SPELLING = re.compile(r"(?P<number>[a-z0-9]+)-(?P<grain>[a-z]+)(?P<group>\d{1,9})?(?P<asym>-asym)?")
 SMALLEST = 2.0**-126  # step: the smallest whose reciprocal is finite in float32
 
@@ -80,7 +86,7 @@ class Scheme:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class SchemePair:
     """What happens to every linear of the blocks: schemes of its weights and of the inputs that it reads, or None."""
 
     weights: Scheme | None
@@ -100,19 +106,22 @@ class Recipe:
         return "/".join("none" if part is None else part.name for part in (self.weights, self.inputs))
 
 
-def parse(text: str) -> Recipe:
-    """The recipe "WEIGHTS/INPUTS", such as "int8-channel/int8-token" or "int4-group32/none".
+def parse(text: str) -> SchemePair:
+    """The recipe "WEIGHTS/INPUTS", such as "int8-channel/int8-token", or one of `NAMES`, such as "w8a8".
 
     Raises:
         BadInput: with the part that cannot be read.
     """
-    parts = text.strip().split("/")
+    parts = NAMES.get(text.strip().lower(), text.strip()).split("/")
     if len(parts) != 2:
-        raise BadInput(f"cannot read scheme {text!r}; write WEIGHTS/INPUTS, such as int8-channel/int8-token")
-    return Recipe(*(None if part == "none" else _scheme(part, text) for part in parts))
+        raise BadInput(
+            f"cannot read scheme {text!r}; write WEIGHTS/INPUTS, such as int8-channel/int8-token, or {', '.join(NAMES)}"
+            f"{near(text.strip().lower(), NAMES)}"
+        )
+    return SchemePair(*(None if part == "none" else _scheme(part, text) for part in parts))
 
 
-def parse_all(text: str) -> tuple[Recipe, ...]:
+def parse_all(text: str) -> tuple[SchemePair, ...]:
     """Recipes by commas, each once."""
     return tuple(dict.fromkeys(parse(part) for part in text.split(",")))
 
@@ -126,8 +135,7 @@ def _scheme(part: str, whole: str) -> Scheme:
     return Scheme(read["number"], read["grain"], group, read["asym"] is None)  # type: ignore[arg-type]
 
 
-_COMMON = "int8-tensor/int8-tensor,int8-channel/int8-token,int4-channel/none,int4-group32/none,e4m3-tensor/e4m3-tensor"
-DEFAULTS = parse_all(_COMMON)
+DEFAULTS = parse_all("int8-tensor/int8-tensor,int8-channel/int8-token")
 FINE = parse("int8-channel/int8-token")  # what stays in 8 bits
 
 

@@ -29,7 +29,7 @@ from outlierlens.analyses.quantize_places import (
     without_foreign_readers,
 )
 from outlierlens.analyses.quantize_rounding import Keeping, NoiseDraws, Rounding, rounded
-from outlierlens.analyses.quantize_schemes import Recipe
+from outlierlens.analyses.quantize_schemes import SchemePair
 from outlierlens.architectures import BoundStack
 from outlierlens.data.texts import Batch, Data
 from outlierlens.detection.targets import named_dims
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from outlierlens.analyses.quantize import QuantizeOptions
 
+ERROR_TEXTS = 8  # whose hidden states are compared, block by block
 MAX_KEPT_BYTES = 4_000_000_000
 MOST_SEEN = 8  # dimensions that are taken from activations where the weights name none
 ROUNDED, KEPT, RANDOM = "all rounded", "outliers kept", "random kept"
@@ -80,17 +81,19 @@ class RoundingSettings:
         if options.alpha is not None and any(recipe.inputs is not None for recipe in options.schemes):
             self.factors = smooth_factors(self.places, self.seen, options.alpha)
         self.width = stream_width(loaded.model, self.stack)
-        self.random = random_sets(self.width, len(self.dims), n=options.n_sets, seed=options.seed, other_than=self.dims)
+        self.random = random_sets(
+            self.width, len(self.dims), n=options.n_random, seed=options.seed, other_than=self.dims
+        )
         self.noise = NoiseDraws(loaded, self.stack, self.task, options.noise_draws, options.seed)
-        self.states = StateErrors(loaded, texts.first(options.n_error_texts), **reading)
+        self.states = StateErrors(loaded, texts.first(ERROR_TEXTS), **reading)
         self.notes = [*named.notes, *self.task.notes, *self._remarks()]
         self.identity = {
             "task": asdict(how), "stack": self.stack.name, "dims": list(self.dims), "threshold": options.threshold,
             "smooth": options.alpha, "calibration": calibration.digest, "noise": options.noise_draws,
-            "seed": options.seed, "error texts": options.n_error_texts,
+            "seed": options.seed, "error texts": ERROR_TEXTS,
         }  # fmt: skip
 
-    def conditions(self, recipe: Recipe) -> list[Condition]:
+    def conditions(self, recipe: SchemePair) -> list[Condition]:
         """A scheme in all settings."""
         found = [(ROUNDED, Keeping()), (KEPT, Keeping(self.dims)), *((RANDOM, Keeping(dims)) for dims in self.random)]
         if recipe.inputs is not None and self.options.threshold is not None:
@@ -169,8 +172,8 @@ class StateErrors:
             needed = int(batch.valid.sum()) * states.shape[-1] * self.bound.n_layers * 4 * len(self.batches)
             if needed > MAX_KEPT_BYTES:
                 raise BadInput(
-                    f"the intact states of the texts whose errors are measured would take {needed / 1e9:.1f} GB; use fewer "
-                    f"(--error-texts) or shorter ones"
+                    f"the intact states of the texts whose errors are measured would take {needed / 1e9:.1f} GB; use "
+                    f"shorter ones"
                 )
             kept[layer] = states[batch.valid].float()
 

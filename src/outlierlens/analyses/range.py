@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from annotated_types import Ge
 
-from outlierlens.analyses.range_pass import BINS, CacheErrors, Kept, Key, Pass, below, median_of
+from outlierlens.analyses.range_pass import BINS, CacheErrors, Key, RangePass, TensorPeak, below, median_of
 from outlierlens.architectures import NO_EXPERT
 from outlierlens.architectures.derived import gates
 from outlierlens.checkpoints import Checkpoint
@@ -24,7 +24,7 @@ from outlierlens.data.texts import Data
 from outlierlens.detection.weights import opened
 from outlierlens.errors import BadInput
 from outlierlens.models.passes import Progress, in_windows, read_together, reading_of
-from outlierlens.options import check
+from outlierlens.options import Flag, check
 from outlierlens.results.advice import Advice, about, fitted
 from outlierlens.results.document import Provenance
 from outlierlens.results.finding import About, Finding
@@ -76,9 +76,9 @@ class RangeOptions:
 
     max_length: Annotated[int, Ge(2)] = 128
     """Tokens of a text at most."""
-    batch_size: Annotated[int, Ge(1)] = 16
+    batch_size: Annotated[int, Flag(hidden=True), Ge(1)] = 16
     """Texts in one forward pass."""
-    every: Annotated[int, Ge(1)] = 16
+    every: Annotated[int, Flag(hidden=True), Ge(1)] = 16
     """Medians and shares rest on every n-th token vector; 1 takes all. Maxima always rest on all."""
     cache: bool = False
     """Round keys and values to int8 and int4 too, and measure what that loses."""
@@ -273,7 +273,7 @@ class Ranges(Finding):
                 f"the {coarse.kind} of layer {coarse.layer}{inside if coarse.kind in ('gate/up', 'MLP inner') else ''}.",
                 f"one step there is {number(coarse.coarseness)} times the median |x|, {over}",
                 (about(made, "quantize"), *copy),
-                until=("Quantized", "PrecisionPlan"),
+                until=("Quantization", "PrecisionPlan"),
             )
         top = max(self.stored, key=lambda row: row.largest)
         because = f"the largest |x| is {number(top.largest)}, {top.kind} of layer {top.layer}, {over}"
@@ -405,7 +405,7 @@ def range_of(
             "RangeOptions(weights=True) reads a checkpoint, not a loaded model; call weights_range(checkpoint)"
         )
     reading = reading_of(loaded, texts, options.max_length)
-    one = Pass(loaded, reading, options.every, CacheErrors() if options.cache else None)
+    one = RangePass(loaded, reading, options.every, CacheErrors() if options.cache else None)
     batches = in_windows(reading, texts, options.batch_size, progress, f"reading {reading.inputs}")
     read_together(loaded, one.consume, batches)
     if not one.n_tokens:
@@ -426,16 +426,16 @@ def range_of(
     )  # fmt: skip
 
 
-def tensor_rows(one: Pass) -> tuple[TensorRange, ...]:
+def tensor_rows(one: RangePass) -> tuple[TensorRange, ...]:
     """What a pass found, by stream, kind and layer in order; () of nothing."""
-    kept = dict[Key, Kept]()
+    kept = dict[Key, TensorPeak]()
     for (stack, kind, layer), each in one.tally.found.items():
         key = stack, kind, layer.partition(":")[0]
         kept[key] = kept[key].merged(each) if key in kept else each
     return _rows(one, kept)
 
 
-def expert_rows(one: Pass) -> tuple[TensorRange, ...]:
+def expert_rows(one: RangePass) -> tuple[TensorRange, ...]:
     """What it found of what the last linear of each expert reads and gives."""
     kept = {
         key: each for key, each in one.tally.found.items() if ":" in key[2] and key[1] in ("MLP inner", "MLP output")
@@ -443,7 +443,7 @@ def expert_rows(one: Pass) -> tuple[TensorRange, ...]:
     return _rows(one, kept)
 
 
-def _rows(one: Pass, kept: Mapping[Key, Kept]) -> tuple[TensorRange, ...]:
+def _rows(one: RangePass, kept: Mapping[Key, TensorPeak]) -> tuple[TensorRange, ...]:
     streams, found = [stack.name for stack in one.reading.stacks], []
     for (stack, kind, layer), each in kept.items():
         counts = np.zeros(BINS, int) if each.counts is None else each.counts.cpu().numpy()
@@ -462,7 +462,7 @@ def _rows(one: Pass, kept: Mapping[Key, Kept]) -> tuple[TensorRange, ...]:
     return tuple(found)
 
 
-def _unseen(one: Pass) -> tuple[str, ...]:
+def _unseen(one: RangePass) -> tuple[str, ...]:
     """Notes of kinds that the model has no module for."""
     seen = {(stack, kind) for stack, kind, _ in one.tally.found}
     return tuple(

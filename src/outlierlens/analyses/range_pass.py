@@ -22,7 +22,7 @@ from outlierlens.analyses.quantize_places import linear_kind
 from outlierlens.analyses.quantize_schemes import Scheme, fake_quantize_inputs
 from outlierlens.architectures import NO_EXPERT, BoundStack, expert_of, live_parameters, packs_experts
 from outlierlens.data.texts import Batch
-from outlierlens.models.attention_maps import Looks, tapped_logits
+from outlierlens.models.attention_maps import MapLooks, tapped_logits
 from outlierlens.models.experts import ExpertCall, tapped_experts, unreached
 from outlierlens.models.hooks import head_read, layer_name, tapped, tapped_calls
 from outlierlens.models.load import LoadedModel
@@ -41,7 +41,7 @@ HEAD_ROWS = 256  # tokens whose logits are held at once
 
 
 @dataclass
-class Kept:
+class TensorPeak:
     """What is kept of one tensor, or an expert's: its largest |x| with its place, sampled values by bin [bin], any NaN."""
 
     largest: float = -1.0
@@ -54,7 +54,7 @@ class Kept:
     nan: bool = False
     expert: int = NO_EXPERT
 
-    def merged(self, other: "Kept") -> "Kept":
+    def merged(self, other: "TensorPeak") -> "TensorPeak":
         """Both as one tensor, with the place of the larger value, or of the earlier text or token."""
         first, second = sorted((self, other), key=lambda one: (-one.largest, one.text, one.token))
         counts = [one.counts for one in (self, other) if one.counts is not None]
@@ -73,7 +73,7 @@ class RangeTally:
     """What all batches held so far, by stream, kind and layer; medians and shares of every `every`-th token vector."""
 
     every: int
-    found: dict[Key, Kept] = field(default_factory=dict)
+    found: dict[Key, TensorPeak] = field(default_factory=dict)
     sides: dict[str, Any] = field(default_factory=dict)  # of the batch that runs; `begin` says what they are
     texts: tuple[int, ...] = ()
     _samples: dict[str, Any] = field(default_factory=dict)
@@ -123,7 +123,7 @@ class RangeTally:
 
     def peak(
         self, key: Key, module: str, sizes: "Tensor", flat: "Tensor | None" = None, rows: "Tensor | None" = None
-    ) -> Kept:
+    ) -> TensorPeak:
         """Note the largest of `sizes` [batch, token], not below 0, and where in its row of `flat` [row, dim] it is.
 
         `rows` [row] are their places in the flat batch, where only some of its tokens have one; without it, sizes of another
@@ -143,7 +143,7 @@ class RangeTally:
         place = torch.stack([row if rows is None else rows[row], dim, sizes.isnan().any().to(row)])
         self._seen.append((key, module, known, value, place))
         expert = key[2].partition(":")[2]
-        return self.found.setdefault(key, Kept(expert=int(expert) if expert else NO_EXPERT))
+        return self.found.setdefault(key, TensorPeak(expert=int(expert) if expert else NO_EXPERT))
 
     def end(self) -> None:
         """Fetch the maxima of the batch and keep what is larger than all before."""
@@ -317,7 +317,7 @@ class _StreamInPass:
 
 
 @dataclass
-class Pass:
+class RangePass:
     """One reading of all texts.
 
     Attributes:
@@ -360,7 +360,7 @@ class Pass:
             one.layer, one.states = -1, None
             looks |= {place.module: partial(self._look_at, one, place) for place in one.places}
             experts |= {name: partial(self._look_at_expert, one, name) for name in one.experts}
-        attention = Looks(self._attended, partial(self._sizes, "q·k"), partial(self._sizes, "attention logits"))
+        attention = MapLooks(self._attended, partial(self._sizes, "q·k"), partial(self._sizes, "attention logits"))
         model = self.loaded.model
         with torch.inference_mode(), ExitStack() as open_:
             open_.enter_context(tapped(model, self.reading.stacks, self._stream))

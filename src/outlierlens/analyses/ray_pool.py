@@ -1,6 +1,6 @@
 """Work on the machines of a Ray cluster, or in several processes of one machine: tasks that Ray itself does again elsewhere.
 
-    with Pool(Machines(engine="ray", workers=2)) as pool:
+    with Pool(Machines(ray="local", workers=2)) as pool:
         for piece, answer in pool.map(pool.send(make), pieces): ...       # make()(piece), as they are done
 
 Every worker process calls `make` once. Nothing is reported, and a Ray that is started here does not listen to the network.
@@ -40,14 +40,14 @@ class Pool:
     patience = 600.0
 
     def __init__(self, machines: Machines, *, gpus: float = 0.0, losses: int = 5):
-        """Connect to `machines.address` ("auto", "host:port", "ray://host:port"), or start Ray on this machine alone.
+        """Connect to `machines.ray` ("auto", "host:port", "ray://host:port"), or start Ray on this machine alone ("local").
 
         Raises:
             BadInput: no cluster at that address. MissingExtra: Ray is not installed.
         """
         self.cpus, self.gpus = 1.0 if machines.cpus_per_worker is None else machines.cpus_per_worker, gpus
         self.losses, self._wanted = losses, machines.workers
-        self.ray, self._started_here = connect(machines.address)
+        self.ray, self._started_here = connect(machines.ray)
         self._task = self.ray.remote(_work).options(num_cpus=self.cpus, num_gpus=gpus, max_retries=losses - 1)
 
     def send(self, make: Callable[[], Callable[[Any], Any]]) -> Any:

@@ -21,9 +21,9 @@ from annotated_types import Ge
 from outlierlens.ablation.controls import random_sets
 from outlierlens.ablation.switches import plan_dims, zeroed_weights
 from outlierlens.analyses.finetune import RESULT as TUNED
-from outlierlens.analyses.finetune import FineTuned, FinetuneOptions, FinetuneSettings, Finetuning, finetune
+from outlierlens.analyses.finetune import FineTunedModel, FinetuneOptions, FinetuneSettings, Finetuning, finetune
 from outlierlens.data.labelled import Examples
-from outlierlens.detection.rules import Measured
+from outlierlens.detection.rules import LastOperation
 from outlierlens.detection.weights import measure, scan_stream, sites_of
 from outlierlens.errors import BadInput, command, pick, printable
 from outlierlens.models.load import LoadedModel, fingerprint, load_model, stream_width
@@ -164,7 +164,7 @@ def recover(
     outliers, width = scan_stream(loaded, scorer.stream).dims, stream_width(loaded.model, loaded.stack(options.stack))
     chosen = outliers if options.dims == FIND else tuple(sorted(options.dims))
     if not chosen:
-        raise BadInput(f"{model}: the rule finds no dimension in its weights; name some with --off")
+        raise BadInput(f"{model}: the rule finds no dimension in its weights; name some with --dims")
     plan_dims(loaded.stack(options.stack), width, chosen)
     sets: list[tuple[What, tuple[int, ...]]] = [("chosen", chosen)]
     if options.n_random:
@@ -253,12 +253,12 @@ class _Scorer:
             regrown=float(np.mean(grown)), each_regrown=grown, loss=float(outputs.losses.mean()), scores=outputs.scores,
         ))  # fmt: skip
 
-    def _weights(self, loaded: LoadedModel) -> Measured:
+    def _weights(self, loaded: LoadedModel) -> LastOperation:
         """Scale and bias [layer, dim] of each block's last operation as they are now."""
         return measure(loaded.weights, sites_of(loaded.stack(self.options.stack), "last")[0], hashlib.sha256())[0]
 
 
-def regrown(intact: Measured, now: Measured, dim: int) -> float:
+def regrown(intact: LastOperation, now: LastOperation, dim: int) -> float:
     """1 − ‖now − intact‖ / ‖intact‖ of a dimension's scale and bias in all layers; 0 where the intact ones are 0."""
     pairs = [(intact.scale, now.scale)]
     if intact.bias is not None and now.bias is not None:
@@ -268,7 +268,7 @@ def regrown(intact: Measured, now: Measured, dim: int) -> float:
     return 1 - float(np.linalg.norm(after - before)) / size if size else 0.0
 
 
-def run(session: "Session", call: Finetuning) -> FineTuned | Recovery:
+def run(session: "Session", call: Finetuning) -> FineTunedModel | Recovery:
     """`lab finetune`: fine-tune the model in the run directory; or ask whether it recovers."""
     model, given, output = session.subject.model, session.splits, session.output
     train, dev = given.splits(offline=session.loading.offline, of_words=not call.recover)
@@ -282,7 +282,7 @@ def run(session: "Session", call: Finetuning) -> FineTuned | Recovery:
         load=session.load, command=session.command, overwrite=output.overwrite, report_to=call.report_to,
         progress=session.notice if loud else lambda _: None, on_log=log if loud else None,
     )  # fmt: skip
-    found: FineTuned | Recovery
+    found: FineTunedModel | Recovery
     if call.recover:
         again = RecoverOptions(
             dims=call.settings.off or FIND, stack=call.settings.stack, n_random=call.n_random, seeds=call.seeds,

@@ -118,7 +118,7 @@ class SizeChange(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Repaired(Finding):
+class Repair(Finding):
     """A model rewritten by powers of two, or with its streams turned.
 
     Attributes:
@@ -202,7 +202,7 @@ class Repaired(Finding):
 def repair(
     name: str, folder: Path, options: RepairOptions, *, texts: Data | None = None, load: LoadOptions | None = None,
     overwrite: bool = False, progress: Progress | None = None,
-) -> Repaired:  # fmt: skip
+) -> Repair:  # fmt: skip
     """Write the model `name` to `folder`, rewritten by powers of two so that it fits the format, and check it.
 
     Where nothing has to change, or no factor helps, nothing is written, and the result's `folder` is "". Nothing is left in
@@ -239,7 +239,7 @@ def repair(
         n_parameters, channels = sum(1 for _ in model.parameters()), Counter[str]()
         for pair, exponents in factors:
             channels[pair.kind] += int((exponents != 0).sum())
-        made = Repaired(
+        made = Repair(
             provenance=provenance,
             about=About(
                 data=texts.source, data_digest=texts.digest, inputs=texts.plural, n_texts=len(texts),
@@ -317,13 +317,13 @@ def best_balance(loaded: LoadedModel, sizes: Sizes, arguments: Arguments) -> "Fa
     return min(balances, key=distance)
 
 
-def _about(made: Repaired, name: str) -> dict[str, Any]:
+def _about(made: Repair, name: str) -> dict[str, Any]:
     about: dict[str, Any] = {"model": name, "fit": made.fit, "margin": made.margin, "epsilons": made.epsilons}
     about |= {"rotation": {"matrix": MATRIX, "seed": made.provenance.seed}} if made.rotated else {}
     return about | {"exact": made.exact, "largest difference": made.difference}
 
 
-def card(made: Repaired, name: str) -> str:
+def card(made: Repair, name: str) -> str:
     """What a copy of the model `name` says of itself, as Markdown."""
     changes = markdown(" ".join(made.changes()))
     return f"Made from {markdown(name)}; `repair.json` says how. {changes} Its hidden states are others."
@@ -355,7 +355,7 @@ def _fit_check(
     )  # fmt: skip
 
 
-def _checked(made: Repaired, back: LoadedModel, data: CheckData, wanted: "list[Tensor]", before: Sizes) -> Repaired:
+def _checked(made: Repair, back: LoadedModel, data: CheckData, wanted: "list[Tensor]", before: Sizes) -> Repair:
     """`made` with what the copy gives; raises where that is not what it must be."""
     import torch
 
@@ -395,7 +395,7 @@ def _flat(tensors: "list[Tensor]") -> "Tensor":
     return torch.cat([one.flatten() for one in tensors])
 
 
-def run(session: "Session", options: RepairCall) -> Repaired:
+def run(session: "Session", options: RepairCall) -> Repair:
     """The analysis, as the command runs it."""
     texts, overwrite = session.task_reading.read(offline=session.loading.offline), session.output.overwrite
     return repair(

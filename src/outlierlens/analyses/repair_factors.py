@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from outlierlens.analyses.quantize_rounding import rounded
 from outlierlens.analyses.quantize_schemes import parse
 from outlierlens.analyses.range import FORMATS, TensorRange, tensor_rows
-from outlierlens.analyses.range_pass import Pass
+from outlierlens.analyses.range_pass import RangePass
 from outlierlens.architectures import live_parameters, refuse_offloaded
 from outlierlens.architectures.pairs import KINDS, BlockPairs, Kind, Pair, Peaks
 from outlierlens.data.media.items import Items
@@ -203,7 +203,7 @@ def outputs(model: Any, arguments: Arguments) -> "list[Tensor]":
 def sizes_of(loaded: LoadedModel, check: CheckData, reading: Reading | None = None) -> Sizes:
     """How large the tensors of a model get on a check; raises BadInput where hidden states are not finite."""
     pairs, reading = tuple(pairs_of(loaded)), reading or reading_of(loaded, check.data, check.max_length)
-    one = Pass(loaded, reading, watched={sight[:2] for pair in pairs for sight in (*pair.seen, *pair.inverse)})
+    one = RangePass(loaded, reading, watched={sight[:2] for pair in pairs for sight in (*pair.seen, *pair.inverse)})
     for batch in check.batches:
         one.consume(batch)
     sizes = Sizes(tensor_rows(one), one.peaks, pairs)

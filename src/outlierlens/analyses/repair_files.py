@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from outlierlens.analyses.repair_rewriting import RewritingPlan, head_of, repaired
 from outlierlens.architectures import live_parameters
-from outlierlens.checkpoints.base import INDEX, Placed
+from outlierlens.checkpoints.base import INDEX, TensorSpan
 from outlierlens.checkpoints.formats import header_length, parse_header, shard_names
 from outlierlens.errors import BadFile
 from outlierlens.models.load import LoadedModel
@@ -45,7 +45,7 @@ class Shards:
     """
 
     folder: Path
-    files: Mapping[str, tuple[bytes, dict[str, Placed]]]
+    files: Mapping[str, tuple[bytes, dict[str, TensorSpan]]]
     changed: Mapping[str, str]
     same: Collection[str] = ()
     head: str = ""
@@ -85,7 +85,7 @@ def find_shards(folder: Path | None, model: Any, plan: RewritingPlan) -> Shards 
     return Shards(folder, files, changed, stored.keys() - changed.keys(), head, table)
 
 
-def read_header(path: Path) -> tuple[bytes, dict[str, Placed]]:
+def read_header(path: Path) -> tuple[bytes, dict[str, TensorSpan]]:
     """The raw header of a file, and its tensors in order of bytes; raises BadFile where it is damaged."""
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -121,7 +121,7 @@ def write_shards(shards: Shards, part: Path, plan: RewritingPlan) -> None:
         (part / SHARDED).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
 
 
-def _with_head(shards: Shards, raw: bytes, tensors: Mapping[str, Placed], table: Placed) -> bytes:
+def _with_head(shards: Shards, raw: bytes, tensors: Mapping[str, TensorSpan], table: TensorSpan) -> bytes:
     """A header with an untied head, a copy of `table`, behind the last tensor."""
     header, info = json.loads(raw), table.info
     start = max(entry["data_offsets"][1] for name, entry in header.items() if name in tensors)
@@ -130,13 +130,13 @@ def _with_head(shards: Shards, raw: bytes, tensors: Mapping[str, Placed], table:
     return made + b" " * (-len(made) % 8)
 
 
-def _copy(source: BinaryIO, target: BinaryIO, placed: Placed) -> None:
+def _copy(source: BinaryIO, target: BinaryIO, placed: TensorSpan) -> None:
     source.seek(placed.start)
     for start in range(placed.start, placed.end, CHUNK):
         target.write(source.read(min(CHUNK, placed.end - start)))
 
 
-def _change(source: BinaryIO, target: BinaryIO, placed: Placed, plan: RewritingPlan, name: str) -> None:
+def _change(source: BinaryIO, target: BinaryIO, placed: TensorSpan, plan: RewritingPlan, name: str) -> None:
     import torch
 
     kind = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[placed.info.dtype]

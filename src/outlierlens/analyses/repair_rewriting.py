@@ -27,7 +27,7 @@ import numpy as np
 from outlierlens.analyses.range_pass import expert_kinds
 from outlierlens.architectures import BoundStack, live_parameters
 from outlierlens.errors import BadInput
-from outlierlens.models.changes import Settable, temporary
+from outlierlens.models.changes import SettableParameters, temporary
 from outlierlens.models.hooks import readers_of
 from outlierlens.models.load import LoadedModel, stream_width
 
@@ -154,7 +154,7 @@ def repaired(loaded: LoadedModel, plan: RewritingPlan) -> Iterator[LoadedModel]:
     with ExitStack() as undo:
         if plan.untie:
             untie(undo, model)
-        settable = Settable(undo, model)
+        settable = SettableParameters(undo, model)
         for name, values in new.items():
             settable.set_values(name, slice(None), values)
         norms = [(model.get_submodule(path), exponent) for path, exponent in plan.norms.items()]
@@ -369,7 +369,7 @@ def rotated(loaded: LoadedModel, run: Callable[[], "Tensor"], *, seed: int = 0) 
         tied = head is not None and head.weight is model.get_input_embeddings().weight
         if tied:
             untie(undo, model)
-        settable, modules = Settable(undo, model), dict(model.named_modules())
+        settable, modules = SettableParameters(undo, model), dict(model.named_modules())
         live = settable.parameters
         readers = readers_of(model, [norm for bound in loaded.stacks for norm in _norms(bound)], run)
         for name in [name for name, module in modules.items() if module is head and last.final_norm][:1]:

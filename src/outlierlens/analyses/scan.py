@@ -20,7 +20,7 @@ import numpy as np
 import outlierlens.architectures as arch
 from outlierlens.architectures import BoundStack
 from outlierlens.checkpoints import Checkpoint
-from outlierlens.detection.rules import RULES, Outlier, Rule
+from outlierlens.detection.rules import RULES, Outlier, Rule, RuleName
 from outlierlens.detection.weights import (
     LargeNeuron,
     MlpScan,
@@ -74,9 +74,9 @@ class ScanCall:
 
     models: Annotated[tuple[str, ...], Flag(argument=True)]
     """Sample names, directories, weight files or hub ids."""
-    rule: Literal["kovaleva", "puccetti", "luo", "all"] = "kovaleva"
+    rule: Literal[RuleName, "all"] = "kovaleva"
     """kovaleva, puccetti or luo; all: every published definition that rests on weights alone, of one model."""
-    settings: Annotated[Rule, Flat("n_sigma", "min_layer_fraction", "same_layer", "top_k", "relax_to")] = Rule()
+    settings: Annotated[Rule, Flat("n_sigma", "min_layer_fraction", "same_layer", "top_k")] = Rule()
     """What the rule asks."""
     scan: Annotated[ScanOptions, Flat("view", "stack", "max_read")] = ScanOptions()
     """What it may read."""
@@ -85,9 +85,7 @@ class ScanCall:
 
     def __post_init__(self) -> None:
         if self.rule == "all":
-            belong(
-                "to the other rules; leave --rule all out, or them", self, "same_layer", "relax_to", "view", "propose"
-            )
+            belong("to the other rules; leave --rule all out, or them", self, "same_layer", "view", "propose")
 
 
 # --- what is found ---------------------------------------------------------------------------------------------------
@@ -180,8 +178,7 @@ class Scan(Finding):
         sites = len({stack.stack for stack in self.stacks}) < len(self.stacks)
         if not any(lists):
             first = self.stacks[0]
-            used = rule if rule.name == "puccetti" else rule.at(first.n_sigma)
-            asked = used.asks(first.n_layers, first.counted, has_bias=bool(first.z_bias.size))
+            asked = rule.asks(first.n_layers, first.counted, has_bias=bool(first.z_bias.size))
             yield f"{model} has no outlier dimension in its weights: none {asked}."
         elif len(lists) == 1:
             yield f"{model} has {_counted(lists[0])}."
@@ -190,10 +187,6 @@ class Scan(Finding):
             parts = (f"the {name} has {_counted(dims)}" for name, dims in zip(names, lists, strict=True))
             yield f"{model}: {'; '.join(parts)}."
         for stack in self.stacks:
-            if stack.outliers and stack.n_sigma < rule.n_sigma:
-                yield (
-                    f"They pass only at a relaxed threshold of {stack.threshold.deviations}; at {rule.n_sigma:g} there is none."
-                )
             if weak := [one for one in self.counted(stack) if one.p_holm >= SIGNIFICANT]:
                 dims, most = listed(sorted(one.dim for one in weak)), max(one.p_holm for one in weak)
                 yield f"Chance is not excluded for {dims}: corrected p up to {most:.2g}."
@@ -209,7 +202,7 @@ class Scan(Finding):
             f"Until it is measured what they do, leave {' and '.join(named)} alone when you prune or edit.",
             "they stand out in the same place in many layers",
             tuple(
-                about(self.provenance, "prune protect", "--for", "torch-pruning", dims=dims, stack=stream)
+                about(self.provenance, "prune protect", "--export", "torch-pruning", dims=dims, stack=stream)
                 for stream, dims in found.items()
             ),
             until=("Ablation", "Sweep"),
@@ -306,7 +299,7 @@ def _scan_bound(checkpoint: Checkpoint, bound: list[BoundStack], options: ScanOp
     bound = arch.streams_of(bound, options.stack, checkpoint.name)
     sites = [site for stack in bound for site in sites_of(stack, options.view)] if not neurons else []
     if not sites and not neurons:
-        raise BadInput(f"{checkpoint.name}: its blocks declare no reading norms; use --view last")
+        raise BadInput(f"{checkpoint.name}: its blocks declare no reading norms; use --rule view=last")
     check_size(checkpoint, sites, options)
     digest = hashlib.sha256(checkpoint.header_digest().encode())
     found = scan_sites(checkpoint, sites, options.rule, digest)

@@ -24,7 +24,7 @@ from outlierlens.ablation.study import Condition, Measurement, Progress, Study
 from outlierlens.architectures import NO_EXPERT, BoundStack, LastLinear, last_linears, live_parameters
 from outlierlens.data.texts import Batch, Texts
 from outlierlens.errors import BadInput
-from outlierlens.models.changes import Settable, temporary
+from outlierlens.models.changes import SettableParameters, temporary
 from outlierlens.models.experts import ExpertCall, tapped_experts
 from outlierlens.models.hooks import edited_calls, running_masks, valid_tokens
 from outlierlens.models.load import LoadedModel
@@ -158,7 +158,7 @@ def entries(loaded: LoadedModel, stack: BoundStack, layer: int, expert: int = NO
 def scaled(loaded: LoadedModel, stack: BoundStack, places: Sequence[Place], factor: float) -> Iterator[None]:
     """Multiply the weights at `places` by `factor`, and put the old values back bit for bit."""
     with ExitStack() as undo:
-        settable = Settable(undo, loaded.model)
+        settable = SettableParameters(undo, loaded.model)
         for place in places:
             *mlp, row, column = place
             one = _mlp(loaded, stack, *mlp)

@@ -21,9 +21,9 @@ from annotated_types import Ge, Gt, Lt
 
 from outlierlens.ablation.controls import random_sets
 from outlierlens.ablation.study import Condition, Measurement, Progress, Study
-from outlierlens.analyses.trace_account import Account, Entry, account, factor_notes, refuse
+from outlierlens.analyses.trace_account import Account, TermEntry, account, factor_notes, refuse
 from outlierlens.analyses.trace_passes import TokenAttention, carriers, groups, overview
-from outlierlens.analyses.trace_trials import Passes, Restored, like, zeroed
+from outlierlens.analyses.trace_trials import Passes, Restoration, like, zeroed
 from outlierlens.architectures import NO_EXPERT, BoundStack, live_parameters, weight_of
 from outlierlens.architectures.live import in_memory
 from outlierlens.data.texts import Batch, Data
@@ -52,6 +52,7 @@ FEW, LEFT, ROUGH = 8, 0.05, 0.2
 STANDS_OUT = 10.0  # times the median |value| of the layer
 GROUPS = ("first", "largest", "others")
 LARGEST = 1  # the group of the largest token
+NEURONS = 3  # of each block that are listed by themselves; the others are added up
 CHANNELS = 64  # of a head, that are named as single weights at most
 READS = 0.5  # of its attention on the token: what a head loses that reads the dimension
 SHOWN, PARTS = 12, 8  # heads, and parts of the block that lifts, in tables
@@ -61,19 +62,17 @@ SHOWN, PARTS = 12, 8  # heads, and parts of the block that lifts, in tables
 class TraceOptions:
     """Which dimension is followed, and how."""
 
-    dim: Annotated[int | None, Ge(0)] = None
+    dim: Annotated[int | None, Flag("--dims"), Ge(0)] = None
     """The dimension. Default: the one whose largest value is largest beside its block's root mean square."""
     stack: str | None = None
     """Which stream, where there are several: encoder, decoder."""
-    n_neurons: Annotated[int, Flag("--neurons"), Ge(1)] = 3
-    """Neurons of each block that are listed by themselves; the others are added up."""
     n_random: Annotated[int, Flag("--random"), Ge(1)] = 3
     """Draws of random weights, and of random dimensions that are moved as far, as controls."""
     threshold: Annotated[float, Flag("--sink-threshold"), Gt(0), Lt(1)] = 0.3
     """Mean attention on the dimension's token that makes a head a sink."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of the random draws."""
-    task: Annotated[TaskOptions, Flat("max_length", "batch_size")] = TaskOptions(max_length=64, batch_size=8)
+    task: Annotated[TaskOptions, Flat("max_length")] = TaskOptions(max_length=64, batch_size=8)
     """How texts become numbers."""
 
     def __post_init__(self) -> None:
@@ -104,7 +103,7 @@ class BlockValue(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part(Row):
+class BlockPart(Row):
     """What one part of a block adds to the dimension."""
 
     layer: str
@@ -123,7 +122,7 @@ class Part(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Writer(Part):
+class Writer(BlockPart):
     """One of the few parts that carry the dimension's lift at its largest token."""
 
     share: Annotated[float, Share]
@@ -209,7 +208,7 @@ class Trace(Finding):
     title = "The life of a dimension"
     pictures = (Lines(rows="blocks", x="layer", y="largest", title="Its value at its largest token"),)
 
-    parts: tuple[Part, ...]
+    parts: tuple[BlockPart, ...]
     """Largest parts of the block that lifts it: All parts of all blocks with --verbose."""
     weights: tuple[Weight, ...]
     """Single weights that carry it"""
@@ -242,7 +241,7 @@ as far. Heads that read it lose over half on every other text (by the interval);
         """The dimension that is followed."""
         return self.dims[0]
 
-    def of(self, layer: str) -> tuple[Part, ...]:
+    def of(self, layer: str) -> tuple[BlockPart, ...]:
         """The parts of one layer; their sums are its values."""
         return tuple(part for part in self.parts if part.layer == layer)
 
@@ -352,7 +351,7 @@ def trace(
     lift, writers = _writers(found, stack, (lifts, peak), STANDS_OUT * medians[peak - EMBEDDINGS])
     row_of = partial(_row, loaded, reading, at, (at.texts.index(text), position))
     weights = tuple(_weights(loaded, dim, row_of, writers, lift))
-    back = Restored(loaded, stack, dim, tuple(sorted({entry.layer for entry in writers})), peak)
+    back = Restoration(loaded, stack, dim, tuple(sorted({entry.layer for entry in writers})), peak)
     task = Passes(make_task(loaded, texts, options.task), back.recording)
     trials = _trials(task, texts, weights, back, options, rows, progress)
     notes: tuple[str, ...] = (*loaded.notes, *dict.fromkeys((*reading.notes, *task.notes)))
@@ -378,7 +377,7 @@ def trace(
             BlockValue(layer=layer, **_grouped(values), **_grouped(shares, "share_"))
             for layer, values, shares in zip(layers, found.values, found.shares, strict=True)
         ),
-        parts=tuple(_parts(found, options.n_neurons)),
+        parts=tuple(_parts(found, NEURONS)),
         writers=tuple(Writer(**_told(one), share=one.values[LARGEST] / lift) for one in writers),
         weights=weights, trials=trials, text=text, position=position, token=token,
         post_norm=stack.stack.norm_site == "stream", error=found.error, lifts=layer_name(lifts), lift=lift,
@@ -401,7 +400,7 @@ def _turns(values: np.ndarray, peak: int) -> tuple[int, int | None]:
     return int(steps[: peak + 2].argmax()) + EMBEDDINGS, falls
 
 
-def _writers(found: Account, stack: BoundStack, turn: tuple[int, int], least: float) -> tuple[float, list[Entry]]:
+def _writers(found: Account, stack: BoundStack, turn: tuple[int, int], least: float) -> tuple[float, list[TermEntry]]:
     """The fewest parts that carry the lift of the largest token, [] where no few do or its peak is below `least`.
 
     `turn` is (layer that lifts it, layer of its peak). Where the stream is a sum, the lift is the value at the peak, made by
@@ -434,7 +433,7 @@ def _writers(found: Account, stack: BoundStack, turn: tuple[int, int], least: fl
 
 
 def _weights(
-    loaded: LoadedModel, dim: int, row_of: Callable[[str], int], writers: Sequence[Entry], lift: float
+    loaded: LoadedModel, dim: int, row_of: Callable[[str], int], writers: Sequence[TermEntry], lift: float
 ) -> Iterator[Weight]:
     """The single weights that the writers write through; of a head the fewest channels that make 95 % of what it writes."""
     parameters = live_parameters(loaded.model)
@@ -480,7 +479,7 @@ def _row(loaded: LoadedModel, run: Callable[[Batch], None], batch: Batch, at: tu
 
 
 def _trials(
-    task: Passes, texts: Data, weights: Sequence[Weight], back: Restored, options: TraceOptions,
+    task: Passes, texts: Data, weights: Sequence[Weight], back: Restoration, options: TraceOptions,
     rows: Path | Keep | None, progress: Progress | None,
 ) -> tuple[Measurement, ...]:  # fmt: skip
     """What the model loses with the weights at 0, with the dimension put back behind them, and with random weights at 0."""
@@ -503,24 +502,24 @@ def _trials(
         return tuple(map(study.row, study.measure(conditions)))
 
 
-def _parts(found: Account, n_neurons: int) -> Iterator[Part]:
+def _parts(found: Account, n_neurons: int) -> Iterator[BlockPart]:
     """The account's entries, of each MLP the largest neurons by themselves and the others added up."""
-    by_mlp: dict[tuple[int, str, int], list[Entry]] = {}
+    by_mlp: dict[tuple[int, str, int], list[TermEntry]] = {}
     for entry in found.entries:
         if entry.kind == "neuron":
             by_mlp.setdefault((entry.layer, entry.name, entry.expert), []).append(entry)
         else:
-            yield Part(**_told(entry))
+            yield BlockPart(**_told(entry))
     for (layer, name, expert), neurons in by_mlp.items():
         neurons.sort(key=lambda one: -float(np.abs(one.values).max()))
-        yield from (Part(**_told(one)) for one in neurons[:n_neurons])
+        yield from (BlockPart(**_told(one)) for one in neurons[:n_neurons])
         if others := neurons[n_neurons:]:
-            rest = Entry(layer, "neuron", name, -1, np.sum([one.values for one in others], axis=0), expert=expert)
-            yield Part(**_told(rest) | {"kind": "other neurons"})
+            rest = TermEntry(layer, "neuron", name, -1, np.sum([one.values for one in others], axis=0), expert=expert)
+            yield BlockPart(**_told(rest) | {"kind": "other neurons"})
 
 
-def _told(one: Entry) -> dict[str, Any]:
-    """The fields of a `Part`."""
+def _told(one: TermEntry) -> dict[str, Any]:
+    """The fields of a `BlockPart`."""
     index = None if one.index < 0 else one.index
     expert = None if one.expert == NO_EXPERT else one.expert
     told = {"layer": layer_name(one.layer), "kind": one.kind, "name": one.name, "expert": expert, "index": index}

@@ -40,7 +40,7 @@ Weigh = Callable[[Batch], "Tensor"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class TermEntry:
     """What one part of a model adds to the dimension, in one layer.
 
     Attributes:
@@ -76,7 +76,7 @@ class Account:
     """
 
     values: np.ndarray
-    entries: tuple[Entry, ...]
+    entries: tuple[TermEntry, ...]
     error: float
     shares: np.ndarray
     unreached: tuple[str, ...] = ()
@@ -114,7 +114,7 @@ class _Term:
 
 
 @dataclass
-class _Running:
+class _RunningTerms:
     """The terms of the state that the running pass adds up, and sums over all passes."""
 
     loaded: LoadedModel
@@ -147,7 +147,7 @@ def account(
         BadInput: the row names no single linear that writes last, or something writes that it does not name.
     """
     refuse(loaded, stack)
-    state = _Running(loaded, stack, dim)
+    state = _RunningTerms(loaded, stack, dim)
 
     def read(batch: Batch) -> float:
         mine = copy.copy(state)  # the pass has terms of its own, and adds to the sums of all
@@ -216,7 +216,7 @@ def _params(stack: BoundStack, name: str) -> tuple[Param, ...]:
 
 
 @contextmanager
-def _watched(state: _Running, batch: Batch, weights: "Tensor") -> Iterator[None]:
+def _watched(state: _RunningTerms, batch: Batch, weights: "Tensor") -> Iterator[None]:
     """Add up the running pass; `weights` are of tokens [group, batch, token]."""
     stack, live = state.stack, live_parameters(state.loaded.model)
     modules = dict(state.loaded.model.named_modules())
@@ -265,7 +265,7 @@ def _shown(look: "Callable[[Tensor], None]") -> "Callable[[Tensor], Tensor]":
     return through
 
 
-def _linear(state: _Running, block: str, name: str, *, neurons: bool) -> "Callable[[Tensor], None]":
+def _linear(state: _RunningTerms, block: str, name: str, *, neurons: bool) -> "Callable[[Tensor], None]":
     """Take what the linear `name` of a block reads as a term, and its bias as another."""
     parameters = live_parameters(state.loaded.model)
     path = f"{block}.{name}"
@@ -297,7 +297,7 @@ def _linear(state: _Running, block: str, name: str, *, neurons: bool) -> "Callab
     return take
 
 
-def _expert(state: _Running, param: Param, mixture: "_Mixture") -> Callable[[ExpertCall], None]:
+def _expert(state: _RunningTerms, param: Param, mixture: "_Mixture") -> Callable[[ExpertCall], None]:
     """Take what an expert reads, of packed ones or alone, as a term of its tokens, and its bias as another."""
     live, name, axis = live_parameters(state.loaded.model), param.name, param.axis
     path, number = name.removesuffix(".weight"), expert_of(name)
@@ -330,7 +330,7 @@ def _expert(state: _Running, param: Param, mixture: "_Mixture") -> Callable[[Exp
 class _Mixture:
     """What the MLP of a block multiplies its experts, and what stands beside them, by: told from its output, token by token."""
 
-    def __init__(self, state: _Running):
+    def __init__(self, state: _RunningTerms):
         self.state = state
         self.first = 0  # of its terms
         self.experts: Tensor | None = None  # what all experts write [token, dim]
@@ -406,7 +406,7 @@ def _one(kind: Kind, name: str, values: "Tensor", parameter: str = "", places: A
     return _Term(kind, name, wide[..., None], row, torch.ones_like(wide), parameter, places)
 
 
-def _norm(state: _Running, path: str, *, embeddings: bool = False) -> "Callable[[Tensor], None]":
+def _norm(state: _RunningTerms, path: str, *, embeddings: bool = False) -> "Callable[[Tensor], None]":
     """Have a norm multiply the terms that it is given, take its mean away and add its bias."""
     module: Any = state.loaded.model.get_submodule(path)
     offset = state.stack.stack.norm_offset
@@ -452,7 +452,7 @@ def _moments(module: Any, wide: "Tensor") -> "tuple[Tensor | None, Tensor]":
     return None, (wide.square().mean(-1) + eps).sqrt()
 
 
-def _table(state: _Running, path: str) -> "Callable[[Tensor], None]":
+def _table(state: _RunningTerms, path: str) -> "Callable[[Tensor], None]":
     """Take what a table or a linear of the embeddings gives as a term."""
 
     def take(given: "Tensor") -> None:
@@ -468,7 +468,7 @@ def _table(state: _Running, path: str) -> "Callable[[Tensor], None]":
     return take
 
 
-def _rest(state: _Running, total: "Tensor") -> None:
+def _rest(state: _RunningTerms, total: "Tensor") -> None:
     """Add what the embeddings hold beside the tables that were seen; one table alone is all of them."""
     tables = state.terms
     if len(state.stack.stack.embeddings) == 1 and not state.stack.stack.embedding_linears and len(tables) == 1:
@@ -480,7 +480,7 @@ def _rest(state: _Running, total: "Tensor") -> None:
         state.terms.append(_one("embedding", "rest", left))
 
 
-def _close(state: _Running, batch: Batch, weights: "Tensor", layer: int, states: "Tensor") -> None:
+def _close(state: _RunningTerms, batch: Batch, weights: "Tensor", layer: int, states: "Tensor") -> None:
     """The layer's state is there: check its terms against it, add them to the sums, and begin the next layer's."""
     import torch
 
@@ -528,7 +528,7 @@ def _miss(sums: "list[Tensor]", value: "Tensor", sizes: "list[Tensor]", valid: "
     return float(off.max()) if len(off) else 0.0
 
 
-def _factors(state: _Running, layer: int, sums: "list[Tensor]", value: "Tensor", valid: "Tensor") -> list[float]:
+def _factors(state: _RunningTerms, layer: int, sums: "list[Tensor]", value: "Tensor", valid: "Tensor") -> list[float]:
     """The constant of each term's write in this block: those known, else those that make the account exact, else 1 [term].
 
     Constants are found by least squares over the tokens of a batch that has twice as many as there are writes.
@@ -553,7 +553,7 @@ def _factors(state: _Running, layer: int, sums: "list[Tensor]", value: "Tensor",
     return [state.factors[layer, term.write] for term in state.terms]
 
 
-def _reads_centred(state: _Running) -> bool:
+def _reads_centred(state: _RunningTerms) -> bool:
     """Whether the norms that read the stream take its mean away."""
     from torch import nn
 
@@ -562,19 +562,19 @@ def _reads_centred(state: _Running) -> bool:
     return isinstance(module, nn.LayerNorm) or getattr(module, "bias", None) is not None
 
 
-def _entries(layer: int, term: _Term, values: np.ndarray) -> Iterator[Entry]:
+def _entries(layer: int, term: _Term, values: np.ndarray) -> Iterator[TermEntry]:
     if term.kind == "neuron":
         for k in range(values.shape[1]):
             place = term.places[k : k + 1]
-            yield Entry(layer, "neuron", term.name, k, values[:, k], None, term.parameter, place, term.expert)
+            yield TermEntry(layer, "neuron", term.name, k, values[:, k], None, term.parameter, place, term.expert)
     elif term.kind == "head":
         width = values.shape[1] // term.heads
         for head in range(term.heads):
             part = slice(head * width, (head + 1) * width)
             columns = values[:, part]
-            yield Entry(layer, "head", term.name, head, columns.sum(1), columns, term.parameter, term.places[part])
+            yield TermEntry(layer, "head", term.name, head, columns.sum(1), columns, term.parameter, term.places[part])
     else:
-        yield Entry(layer, term.kind, term.name, -1, values[:, 0], None, term.parameter, term.places, term.expert)
+        yield TermEntry(layer, term.kind, term.name, -1, values[:, 0], None, term.parameter, term.places, term.expert)
 
 
 def n_heads(loaded: LoadedModel, block: str, name: str, width: int) -> int:

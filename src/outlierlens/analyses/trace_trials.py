@@ -16,7 +16,7 @@ import numpy as np
 
 from outlierlens.architectures import BoundStack, live_parameters
 from outlierlens.architectures.live import in_memory
-from outlierlens.models.changes import Settable, temporary
+from outlierlens.models.changes import SettableParameters, temporary
 from outlierlens.models.hooks import edited, tapped, valid_tokens
 from outlierlens.models.load import LoadedModel
 from outlierlens.tasks.base import Task, values_of
@@ -52,7 +52,7 @@ class Passes:
 def zeroed(loaded: LoadedModel, places: Sequence[Place]) -> Iterator[int]:
     """Single weights set to 0, and put back bit for bit; yields how many."""
     with ExitStack() as undo:
-        settable = Settable(undo, loaded.model)
+        settable = SettableParameters(undo, loaded.model)
         for name, place in places:
             settable.set_values(name, place, 0.0)
         yield len(places)
@@ -75,7 +75,7 @@ def like(loaded: LoadedModel, places: Sequence[Place], *, seed: int) -> tuple[Pl
 
 
 @dataclass
-class Restored:
+class Restoration:
     """Puts the dimension back as it was in the intact model, behind blocks that write it, at the tokens that carry it.
 
     A token carries it where its |value| after `peak` is at least half of the largest in its text.

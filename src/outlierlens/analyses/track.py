@@ -65,7 +65,7 @@ class TrackOptions:
     """When a dimension stands out at a step."""
     dims: Annotated[tuple[int, ...], Flag(read="options:plain_dims")] = ()
     """Follow these too, whatever they do: 507,100."""
-    layer: Annotated[int | None, Ge(0)] = None
+    layer: Annotated[int | None, Flag(hidden=True), Ge(0)] = None
     """Layer that is drawn. Default: the middle."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""

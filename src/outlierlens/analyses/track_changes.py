@@ -121,7 +121,7 @@ def change_point(
     )
 
 
-class _Fit:
+class _SegmentFit:
     """The best ramp: indices of its ends, its levels, RSS, and the RSS of each onset."""
 
     def __init__(self, fit: "_Ramps", rss: np.ndarray, y: np.ndarray, total: float):
@@ -158,7 +158,7 @@ class _Ramps:
         shapes = shapes - (shapes @ one)[:, None] * one
         return shapes / np.linalg.norm(shapes, axis=1, keepdims=True), one
 
-    def best(self, y: np.ndarray, rho: float) -> _Fit | None:
+    def best(self, y: np.ndarray, rho: float) -> _SegmentFit | None:
         """The least-squares ramp in the direction asked for, or None."""
         shapes, one = self._whitened(rho)
         white = _whiten(y, rho)
@@ -166,7 +166,7 @@ class _Ramps:
         along = shapes @ white
         total = float(white @ white)
         rss = total - self._gains(along)
-        return _Fit(self, rss, y, total) if self._gains(along).any() else None
+        return _SegmentFit(self, rss, y, total) if self._gains(along).any() else None
 
     def _gains(self, along: np.ndarray) -> np.ndarray:
         if self.direction:

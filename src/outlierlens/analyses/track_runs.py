@@ -14,10 +14,17 @@ import numpy as np
 
 import outlierlens.architectures as arch
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
-from outlierlens.detection.rules import Measured
+from outlierlens.detection.rules import LastOperation
 from outlierlens.detection.weights import Site, check_size, measure, sites_of
 from outlierlens.errors import BadFile, BadInput, UnknownArchitecture, UnknownModel
-from outlierlens.training.run_files import Saved, Trajectory, find_log, find_saved, tracked_site, without_weights
+from outlierlens.training.run_files import (
+    SavedCheckpoint,
+    Trajectory,
+    find_log,
+    find_saved,
+    tracked_site,
+    without_weights,
+)
 
 if TYPE_CHECKING:
     from outlierlens.analyses.track import TrackOptions
@@ -51,7 +58,7 @@ def read_checkpoints(
     """
     saved = find_saved(names, revisions=options.revisions, steps=options.steps)
     first: Site | None = None
-    kept: list[tuple[Saved, Measured]] = []
+    kept: list[tuple[SavedCheckpoint, LastOperation]] = []
     notes = [f"left out: {one} is named as a checkpoint, and holds no weight file" for one in without_weights(names)]
     read = total = 0
     for place, one in enumerate(saved):
@@ -89,7 +96,7 @@ def read_checkpoints(
     return path, (read, total), notes
 
 
-def _open(saved: Saved, options: "TrackOptions") -> Checkpoint:
+def _open(saved: SavedCheckpoint, options: "TrackOptions") -> Checkpoint:
     scan = options.scan
     return open_checkpoint(
         saved.model, revision=saved.revision, subfolder=scan.subfolder, token=scan.token, offline=scan.offline
@@ -106,7 +113,9 @@ def _site(checkpoint: Checkpoint, options: "TrackOptions") -> Site:
     return tracked_site(bound[names.index(options.stack)] if options.stack else bound[0], options.norm)
 
 
-def _same(first: Site, site: Site, before: tuple[Saved, Measured], now: tuple[Saved, Measured]) -> None:
+def _same(
+    first: Site, site: Site, before: tuple[SavedCheckpoint, LastOperation], now: tuple[SavedCheckpoint, LastOperation]
+) -> None:
     """Raise BadInput unless two checkpoints can belong to one run."""
     shapes = [" × ".join(map(str, one[1].scale.shape)) for one in (before, now)]
     biases = ["there" if one[1].bias is not None else "absent" for one in (before, now)]

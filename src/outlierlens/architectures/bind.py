@@ -50,7 +50,7 @@ def of_one_width(bound: "BoundStack", tensors: Mapping[str, Any], config: Config
     odd = next(name for name, one in widths.items() if one != width)
     raise BadFile(
         f"stack {bound.name!r}: {first} is {width:,} wide and {odd} {widths[odd]:,}, and one stream has one width; the weights "
-        f"belong to another config or family (--family, --arch row.toml)"
+        f"belong to another config or family (--model-args family=bert, or arch=row.toml)"
     )
 
 
@@ -479,7 +479,7 @@ def _prefix(stack: Stack, names: _Names) -> str | None:
         raise BadFile(
             f"stack {stack.name!r}: {stack.blocks} stands under several prefixes, "
             f"{', '.join(map(repr, sorted(found)))}; "
-            "pass --arch row.toml with the full path in `blocks`"
+            "pass --model-args arch=row.toml with the full path in `blocks`"
         )
     return found.pop() if found else None
 
@@ -512,5 +512,5 @@ def _nothing_fits(stacks: tuple[Stack, ...], names: Collection[str], config: Con
     norms = [name for name in names if re.search(r"norm|(^|\.)ln_", name, re.IGNORECASE)]
     return (
         f"no parameter matches {wanted}; names that look like norms: {', '.join(norms[:4]) or 'none'}; "
-        "pass --arch row.toml (`outlierlens scan --propose` drafts one)"
+        "pass --model-args arch=row.toml (`outlierlens scan --propose` drafts one)"
     )

@@ -5,8 +5,8 @@
     kind_of("roberta.embeddings.position_embeddings.weight")      # "position": what a row of the table stands for
     first_row({"model_type": "roberta", "pad_token_id": 1})       # 2: row 2 is position 0
     stacks_for(checkpoint, None)                                  # the config's; without a model_type, by the tensors
-    stacks_for(checkpoint, "bert")                                # as --family says
-    stacks_for(checkpoint, Path("row.toml"))                      # as --arch says
+    stacks_for(checkpoint, "bert")                                # as --model-args family=bert says
+    stacks_for(checkpoint, Path("row.toml"))                      # as --model-args arch=row.toml says
 
 A row lies with those it resembles, in a file `rows_….py`. To add a family: one entry there, one tiny config in
 `tests/architectures.py`; see CONTRIBUTING.md.
@@ -68,7 +68,7 @@ def stacks_of(config: Config, where: str = "config.json") -> tuple[Stack, ...]:
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise UnknownArchitecture(
-            f"no model_type in {where}; name the family that it is built like (--family bert), or {BY_HAND}"
+            f"no model_type in {where}; name the family that it is built like (--model-args family=bert), or {BY_HAND}"
         )
     row = family_of(config)
     if row.stacks is not None:
@@ -102,7 +102,7 @@ def first_row(config: Config) -> int:
 
 # --- which row describes a model -------------------------------------------------------------------------------------
 
-# A file (--arch), a model_type (--family), or neither.
+# A file (arch), a model_type (family), or neither.
 RowChoice = Path | str | None
 
 
@@ -133,7 +133,7 @@ def stacks_for(source: Source, row: RowChoice) -> tuple[Stack, ...]:
         if isinstance(own, str) and own != row:
             source.notes = (*source.notes, f"its config says {own}; the streams are those of the row of {row}")
         source.config = {**source.config, "model_type": row}
-        return stacks_of(source.config, "--family")
+        return stacks_of(source.config, "--model-args family")
     if isinstance(source.config.get("model_type"), str):
         return stacks_of(source.config, source.name)
     found = families(source.tensors, source.config, source.name)
@@ -153,7 +153,7 @@ def no_model_type(found: tuple[str, ...]) -> str:
     others = f" (and {', '.join(found[1:])})" if len(found) > 1 else ""
     return (
         f"no model_type in the config: taken for {found[0]}{others}, whose row alone fits the names of the tensors; "
-        f"--family says otherwise"
+        f"--model-args family says otherwise"
     )
 
 
@@ -176,12 +176,12 @@ def families(names: Collection[str], config: Config | None = None, where: str = 
     if not best:
         raise UnknownArchitecture(
             f"{where}: no model_type in its config, and no row of the table fits its tensors; name the family that it is "
-            f"built like (--family bert), or {BY_HAND}"
+            f"built like (--model-args family=bert), or {BY_HAND}"
         )
     if any(fit.stacks != best[0].stacks for fit in best):
         raise UnknownArchitecture(
             f"{where}: no model_type in its config, and its tensors fit the rows of {', '.join(fit.family for fit in best)}; "
-            f"say which, such as --family {best[0].family}"
+            f"say which, such as --model-args family={best[0].family}"
         )
     return tuple(sorted((fit.family for fit in best), key=lambda family: (len(family), family)))
 

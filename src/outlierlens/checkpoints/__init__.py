@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from outlierlens.checkpoints.adapter import CONFIG, FILES, Adapted, Adapter
+from outlierlens.checkpoints.adapter import CONFIG, FILES, AdaptedCheckpoint, Adapter
 from outlierlens.checkpoints.base import Checkpoint, TensorInfo, load_config
 from outlierlens.checkpoints.formats import open_directory, open_file, suffixes, weight_file
 from outlierlens.checkpoints.stored import as_weights
@@ -48,7 +48,7 @@ def open_checkpoint(
 
 def with_adapter(checkpoint: Checkpoint, folder: str | None) -> Checkpoint:
     """A checkpoint with the adapter of a folder on it; as it is where none is named; raises as `open_adapter` does."""
-    return checkpoint if folder is None else Adapted(checkpoint, open_adapter(folder))
+    return checkpoint if folder is None else AdaptedCheckpoint(checkpoint, open_adapter(folder))
 
 
 def open_adapter(folder: str) -> Adapter:
@@ -62,8 +62,8 @@ def open_adapter(folder: str) -> Adapter:
     file = next((place / name for name in FILES if (place / name).is_file()), None)
     if file is None or not (place / CONFIG).is_file():
         raise BadInput(
-            f"--adapter {folder}: no folder with {CONFIG} and {FILES[0]}; name one that peft's save_pretrained wrote, and "
-            f"fetch one of a hub first: hf download OWNER/NAME --local-dir FOLDER"
+            f"--model-args adapter={folder}: no folder with {CONFIG} and {FILES[0]}; name one that peft's save_pretrained "
+            f"wrote, and fetch one of a hub first: hf download OWNER/NAME --local-dir FOLDER"
         )
     source = open_file(file, str(file))
     return Adapter(source, load_config(place / CONFIG), folder, source.tensors)

@@ -2,7 +2,7 @@
 
     adapter = open_adapter("runs/lora")     # of `checkpoints`: its adapter_config.json and adapter_model.safetensors
     adapter.changes(names, shape_of)        # {name: Change} of the parameters of its base, in files or in memory
-    with Adapted(checkpoint, adapter) as changed: ...     # base + scaling · B A, as it is read; nothing is written
+    with AdaptedCheckpoint(checkpoint, adapter) as changed: ...     # base + scaling · B A, as it is read; nothing is written
 
 The weight of a linear [out, in] gets scaling · B A, with A [r, in] and B [out, r]; that of a table [token, dim], or of GPT-2's
 Conv1D [in, out], the transpose. scaling is α / r, or α / √r with `use_rslora` (Hu et al. 2021; Kalajdzievski 2023).
@@ -28,7 +28,6 @@ _AROUND = re.compile(r"\Abase_model\.model\.|(?<=\.)base_layer\.|(?<=\.)modules_
 _SIDE = re.compile(
     r"(?P<module>.+)\.lora_(?P<table>embedding_)?(?P<side>[AB])(\.(?!weight\Z|bias\Z)(?P<name>[^.]+))?(\.(?P<leaf>weight|bias))?"
 )
-_BASE = re.compile(r"(.+?)\.(?:base_layer|original_module)\.")
 _NAMED = re.compile(r"\.(?:lora_(?:embedding_)?[AB]|modules_to_save)\.(?!weight\Z|bias\Z)([^.]+)")
 _MERGE = "merge it with peft: merge_and_unload(), then save_pretrained()"
 # Settings that say nothing of what is added, or that are read below; any other that is on is more than plain LoRA.
@@ -44,34 +43,18 @@ Key = tuple[str, str]  # a module, and "weight" or "bias"
 _STARTS = (None, True, False, "gaussian", "eva", "orthogonal")  # others change the base before the training
 
 
-def of_adapter(names: Collection[str]) -> list[str]:
-    """The tensors of a saved PeftModel that belong to its adapter: what stands beside a weight of the base; [] of others."""
-    around = {found[1] for name in names if (found := _BASE.match(name))}
-    if not around and not any(".lora_" in name for name in names):
-        return []
-
-    def belongs(name: str) -> bool:
-        words = name.split(".")
-        return ".lora_" in name or any(
-            ".".join(words[:end]) in around and words[end] not in ("base_layer", "original_module")
-            for end in range(1, len(words))
-        )
-
-    return [name for name in names if belongs(name)]
-
-
 def no_model(name: str, config: Mapping[str, Any], folder: str, hub: str = "") -> BadFile:
     """The error for what holds an adapter in place of a model: what looks at both, once a `hub`'s was fetched to the folder."""
     base, said = config.get("base_model_name_or_path"), f"{name}: holds an adapter"
     fetched = f"fetch it with `{shell('hf', 'download', hub, '--local-dir', folder)}`, and " if hub else ""
     if not isinstance(base, str) or not base:
-        return BadFile(f"{said}, and no model; {fetched}name its base, with --adapter {operand(folder)}")
-    both = command("scan", operand(base), "--adapter", operand(folder))
+        return BadFile(f"{said}, and no model; {fetched}name its base, with --model-args adapter={folder}")
+    both = command("scan", operand(base), "--model-args", f"adapter={folder}")
     return BadFile(f"{said} of {base}, and no model; {fetched}look at both with: {both}")
 
 
 @dataclass(frozen=True)
-class Change:
+class AdapterChange:
     """What becomes of one parameter, by names of the adapter's tensors.
 
     Attributes:
@@ -203,7 +186,7 @@ class Adapter:
         root = math.sqrt(r) if self._config.get("use_rslora") else r
         return self._setting("lora_alpha", "alpha_pattern", module) / root
 
-    def changes(self, known: Collection[str], shape_of: Callable[[str], tuple[int, ...]]) -> dict[str, Change]:
+    def changes(self, known: Collection[str], shape_of: Callable[[str], tuple[int, ...]]) -> dict[str, AdapterChange]:
         """{parameter of the base: what becomes of it}, of a base that has the `known` parameters.
 
         A module that the adapter brings itself (a head, of `modules_to_save`) may be absent from the base.
@@ -221,7 +204,7 @@ class Adapter:
                 f"base ({', '.join(sorted(absent)[:3])}); name the model that it was trained on{self._named}"
             )
         whole = {met.get(name, name): stored for name, stored in self._whole.items() if name in met or name in new}
-        found = {name: Change(self.source, whole=stored) for name, stored in whole.items()}
+        found = {name: AdapterChange(self.source, whole=stored) for name, stored in whole.items()}
         for name in found.keys() & {*met.values()}:
             self._check(found[name].whole, self.source.tensors[found[name].whole].shape, name, shape_of(name))
         turned = self._turned({key: shape_of(met[name]) for key, name in named.items()})
@@ -229,7 +212,9 @@ class Adapter:
             made = tuple(self._sides[key][side] for side in "AB" if side in self._sides[key])
             shape = self._shape(key)
             self._check(made[-1], shape[::-1] if turned[key] else shape, met[name], shape_of(met[name]))
-            found[met[name]] = Change(self.source, whole.get(met[name], ""), made, self._scalings[key], turned[key])
+            found[met[name]] = AdapterChange(
+                self.source, whole.get(met[name], ""), made, self._scalings[key], turned[key]
+            )
         return found
 
     def _repeats(self, name: str, met: Collection[str]) -> bool:
@@ -309,7 +294,7 @@ def _end(name: str) -> str:
     return ".".join(words[max(first - 1, 0) :])
 
 
-class Adapted(Checkpoint):
+class AdaptedCheckpoint(Checkpoint):
     """Another checkpoint with an adapter on it, under the names of that checkpoint.
 
     Attributes:

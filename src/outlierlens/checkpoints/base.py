@@ -225,7 +225,7 @@ def runs_of(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class Placed:
+class TensorSpan:
     """A tensor's declaration and its bytes [start, end) within its file."""
 
     info: TensorInfo
@@ -237,7 +237,7 @@ class PlacedCheckpoint(Checkpoint):
     """Tensors whose bytes lie row after row in files; packed blocks of values do not cross rows."""
 
     @abstractmethod
-    def _place(self, name: str) -> tuple[str, Placed]:
+    def _place(self, name: str) -> tuple[str, TensorSpan]:
         """What errors call a tensor, and where it lies."""
 
     @abstractmethod
@@ -245,12 +245,12 @@ class PlacedCheckpoint(Checkpoint):
         """The bytes [first, end) of a tensor, of each of `spans`."""
 
     @abstractmethod
-    def _file(self, name: str) -> tuple[str, Callable[[int, int], bytearray], Placed]:
+    def _file(self, name: str) -> tuple[str, Callable[[int, int], bytearray], TensorSpan]:
         """The file that a tensor lies in, what reads bytes [first, end) of that, and the place there."""
 
     def raw(self, names: Iterable[str]) -> Iterator[tuple[str, TensorInfo, memoryview]]:
         """(name, declaration, bytes as they are stored) of tensors; those that lie together in a file are read at once."""
-        files: dict[str, tuple[Callable[[int, int], bytearray], dict[str, Placed]]] = {}
+        files: dict[str, tuple[Callable[[int, int], bytearray], dict[str, TensorSpan]]] = {}
         for name in names:
             where, read, place = self._file(name)
             files.setdefault(where, (read, {}))[1][name] = place
@@ -290,17 +290,17 @@ class PlacedCheckpoint(Checkpoint):
 class LocalCheckpoint(PlacedCheckpoint):
     """Such tensors in files on this disk, by `_files`: {name: (file, place)}."""
 
-    _files: Mapping[str, tuple[Path, Placed]]
+    _files: Mapping[str, tuple[Path, TensorSpan]]
 
-    def placed(self) -> Mapping[str, tuple[Path, Placed]]:
+    def placed(self) -> Mapping[str, tuple[Path, TensorSpan]]:
         """The file and place of each tensor."""
         return self._files
 
-    def _place(self, name: str) -> tuple[str, Placed]:
+    def _place(self, name: str) -> tuple[str, TensorSpan]:
         path, place = self._files[name]
         return f"{path}: {name}", place
 
-    def _file(self, name: str) -> tuple[str, Callable[[int, int], bytearray], Placed]:
+    def _file(self, name: str) -> tuple[str, Callable[[int, int], bytearray], TensorSpan]:
         path, place = self._files[name]
         return str(path), partial(self._span, path), place
 

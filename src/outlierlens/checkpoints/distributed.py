@@ -14,7 +14,7 @@ from typing import Any
 
 from outlierlens.checkpoints.base import MAX_TENSORS, is_shape, is_too_long
 from outlierlens.checkpoints.naming import named
-from outlierlens.checkpoints.pickle_scan import Items, Record, Stored, read_pickle
+from outlierlens.checkpoints.pickle_scan import PickledItems, PickledTensor, Record, read_pickle
 from outlierlens.checkpoints.pieces import Piece, PiecedCheckpoint, PiecedTensor, one_bytes
 from outlierlens.checkpoints.torchbin import MAX_PICKLE_BYTES, read_torch
 from outlierlens.checkpoints.trainers import model_in
@@ -78,7 +78,7 @@ class DistributedCheckpoint(PiecedCheckpoint):
         where = {(one.state["fqn"], _sizes(one.state.get("offset"))): info for one, info in _places(told)}
         tree: dict[str, Any] = {}
         for name in names:
-            self._put(tree, paths[name].items if isinstance(paths.get(name), Items) else (name,), name)
+            self._put(tree, paths[name].items if isinstance(paths.get(name), PickledItems) else (name,), name)
         found, _ = model_in(tree)
         return {
             one: self._tensor(stored, names[stored].state, where) for one, stored in found.items() if stored in names
@@ -123,7 +123,7 @@ class DistributedCheckpoint(PiecedCheckpoint):
             raise self._bad(f"{name!r} is said to lie outside {file}")
         stored, _, place, n_bytes = read_torch(path, start, start + length)
         self.bytes_read += n_bytes
-        if not isinstance(stored, Stored):
+        if not isinstance(stored, PickledTensor):
             raise self._bad(f"{name!r}: {file} holds no tensor where it should")
         return place(f"{path}: tensor {name!r}", stored)
 

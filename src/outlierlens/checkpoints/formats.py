@@ -20,21 +20,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from outlierlens.checkpoints.adapter import CONFIG, no_model, of_adapter
+from outlierlens.checkpoints.adapter import CONFIG, no_model
 from outlierlens.checkpoints.base import (
     INDEX,
     ITEM_BYTES,
     MAX_TENSORS,
     Checkpoint,
     LocalCheckpoint,
-    Placed,
     TensorInfo,
+    TensorSpan,
     is_shape,
     is_too_long,
     load_config,
     parse_config,
 )
 from outlierlens.checkpoints.naming import by_usual_names
+from outlierlens.checkpoints.stored import of_adapter
 from outlierlens.checkpoints.trainers import PARAMS, TRAINERS, config_of_params, form_of, parts_of
 from outlierlens.errors import BadFile
 
@@ -209,7 +210,7 @@ def no_weights(folder: Path) -> BadFile:
     if (folder / CONFIG).is_file():
         return no_model(str(folder), load_config(folder / CONFIG), str(folder))
     inside = [path.name for path in sorted(folder.glob("*/")) if any((path / row.file).is_file() for row in native())]
-    lies = f"; a model lies in {', '.join(inside[:4])}: pass --subfolder {inside[0]}" if inside else ""
+    lies = f"; a model lies in {', '.join(inside[:4])}: pass --model-args subfolder={inside[0]}" if inside else ""
     return BadFile(f"{folder}: holds no weight file ({', '.join(suffixes())}){lies}")
 
 
@@ -279,7 +280,7 @@ def header_length(first8: bytes, file_size: int, where: str) -> int:
     return int(length)
 
 
-def parse_header(raw: bytes, file_size: int, where: str) -> dict[str, Placed]:
+def parse_header(raw: bytes, file_size: int, where: str) -> dict[str, TensorSpan]:
     """Every tensor of a safetensors header, with each length, type and offset checked against the file size."""
     header = parse_config(raw, f"{where} (header)", strict=True)
     if len(header) > MAX_TENSORS:
@@ -308,7 +309,7 @@ def _unclaimed(where: str, start: int, end: int) -> BadFile:
     return BadFile(f"{where}: bytes {start:,} to {end:,} belong to no tensor; the file is corrupt, fetch it again")
 
 
-def _entry(name: str, entry: Any, base: int, file_size: int, where: str) -> Placed:
+def _entry(name: str, entry: Any, base: int, file_size: int, where: str) -> TensorSpan:
     shape = entry.get("shape") if isinstance(entry, Mapping) else None
     offsets = entry.get("data_offsets") if isinstance(entry, Mapping) else None
     if (
@@ -329,7 +330,7 @@ def _entry(name: str, entry: Any, base: int, file_size: int, where: str) -> Plac
     bits = 8 * ITEM_BYTES.get(dtype, 0) or _OTHER_BITS.get(dtype)
     if bits is not None and info.size * bits != info.nbytes * 8:
         raise BadFile(f"{where}: tensor {name!r} declares {dtype}{shape} but holds {info.nbytes:,} bytes")
-    return Placed(info, start, end)
+    return TensorSpan(info, start, end)
 
 
 def shard_names(index: Mapping[str, Any], where: str) -> dict[str, str]:
@@ -387,7 +388,7 @@ class SafetensorsCheckpoint(LocalCheckpoint):
         self._files = gather(path, name, self._header)
         self.tensors = {tensor: place.info for tensor, (_, place) in self._files.items()}
 
-    def _header(self, path: Path) -> dict[str, Placed]:
+    def _header(self, path: Path) -> dict[str, TensorSpan]:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = header_length(file.read(8), size, str(path))

@@ -16,7 +16,7 @@ import numpy as np
 
 from outlierlens.architectures import ARCHITECTURES
 from outlierlens.architectures.stack import BLOCK, Gguf, Translation
-from outlierlens.checkpoints.base import ITEM_BYTES, Checkpoint, LocalCheckpoint, Placed, TensorInfo
+from outlierlens.checkpoints.base import ITEM_BYTES, Checkpoint, LocalCheckpoint, TensorInfo, TensorSpan
 from outlierlens.checkpoints.gguf_header import Header, read_header
 from outlierlens.errors import BadFile, need
 
@@ -94,9 +94,9 @@ class GGUFCheckpoint(LocalCheckpoint):
         return values + np.float32(shift) if shift else values
 
 
-def _translate(header: Header, family: Gguf | None, where: str) -> dict[str, tuple[Placed, Translation]]:
+def _translate(header: Header, family: Gguf | None, where: str) -> dict[str, tuple[TensorSpan, Translation]]:
     """{Hugging Face name: (place, what undoes the conversion)}."""
-    stored: dict[str, tuple[Placed, Translation]] = {}
+    stored: dict[str, tuple[TensorSpan, Translation]] = {}
     for name, place in header.tensors.items():
         translation = family.translate(name) if family else Translation(name)
         if translation.name in stored:
@@ -107,7 +107,7 @@ def _translate(header: Header, family: Gguf | None, where: str) -> dict[str, tup
     return stored
 
 
-def _info(place: Placed, translation: Translation) -> TensorInfo:
+def _info(place: TensorSpan, translation: Translation) -> TensorInfo:
     info, shape = place.info, place.info.shape
     return TensorInfo(info.dtype, (*shape[:-2], shape[-1], shape[-2]), info.nbytes) if translation.swap else info
 

@@ -2,7 +2,7 @@
 
     header = read_header(path)
     header.metadata["general.architecture"]         # scalars and short strings; arrays are stepped over unless named
-    header.tensors["blk.0.ffn_down.weight"]         # Placed(TensorInfo("Q4_1", (576, 1536), 552960), start, end)
+    header.tensors["blk.0.ffn_down.weight"]         # TensorSpan(TensorInfo("Q4_1", (576, 1536), 552960), start, end)
 
 Layout (GGUF specification, versions 2 and 3): magic, version, number of tensors, number of metadata entries; the
 entries (key, type, value); the tensors (name, dimensions fastest first, type, offset); padding; data. The usual
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outlierlens.checkpoints.base import Placed, TensorInfo
+from outlierlens.checkpoints.base import TensorInfo, TensorSpan
 from outlierlens.errors import BadFile
 
 # Far above any published model. They bound time and memory where the file's size alone would allow more.
@@ -59,7 +59,7 @@ class Header:
     """
 
     metadata: Mapping[str, Any]
-    tensors: Mapping[str, Placed]
+    tensors: Mapping[str, TensorSpan]
     nbytes: int
 
 
@@ -238,7 +238,7 @@ class _Walk:
             infos[name] = dims[::-1], kind, offset
         return infos
 
-    def place(self, infos: Mapping[str, tuple[tuple[int, ...], int, int]], base: int) -> dict[str, Placed]:
+    def place(self, infos: Mapping[str, tuple[tuple[int, ...], int, int]], base: int) -> dict[str, TensorSpan]:
         ordered = sorted(infos.items(), key=lambda item: item[1][2])
         starts = [base + offset for _, (_, _, offset) in ordered[1:]]
         placed = {}
@@ -256,7 +256,7 @@ class _Walk:
             if start + nbytes > next_start:
                 other = next(item[0] for item in ordered if base + item[1][2] == next_start and item[0] != name)
                 raise BadFile(f"{self.where}: tensor {_short(name)} overlaps {_short(other)}; the file is corrupt")
-            placed[name] = Placed(TensorInfo(dtype, shape, nbytes), start, start + nbytes)
+            placed[name] = TensorSpan(TensorInfo(dtype, shape, nbytes), start, start + nbytes)
         return {name: placed[name] for name in infos}
 
     def extent(self, name: str, shape: tuple[int, ...], kind: int) -> tuple[str, int]:

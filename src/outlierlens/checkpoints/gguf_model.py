@@ -32,7 +32,7 @@ _TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "paddin
 
 
 @dataclass(frozen=True)
-class Whole:
+class GgufModel:
     """All of a model: `config` as in config.json, `shapes` by Hugging Face name, `left_out` what the file holds besides."""
 
     checkpoint: GGUFCheckpoint
@@ -53,7 +53,7 @@ class Whole:
                 yield name, _ORDERS[order](parts[0], self.config, name) if order else parts[0]
 
 
-def whole(checkpoint: GGUFCheckpoint) -> Whole:
+def whole(checkpoint: GGUFCheckpoint) -> GgufModel:
     """The model in an open file.
 
     Raises:
@@ -90,7 +90,7 @@ def whole(checkpoint: GGUFCheckpoint) -> Whole:
             f"{checkpoint.path}: holds each expert on its own, as files before April 2024 do; take a newer one"
         )
     shapes = {name: _shape(checkpoint, parts, family) for name, parts in stored.items()}
-    return Whole(checkpoint, family, _config(checkpoint, family), shapes, tuple(left_out), stored)
+    return GgufModel(checkpoint, family, _config(checkpoint, family), shapes, tuple(left_out), stored)
 
 
 def _strange(checkpoint: GGUFCheckpoint, name: str, family: Gguf) -> BadFile:

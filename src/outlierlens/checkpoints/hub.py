@@ -32,8 +32,8 @@ from outlierlens.checkpoints.base import (
     MAX_CONFIG_BYTES,
     Checkpoint,
     LazyTensors,
-    Placed,
     PlacedCheckpoint,
+    TensorSpan,
     parse_config,
 )
 from outlierlens.checkpoints.formats import MAX_INDEX_BYTES, SAFETENSORS
@@ -181,7 +181,9 @@ class Repository:
             )
         if listing or self.config() or self.confirmed:
             place = f"the folder {self.folder!r}" if self.folder else "its root"
-            return BadFile(f"{self.model}: holds no weight file in {place}; pass the right --subfolder")
+            return BadFile(
+                f"{self.model}: holds no weight file in {place}; pass the right --model-args subfolder=FOLDER"
+            )
         return self._unknown()
 
     def _unknown(self) -> UnknownModel:
@@ -210,7 +212,7 @@ def open_hub(
         return cached
     raise Offline(
         f"{model}: offline mode is on and the local hub cache holds no complete copy of its weights at "
-        f"{repository.revision!r}; go online (drop --offline, unset HF_HUB_OFFLINE) or run "
+        f"{repository.revision!r}; go online (drop offline from --model-args, unset HF_HUB_OFFLINE) or run "
         f"`{repository.download}` first"
     )
 
@@ -367,14 +369,16 @@ class HubCheckpoint(PlacedCheckpoint):
     def _opened(self, file_name: str) -> "_Shard":
         shard = self._shards[file_name]
         if not shard.open():
-            raise BadFile(f"{shard.where}: this shard is named by the index but missing; choose another --revision")
+            raise BadFile(
+                f"{shard.where}: this shard is named by the index but missing; choose another --model-args revision=NAME"
+            )
         return shard
 
-    def _file(self, name: str) -> tuple[str, Callable[[int, int], bytearray], Placed]:
+    def _file(self, name: str) -> tuple[str, Callable[[int, int], bytearray], TensorSpan]:
         place, shard = self._place(name)[1], self._shards[self._shard_of[name]]
         return shard.where, shard.file.read, place
 
-    def _place(self, name: str) -> tuple[str, Placed]:
+    def _place(self, name: str) -> tuple[str, TensorSpan]:
         info, shard = self.tensors[name], self._shards[self._shard_of[name]]
         if info.dtype not in ITEM_BYTES:  # before anything of it is asked for
             raise BadFile(f"{shard.where}: cannot read values of type {info.dtype} ({name})")
@@ -386,7 +390,7 @@ class _Shard:
 
     def __init__(self, where: str, file: RemoteFile, wanted: Sequence[str], guess: int):
         self.where, self.file = where, file
-        self.placed: dict[str, Placed] = {}
+        self.placed: dict[str, TensorSpan] = {}
         self._wanted, self._guess, self._open = wanted, guess, False
         self._lock = threading.Lock()
 

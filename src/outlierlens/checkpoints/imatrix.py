@@ -21,7 +21,7 @@ _DATASETS = "imatrix.datasets"
 
 
 @dataclass(frozen=True)
-class Entry:
+class ImatrixEntry:
     """What one tensor's linear reads.
 
     Attributes:
@@ -40,7 +40,7 @@ class Imatrix:
     `empty` are tensors that read nothing.
     """
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, ImatrixEntry]
     data: str
     n_chunks: int
     chunk_size: int
@@ -60,7 +60,7 @@ def read_imatrix(path: Path) -> Imatrix:
         raise BadFile(
             f"{path}: is a GGUF file but no importance matrix (general.type); name one that llama-imatrix wrote"
         )
-    entries: dict[str, Entry] = {}
+    entries: dict[str, ImatrixEntry] = {}
     empty = []
     with GGUFCheckpoint(path, name=str(path)) as checkpoint:
         for stored in checkpoint.tensors:
@@ -76,7 +76,7 @@ def read_imatrix(path: Path) -> Imatrix:
                 )
             total = float(counts.sum())
             if total > 0:
-                entries[name] = Entry(sums.reshape(counts.size, -1).sum(0) / total, int(total))
+                entries[name] = ImatrixEntry(sums.reshape(counts.size, -1).sum(0) / total, int(total))
             else:
                 empty.append(name)
     if not entries:

@@ -3,8 +3,9 @@
     named([rank_0, rank_1], config, facts, "consolidated.00.pth")     # (tensors, config, whether anything changed)
     of_flax({"h.0.mlp.kernel": tensor})                               # {"h.0.mlp.weight": its transpose}
 
-Only what is exact is renamed: where one name is unknown, all stay as they are, and `--arch row.toml` can name them. Queries and
-keys that are stored in another order of rows are put into that of Hugging Face, so that the model also runs.
+Only what is exact is renamed: where one name is unknown, all stay as they are, and a row by hand can name them
+(`--model-args arch=row.toml`). Queries and keys that are stored in another order of rows are put into that of Hugging Face, so
+that the model also runs.
 """
 
 import re
@@ -116,7 +117,7 @@ def by_usual_names(source: LocalCheckpoint, where: str) -> Checkpoint:
     return RenamedCheckpoint(source, tensors, config) if changed else source
 
 
-class Rule(ABC):
+class NamingRule(ABC):
     """How the names of one house become those of Hugging Face."""
 
     @abstractmethod
@@ -132,7 +133,7 @@ class Rule(ABC):
         return config
 
 
-def _rule(state: State, config: Mapping[str, Any], facts: Mapping[str, Any]) -> Rule | None:
+def _rule(state: State, config: Mapping[str, Any], facts: Mapping[str, Any]) -> NamingRule | None:
     """The rule of a state's names; None where they are of no other house, or one of them is unknown."""
     if "layers.0.attention.wo.weight" in state and "tok_embeddings.weight" in state and "norm.weight" in state:
         return _Llama(_Heads(config, {}), state) if all(map(_llama_name, state)) else None
@@ -175,7 +176,7 @@ class _Heads:
             )
 
 
-class _Llama(Rule):
+class _Llama(NamingRule):
     """Meta's own files; rows of queries and keys are pairs there, and halves with Hugging Face."""
 
     def __init__(self, heads: _Heads, state: State):
@@ -209,7 +210,7 @@ def _llama_name(name: str) -> tuple[str, int | None] | None:
     return (f"{'model.' + found[1] if found[1] else ''}{new[0]}.{found[3]}", new[1]) if found and new else None
 
 
-class _Megatron(Rule):
+class _Megatron(NamingRule):
     """Megatron's files; queries, keys and values of a group of heads stand together there, and so do gate and up."""
 
     def __init__(self, heads: _Heads, vocabulary: Any, *, like: int, order: float):

@@ -185,7 +185,7 @@ def _constants(graph: Any) -> Iterator[tuple[str, Any]]:
                     yield node.output[0], attribute.t
 
 
-def _name_sources(graph: Any, placed: dict[str, "_Placed"], where: str) -> dict[str, _Source]:
+def _name_sources(graph: Any, placed: dict[str, "_TensorSpan"], where: str) -> dict[str, _Source]:
     """{parameter name: how to compute it} from the initializers and the nodes that use them."""
     values = {name: _Source(name) for name in placed}
     helpers: set[str] = set()  # scales and zero points, which are no parameters
@@ -233,9 +233,9 @@ def _module(path: str) -> str:
     return ".".join(word for word, after in zip(words, behind, strict=True) if not after.startswith(f"{word}."))
 
 
-def _positions(graph: Any, placed: dict[str, "_Placed"]) -> Iterator[tuple[str, _Source]]:
+def _positions(graph: Any, placed: dict[str, "_TensorSpan"]) -> Iterator[tuple[str, _Source]]:
     """Position tables of models of pictures, which the exporter cuts in two: [CLS]'s row, and the patches' to interpolate."""
-    tables: dict[str, dict[str, _Placed]] = {}  # module -> {stored name: where}
+    tables: dict[str, dict[str, _TensorSpan]] = {}  # module -> {stored name: where}
     for node in graph.node:
         found = _EMBEDDING_NODE.match(node.name)
         if found is None:
@@ -249,7 +249,7 @@ def _positions(graph: Any, placed: dict[str, "_Placed"]) -> Iterator[tuple[str, 
             yield f"{_module(module)}.position_embeddings", _Source(first, behind=rest[0])
 
 
-def _dequantized(node: Any, placed: dict[str, "_Placed"], where: str) -> _Source:
+def _dequantized(node: Any, placed: dict[str, "_TensorSpan"], where: str) -> _Source:
     settings = {attribute.name: attribute.i for attribute in node.attribute}
     inputs = [*node.input, "", ""][:3]
     for helper in inputs[1:]:
@@ -260,7 +260,7 @@ def _dequantized(node: Any, placed: dict[str, "_Placed"], where: str) -> _Source
     return _Source(inputs[0], inputs[1], inputs[2], settings.get("axis", 1), settings.get("block_size", 0))
 
 
-def _dynamic(node: Any, stored: str, placed: dict[str, "_Placed"]) -> _Source:
+def _dynamic(node: Any, stored: str, placed: dict[str, "_TensorSpan"]) -> _Source:
     """Weights of dynamic quantization: the scale is multiplied in later, and found by onnxruntime's naming."""
     scale = stored.removesuffix("_quantized") + "_scale"
     zero = node.input[3] if len(node.input) > 3 and node.input[3] in placed else ""
@@ -286,7 +286,7 @@ def _spread(values: np.ndarray, shape: tuple[int, ...], source: _Source, where: 
 
 
 @dataclass(frozen=True)
-class _Placed:
+class _TensorSpan:
     """A checked tensor: `file` is None where its bytes stand in the ONNX file itself."""
 
     dtype: str
@@ -296,7 +296,7 @@ class _Placed:
     offset: int = 0
 
 
-def _place(onnx: ModuleType, name: str, tensor: Any, path: Path) -> _Placed:
+def _place(onnx: ModuleType, name: str, tensor: Any, path: Path) -> _TensorSpan:
     """Check a tensor's declaration against the bytes that are there."""
     where = f"{path}: tensor {name!r}"
     known = {number: word for word, number in onnx.TensorProto.DataType.items()}
@@ -305,18 +305,18 @@ def _place(onnx: ModuleType, name: str, tensor: Any, path: Path) -> _Placed:
     if not is_shape(shape):
         raise BadFile(f"{where} declares the shape {list(shape)[: MAX_RANK + 1]}; the file is corrupt")
     if dtype not in _STORED:  # fails only when asked for
-        return _Placed(dtype, shape, len(tensor.raw_data))
+        return _TensorSpan(dtype, shape, len(tensor.raw_data))
     code, field = _STORED[dtype]
     nbytes = math.prod(shape) * np.dtype(code).itemsize
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        return _place_outside(tensor, path, _Placed(dtype, shape, nbytes), where)
+        return _place_outside(tensor, path, _TensorSpan(dtype, shape, nbytes), where)
     held = len(tensor.raw_data) if tensor.raw_data else len(getattr(tensor, field)) * np.dtype(code).itemsize
     if held != nbytes:
         raise BadFile(f"{where} declares {dtype}{list(shape)}, {nbytes:,} bytes, but holds {held:,}; truncated?")
-    return _Placed(dtype, shape, nbytes)
+    return _TensorSpan(dtype, shape, nbytes)
 
 
-def _place_outside(tensor: Any, path: Path, place: _Placed, where: str) -> _Placed:
+def _place_outside(tensor: Any, path: Path, place: _TensorSpan, where: str) -> _TensorSpan:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     folder = path.parent.resolve()
@@ -341,4 +341,4 @@ def _place_outside(tensor: Any, path: Path, place: _Placed, where: str) -> _Plac
             f"{where} needs {place.nbytes:,} bytes, but its external data is declared as bytes {offset:,} to "
             f"{offset + length:,} of {location!r}, which has {file.stat().st_size:,}; truncated?"
         )
-    return _Placed(place.dtype, place.shape, place.nbytes, file, offset)
+    return _TensorSpan(place.dtype, place.shape, place.nbytes, file, offset)

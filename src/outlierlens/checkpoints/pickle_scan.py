@@ -1,7 +1,7 @@
 """What a pickle says of tensors, read off its instructions; nothing that it asks for is called, imported or allocated.
 
     content, machine = read_pickle(stream, "model.bin", n_bytes)     # raises BadFile
-    content["model"]["h.0.ln.weight"]                  # Stored: which storage, from where on, of which shape
+    content["model"]["h.0.ln.weight"]           # PickledTensor: which storage, from where on, of which shape
     machine.asked                                      # {"argparse.Namespace"}: what loading it would import besides
 
 A pickle is a program. Loading it would call what it names (`os.system`), allocate what it claims (`bytearray(2**31)`), and hash
@@ -49,14 +49,14 @@ _MAKERS = {
 
 
 @dataclass(frozen=True, eq=False)
-class Named:
+class PickledName:
     """A function or class that a pickle names."""
 
     name: str
 
 
 @dataclass(frozen=True, eq=False)
-class Items:
+class PickledItems:
     """A tuple or set; `weight` counts what is in it, each as often as it is reached."""
 
     items: tuple[Any, ...] = ()
@@ -68,7 +68,7 @@ class Record:
     """What a call would have made: the name that is called, with what, and the state that was set."""
 
     name: str
-    given: Items
+    given: PickledItems
     state: Any = None
 
 
@@ -82,7 +82,7 @@ class Storage:
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
+class PickledTensor:
     """A tensor: values of a storage from `offset` on, counted in values."""
 
     storage: Storage
@@ -144,7 +144,7 @@ class Machine:
         if name in _CONSTANTS:
             return _CONSTANTS[name]
         if name.startswith("EMPTY_"):
-            return {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_SET": list, "EMPTY_TUPLE": Items}[name]()
+            return {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_SET": list, "EMPTY_TUPLE": PickledItems}[name]()
         if name == "GLOBAL":
             return self._named(argument.replace(" ", ".", 1))
         if name == "STACK_GLOBAL":
@@ -169,13 +169,13 @@ class Machine:
         items, self.stack = self.stack, self.marks.pop()
         return items
 
-    def _items(self, items: list[Any]) -> Items:
-        weight = 1 + sum(item.weight if isinstance(item, Items) else 1 for item in items)
+    def _items(self, items: list[Any]) -> PickledItems:
+        weight = 1 + sum(item.weight if isinstance(item, PickledItems) else 1 for item in items)
         if weight > MAX_TUPLE:
             raise BadFile(
                 f"{self.where}: holds a tuple of more than {MAX_TUPLE:,} values, as no weights do; refused; {SAFE}"
             )
-        return Items(tuple(items), weight)
+        return PickledItems(tuple(items), weight)
 
     def _put(self, into: Any, items: list[Any]) -> None:
         if isinstance(into, dict):
@@ -185,15 +185,15 @@ class Machine:
         elif not isinstance(into, Record):
             raise ValueError("items that are put into no container")
 
-    def _named(self, name: str) -> Named:
+    def _named(self, name: str) -> PickledName:
         module, _, last = name.rpartition(".")
         if name not in _PLAIN and not (
             module == "torch" and (last.endswith("Storage") or (last.islower() and last.isidentifier()))
         ):
             self.asked[name] = None
-        return Named(name)
+        return PickledName(name)
 
-    def _storage(self, given: Items) -> Storage:
+    def _storage(self, given: PickledItems) -> Storage:
         kind, storage, key, _, n_values = given.items[:5]
         if kind != "storage" or not isinstance(n_values, int) or n_values < 0 or any(given.items[5:]):
             raise ValueError("a storage that is none")
@@ -203,23 +203,23 @@ class Machine:
             raise ValueError("two storages of one name")
         return found
 
-    def _called(self, function: Named, arguments: Items) -> Any:
+    def _called(self, function: PickledName, arguments: PickledItems) -> Any:
         given = arguments.items
         if function.name in _TENSORS:
             storage, offset, shape, strides = given[:4]
             v3 = function.name.endswith("_v3")
             dtype = given[6].name.removeprefix("torch.") if v3 else storage.dtype
-            return self._fits(Stored(storage, offset, dtype, shape.items, strides.items))
+            return self._fits(PickledTensor(storage, offset, dtype, shape.items, strides.items))
         if function.name in _PARAMETERS or function.name == "torch.Size":
             return given[0]
         if function.name in _DICTS:
             pairs = next((one for one in given if isinstance(one, list)), [])
-            return dict((pair.items if isinstance(pair, Items) else pair) for pair in pairs)
+            return dict((pair.items if isinstance(pair, PickledItems) else pair) for pair in pairs)
         if function.name in _SETS:
             return given[0] if given else []
         return Record(function.name, arguments)
 
-    def _fits(self, one: Stored) -> Stored:
+    def _fits(self, one: PickledTensor) -> PickledTensor:
         """Raise BadFile for a tensor beyond its storage, which PyTorch would make larger."""
         last = one.offset + sum((size - 1) * stride for size, stride in zip(one.shape, one.strides, strict=True))
         stored = self.storages[one.storage.key].n_bytes

@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from outlierlens import __version__
-from outlierlens.errors import BadFile, BadInput, Gated, RemoteError, TooMuchToRead
+from outlierlens.errors import BadFile, BadInput, GatedModel, RemoteError, TooMuchToRead
 
 GAP_BYTES = 256_000  # below this, reading on is cheaper than another round trip
 RUN_BYTES = 32 * 2**20  # a longer run is cut between tensors, so that it loads in parallel and in bounded memory
@@ -155,8 +155,8 @@ class Wire:
                 failures = 0
             if failures == len(WAITS):
                 raise RemoteError(
-                    f"{shown(url)}: {problem}, {len(WAITS) + 1} times; check the network and HF_ENDPOINT, or pass --offline "
-                    "to use a copy in the local hub cache"
+                    f"{shown(url)}: {problem}, {len(WAITS) + 1} times; check the network and HF_ENDPOINT, or pass --model-args "
+                    "offline to use a copy in the local hub cache"
                 )
             _sleep(max(WAITS[failures], asked))
             failures += 1
@@ -293,7 +293,7 @@ def refused(answer: Answer, endpoint: str) -> RemoteError:
     """What a status other than the hoped-for one means, and what to do about it."""
     said = answer.headers.get("x-error-message", "")[:200]
     detail = f" ({''.join(c for c in said if c.isprintable())})" if said else ""
-    kind: type[RemoteError] = Gated
+    kind: type[RemoteError] = GatedModel
     if answer.headers.get("x-error-code") == "GatedRepo":
         remedy = "the model is gated: accept its terms on its page, then run `hf auth login` or set HF_TOKEN"
     elif answer.status in (401, 403) and _origin(answer.url) == _origin(endpoint):

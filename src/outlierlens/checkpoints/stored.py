@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.checkpoints.adapter import CONFIG, Adapted, Adapter, no_model, of_adapter
+from outlierlens.checkpoints.adapter import CONFIG, AdaptedCheckpoint, Adapter, no_model
 from outlierlens.checkpoints.base import (
     ITEM_BYTES,
     Checkpoint,
@@ -48,6 +48,7 @@ _CODES = ("", "_packed", "_blocks")  # how the names of codes end
 # What a module holds in place of a weight -> the quantizers that write it.
 _FOREIGN = {"qweight": "GPTQ or AWQ", "W_q": "HQQ", "codebooks": "AQLM", "weight._data": "Quanto"}
 _TYPE = "type "
+_ADAPTED = re.compile(r"(.+?)\.(?:base_layer|original_module)\.")
 _NAMED_FREELY = (
     "safetensors",
     "bin",
@@ -69,6 +70,22 @@ _FP4 = np.array([sign * size for sign in (1, -1) for size in (0, 0.5, 1, 1.5, 2,
 _BLOCKS = (128, 64, 32, 16, 256, 512)
 
 
+def of_adapter(names: Collection[str]) -> list[str]:
+    """The tensors of a saved PeftModel that belong to its adapter: what stands beside a weight of the base; [] of others."""
+    around = {found[1] for name in names if (found := _ADAPTED.match(name))}
+    if not around and not any(".lora_" in name for name in names):
+        return []
+
+    def belongs(name: str) -> bool:
+        words = name.split(".")
+        return ".lora_" in name or any(
+            ".".join(words[:end]) in around and words[end] not in ("base_layer", "original_module")
+            for end in range(1, len(words))
+        )
+
+    return [name for name in names if belongs(name)]
+
+
 def as_weights(source: Checkpoint) -> Checkpoint:
     """`source` by its weights; itself where its format has names and codes of its own, which its reader undoes.
 
@@ -83,7 +100,7 @@ def as_weights(source: Checkpoint) -> Checkpoint:
     own = of_adapter(source.tensors)
     if not own or not source.adapter_config:
         return weights
-    return Adapted(weights, Adapter(source, source.adapter_config, source.name, own))
+    return AdaptedCheckpoint(weights, Adapter(source, source.adapter_config, source.name, own))
 
 
 def plain_names(names: Collection[str], config: Mapping[str, Any]) -> dict[str, str]:
@@ -133,7 +150,7 @@ class Weights(Checkpoint):
         self._stored = {name: stored for name, stored in plain.items() if name not in hidden}
         self._stored |= {name: parts["codes"] for name, parts in self._parts.items()} | self._foreign
         self.tensors = LazyTensors(self._stored, self._info)
-        self._looked: dict[str, _Coded | str] = {}
+        self._looked: dict[str, _CodedWeight | str] = {}
         self._multiplied: dict[str, None] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -142,7 +159,7 @@ class Weights(Checkpoint):
     @property
     def coded(self) -> tuple[str, ...]:
         """Names of the weights that are multiplied out of codes."""
-        return tuple(name for name in self._parts if isinstance(self._look(name), _Coded))
+        return tuple(name for name in self._parts if isinstance(self._look(name), _CodedWeight))
 
     def packed_by(self, name: str) -> str:
         looked = self._look(name)
@@ -180,10 +197,10 @@ class Weights(Checkpoint):
             return TensorInfo(coded.scheme, coded.shape, nbytes)
         return self.source.tensors[self._stored[name]]
 
-    def _readable(self, name: str) -> "_Coded | None":
+    def _readable(self, name: str) -> "_CodedWeight | None":
         """How a tensor is multiplied out; None for one that is stored as it is; raises BadFile for a packed one."""
         looked = self._look(name)
-        if isinstance(looked, _Coded):
+        if isinstance(looked, _CodedWeight):
             if looked.scheme not in self._multiplied:
                 self._multiplied[looked.scheme] = None
                 self.notes = (*self.notes, f"weights stored as {looked.scheme} were multiplied out")
@@ -195,13 +212,13 @@ class Weights(Checkpoint):
             )
         return None
 
-    def _look(self, name: str) -> "_Coded | str":
+    def _look(self, name: str) -> "_CodedWeight | str":
         """How a tensor is multiplied out, what packed it, or "" where it is stored as it is."""
         if name not in self._looked:
             self._looked[name] = self._decide(name) if name in self._stored else ""
         return self._looked[name]
 
-    def _decide(self, name: str) -> "_Coded | str":
+    def _decide(self, name: str) -> "_CodedWeight | str":
         by = _QUANTIZERS.get(self.method, self.method) or "a quantizer that its config does not name"
         if name in self._foreign:
             return by if self.method else _FOREIGN[self._foreign[name].removeprefix(name.removesuffix("weight"))]
@@ -231,12 +248,14 @@ class Weights(Checkpoint):
             per = 32 if powers else 16
             whole = (powers and stored.endswith("_packed")) or {"_scale_2", "_global_scale"} & parts.keys()
             fits = shape_of[scale] == (*info.shape[:-1], 2 * info.shape[-1] // per)
-            return _Scaled(self.source, parts, scale, scheme="MXFP4" if powers else "NVFP4") if whole and fits else by
+            return (
+                _ScaledCodes(self.source, parts, scale, scheme="MXFP4" if powers else "NVFP4") if whole and fits else by
+            )
         if dtype != "I8" and not dtype.startswith("F8"):
             return by
         # What `fp8` stores as int8 are two of E2M1 per byte (DeepSeek's experts).
         scheme = "MXFP4" if dtype == "I8" and self.method == "fp8" else f"{dtype} × scale"
-        return _Scaled(self.source, parts, scale, blocks=self._told.get("weight_block_size"), scheme=scheme)
+        return _ScaledCodes(self.source, parts, scale, blocks=self._told.get("weight_block_size"), scheme=scheme)
 
 
 def word_of(source: Checkpoint, name: str) -> str:
@@ -264,7 +283,7 @@ def _sort(plain: Mapping[str, str]) -> tuple[dict[str, dict[str, str]], dict[str
     return stored, {weight: plain[name] for weight, name in foreign.items()}, hidden
 
 
-class _Coded(ABC):
+class _CodedWeight(ABC):
     """A weight that is stored as codes with scales.
 
     Attributes:
@@ -300,7 +319,7 @@ class _Coded(ABC):
         )
 
 
-class _Scaled(_Coded):
+class _ScaledCodes(_CodedWeight):
     """Codes of a byte, or two of half a byte, with one scale for each row, block or tensor."""
 
     def __init__(self, source: Checkpoint, parts: Mapping[str, str], scale: str, *, scheme: str, blocks: Any = None):
@@ -363,7 +382,7 @@ class _Scaled(_Coded):
         return np.asarray(values * scale[of][:, column], np.float32)
 
 
-class _Experts(_Coded):
+class _Experts(_CodedWeight):
     """MXFP4 as gpt-oss stores it: [expert, out, block, byte] of weights [expert, in, out]."""
 
     scheme = "MXFP4"
@@ -387,7 +406,7 @@ class _Experts(_Coded):
             yield held
 
 
-class _FourBit(_Coded):
+class _FourBit(_CodedWeight):
     """bitsandbytes in four bits: a table of 16 values, times the largest |w| of each block of the flat weight."""
 
     def __init__(self, source: Checkpoint, parts: Mapping[str, str], state: str):

@@ -17,7 +17,7 @@ from typing import Any
 from outlierlens.checkpoints.base import MAX_TENSORS
 from outlierlens.checkpoints.formats import files_of, gather
 from outlierlens.checkpoints.naming import State, named
-from outlierlens.checkpoints.pickle_scan import SAFE, Machine, Record, Stored, read_pickle
+from outlierlens.checkpoints.pickle_scan import SAFE, Machine, PickledTensor, Record, read_pickle
 from outlierlens.checkpoints.pieces import Piece, PiecedCheckpoint, PiecedTensor, checked, item_bytes
 from outlierlens.checkpoints.trainers import facts_of, model_in, parts_of
 from outlierlens.errors import BadFile
@@ -73,8 +73,10 @@ class TorchCheckpoint(PiecedCheckpoint):
         self._facts = self._facts or facts_of(content)
         return self._tensors_of(found, path, place)
 
-    def _tensors_of(self, content: Mapping[Any, Any], path: Path, place: Callable[[str, Stored], Piece]) -> State:
-        stored = {key: value for key, value in content.items() if isinstance(value, Stored)}
+    def _tensors_of(
+        self, content: Mapping[Any, Any], path: Path, place: Callable[[str, PickledTensor], Piece]
+    ) -> State:
+        stored = {key: value for key, value in content.items() if isinstance(value, PickledTensor)}
         if len(stored) > MAX_TENSORS:
             raise BadFile(f"{path}: {len(stored):,} tensors, more than {MAX_TENSORS:,}")
         ignored = [str(key) for key in content if key not in stored]
@@ -94,7 +96,7 @@ class TorchCheckpoint(PiecedCheckpoint):
 
 def read_torch(
     path: Path, start: int = 0, end: int | None = None
-) -> tuple[Any, Machine, Callable[[str, Stored], Piece], int]:
+) -> tuple[Any, Machine, Callable[[str, PickledTensor], Piece], int]:
     """(Content, machine, what places a tensor named in errors, bytes read) of what torch.save wrote to bytes [start, end).
 
     Raises:
@@ -107,7 +109,7 @@ def read_torch(
         read = _zip if region.peek(4)[:4] == b"PK\x03\x04" else _old
         content, machine, places, n_bytes = read(path, region, end - start)
 
-    def place(where: str, one: Stored) -> Piece:
+    def place(where: str, one: PickledTensor) -> Piece:
         first, behind = places.get(one.storage.key, (0, 0))
         if behind - first < one.storage.n_bytes:
             raise BadFile(f"{where}: its values are not in the file; truncated? fetch it again")

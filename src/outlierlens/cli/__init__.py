@@ -60,15 +60,10 @@ def _run(words: list[str]) -> None:
 
 
 def reproduce(*without: str) -> str:
-    """The command line that is running, quoted for a shell, without the token (results are shared) and these flags."""
+    """The command line that is running, quoted for a shell, without these flags."""
     from outlierlens.errors import command
 
-    words, hidden = [], False
-    for word in sys.argv[1:]:
-        if not hidden and word not in ("--token", *without) and not word.startswith("--token="):
-            words.append(word)
-        hidden = word == "--token"
-    return command(*words)
+    return command(*(word for word in sys.argv[1:] if word not in without))
 
 
 def drop_output() -> None:

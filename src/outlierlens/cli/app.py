@@ -10,19 +10,20 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from cyclopts import App, CycloptsError, Group, Parameter, Token
+from cyclopts import App, CycloptsError, Group, Parameter, Token, UnusedCliTokensError
 
 from outlierlens import __version__
 from outlierlens.cli.overview import ABOUT, FAMILIES, INSTALL, PROGRAM, SHOW
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadInput, shell
 from outlierlens.experiments import BY_NAME, EXPERIMENTS
-from outlierlens.options import Option, build, check_value, options_of
-from outlierlens.options.experiment import GROUP_NAMES, title
+from outlierlens.options import Flag, Option, build, check_value, options_of, parts_of
+from outlierlens.options.experiment import GROUP_NAMES, GROUPS, title
 
 
 class Usage(BadInput):
@@ -37,6 +38,8 @@ LARGEST = 10**12
 PANELS = {name: Group(name, sort_key=place) for place, name in enumerate(("Arguments", "Options", "Output", "Model"))}
 HEADINGS = {"output": "Output", "loading": "Model", "source": "Model"}
 
+SHOWN = 12  # options of a command in --help
+
 
 def command(name: str, about: str, groups: Mapping[str, Any], run: Callable[..., None]) -> App:
     """A cyclopts app of one command: `run` gets each group, a dataclass or an instance with other defaults, under its name.
@@ -49,22 +52,32 @@ def command(name: str, about: str, groups: Mapping[str, Any], run: Callable[...,
     pairs = {group: one if isinstance(one, tuple) else (one, options_of(one)) for group, one in groups.items()}
     classes, options = ({group: pair[place] for group, pair in pairs.items()} for place in (0, 1))
     parameters: dict[str, inspect.Parameter] = {}
-    headed = [
-        (one, "Arguments" if one.flag.argument else HEADINGS.get(group, "Options"))
-        for group, listed in options.items()
-        for one in listed
-    ]
-    for option, heading in sorted(headed, key=lambda one: not one[0].flag.argument):
+    every = [(one, group) for group, listed in options.items() for one in listed]
+    headed = [(one, "Arguments" if one.flag.argument else HEADINGS.get(group, "Options")) for one, group in every]
+    parts: dict[str, tuple[Option, ...]] = {}
+    for one, _ in every:
+        if one.flag.into:
+            parts[one.flag.into] = (*parts.get(one.flag.into, ()), one)
+    whole = _joined(headed, parts)
+    listed = shown(options) | {one.spelt for one, _ in every if one.flag.argument}
+    for option, heading in sorted(whole, key=lambda one: not one[0].flag.argument):
         if option.name in parameters:
             raise TypeError(f"{name}: two groups have an option {option.name}")
-        parameters[option.name] = _parameter(option, heading)
+        parameters[option.name] = _parameter(option, heading, show=bool(_EVERYTHING) or option.spelt in listed)
 
     def call(*arguments: Any, **given: Any) -> None:
         given |= zip(parameters, arguments, strict=False)
+        values = {
+            id(one): _value(one, given[one.name]) for one, _ in headed if one.name in given and one.spelt not in parts
+        }
+        for option, _ in whole:
+            if option.spelt in parts and (words := given.get(option.name)):
+                head = next((one for one, _ in headed if one.spelt == option.spelt), None)
+                for word in words:
+                    values |= _of_parts(word, option.spelt, head, parts[option.spelt])
         built = {}
         for group, of_group in options.items():
-            values = {one.path: _value(one, given[one.name]) for one in of_group if one.name in given}
-            built[group] = build(classes[group], values)
+            built[group] = build(classes[group], {one.path: values[id(one)] for one in of_group if id(one) in values})
         run(**built)
 
     call.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
@@ -77,6 +90,7 @@ def command(name: str, about: str, groups: Mapping[str, Any], run: Callable[...,
         version_flags=[],
         help_flags=["--help", "-h"],
         help_format="plaintext",  # <s> in a help text is no markup
+        help_epilogue=None if _EVERYTHING or listed >= {one.spelt for one, _ in whole} else MORE,
         result_action="return_value",
         group_arguments=PANELS["Arguments"],
         group_parameters=PANELS["Options"],
@@ -86,6 +100,63 @@ def command(name: str, about: str, groups: Mapping[str, Any], run: Callable[...,
     return app
 
 
+def shown(options: Mapping[str, Sequence[Option]]) -> frozenset[str]:
+    """How those options are spelt, by group, that --help shows.
+
+    What must be given, the command's own first six, the first two of each group that it shares, and what then has room.
+    """
+    ranked = []
+    for group, of_group in options.items():
+        own = group not in GROUPS
+        named = {
+            one.flag.into or one.spelt: one.required
+            for one in sorted(of_group, key=lambda one: bool(one.flag.into))
+            if not one.flag.argument
+        }
+        for place, (name, required) in enumerate(named.items()):
+            rank = 0 if required else 1 if own and place < 6 else 2 + place if place < 2 else 4 if own else 5
+            ranked.append((rank, name))
+    names = dict.fromkeys(name for _, name in sorted(ranked, key=lambda one: one[0]))
+    return frozenset(list(names)[:SHOWN])
+
+
+def _joined(headed: list[tuple[Option, str]], parts: Mapping[str, tuple[Option, ...]]) -> list[tuple[Option, str]]:
+    """The options as the words name them: parts are joined to the option that they belong to, which is made where none is."""
+    heads = {one.spelt: (one, heading) for one, heading in headed if one.spelt in parts}
+    for name, listed in parts.items():
+        heading = next(heading for one, heading in reversed(headed) if one.flag.into == name)
+        made = Option((name.strip("-").replace("-", "_"),), Flag(), (name,), str, (), None, "")
+        head, heading = heads.get(name, (made, heading))
+        keys = [f"{part.key}{'' if part.kind is bool else '=…'}" for part in listed]
+        said = zip(keys, (part.help.rstrip(".") for part in listed), strict=True)
+        about = (
+            f"{head.help} With, by commas: "
+            + ("; ".join(map(": ".join, said)) if _EVERYTHING else ", ".join(keys))
+            + "."
+        )
+        words = "" if head.default is None else str(head.default)
+        joined = Flag(name, read="options:parts_of", words=words, repeats=True)
+        heads[name] = (replace(head, flag=joined, help=about.strip()), heading)
+    found, told = [], set[str]()
+    for one, heading in headed:
+        name = one.flag.into or one.spelt
+        if name not in told:
+            found.append(heads.get(name, (one, heading)))
+        told |= {name} & heads.keys()
+    return found
+
+
+def _of_parts(text: str, name: str, head: Option | None, parts: tuple[Option, ...]) -> dict[int, Any]:
+    """{id of the option: its value} of what is written with parts."""
+    try:
+        found = list(parts_of(text, name, head, parts))
+    except BadInput as error:
+        raise Usage(str(error)) from None
+    return {id(one): _value(one, value) for one, value in found}
+
+
+MORE = "--help-all shows every option."
+_EVERYTHING: list[bool] = []
 _OFFER: list[Callable[[Option], tuple[str, ...]]] = []
 
 
@@ -99,7 +170,17 @@ def offering(offer: Callable[[Option], tuple[str, ...]]) -> Iterator[None]:
         _OFFER.remove(offer)
 
 
-def _parameter(option: Option, heading: str) -> inspect.Parameter:
+@contextmanager
+def showing_everything() -> Iterator[None]:
+    """While it lasts, the help of commands that are made shows every option."""
+    _EVERYTHING.append(True)
+    try:
+        yield
+    finally:
+        _EVERYTHING.pop()
+
+
+def _parameter(option: Option, heading: str, *, show: bool) -> inspect.Parameter:
     flag = option.flag
     name, _, negative = option.flags[-1].partition("/") if option.flags else ("", "", "")
     marks = Parameter(
@@ -109,9 +190,9 @@ def _parameter(option: Option, heading: str) -> inspect.Parameter:
         converter=partial(_whole_number, option)
         if int in (option.kind, *get_args(option.kind)) and not flag.read
         else None,
-        env_var=flag.env or None,
         group=PANELS[heading],
-        show_env_var=False,
+        show=show,
+        metavar="STR" if flag.read == "options:parts_of" else None,
         show_default=False
         if option.default is None
         or option.default is False
@@ -123,7 +204,8 @@ def _parameter(option: Option, heading: str) -> inspect.Parameter:
     words = list[str] if flag.repeats else str
     hint, default = (words, None) if flag.read else (option.kind, option.default)
     if offers := next((found for offer in _OFFER if (found := offer(option))), ()):
-        hint = list[Literal[offers]] if "tuple" in str(option.kind) and not flag.read else Literal[offers]  # type: ignore[valid-type]
+        many = flag.repeats or ("tuple" in str(option.kind) and not flag.read)
+        hint = list[Literal[offers]] if many else Literal[offers]  # type: ignore[valid-type]
     if default is None:
         hint |= None  # also where only this command's default is none
     if option.required:
@@ -149,7 +231,8 @@ def _words(option: Option) -> Any:
 def _value(option: Option, given: Any) -> Any:
     """What was given as the dataclass takes it, within its bounds."""
     try:
-        value = option.value(given) if option.flag.read and isinstance(given, str | list) else given
+        read = option.flag.read and not option.flag.into  # a part is read by its word
+        value = option.value(given) if read and isinstance(given, str | list) else given
         if isinstance(value, int) and not option.flag.read and abs(value) > LARGEST:
             raise Usage(f"{option.spelt} is too large; it must be at most {LARGEST:,}")
         check_value(option.spelt, value, option.bounds)
@@ -170,8 +253,19 @@ def call(app: App, words: Sequence[str], *, run: bool = True, named: str | None 
         said = re.sub(r" ?Available commands: .*", "", " ".join(str(error).split()))
         if said.startswith("Unknown command") and (two := next((n for n in BY_NAME if n.endswith(f" {words[0]}")), "")):
             said = f'Unknown command "{words[0]}". Did you mean "{two}"?'
+        if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+            said = f"Unused Tokens: {', '.join(error.unused_tokens)}. {_meant(words, error.unused_tokens[0])}"
         command = (app.name[0] if named is None else named).split()
         raise Usage(f"{said} See {' '.join(('outlierlens', *command))} --help") from None
+
+
+def _meant(words: Sequence[str], unused: str) -> str:
+    """What was meant with a word that no option takes: more numbers, or a name that holds spaces."""
+    place = max(place for place, word in enumerate(words) if word == unused)
+    before = words[place - 1]
+    if re.fullmatch(r"\d[\d,;:-]*", unused) and re.fullmatch(r"\d[\d,;:-]*", before):
+        return f"Separate numbers with commas: {before.rstrip(',')},{unused}."
+    return f"Quote a name that holds spaces: {shell(f'{before} {unused}')}." if before[:1] != "-" else "Give one value."
 
 
 # --- completion ------------------------------------------------------------------------------------------------------
@@ -179,20 +273,17 @@ def call(app: App, words: Sequence[str], *, run: bool = True, named: str | None 
 MODELS = ("checkpoints.samples:SAMPLES",)
 # By the option's name: words, or the places of what lists them.
 OFFERED: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        ("MODEL", "MODELS", "BASE", "OTHER", "TUNED", "BEFORE", "AFTER", "NAMES", "--tokenizer", "--compare"), MODELS
-    ),
+    **dict.fromkeys(("MODEL", "MODELS", "BASE", "OTHER", "TUNED", "BEFORE", "AFTER", "NAMES", "--compare"), MODELS),
     "--task": ("tasks.base:OF_TEXTS", "data.labelled.table:TASKS"),
     "--tasks": ("data.labelled.table:TASKS",),
     "--sets": ("analyses.embed_pairs:TASKS",),
-    "--metric": ("data.labelled.table:METRICS",),
     "--data": ("data.texts:SHIPPED",),
     "--dtype": ("models.load:DTYPES",),
     "--device": ("auto", "cpu", "cuda", "mps"),
-    "--family": ("architectures.rows:ARCHITECTURES",),
     "--mode": ("ablation.mode_names:MODES",),
     "--modes": ("ablation.mode_names:NAMES",),
     "RECIPE": ("training.pretrain.recipe:shipped",),
+    "--rule": ("detection.rules:RULES", "all"),
     "--fix": ("vectors.fixes:KINDS",),
     "--fixes": ("vectors.fixes:KINDS",),
     "--precision": ("float32", "bfloat16"),
@@ -214,7 +305,7 @@ def offered(option: Option) -> tuple[str, ...]:
 
 def script(make: Callable[[], App], shell: Literal["bash", "zsh", "fish", "powershell"]) -> str:
     """What sets up completion in `shell`; `make` makes the program anew, which then knows the values."""
-    with offering(offered):
+    with offering(offered), showing_everything():
         text: str = make().generate_completion(shell=shell)
     # Where nothing that is offered fits, bash completes files: a model may be a folder.
     return text.replace("complete -F ", "complete -o default -F ")
@@ -257,6 +348,14 @@ def run(words: Sequence[str]) -> None:
         Usage: words that it does not take.
     """
     spelt = _spelt(words)
+    if "--help-all" in spelt:
+        with showing_everything():
+            call(
+                program.__wrapped__(),
+                ["--help" if word == "--help-all" else word for word in spelt],
+                named=_named(spelt),
+            )
+        return
     call(program(), spelt, named=_named(spelt))
 
 

@@ -50,14 +50,14 @@ def warn(text: str) -> None:
 
 
 class Progress:
-    """How far the work is, on stderr: in a terminal one bar for all that a person waits for, otherwise a line per step.
+    """How far the work is: where stderr is a terminal, one bar for all that a person waits for.
 
-    In a terminal the bar comes by itself where nothing was told for a second (libraries are imported, weights are read), stands
+    The bar comes by itself where nothing was told for a second (libraries are imported, weights are read), stands
     for the bars of other libraries, shows what `arriving` tells of a download, and goes where something is printed.
     """
 
     def __init__(self, show: bool, label: str = "working") -> None:
-        self.show, self._label, self._done, self._before = show, label, 0, ""
+        self.show, self._label, self._done = show and sys.stderr.isatty(), label, 0
         self._bar: Any = None
         self._task: Any = None
         self._ended = threading.Event()
@@ -69,18 +69,14 @@ class Progress:
         if not self.show:
             return
         label = printable(label)
-        if sys.stderr.isatty():
-            with self._lock:
-                if (done, total) == (0, 1):  # nothing is counted: the label of what is waited for
-                    self._label = label
-                    if self._bar is not None or self._ended.is_set():
-                        self._draw(label)
-                else:
-                    self._ended.set()  # of waiting
-                    self._draw(label, done, total)
-        elif label != self._before:
-            self._before = label
-            print(f"{label} ({done}/{total})", file=sys.stderr)
+        with self._lock:
+            if (done, total) == (0, 1):  # nothing is counted: the label of what is waited for
+                self._label = label
+                if self._bar is not None or self._ended.is_set():
+                    self._draw(label)
+            else:
+                self._ended.set()  # of waiting
+                self._draw(label, done, total)
 
     def _draw(self, label: str, done: int = 0, total: int | None = None) -> None:
         from rich.console import Console
@@ -120,10 +116,10 @@ class Progress:
                     self._draw(self._label)
 
     def __enter__(self) -> "Progress":
-        if self.show and sys.stderr.isatty():
+        if self.show:
             self._inside.enter_context(telling(self))
             self._inside.enter_context(_bars_of_others(self))
-            self._inside.enter_context(redirect_stdout(_First(sys.stdout, self)))
+            self._inside.enter_context(redirect_stdout(_BarFirst(sys.stdout, self)))
             threading.Thread(target=self._wait, daemon=True).start()
         return self
 
@@ -132,7 +128,7 @@ class Progress:
         self.close()
 
 
-class _First:
+class _BarFirst:
     """A stream before whose writes the bar goes."""
 
     def __init__(self, stream: IO[str], progress: Progress) -> None:
@@ -156,7 +152,7 @@ def _bars_of_others(progress: Progress) -> Iterator[None]:
     made, display = bar.__init__, bar.display
 
     def init(self: Any, *arguments: Any, **named: Any) -> None:
-        made(self, *arguments, **named | {"file": _Nowhere()})
+        made(self, *arguments, **named | {"file": _NullTerminal()})
 
     def told(self: Any, *_: Any, **__: Any) -> bool:
         if self.total and self.n < self.total:
@@ -171,7 +167,7 @@ def _bars_of_others(progress: Progress) -> Iterator[None]:
         bar.__init__, bar.display = made, display
 
 
-class _Nowhere(io.StringIO):
+class _NullTerminal(io.StringIO):
     """A terminal that shows nothing."""
 
     def isatty(self) -> bool:

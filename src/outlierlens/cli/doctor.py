@@ -62,7 +62,7 @@ class Library:
 
 
 @dataclass(frozen=True)
-class Cached:
+class CachedSample:
     """A sample model: "packaged", "complete", "incomplete" or "not fetched", its folder and its size on disk."""
 
     name: str
@@ -91,7 +91,7 @@ class Diagnosis:
     lacking: tuple[str, ...]
     cache: str
     free: int | None
-    samples: tuple[Cached, ...]
+    samples: tuple[CachedSample, ...]
     offline: bool
     variables: dict[str, str]
     broken: tuple[str, ...]
@@ -183,14 +183,16 @@ def _devices() -> tuple[tuple[str, ...], str]:
     return ("cpu", *cuda, *mps), ""
 
 
-def _sample(name: str) -> Cached:
+def _sample(name: str) -> CachedSample:
     sample = SAMPLES[name]
     folder = folder_of(sample)
     if is_complete(sample):
         state = "packaged" if sample.packaged else "complete"
     else:
         state = "incomplete" if folder.is_dir() or sample.packaged else "not fetched"
-    return Cached(name, state, str(folder), sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file()))
+    return CachedSample(
+        name, state, str(folder), sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
+    )
 
 
 def _cache() -> tuple[str, int | None, str]:
@@ -243,7 +245,7 @@ def print_diagnosis(found: Diagnosis) -> None:
     for one in found.samples:
         size = f", {one.n_bytes / 1e6:,.1f} MB" if one.n_bytes else ", comes with the first command that names it"
         say(f"  sample {one.name}: {one.state}{size}")
-    say(f"offline: {'yes, by HF_HUB_OFFLINE' if found.offline else 'no; --offline of a command, or HF_HUB_OFFLINE=1'}")
+    say(f"offline: {'yes, by HF_HUB_OFFLINE' if found.offline else 'no; --model-args offline, or HF_HUB_OFFLINE=1'}")
     for name, value in found.variables.items():
         say(f"  {name}={value}")
     for line in (*found.lacking, *(f"broken: {problem}" for problem in found.broken)):

@@ -14,6 +14,7 @@ from cyclopts import App
 from outlierlens.cli import app, common, reproduce
 from outlierlens.cli.common import Progress, check_chart, drawn, resumable
 from outlierlens.experiments import BY_NAME, BY_RESULT
+from outlierlens.options import build, settings_of
 from outlierlens.options.experiment import Experiment
 from outlierlens.results.safe_files import alone, check_file, write_together
 from outlierlens.session import Session
@@ -51,9 +52,34 @@ def _run(experiment: Experiment, *, options: Any = None, **groups: Any) -> None:
         if experiment.odd:
             run(session, options)
             return
-        found = answer(experiment, session, lambda: run(session, options))
+        found = answer(experiment, session, lambda: fitting(run, session, options))
     if found is not None and (gate := BY_RESULT[type(found).__name__].gate) and getattr(found, gate, False):
         raise SystemExit(common.FAILED)
+
+
+def fitting(run: Callable[[Session, Any], Any], session: Session, options: Any) -> Any:
+    """What `run` finds; again with half the texts per forward pass wherever memory runs out, until one is too many."""
+    while True:
+        try:
+            return run(session, options)
+        except (RuntimeError, MemoryError) as error:
+            from outlierlens.models.devices import out_of_memory
+
+            sizes = (session.vectors.batch_size, *(value for _, value in _batch_sizes(options)))
+            if not out_of_memory(error) or max(sizes) == 1 or "loaded" not in vars(session):
+                raise
+        gc.collect()
+        session.notice(f"memory ran out at {max(sizes)} texts per forward pass; going on with {max(sizes) // 2}")
+        session.vectors = dataclasses.replace(session.vectors, batch_size=max(1, session.vectors.batch_size // 2))
+        options = build(options, {path: max(1, value // 2) for path, value in _batch_sizes(options)})
+
+
+def _batch_sizes(options: Any) -> list[tuple[tuple[str, ...], int]]:
+    """(path, value) of each number of texts per forward pass in options; none that an analysis finds by itself."""
+    kind: Any = type(options)
+    paths = (one.path for one in settings_of(kind).get("batch_size", ()))
+    sizes = [(path, functools.reduce(getattr, path, options)) for path in paths]
+    return [(path, size) for path, size in sizes if size is not None]
 
 
 def answer(experiment: Experiment, session: Session, run: Callable[[], Any]) -> Any:

@@ -68,7 +68,9 @@ class Table:
         """
         found = asked or next((name for name in usual if name in self.names), None)
         if found is None:
-            raise BadInput(f"{self.source}: which column holds the {what}? --text-column must be one of {self.listed}")
+            raise BadInput(
+                f"{self.source}: which column holds the {what}? column (--data FILE:column=NAME) must be one of {self.listed}"
+            )
         return found
 
     @property
@@ -136,11 +138,6 @@ def joined(tables: Sequence[Table], source: str) -> Table:
         source, first.names, lambda columns: (row for one in tables for row in one.read(columns)), first.classes,
         frozenset().union(*(one.nested for one in tables)),
     )  # fmt: skip
-
-
-def lines(text: str) -> Iterator[str]:
-    """Lines of `text` without their ends; str.splitlines would also cut at U+2028, U+0085, form feeds and others."""
-    return (line.removesuffix("\r") for line in text.split("\n"))
 
 
 def file_lines(path: Path, *, ends: bool = False) -> Iterator[str]:

@@ -16,7 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from outlierlens.data.tables import bounded, file_lines, lines, open_table, refuse_pipes
+from outlierlens.data.tables import bounded, file_lines, open_table, refuse_pipes
 from outlierlens.errors import BadInput
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ TEXT_COLUMNS = ("text", "sentence", "sentence1", "premise", "question")
 EXCERPT = "excerpt"
 REVIEWS = "reviews"
 SHIPPED = (EXCERPT, REVIEWS)
-NO_TOKENIZER = "this model has no tokenizer beside it, so texts cannot be read; pass one (--tokenizer FOLDER)"
+NO_TOKENIZER = (
+    "this model has no tokenizer beside it, so texts cannot be read; pass one (--model-args tokenizer=FOLDER)"
+)
 NO_LIMIT = 1 << 30  # tokens of a row, of what is never cut
 
 
@@ -202,7 +204,7 @@ def _found(source: str, column: str | None, offline: bool) -> tuple[Iterator[Any
     """(values of the text column, its name) of `source`."""
     path = Path(source)
     if source in SHIPPED:
-        return lines(resources.files("outlierlens").joinpath("data_files", f"{source}.txt").read_text("utf-8")), ""
+        return _lines(resources.files("outlierlens").joinpath("data_files", f"{source}.txt").read_text("utf-8")), ""
     if path.suffix.lower() == ".txt" or (path.suffix == "" and path.is_file()):
         if not path.is_file():
             refuse_pipes(path)
@@ -213,6 +215,11 @@ def _found(source: str, column: str | None, offline: bool) -> tuple[Iterator[Any
         return iter(()), ""
     used = table.column(column, TEXT_COLUMNS, "text")
     return (value for (value,) in table.rows((used,))), used
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Lines of `text` without their ends; str.splitlines would also cut at U+2028, U+0085, form feeds and others."""
+    return (line.removesuffix("\r") for line in text.split("\n"))
 
 
 def _non_empty(found: Iterator[Any]) -> Iterator[str]:

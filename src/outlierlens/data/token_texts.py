@@ -167,8 +167,8 @@ def nothing_known(name: str, n: int) -> str:
     """Why texts of which no token is known give no figure."""
     return (
         f"{name}: the tokenizer knows none of the {n:,} tokens of these texts, so no figure would mean anything; give texts "
-        f"that fit it, or the right tokenizer (--tokenizer FOLDER): some split or lower-case what the model was trained on "
-        f"otherwise"
+        f"that fit it, or the right tokenizer (--model-args tokenizer=FOLDER): some split or lower-case what the model was "
+        f"trained on otherwise"
     )
 
 

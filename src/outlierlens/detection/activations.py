@@ -46,8 +46,8 @@ from outlierlens.detection.running_statistics import (
     LayerStats,
     LogHistogram,
     Moments,
-    Rows,
     Scratch,
+    VectorRows,
     rows_of,
 )
 from outlierlens.detection.weights import live_values
@@ -59,7 +59,7 @@ from outlierlens.models.inputs import reader_digest
 from outlierlens.models.load import LoadedModel, fingerprint
 from outlierlens.models.passes import Reading, TextReading, in_windows, read_together, reading_of
 from outlierlens.options import check
-from outlierlens.results.row_store import Kept
+from outlierlens.results.row_store import UnitCache
 from outlierlens.results.safe_files import replacing
 
 if TYPE_CHECKING:
@@ -83,8 +83,6 @@ class ObserveOptions:
     """Texts in one forward pass."""
     n_sigma: Annotated[float, Gt(0), Lt(float("inf"))] = Rule.n_sigma
     """Threshold on the distance from the vector's own mean, in standard deviations (--verbose lists what exceeds it)."""
-    without_special: bool = False
-    """Show numbers without special tokens."""
     rules: ActivationRules = ActivationRules()
     """Thresholds of the rules on top."""
     histogram_bytes: int = 200_000_000
@@ -136,7 +134,7 @@ class Observer:
         # MPS has no float64.
         device = "cpu" if loaded.device.type == "mps" else loaded.device
         live = live_parameters(loaded.model)
-        self.streams = {stack.name: Stream(stack, options, device) for stack in self.stacks}
+        self.streams = {stack.name: StreamTally(stack, options, device) for stack in self.stacks}
         self.experts: dict[str, list[tuple[BoundStack, int]]] = {}  # by parameter the rows of its experts
         for stack in self.stacks:
             for row, one in enumerate(stack.mlps):
@@ -157,7 +155,7 @@ class Observer:
             "int8_size": options.rules.int8_size, "histogram_bytes": options.histogram_bytes,
         }  # fmt: skip
 
-    def measured(self, texts: Data, kept: Kept | None = None) -> tuple[StackObservation, ...]:
+    def measured(self, texts: Data, kept: UnitCache | None = None) -> tuple[StackObservation, ...]:
         """Statistics and outliers of each stream over `texts`; layers that `kept` has are not counted again.
 
         Beside its rows lies what was counted while the pass runs, and one that was stopped goes on from there.
@@ -165,7 +163,7 @@ class Observer:
         Raises:
             BadInput: no text has a token, or a layer did not run.
         """
-        kept = kept or Kept(None, {})
+        kept = kept or UnitCache(None, {})
         idle = kept.done["texts"]["idle"] if "texts" in kept.done else ()
         if "texts" not in kept.done or not self._places(idle).keys() <= kept.done.keys():
             place = partly(kept.rows.path) if kept.rows else None
@@ -352,7 +350,7 @@ class Observer:
         return kept
 
 
-class Stream:
+class StreamTally:
     """The layers of one residual stream while they are counted: `layers`, and `reads` of what attention and MLP read."""
 
     def __init__(self, stack: BoundStack, options: ObserveOptions, device: Any):
@@ -367,7 +365,9 @@ class Stream:
             self.layers[layer] = LayerStats(dim, self.options.n_sigma, self.device, self.scratch)
         return self.layers[layer]
 
-    def add(self, layer: int, states: "Tensor", ordinary: Rows, special: Rows, groups: int, kept: int) -> None:
+    def add(
+        self, layer: int, states: "Tensor", ordinary: VectorRows, special: VectorRows, groups: int, kept: int
+    ) -> None:
         """Count a batch's states [batch, token, dim]; `groups` and `kept` as for `LayerStats.keep_quantiles`."""
         dim = states.shape[-1]
         stats = self.begin(layer, dim)
@@ -381,7 +381,7 @@ class Stream:
                 f"stream {self.stack.name}, layer {row_names(self.stack)[layer - taps(self.stack)[0]]}: {error}"
             ) from None
 
-    def add_read(self, layer: int, part: int, read: "Tensor", rows: tuple[Rows, Rows]) -> None:
+    def add_read(self, layer: int, part: int, read: "Tensor", rows: tuple[VectorRows, VectorRows]) -> None:
         """Count what norm number `part` of a layer hands on, [batch * token, dim]."""
         flat = read.to(self.device).reshape(-1, read.shape[-1])
         counts = self._counts(layer, part, flat.shape[1])

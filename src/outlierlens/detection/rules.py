@@ -1,7 +1,7 @@
 """The rules that call a dimension an outlier: on a block's last operation, and on its activations; arrays [layer, dim].
 
-    measured = Measured(scale, bias)                       # float64 [layer, dim]; bias may be None
-    outliers, _ = find(measured, Rule("kovaleva"))         # tuple of Outlier, strongest first
+    measured = LastOperation(scale, bias)                  # float64 [layer, dim]; bias may be None
+    outliers = find(measured, Rule("kovaleva"))         # tuple of Outlier, strongest first
     rule.passes(z); rule.counts(scale, bias)               # where |z| passes [layer, dim]; whose layers are enough [dim]
     activation_outliers(observed, ActivationRules())       # tuple of ActivationOutlier, rule by rule, strongest first
 
@@ -47,23 +47,19 @@ class Rule:
 
     name: Annotated[RuleName, Flag("--rule")] = "kovaleva"
     """kovaleva, puccetti or luo."""
-    n_sigma: Annotated[float, Gt(0), Lt(math.inf)] = 3.0
+    n_sigma: Annotated[float, Flag("sigma", into="--rule"), Gt(0), Lt(math.inf)] = 3.0
     """Threshold on |z|, in standard deviations."""
-    min_layer_fraction: Annotated[float, Gt(0), Le(1)] = 0.5
+    min_layer_fraction: Annotated[float, Flag("layers", into="--rule"), Gt(0), Le(1)] = 0.5
     """Share of layers that must pass (kovaleva)."""
-    same_layer: bool = False
+    same_layer: Annotated[bool, Flag(into="--rule")] = False
     """Scale and bias must pass in the same layer (kovaleva)."""
-    top_k: Annotated[int, Ge(1)] = 6
+    top_k: Annotated[int, Flag("top", into="--rule"), Ge(1)] = 6
     """puccetti: length of the list; luo: ranks that count."""
-    relax_to: Annotated[float | None, Gt(0)] = None
-    """Lower n-sigma to this until something is found; the result says so."""
 
     def __post_init__(self) -> None:
         if self.name not in RULES:
             raise BadInput(f"unknown rule {self.name!r}; rules are {', '.join(RULES)}{near(self.name, RULES)}")
         check(self)
-        if self.relax_to is not None and self.relax_to > self.n_sigma:
-            raise BadInput(f"relax_to is {self.relax_to}; it must be positive and at most n_sigma ({self.n_sigma})")
 
     def at(self, n_sigma: float) -> "Rule":
         """This rule with another threshold."""
@@ -169,7 +165,7 @@ class Outlier:
 
 
 @dataclass(frozen=True)
-class Measured:
+class LastOperation:
     """A block's last operation over all layers: `scale` and `bias` as float64 [layer, dim]; bias None without one.
 
     `where` names the values in error messages.
@@ -213,13 +209,9 @@ def _flat(values: np.ndarray) -> np.ndarray:
     return found
 
 
-def find(measured: Measured, rule: Rule) -> tuple[tuple[Outlier, ...], float]:
-    """The outliers that `rule` finds, most layers first, and the n_sigma that was used (lower only by `relax_to`)."""
-    dims, hits = _FINDERS[rule.name](measured, rule)
-    while not dims and rule.relax_to is not None and rule.n_sigma > rule.relax_to:
-        rule = rule.at(max(rule.relax_to, round(rule.n_sigma - 0.1, 10)))
-        dims, hits = _FINDERS[rule.name](measured, rule)
-    return _describe(measured, dims, hits), rule.n_sigma
+def find(measured: LastOperation, rule: Rule) -> tuple[Outlier, ...]:
+    """The outliers that `rule` finds, most layers first."""
+    return _describe(measured, *_FINDERS[rule.name](measured, rule))
 
 
 @dataclass(frozen=True)
@@ -236,7 +228,7 @@ def layers_needed(min_layer_fraction: float, n_layers: int) -> int:
     return math.ceil(min_layer_fraction * n_layers - 1e-9)
 
 
-def _kovaleva(measured: Measured, rule: Rule) -> tuple[list[int], _Hits]:
+def _kovaleva(measured: LastOperation, rule: Rule) -> tuple[list[int], _Hits]:
     scale = rule.passes(measured.z_scale)  # [layer, dim]
     bias = None if measured.z_bias is None else rule.passes(measured.z_bias)
     if bias is None:
@@ -248,7 +240,7 @@ def _kovaleva(measured: Measured, rule: Rule) -> tuple[list[int], _Hits]:
     return np.flatnonzero(rule.counts(scale, bias)).tolist(), _Hits(scale, bias, p)
 
 
-def _puccetti(measured: Measured, rule: Rule) -> tuple[list[int], _Hits]:
+def _puccetti(measured: LastOperation, rule: Rule) -> tuple[list[int], _Hits]:
     def flags(values: np.ndarray) -> np.ndarray:
         spread = values.std(axis=1, ddof=1, keepdims=True)
         return (np.abs(values - values.mean(axis=1, keepdims=True)) > rule.n_sigma * spread) & ~_flat(values)
@@ -270,7 +262,7 @@ def _puccetti(measured: Measured, rule: Rule) -> tuple[list[int], _Hits]:
     return list(dict.fromkeys(interleaved)), _Hits(scale, bias, p)
 
 
-def _luo(measured: Measured, rule: Rule) -> tuple[list[int], _Hits]:
+def _luo(measured: LastOperation, rule: Rule) -> tuple[list[int], _Hits]:
     scale = _among_first(np.abs(measured.z_scale), rule.top_k)
     bias = None if measured.z_bias is None else _among_first(np.abs(measured.z_bias), rule.top_k)
     p = position_p(scale)
@@ -291,7 +283,7 @@ def _among_first(values: np.ndarray, n: int) -> np.ndarray:
     return (rank <= n) & (shared <= n) & (values > 0)
 
 
-def _describe(measured: Measured, dims: list[int], hits: _Hits) -> tuple[Outlier, ...]:
+def _describe(measured: LastOperation, dims: list[int], hits: _Hits) -> tuple[Outlier, ...]:
     if not dims:
         return ()
     corrected = holm(hits.p)

@@ -1,7 +1,7 @@
 """Running statistics of token vectors: add chunks, merge exactly, in memory that does not grow with the tokens.
 
     layer = LayerStats(dim=768, n_sigma=3.0)
-    layer.add(states, ordinary, special)             # [batch, token, dim]; `Rows` say which vectors count
+    layer.add(states, ordinary, special)             # [batch, token, dim]; `VectorRows` say which vectors count
     layer.merged(other).view("all").moments.kurtosis()
     histogram = LogHistogram(dim=768)
     histogram.add(values)                            # float32 [row, dim]
@@ -265,7 +265,7 @@ class Moments:
 
 
 @dataclass(frozen=True)
-class Rows:
+class VectorRows:
     """Token vectors of a batch that count, int64 [row] each, in ascending order of `key`.
 
     Attributes:
@@ -283,12 +283,12 @@ class Rows:
     def __len__(self) -> int:
         return len(self.index)
 
-    def part(self, start: int, stop: int) -> "Rows":
+    def part(self, start: int, stop: int) -> "VectorRows":
         """Rows `start` up to `stop`."""
         cut = slice(start, stop)
-        return Rows(self.index[cut], self.slot[cut], self.key[cut], self.token[cut])
+        return VectorRows(self.index[cut], self.slot[cut], self.key[cut], self.token[cut])
 
-    def among(self, tokens: "Tensor", n_tokens: int) -> "Rows":
+    def among(self, tokens: "Tensor", n_tokens: int) -> "VectorRows":
         """Those of `tokens`, int64 [row] of a batch's `n_tokens`, each at its row there."""
         import torch
 
@@ -296,11 +296,11 @@ class Rows:
         place[tokens] = torch.arange(len(tokens), device=self.index.device)
         at = place[self.index]
         kept = at >= 0
-        return Rows(at[kept], self.slot[kept], self.key[kept], self.token[kept])
+        return VectorRows(at[kept], self.slot[kept], self.key[kept], self.token[kept])
 
 
-def rows_of(mask: "Tensor", valid: "Tensor", tokens: "Tensor", texts: Sequence[int]) -> Rows:
-    """`Rows` of the tokens in `mask` [batch, token]; positions count valid tokens, so padding on either side is alike."""
+def rows_of(mask: "Tensor", valid: "Tensor", tokens: "Tensor", texts: Sequence[int]) -> VectorRows:
+    """`VectorRows` of the tokens in `mask` [batch, token]; positions count valid tokens, so padding on either side is alike."""
     import torch
 
     number = torch.tensor(texts, dtype=torch.int64, device=mask.device)
@@ -308,7 +308,7 @@ def rows_of(mask: "Tensor", valid: "Tensor", tokens: "Tensor", texts: Sequence[i
     slot, column = mask[order].nonzero(as_tuple=True)
     row = order[slot]
     position = (valid.long().cumsum(1) - 1)[row, column]
-    return Rows(row * mask.shape[1] + column, slot, number[row] << 32 | position, tokens[row, column].long())
+    return VectorRows(row * mask.shape[1] + column, slot, number[row] << 32 | position, tokens[row, column].long())
 
 
 @dataclass(frozen=True)
@@ -327,7 +327,7 @@ class Extremes:
 
         return torch.maximum(self.high, -self.low) + 0.0  # of zeros, no −0
 
-    def with_chunk(self, values: "Tensor", rows: Rows) -> "Extremes":
+    def with_chunk(self, values: "Tensor", rows: VectorRows) -> "Extremes":
         """Extremes with float32 [row, dim] added; of equal |h| the one with the smallest key is kept."""
         import torch
 
@@ -391,7 +391,7 @@ class GroupStats:
         """Number of token vectors."""
         return self.moments.count
 
-    def add(self, values: "Tensor", rows: Rows, scratch: Scratch) -> tuple["Tensor", "Tensor"]:
+    def add(self, values: "Tensor", rows: VectorRows, scratch: Scratch) -> tuple["Tensor", "Tensor"]:
         """Add float32 [row, dim], all but to `histogram`; return the (row, dim) indices of the entries beyond n_sigma.
 
         Raises:
@@ -460,7 +460,9 @@ class LayerStats:
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "scratch"}
 
-    def add(self, states: "Tensor", ordinary: Rows, special: Rows, large: "LargeCounts | None" = None) -> None:
+    def add(
+        self, states: "Tensor", ordinary: VectorRows, special: VectorRows, large: "LargeCounts | None" = None
+    ) -> None:
         """Add the token vectors of whole texts, [batch, token, dim] in any float type, to `large` as well if it is given.
 
         Each text must come whole and once: the counts by input rest on it. Of experts [1, row, dim] of their tokens.
@@ -495,7 +497,7 @@ class LayerStats:
             inputs = seen.sum(0)
             self.inputs[view] = self.inputs[view].merged(InputCounts(int(inputs[-1]), inputs[:-1]))
 
-    def keep_quantiles(self, groups: int, kept: int, states: "Tensor", rows: tuple[Rows, Rows]) -> None:
+    def keep_quantiles(self, groups: int, kept: int, states: "Tensor", rows: tuple[VectorRows, VectorRows]) -> None:
         """Set up histograms for ordinary (`groups` 1) or also special tokens (2), for at most `kept` dimensions.
 
         Where `kept` is less than all, those with the largest |h| so far, `states` [batch, token, dim] included, are

@@ -22,7 +22,7 @@ ACTIVE = ("massive", "llm.int8", "luo")  # rules on activations; the first of th
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedDims:
     """Dimensions of one stream, and who names them.
 
     Attributes:
@@ -40,7 +40,7 @@ class Named:
 
 def named_dims(
     loaded: LoadedModel, stack: BoundStack, asked: Sequence[int] | Find = FIND, rule: Rule | None = None
-) -> Named:
+) -> NamedDims:
     """The dimensions `asked` for, each once; for "find", what the scan of the stream finds by `rule`, else its strongest two.
 
     Raises:
@@ -52,9 +52,9 @@ def named_dims(
     check_dims(given, stack, stream_width(loaded.model, stack))
     scanned = scan_stream(loaded, stack.name, rule)
     if given:
-        return Named(tuple(dict.fromkeys(given)), "given", scanned.dims)
+        return NamedDims(tuple(dict.fromkeys(given)), "given", scanned.dims)
     if scanned.dims:
-        return Named(scanned.dims, scanned.named_by, scanned.dims)
+        return NamedDims(scanned.dims, scanned.named_by, scanned.dims)
     strongest = tuple(sorted(scanned.strongest_dims(N_STRONGEST)))
     if not strongest:
         raise BadInput(
@@ -62,7 +62,7 @@ def named_dims(
         )
     said = ", ".join(map(str, strongest))
     note = f"the scan names no outlier; {said} are the {N_STRONGEST} of largest |z| in the weights, which is no finding"
-    return Named(strongest, "largest |z| in the weights, as the scan names none", (), (note,))
+    return NamedDims(strongest, "largest |z| in the weights, as the scan names none", (), (note,))
 
 
 def active_dims(

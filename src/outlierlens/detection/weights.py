@@ -26,7 +26,7 @@ import outlierlens.architectures as arch
 from outlierlens.architectures import MLP, NO_EXPERT, BoundStack, LastLinear, Neuron, Param
 from outlierlens.architectures.live import in_memory
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
-from outlierlens.detection.rules import Measured, Outlier, Rule, find
+from outlierlens.detection.rules import LastOperation, Outlier, Rule, find
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead
 from outlierlens.options import Flag, Flat
 from outlierlens.results.rows import Quiet, Row
@@ -42,7 +42,7 @@ MAP_CELLS = 400_000  # scale and bias together; beyond it a result keeps the mos
 QUIET_READ = 1_000_000
 GGUF_BLOCK = "blk."
 TIMES = 10.0  # the median of its block, from which a neuron is named
-BY_NORMS = ", or use --view reading, which reads the norms alone"
+BY_NORMS = ", or use --rule view=reading, which reads the norms alone"
 View = Literal["last", "reading"]
 
 
@@ -52,13 +52,13 @@ class ScanOptions:
 
     rule: Annotated[Rule, Flat()] = field(default_factory=Rule)
     """Which dimensions count as outliers."""
-    view: View = "last"
+    view: Annotated[View, Flag(into="--rule")] = "last"
     """last: the block's last operation; reading: norms that read."""
     stack: str | None = None
     """One stream alone; mlp (encoder.mlp): the neurons of its blocks' MLPs."""
     row: arch.RowChoice = None
     """A TOML file that declares the architecture, or a model_type, instead of the table's row."""
-    max_read: Annotated[int, Flag(read="options:parse_bytes", words="500MB")] = MAX_READ
+    max_read: Annotated[int, Flag(into="--model-args", read="options:parse_bytes")] = MAX_READ
     """Refuse a rule that has to read more than this."""
     revision: str | None = None
     """Hub revision: branch, tag or commit."""
@@ -113,7 +113,7 @@ class StackScan(Row):
     outliers: Annotated[tuple[Outlier, ...], Quiet]
     """what the rule found, strongest first"""
     n_sigma: float
-    """threshold: that was really used; below the rule's only where it was relaxed"""
+    """threshold"""
     values_read: Annotated[int, Count]
     """values read: scalars that the measure rests on"""
     notes: Annotated[tuple[str, ...], Quiet]
@@ -250,7 +250,7 @@ class Site:
     scale: tuple[tuple[Param, ...], ...]
     bias: tuple[tuple[Param, ...], ...]
     is_norm: bool
-    view: View = "last"
+    view: Annotated[View, Flag(into="--rule")] = "last"
 
 
 def measure_name(*, is_norm: bool) -> str:
@@ -304,11 +304,11 @@ def check_size(
         return
     raise TooMuchToRead(
         f"{checkpoint.name}: its blocks do not end in a norm, so this rule reads {what}; allow it with "
-        f"--max-read {needed // 1_000_000 + 1}MB{instead}"
+        f"--model-args max-read={needed // 1_000_000 + 1}MB{instead}"
     )
 
 
-def measure(checkpoint: Checkpoint, site: Site, digest: Any) -> tuple[Measured, int]:
+def measure(checkpoint: Checkpoint, site: Site, digest: Any) -> tuple[LastOperation, int]:
     """Scale and bias of a site over its layers, and how many scalars were read; `digest` takes names and values.
 
     Raises:
@@ -332,7 +332,7 @@ def measure(checkpoint: Checkpoint, site: Site, digest: Any) -> tuple[Measured, 
         return np.stack([combine(some, layer, ranks) for some, layer in zip(written, layers, strict=True)])
 
     scale, bias = stacked(site.scale), stacked(site.bias) if all(site.bias) else None
-    return Measured(scale, bias, where=f"{checkpoint.name}, {site.name}"), n_values
+    return LastOperation(scale, bias, where=f"{checkpoint.name}, {site.name}"), n_values
 
 
 def per_dim(values: np.ndarray, param: Param) -> np.ndarray:
@@ -397,7 +397,7 @@ def _check_widths(vectors: dict[str, np.ndarray], names: list[str], where: str) 
         )
 
 
-def _one_sided(measured: Measured, rule: Rule) -> list[str]:
+def _one_sided(measured: LastOperation, rule: Rule) -> list[str]:
     """A note on dimensions that pass in scale or in bias but not in both."""
     assert measured.z_bias is not None
     scale, bias = rule.layers_past(measured.z_scale), rule.layers_past(measured.z_bias)  # [dim] each
@@ -412,17 +412,14 @@ def _one_sided(measured: Measured, rule: Rule) -> list[str]:
 
 def _scan_site(checkpoint: Checkpoint, site: Site, rule: Rule, digest: Any) -> StackScan:
     measured, n_values = measure(checkpoint, site, digest)
-    outliers, n_sigma = find(measured, rule)
-    used = rule.at(n_sigma)
+    outliers = find(measured, rule)
     declared = site.stack.stack
     notes = list(declared.notes)
     if measured.bias is None:
         alone = "so this rule can find nothing" if rule.name == "puccetti" else "the rule rests on the scale alone"
         notes.append(f"{site.name} has no bias here: {alone}")
     elif rule.name == "kovaleva":
-        notes += _one_sided(measured, used)
-    if n_sigma < rule.n_sigma:
-        notes.append(f"relaxed: nothing passes {rule.sigmas}, these pass {used.sigmas}")
+        notes += _one_sided(measured, rule)
     n_layers, width = measured.scale.shape
     if declared.shared_blocks and n_layers == 1:
         notes.append("all layers run one block, so one vector was tested")
@@ -437,7 +434,7 @@ def _scan_site(checkpoint: Checkpoint, site: Site, rule: Rule, digest: Any) -> S
     return StackScan(
         stack=site.stack.name, site=site.name, measure=measure_name(is_norm=site.is_norm), norm_site=declared.norm_site,
         n_layers=n_layers, n_run=site.stack.n_layers if declared.shared_blocks else n_layers, hidden_size=width,
-        outliers=outliers, n_sigma=n_sigma, values_read=n_values, notes=tuple(notes), map_dims=tuple(dims.tolist()),
+        outliers=outliers, n_sigma=rule.n_sigma, values_read=n_values, notes=tuple(notes), map_dims=tuple(dims.tolist()),
         z_scale=measured.z_scale[:, dims].astype(np.float32),
         z_bias=np.empty((0, 0)) if measured.z_bias is None else measured.z_bias[:, dims].astype(np.float32),
     )  # fmt: skip
@@ -463,14 +460,14 @@ def scan_mlps(
     if needed > options.max_read:
         raise TooMuchToRead(
             f"{checkpoint.name}: neurons are told from the MLPs' linears, in blocks of {needed / 1e6:,.0f} MB; allow it with "
-            f"--max-read {needed // 1_000_000 + 1}MB"
+            f"--model-args max-read={needed // 1_000_000 + 1}MB"
         )
     alternating = any(one.alternating for one in arch.family_of(checkpoint.config).gguf)
     seen, found = list[MlpScan](), list[LargeNeuron]()
     for axis in arch.mlp_axes(stack, checkpoint.tensors, options.stack or MLP):
         largest = 0.0
         for layer, mlps in groupby(axis.mlps, key=lambda one: one.layer):
-            inside = _Inside(checkpoint, stack, layer, alternating)
+            inside = _BlockMlps(checkpoint, stack, layer, alternating)
             reaches = [(one, *inside.reach(one, digest)) for one in mlps]
             median = float(np.median(np.concatenate([values for _, values, _ in reaches])))
             if not median > 0:
@@ -492,7 +489,7 @@ def scan_mlps(
     return tuple(seen), tuple(sorted(found, key=lambda one: -one.times_median))
 
 
-class _Inside:
+class _BlockMlps:
     """The MLPs of one block while they are read; of packed experts each parameter is read once."""
 
     def __init__(self, checkpoint: Checkpoint, bound: BoundStack, layer: int, alternating: bool):

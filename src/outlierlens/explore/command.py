@@ -7,10 +7,10 @@ from outlierlens.explore.state import ExploreOptions
 from outlierlens.session import Session
 
 if TYPE_CHECKING:
-    from outlierlens.explore.look import Explored
+    from outlierlens.explore.look import Exploration
 
 
-def run(session: Session, options: ExploreOptions) -> "Explored | None":
+def run(session: Session, options: ExploreOptions) -> "Exploration | None":
     """Measure views, or serve the page until it is interrupted.
 
     Raises:

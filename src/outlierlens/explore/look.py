@@ -28,7 +28,7 @@ from outlierlens.data.texts import read_texts
 from outlierlens.data.token_texts import KnownTokens, special_ids
 from outlierlens.detection.weights import StackScan
 from outlierlens.errors import BadInput, operand, option, pick, shell
-from outlierlens.explore.state import EXAMPLES, VIEWS, State, parse_views
+from outlierlens.explore.state import EXAMPLES, VIEWS, Selection, parse_views
 from outlierlens.models.attention_maps import check_eager, tapped_attention
 from outlierlens.models.hooks import layer_name, tapped
 from outlierlens.models.inputs import token_limit, tokenizer_of
@@ -36,6 +36,7 @@ from outlierlens.models.load import LoadedModel, LoadOptions, fingerprint, load_
 from outlierlens.models.passes import TextReading
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.rows import Estimate, More, Pivot, Quiet, Row
+from outlierlens.session import MODEL_ARGS
 from outlierlens.statistics.means import mean_interval
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
@@ -63,7 +64,7 @@ PAGE_MODES = tuple(mode for mode in MODES if mode != "scale")  # the slider scal
 
 
 @dataclass(frozen=True)
-class Off:
+class TurnedDims:
     """A condition: its label ("intact", "random", "chosen"), and the dimensions of which `left` is left in `layers`."""
 
     label: str
@@ -145,7 +146,7 @@ class TextCosine(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Explored(Finding):
+class Exploration(Finding):
     """A text under the conditions of a state: intact, and with the chosen set and a random one turned down or off.
 
     Attributes:
@@ -177,9 +178,9 @@ class Explored(Finding):
     """Anisotropy of this text's tokens"""
     replies: tuple[Reply, ...] = ()
     """(The same passage, filled in and continued)"""
-    state: State
+    state: Selection
     blank: str = ""
-    conditions: Annotated[tuple[Off, ...], "condition"] = ()
+    conditions: Annotated[tuple[TurnedDims, ...], "condition"] = ()
 
     def loss(self, condition: str) -> TextLoss:
         """The loss under a condition; raises BadInput where there is none."""
@@ -211,20 +212,20 @@ def open_explorer(model: str, options: LoadOptions | None = None) -> "Explorer":
 class _Look:
     """One state of one model while it is measured."""
 
-    state: State
+    state: Selection
     loaded: LoadedModel = field(compare=False)
     stack: BoundStack = field(compare=False)
     switch: Switch = field(compare=False)
-    conditions: tuple[Off, ...] = field(compare=False)
+    conditions: tuple[TurnedDims, ...] = field(compare=False)
     listed: tuple[int, ...] = field(compare=False)
     text: str = field(compare=False)
 
     def view(self, name: str) -> dict[str, Any]:
-        """What a view adds to an `Explored`."""
+        """What a view adds to an `Exploration`."""
         measure = {"passage": self.passage, "loss": self.loss, "guesses": self.guesses}.get(name)
         return measure() if measure else self.layers[name]
 
-    def each(self, measure: Callable[[Off], T]) -> dict[Off, T]:
+    def each(self, measure: Callable[[TurnedDims], T]) -> dict[TurnedDims, T]:
         """What `measure` gives under each condition, the intact model first."""
         found = {}
         for one in self.conditions:
@@ -288,7 +289,7 @@ class _Look:
             no_weights = str(error)
         short = np.count_nonzero(~special) < 2
 
-        def run(one: Off) -> None:
+        def run(one: TurnedDims) -> None:
             def states_of(_: BoundStack, layer: int, states: "Tensor") -> None:
                 seen, name = states[0].float().cpu().numpy(), layer_name(layer)  # [token, dim]
                 if one.label == "intact":
@@ -384,12 +385,12 @@ class Explorer:
         listed = f" Listed are the {STRONGEST} strongest." if not self._scanned(name).outliers else ""
         return said + listed * bool(self.listed(name))
 
-    def start(self) -> State:
+    def start(self) -> Selection:
         """What a new page shows: a text, and all that the rule found off (the strongest where it found none)."""
         dims = sorted(self.listed()) if self._scanned("").outliers else self.listed()[:1]
-        return State(text=EXAMPLES["A review"], dims=tuple(dims))
+        return Selection(text=EXAMPLES["A review"], dims=tuple(dims))
 
-    def look(self, state: State, views: Sequence[str] = VIEWS) -> Explored:
+    def look(self, state: Selection, views: Sequence[str] = VIEWS) -> Exploration:
         """Measure `views` of `state`.
 
         Raises:
@@ -405,13 +406,13 @@ class Explorer:
                 notes += found.pop("notes", ())
         about = found.pop("about", About(n_texts=1))
         line = command(self.loaded.name, self.options, at.state, views)
-        return Explored(
+        return Exploration(
             provenance=self.loaded.provenance(command=line, seed=state.seed, digest=self.fingerprint),
             about=replace(about, stack=at.stack.name, dims=tuple(map(str, at.state.dims))),
             state=at.state, conditions=at.conditions, notes=tuple(dict.fromkeys(notes)), **found,
         )  # fmt: skip
 
-    def _settle(self, state: State) -> tuple[_Look, list[str]]:
+    def _settle(self, state: Selection) -> tuple[_Look, list[str]]:
         """What the state means, and notes."""
         if state.mode not in PAGE_MODES:
             raise BadInput(f"mode is {state.mode[:40]!r}; it must be one of {', '.join(PAGE_MODES)}")
@@ -429,12 +430,12 @@ class Explorer:
         mode = cast(Mode, "scale" if state.left else state.mode)
         means = self._means(stack.name) if mode == "mean" else None
         switch = Switch(self.loaded, stack, mode, settings=EditSettings(factor=state.left, means=means))
-        conditions = [Off("intact")]
+        conditions = [TurnedDims("intact")]
         if state.dims and state.left < 1:
             switch.check(plan)
             avoid = {*self.listed(stack.name), *state.dims}
             drawn = random_sets(width, len(state.dims), avoid=avoid, n=1, seed=state.seed)[0]
-            conditions += [Off(label, dims, state.layers, state.left)
+            conditions += [TurnedDims(label, dims, state.layers, state.left)
                            for label, dims in (("random", drawn), ("chosen", state.dims))]  # fmt: skip
         text, notes = self._readable(state.text)
         listed = tuple(dict.fromkeys((*state.dims, *self.listed(stack.name))))[:MOST]
@@ -459,17 +460,18 @@ class Explorer:
         return text, [note for note in (self.loaded.note, known.note, cut) if note]
 
 
-def command(model: str, options: LoadOptions, state: State, views: Sequence[str]) -> str:
+def command(model: str, options: LoadOptions, state: Selection, views: Sequence[str]) -> str:
     """The command line that prints `views` of `state`, quoted for a shell, without the token."""
     words = ["outlierlens", "explore", operand(model), f"--text={state.text}", "--dims", ",".join(map(str, state.dims))]
     words += ["--layers", f"{state.first}-{state.last}", "--show", "all" if tuple(views) == VIEWS else ",".join(views)]
     row = "family" if isinstance(options.row, str) else "arch"
-    loading = (
-        "row", "adapter", "revision", "subfolder", "tokenizer", "device", "dtype", "trust_remote_code", "offline"
-    )  # fmt: skip
-    for given, names in ((state, ("left", "mode", "stack", "seed", "blank")), (options, loading)):
+    parts = ("row", "adapter", "revision", "subfolder", "tokenizer", "trust_remote_code", "offline")
+    asked = list[str]()
+    for given, names in ((state, ("left", "mode", "stack", "seed", "blank")), (options, ("device", "dtype", *parts))):
         for name in names:
-            value, flag = getattr(given, name), f"--{row if name == 'row' else name.replace('_', '-')}"
-            if value != getattr(type(given)(), name):
-                words += [flag] if value is True else option(flag, value)
-    return shell(*words)
+            value, key = getattr(given, name), row if name == "row" else name.replace("_", "-")
+            if value != getattr(type(given)(), name) and name in parts:
+                asked.append(key if value is True else f"{key}={value}")
+            elif value != getattr(type(given)(), name):
+                words += option(f"--{key}", value)
+    return shell(*words, *((MODEL_ARGS, ",".join(asked)) if asked else ()))

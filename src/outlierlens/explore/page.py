@@ -21,7 +21,7 @@ from typing import Any, cast
 from outlierlens.ablation.fill import SIGNS
 from outlierlens.errors import BadInput, OutlierlensError, need
 from outlierlens.explore.look import Explorer
-from outlierlens.explore.state import EXAMPLES, VIEWS, State, parse_dims
+from outlierlens.explore.state import EXAMPLES, VIEWS, Selection, parse_dims
 from outlierlens.view.charts.base import DARK, LIGHT, css
 from outlierlens.view.page import fragment, runtime, style
 
@@ -91,7 +91,7 @@ def launch_options() -> dict[str, Any]:
     }
 
 
-def page(explorer: Explorer, start: State) -> Any:
+def page(explorer: Explorer, start: Selection) -> Any:
     """The page of a model as gradio Blocks; `start` is what somebody sees who brings no link."""
     gr = gradio()
     with gr.Blocks(title=f"{explorer.loaded.name} · outlierlens", analytics_enabled=False) as blocks:
@@ -103,7 +103,7 @@ def page(explorer: Explorer, start: State) -> Any:
 class _Page:
     """The controls, the pieces of HTML, and what a change of one does to the others."""
 
-    def __init__(self, gr: Any, explorer: Explorer, start: State):
+    def __init__(self, gr: Any, explorer: Explorer, start: Selection):
         self.gr, self.explorer, self.first = gr, explorer, start
         self.controls: dict[str, Any] = {}
         self.pieces: dict[str, Any] = {}
@@ -183,15 +183,15 @@ class _Page:
 
         def streamed(text: Any, stack: Any, seed: Any) -> list[Any]:
             name = self.explorer.stack(str(stack or "")).name
-            return self._set(State(str(text or ""), self.explorer.listed(name), stack=name, seed=int(seed)))
+            return self._set(Selection(str(text or ""), self.explorer.listed(name), stack=name, seed=int(seed)))
 
         then_show(put["stack"].input(streamed, [put[name] for name in ("text", "stack", "seed")], every, **last))
 
         def opened(request: Any) -> list[Any]:
             """What somebody sees who opens the page: the state of their link, or the first one."""
             try:
-                state = State.from_query(dict(request.query_params) if request else {})
-                return self._set(self.first if state == State() else state)
+                state = Selection.from_query(dict(request.query_params) if request else {})
+                return self._set(self.first if state == Selection() else state)
             except OutlierlensError as error:
                 return self._set(self.first, str(error))
 
@@ -199,7 +199,7 @@ class _Page:
         opened.__annotations__["request"] = gr.Request
         then_show(blocks.load(opened, None, every, **_QUIETLY))
 
-    def _set(self, state: State, wrong: str = "") -> list[Any]:
+    def _set(self, state: Selection, wrong: str = "") -> list[Any]:
         """What the controls hold for `state`, in their order; `wrong` is said in place of the views."""
         stack = self.explorer.stack(state.stack)
         choices = self._choices(stack.name)
@@ -245,11 +245,11 @@ class _Page:
         return [piece(name, **values) if name in names else others for name in PIECES]
 
 
-def _state(given: dict[str, Any]) -> State:
+def _state(given: dict[str, Any]) -> Selection:
     """The state that the controls hold; raises BadInput for what cannot be one."""
     dims = {*map(int, given["listed"] or ()), *parse_dims(str(given["others"] or ""))}
     words = {name: str("" if value is None else value) for name, value in given.items()}
-    return State.from_query(words | {"dims": ",".join(map(str, sorted(dims)))})
+    return Selection.from_query(words | {"dims": ",".join(map(str, sorted(dims)))})
 
 
 # --- pieces of HTML --------------------------------------------------------------------------------------------------

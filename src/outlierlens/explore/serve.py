@@ -2,24 +2,22 @@
 
 Requests are let in that name this machine and are of a size that a page sends. A page elsewhere can have its own name point at
 127.0.0.1 (DNS rebinding), send a form there or load its parts: a browser says so in `Host`, `Origin` and `Sec-Fetch-Site`, and
-`Door` refuses such requests before anything reads them. With `share`, gradio opens a tunnel, for a week and for anyone.
+`Door` refuses such requests before anything reads them.
 """
 
 import contextlib
 import socket
 import threading
-import webbrowser
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from outlierlens.errors import BadInput, one_line
 from outlierlens.explore.look import Explorer
 from outlierlens.explore.page import gradio, launch_options, page
-from outlierlens.explore.state import Place, State
+from outlierlens.explore.state import Place, Selection
 
 LOOPBACK = "127.0.0.1"
-TUNNEL = ".gradio.live"
 MOST_BYTES = 2**20  # of a request that shows a state, whose text may be long
 BODIES = {"join": MOST_BYTES, "cancel": 2**12, "reset": 2**12}  # by the end of the path; others have no body
 Message = MutableMapping[str, Any]
@@ -28,14 +26,14 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 class Door:
-    """An ASGI application around `app`: 403 for another host or origin than `hosts` (".a.b": every name that ends so).
+    """An ASGI application around `app`: 403 for another host or origin than this machine.
 
-    403 too for what a page of another site asks for; a shared page may be opened by a link there. 411 for a body whose length
-    is not said beforehand, 413 for one above `BODIES`.
+    403 too for what a page of another site asks for. 411 for a body whose length is not said beforehand, 413 for one above
+    `BODIES`.
     """
 
-    def __init__(self, app: Callable[[Message, Receive, Send], Awaitable[None]], hosts: Sequence[str]):
-        self.app, self.hosts = app, tuple(hosts)
+    def __init__(self, app: Callable[[Message, Receive, Send], Awaitable[None]]):
+        self.app = app
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one connection."""
@@ -67,12 +65,11 @@ class Door:
         given = Headers(scope=scope).getlist
         own, origins = [_address(f"//{host}") for host in given("host")], [_address(one) for one in given("origin")]
         places = own + origins
-        known = (any(host.endswith(one) if one[:1] == "." else host == one for one in self.hosts) for host, _ in places)
+        known = (host in (LOOPBACK, "localhost") for host, _ in places)
         # A page that sends from an address names the port that it sends to, where both say one.
         if not own or not all(known) or len({port for _, port in places if port}) > 1:
             return 403, "this page answers on this machine alone"
-        elsewhere = not {*given("sec-fetch-site")} <= {"same-origin", "none"}
-        if elsewhere and not (TUNNEL in self.hosts and "navigate" in given("sec-fetch-mode")):
+        if not {*given("sec-fetch-site")} <= {"same-origin", "none"}:
             return 403, "another site asks for this page; type its address into the browser"
         if given("transfer-encoding"):
             return 411, "a request says how long its body is"
@@ -123,8 +120,8 @@ def free_port(asked: int | None) -> int:
 
 
 @contextlib.contextmanager
-def served(explorer: Explorer, start: State, place: Place) -> Iterator[tuple[str, str | None]]:
-    """Serve the page inside the block; yields its address and, where it is shared, the public one."""
+def served(explorer: Explorer, start: Selection, place: Place) -> Iterator[str]:
+    """Serve the page inside the block; yields its address."""
     free_port(place.port)  # a port that is taken is said before the page is made
     blocks = page(explorer, start)
     answer = blocks.process_api
@@ -136,32 +133,23 @@ def served(explorer: Explorer, start: State, place: Place) -> Iterator[tuple[str
             raise gradio().Error(_cannot(error), print_exception=False) from None
 
     blocks.process_api = told
-    hosts = (LOOPBACK, "localhost", *((TUNNEL,) if place.share else ()))
-    options = {"share": place.share, "app_kwargs": {"middleware": [(Door, (), {"hosts": hosts})]}, **launch_options()}
+    options = {"share": False, "app_kwargs": {"middleware": [(Door, (), {})]}, **launch_options()}
     while True:
         port = free_port(place.port)
         try:
-            _, address, public = blocks.launch(
-                server_name=LOOPBACK, server_port=port, prevent_thread_lock=True, **options
-            )
+            _, address, _ = blocks.launch(server_name=LOOPBACK, server_port=port, prevent_thread_lock=True, **options)
             break
         except OSError:
             if _opened(port) is not None:  # no other process has taken it meanwhile
                 raise
     try:
-        yield address, public
+        yield address
     finally:
         blocks.close(verbose=False)
 
 
-def serve(explorer: Explorer, start: State, place: Place, say: Callable[[str], None]) -> None:
+def serve(explorer: Explorer, start: Selection, place: Place, say: Callable[[str], None]) -> None:
     """Serve the page until Ctrl-C or SIGTERM; its address is said first."""
-    with served(explorer, start, place) as (address, public):
+    with served(explorer, start, place) as address:
         say(f"exploring {explorer.loaded.name} at {address} (this machine only; Ctrl-C ends it)")
-        if public:
-            say(f"shared at {public}: anyone with this address can use the page, through gradio's servers")
-        elif place.share:
-            say("not shared: gradio's tunnel could not be opened; the page runs on this machine alone")
-        if place.browser:
-            webbrowser.open(address)
         threading.Event().wait()

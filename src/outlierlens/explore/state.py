@@ -30,7 +30,7 @@ EXAMPLES = {
 
 
 @dataclass(frozen=True)
-class State:
+class Selection:
     """What is looked at: all that a permalink holds."""
 
     text: str = ""
@@ -70,7 +70,7 @@ class State:
         return urlencode(pairs, errors="replace")
 
     @classmethod
-    def from_query(cls, query: str | Mapping[str, str]) -> "State":
+    def from_query(cls, query: str | Mapping[str, str]) -> "Selection":
         """The state in a query string (or in its pairs); names that are no part of a state are passed over.
 
         Raises:
@@ -135,10 +135,6 @@ class Place:
 
     port: Annotated[int | None, Ge(1), Le(65535)] = None
     """Port on 127.0.0.1. Default: the first free from 7860."""
-    share: bool = False
-    """Let anyone with the link in, through a tunnel of gradio's servers. Off."""
-    browser: bool = False
-    """Open the page in a browser tab."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,10 +151,10 @@ class ExploreOptions:
     """308,381, or '' for none; find: what scan finds, or the strongest."""
     layers: Annotated[tuple[int, int] | None, Flag(read="explore.state:span")] = None
     """Layers to switch off in: 0-3. Default: all."""
-    state: Annotated[State, Flat("left", "mode", "stack", "seed", "blank")] = State()
+    state: Annotated[Selection, Flat("left", "mode", "stack", "seed", "blank")] = Selection()
     """The rest of what a permalink holds."""
 
-    def looked_at(self, start: State) -> State:
+    def looked_at(self, start: Selection) -> Selection:
         """The state asked for; `start` has the text and the dimensions of who names none."""
         first, last = self.layers or (0, None)
         text, dims = start.text if self.text is None else self.text, start.dims if self.dims == FIND else self.dims

@@ -1,6 +1,6 @@
 """Look at a running network's attention: what it multiplies, what softmax reads, the weights; beside `hooks`, the only hooks.
 
-    with tapped_logits(Looks(read, product, logits)):
+    with tapped_logits(MapLooks(read, product, logits)):
         model(**batch)
 
     @eagerly                                         # sdpa and flash attention make no weights
@@ -43,7 +43,7 @@ CHUNK = 2**24  # products of queries and keys that are held at once
 
 
 @dataclass(frozen=True)
-class Looks:
+class MapLooks:
     """What is called.
 
     Attributes:
@@ -59,7 +59,7 @@ class Looks:
 
 
 @temporary
-def tapped_logits(looks: Looks) -> Iterator[None]:
+def tapped_logits(looks: MapLooks) -> Iterator[None]:
     """Call `looks` in every forward pass inside the block."""
     import torch
     from torch.nn import functional
@@ -68,7 +68,7 @@ def tapped_logits(looks: Looks) -> Iterator[None]:
     softmaxes = {functional.softmax, torch.softmax, torch.Tensor.softmax}
     products = {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.Tensor.bmm}
     sums = {torch.baddbmm, torch.Tensor.baddbmm}  # of a bias and a product (BLOOM)
-    eager = _Eager(looks)
+    eager = _EagerAttention(looks)
 
     def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is attends:
@@ -87,10 +87,10 @@ def tapped_logits(looks: Looks) -> Iterator[None]:
         yield
 
 
-class _Eager:
+class _EagerAttention:
     """Attention that is written out: a product of queries and keys, a softmax, a product with values."""
 
-    def __init__(self, looks: Looks):
+    def __init__(self, looks: MapLooks):
         self.looks = looks
         self.products: list[tuple[Tensor, Tensor, Tensor]] = []  # factors and product, the first few before a softmax
         self.weights: tuple[int, ...] = ()  # shape of what the softmax gave
@@ -156,7 +156,7 @@ def _size(values: "Tensor") -> "Tensor":
 
 
 def _attention(
-    looks: Looks,
+    looks: MapLooks,
     query: "Tensor",
     key: "Tensor",
     value: "Tensor",

@@ -10,7 +10,8 @@
 
 Each call is a greenlet. Where the model comes to a door (`block_weights`) whose weights are not in memory it stands still; once
 no call can go on, the weights of the first such door are read, and all that wait there go through. Values that are set in a
-call (`changes.Settable`) are put in place around its passes at each block, and its hooks are called in its passes alone.
+call (`changes.SettableParameters`) are put in place around its passes at each block, and its hooks are called in its passes
+alone.
 A model that runs outside `run` reads each door's weights as it comes to it.
 """
 
@@ -18,7 +19,7 @@ import contextvars
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from typing import Any, TypeVar
 
 import greenlet
@@ -56,7 +57,7 @@ class Modes:
         self.grad, self.inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         self.functions = _function_modes()
 
-    @contextmanager
+    @temporary
     def again(self) -> Iterator[None]:
         """Inside, these hold."""
         now = _function_modes()
@@ -70,6 +71,15 @@ class Modes:
             undo.enter_context(torch.inference_mode(self.inference))
             undo.enter_context(torch.set_grad_enabled(self.grad))
             yield
+
+    def restore(self) -> None:
+        """These again for good: an interrupt inside one of torch's own contexts leaves it open."""
+        if torch.is_inference_mode_enabled() != self.inference:
+            _LEFT_OPEN.append(torch._C._InferenceMode(self.inference))
+        torch.set_grad_enabled(self.grad)
+
+
+_LEFT_OPEN: list[Any] = []  # guards whose end would bring back what an interrupt left
 
 
 def _function_modes() -> list[Any]:
@@ -89,7 +99,7 @@ class Pass(Scope):
         self.door = ""
         self.started: tuple[Pass, ...] = ()
         self.result: Any = None
-        self.greenlet = greenlet.greenlet(self._main, parent=hub)
+        self.greenlet: greenlet.greenlet | None = greenlet.greenlet(self._main, parent=hub)
         self.greenlet.gr_context = contextvars.copy_context()
 
     def _main(self) -> None:
@@ -100,17 +110,29 @@ class Pass(Scope):
     @property
     def done(self) -> bool:
         """Whether the call came back."""
-        return bool(self.greenlet.dead)
+        return self.greenlet is None or bool(self.greenlet.dead)
 
     @property
     def ready(self) -> bool:
         """Whether it can go on without weights."""
         return not self.door and all(one.done for one in self.started)
 
+    def go_on(self) -> None:
+        """Run until it stands still, or is done."""
+        self.door = ""
+        assert self.greenlet is not None
+        self.greenlet.switch()
+
     def unwind(self) -> None:
         """End the call where it stands."""
-        with suppress(Unwound):
-            self.greenlet.throw(Unwound)
+        if self.greenlet is not None:
+            with suppress(Unwound):
+                self.greenlet.throw(Unwound)
+
+    def given(self) -> Any:
+        """What the call gave, once; nothing of the pass is kept, whose greenlet and context hold one another."""
+        result, self.result, self.greenlet = self.result, None, None
+        return result
 
 
 class ByBlock:
@@ -152,7 +174,7 @@ class ByBlock:
                     self.passes = waiting
                     ready = [one for one in waiting if one.ready]
                     self._go_on(ready or self._at_next_door(waiting))
-            found += [one.result for one in passes]
+            found += [one.given() for one in passes]
         return found
 
     def _run_inside(self, calls: Sequence[Callable[[], T]]) -> list[T]:
@@ -162,7 +184,7 @@ class ByBlock:
         outer.started = passes = self._start(calls, outer)
         self._stand_still()
         outer.started = ()
-        return [one.result for one in passes]
+        return [one.given() for one in passes]
 
     def _start(self, calls: Sequence[Callable[[], Any]], outer: Scope) -> tuple[Pass, ...]:
         assert self.hub is not None
@@ -181,6 +203,7 @@ class ByBlock:
     def _end(self) -> None:
         with ExitStack() as each:  # whatever one of them raises, all are unwound
             each.callback(setattr, self, "hub", None)
+            each.callback(self.outside.restore)
             each.callback(self.weights.end)
             for one in self.passes:
                 each.callback(one.unwind)
@@ -201,8 +224,7 @@ class ByBlock:
             members = list(group)
             with edits_made(members[0][1]):
                 for one, _ in members:
-                    one.door = ""
-                    one.greenlet.switch()
+                    one.go_on()
 
     def _edits(self, scope: Scope) -> list[tuple[torch.Tensor, Edit]]:
         """What is set now of what is in memory, in the order it was set."""
@@ -243,8 +265,8 @@ class ByBlock:
         alone, two = (self.bytes_for(n, n_tokens) for n in (1, 2))
         if alone > self.memory:
             raise BadInput(
-                f"--memory {self.memory / 1e9:.3g}GB: {n_tokens:,} tokens through one block take {alone / 1e9:.3g} GB; give "
-                f"more memory, or fewer texts (--limit)"
+                f"--memory {self.memory / 1e9:.3g}GB: {n_tokens:,} tokens through one block take "
+                f"{alone / 1e9:.3g} GB; give more memory, or fewer texts (--limit)"
             )
         return 1 + (self.memory - alone) // (two - alone)
 

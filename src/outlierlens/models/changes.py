@@ -3,7 +3,7 @@
     @temporary                                   # in place of contextmanager
     def zeroed(model, rows):
         with ExitStack() as undo:
-            Settable(undo, model).set_values("head.bias", (rows,), 0.0)
+            SettableParameters(undo, model).set_values("head.bias", (rows,), 0.0)
             hang(undo, module.register_forward_hook, look)
             yield
 
@@ -53,7 +53,7 @@ def temporary(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractContext
 
 
 class _Temporary(AbstractContextManager[T]):
-    """One context. `state` says what a signal would do to the model; `_Waiting` reads it from the frames that run."""
+    """One context. `state` says what a signal would do to the model; `_WaitingHandler` reads it from the frames that run."""
 
     def __init__(self, inner: AbstractContextManager[T]):
         self.inner = inner
@@ -104,7 +104,7 @@ _OPEN: "WeakSet[_Temporary[Any]]" = WeakSet()  # weak: one that is dropped witho
 _LATER: list[int] = []  # signals that came while a model was being changed, in order
 
 
-class _Waiting:
+class _WaitingHandler:
     """Stands in front of a signal's handler, and has it wait while the interrupted thread changes a model."""
 
     def __init__(self, handler: Callable[[int, FrameType | None], Any]):
@@ -147,8 +147,8 @@ def _wait(context: _Temporary[Any]) -> None:
             _LATER.clear()
         for number in _SIGNALS:
             handler = signal.getsignal(number)
-            if callable(handler) and not isinstance(handler, _Waiting):
-                signal.signal(number, _Waiting(handler))
+            if callable(handler) and not isinstance(handler, _WaitingHandler):
+                signal.signal(number, _WaitingHandler(handler))
         _OPEN.add(context)
 
 
@@ -166,7 +166,7 @@ def _wait_no_longer(context: _Temporary[Any]) -> None:
 def _put_handlers_back() -> None:
     for number in _SIGNALS:
         handler = signal.getsignal(number)
-        if isinstance(handler, _Waiting):
+        if isinstance(handler, _WaitingHandler):
             signal.signal(number, handler.handler)
 
 
@@ -285,7 +285,7 @@ def frozen(model: Any, but: Collection[str] = ()) -> Iterator[None]:
             parameter.requires_grad_(before.get(name, parameter.requires_grad))
 
 
-class Settable:
+class SettableParameters:
     """The parameters of `model` by name, of which values can be set until `undo` is closed.
 
     They come back in whatever order contexts end, bit for bit, or cast where the model was cast meanwhile; into what stands
@@ -375,7 +375,7 @@ _CHANGES: "WeakValueDictionary[int, _Change]" = WeakValueDictionary()
 class _Change:
     """Values of a parameter that are changed at the moment, and what was there before."""
 
-    def __init__(self, owner: Settable, given: "Tensor", live: "Tensor", at: Any, thread: int):
+    def __init__(self, owner: SettableParameters, given: "Tensor", live: "Tensor", at: Any, thread: int):
         self.owner, self.given, self.live, self.at, self.thread = owner, given, live, at, thread
         self.names = [name for name, one in owner.parameters.items() if one is given]
         self.shape, self.before = live.shape, _read(live, at)

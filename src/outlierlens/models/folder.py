@@ -23,6 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outlierlens.checkpoints import as_weights
+from outlierlens.checkpoints.adapter import AdaptedCheckpoint
 from outlierlens.checkpoints.base import INDEX, load_config
 from outlierlens.checkpoints.formats import (
     Format,
@@ -32,11 +34,13 @@ from outlierlens.checkpoints.formats import (
     is_part,
     native,
     no_weights,
+    open_file,
     refuse_ctranslate2,
     weight_file,
 )
 from outlierlens.checkpoints.samples import directory, is_sample
 from outlierlens.checkpoints.samples.cache import folder_being_made, say
+from outlierlens.checkpoints.stored import Weights
 from outlierlens.checkpoints.trainers import PARAMS, has_stretched_positions
 from outlierlens.data.media.items import Kind
 from outlierlens.errors import BadFile, BadInput, UnknownModel, need
@@ -47,7 +51,6 @@ from outlierlens.models.weight_copy import (
     copy_beside,
     copy_file,
     copy_gguf,
-    needs_copy,
 )
 from outlierlens.results.safe_files import cache_root, read_json
 
@@ -87,7 +90,7 @@ def model_folder(
     path = Path(name)
     if path.is_dir():
         if not (path / subfolder).is_dir():
-            raise UnknownModel(f"{path}: has no folder {subfolder!r}; pass the right --subfolder")
+            raise UnknownModel(f"{path}: has no folder {subfolder!r}; pass the right --model-args subfolder=FOLDER")
         return _of_folder(path / subfolder, weights, notice)
     return _of_file(path, weights, notice) if path.is_file() else None
 
@@ -131,7 +134,24 @@ def _of_file(path: Path, weights: bool, notice: Progress) -> Path:
 
 def _loadable(path: Path, weights: bool, notice: Progress) -> Path:
     """The folder of a file that transformers looks for; a copy where it does not load what the file holds."""
-    return _made(path, weights, notice, _converted) if weights and needs_copy(path) else path.parent
+    return _made(path, weights, notice, _converted) if weights and _needs_copy(path) else path.parent
+
+
+def _needs_copy(path: Path) -> bool:
+    """Whether transformers does not load a weight file as it is: a container, names with something around them, codes.
+
+    Codes that are not read are left to the quantizer that the config names.
+    """
+    with as_weights(open_file(path, str(path))) as checkpoint:
+        return isinstance(checkpoint, AdaptedCheckpoint) or (
+            isinstance(checkpoint, Weights)
+            and (
+                checkpoint.is_renamed
+                or getattr(checkpoint, "wrapped", False)
+                or bool(checkpoint.coded)
+                or (not checkpoint.method and any(map(checkpoint.packed_by, checkpoint.tensors)))
+            )
+        )
 
 
 def _native_in(folder: Path) -> Path | None:
@@ -224,7 +244,7 @@ def _converted(path: Path, making: Path, weights: bool, notice: Progress) -> lis
 
 def _linked(row: Format, path: Path, making: Path, weights: bool, notice: Progress) -> list[Path]:
     """The file under the name that transformers looks for, with what stands beside it; a copy where it does not load it."""
-    if weights and needs_copy(path):
+    if weights and _needs_copy(path):
         return _converted(path, making, weights, notice)
     copy_beside(config_folder(path) or path.parent, making, (*BESIDE, *TOKENIZER))
     try:

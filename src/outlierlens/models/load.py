@@ -135,12 +135,14 @@ class LoadedModel:
         found: ByBlock | None = getattr(self.model, BY_BLOCK, None)
         return found
 
-    def run(self, calls: "Iterable[Callable[[], T]]", n_tokens: int = 0) -> list[T]:
+    def run(self, calls: "Iterable[Callable[[], T]]", each: Any = None) -> list[T]:
         """What each call gives; where the model is read block by block, all of them go through each block together.
 
-        `n_tokens` of each call are on their way then: with a bound of memory, calls go in groups.
+        `each` has the `lengths` of what each call reads: with a bound of memory, calls go in groups.
         """
-        return [call() for call in calls] if self.blocks is None else self.blocks.run(list(calls), n_tokens)
+        if self.blocks is None:
+            return [call() for call in calls]
+        return self.blocks.run(list(calls), 0 if each is None else int(each.lengths.sum()))
 
     def need_whole(self, what: str) -> None:
         """Raise BadInput where the model is read block by block, and `what` needs all weights at once."""
@@ -454,13 +456,13 @@ def _other_tokenizer(options: LoadOptions, model: "nn.Module") -> "PreTrainedTok
     """The tokenizer that is named instead of the model's own; raises BadInput where the model lacks rows for its tokens."""
     name = str(options.tokenizer)
     if Path(name).is_file() and format_of(Path(name)) is None:
-        raise BadInput(f"--tokenizer {name}: is a file; name the folder that holds it, {Path(name).parent}")
+        raise BadInput(f"--model-args tokenizer={name}: is a file; name the folder that holds it, {Path(name).parent}")
     found = load_tokenizer(name, replace(options, revision=None, subfolder="", row=None, tokenizer=None))
     rows = row_count(model) or 0
     if (highest := max(found.get_vocab().values())) >= rows:
         raise BadInput(
-            f"--tokenizer {name}: has tokens up to number {highest:,}, and the model rows for {rows:,}; name the tokenizer "
-            f"that the model was trained with"
+            f"--model-args tokenizer={name}: has tokens up to number {highest:,}, and the model rows for {rows:,}; name the "
+            f"tokenizer that the model was trained with"
         )
     return found
 
@@ -470,7 +472,11 @@ def _explaining(name: str, source: str, options: LoadOptions) -> Iterator[None]:
     """Load inside: without the network where that is asked for, and with errors of ours for those of other libraries."""
     with _no_network() if options.offline else contextlib.nullcontext():
         try:
-            variants.register_config()
+            from transformers import AutoConfig
+
+            from outlierlens.models.variants.config import VariantConfig
+
+            AutoConfig.register(variants.MODEL_TYPE, VariantConfig, exist_ok=True)
             yield
         except (OutlierlensError, MemoryError):
             raise
@@ -504,7 +510,9 @@ def _no_network() -> Iterator[None]:
 def _explained(error: Exception, name: str, *, missing: bool) -> OutlierlensError:
     """The error of ours, in one line, that says what another library's error means for loading `name`."""
     if missing and isinstance(error, OSError):
-        return Offline(f"{name}: not in the local cache, and offline mode is on; run once without --offline")
+        return Offline(
+            f"{name}: not in the local cache, and offline mode is on; run once without offline in --model-args"
+        )
     text = (" ".join(str(error).split()) or type(error).__name__)[:300]
     if isinstance(error, ImportError):
         return MissingExtra(f"{name}: needs a library that is not installed: {text}")
@@ -513,7 +521,7 @@ def _explained(error: Exception, name: str, *, missing: bool) -> OutlierlensErro
         return BadFile(f"{name}: its weights are damaged or hold more than tensors; fetch or save them again")
     if isinstance(error, ValueError) and "contains custom code" in text:
         return UnknownModel(
-            f"{name}: runs by code that comes with it; read that, and pass --trust-remote-code to run it"
+            f"{name}: runs by code that comes with it; read that, and pass --model-args trust-remote-code to run it"
         )
     if isinstance(error, OSError | ValueError):
         return UnknownModel(f"{name}: cannot be loaded: {text}")

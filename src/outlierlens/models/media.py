@@ -1,6 +1,6 @@
 """Pictures and recordings as a model takes them: one by one, in batches, and as what a pass or a task reads.
 
-    prepare = Prepare(loaded, "audio")
+    prepare = Preparation(loaded, "audio")
     one = prepare(part, max_seconds=30)              # .values: pixels [channel, height, width], samples [sample], or features
     batch = prepare.batch([one, other], (0, 1))      # a `Batch`: padded, with what is padding and what is a special token
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.architectures import BoundStack
-from outlierlens.data.media.items import PLURAL, Items, Kind, LabelledItems, Part, picture, recording
+from outlierlens.data.media.items import PLURAL, Items, ItemSource, Kind, LabelledItems, picture, recording
 from outlierlens.data.texts import Batch, start_token
 from outlierlens.data.token_texts import special_ids, token_words
 from outlierlens.errors import BadInput, need
@@ -51,7 +51,7 @@ TOWERS: dict[Kind, str] = {"image": "vision", "audio": "audio"}  # streams of a 
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedItem:
     """One item as the model takes it.
 
     Attributes:
@@ -72,7 +72,7 @@ class Prepared:
         return self.length if self.mask is None else math.ceil(int(self.mask.sum()) * self.length / len(self.mask))
 
 
-class Prepare:
+class Preparation:
     """A model's own preparation of items.
 
     Attributes:
@@ -106,7 +106,7 @@ class Prepare:
         if self.decodes and self.stacks[-1].name != DECODER:
             raise BadInput(
                 f"{loaded.name}: its stream {self.stacks[-1].name} lies behind a part that reads {PLURAL[kind]}, whose blocks "
-                f"its row does not name; give a row that does (--arch FILE, docs/architectures.md)"
+                f"its row does not name; give a row that does (--model-args arch=FILE, docs/architectures.md)"
             )
         self.stream = stream or self.stacks[0].name
         if kind == "image":
@@ -131,11 +131,11 @@ class Prepare:
         """What a reader of the results should know of it; some of it only what was prepared says."""
         return tuple(self._notes)
 
-    def __call__(self, part: Part, *, max_seconds: float) -> Prepared:
+    def __call__(self, part: ItemSource, *, max_seconds: float) -> PreparedItem:
         """The item decoded and prepared; raises BadFile or BadInput with its name."""
         return self._picture(part) if self.kind == "image" else self._recording(part, max_seconds)
 
-    def _picture(self, part: Part) -> Prepared:
+    def _picture(self, part: ItemSource) -> PreparedItem:
         channels, processor = int(getattr(self.config, "num_channels", 3)), self.loaded.processor
         if channels not in (1, 3):
             raise BadInput(f"{self.loaded.name} reads {channels} channels; pictures have 1 or 3")
@@ -161,7 +161,7 @@ class Prepare:
                 f"{part.name}: the image processor makes {list(values.shape)} of it, {self.loaded.name} reads {list(wanted)} "
                 f"[channel, height, width]; use the processor that belongs to the model"
             )
-        return Prepared(values, self._read(values))
+        return PreparedItem(values, self._read(values))
 
     def _is_read(self, values: np.ndarray, mask: np.ndarray | None = None) -> bool:
         """Whether the model takes an item of this shape: of pictures one that interpolates its positions (DINOv2) most."""
@@ -204,7 +204,7 @@ class Prepare:
         """Patches of a batch's pictures: (rows, columns); (0, 0) where the config does not say how large a patch is."""
         return self.grid(batch.inputs[self.takes][0]) if hasattr(self.config, "patch_size") else (0, 0)
 
-    def _recording(self, part: Part, max_seconds: float) -> Prepared:
+    def _recording(self, part: ItemSource, max_seconds: float) -> PreparedItem:
         processor = self.loaded.processor
         sound = recording(part.content(), part.name, max_seconds=max_seconds)
         wanted = int(processor.sampling_rate)
@@ -234,7 +234,7 @@ class Prepare:
             raise BadInput(f"{part.name}: {n_samples:,} samples are too few for one token; leave it out")
         spoken = self._spoken(part.transcript) if self.decodes else ()
         window = getattr(processor, "n_samples", None) or n_samples  # Whisper's extractor keeps so many
-        one = Prepared(values, length, mask, spoken, sound.cut or n_samples > window)
+        one = PreparedItem(values, length, mask, spoken, sound.cut or n_samples > window)
         if mask is None:
             self.step = int(np.prod(self.config.conv_stride)) / wanted
         self.step = self.step or round(min(n_samples, window) / wanted / one.heard, 2)
@@ -257,7 +257,7 @@ class Prepare:
             ids.pop()  # what ends a text is predicted, not read
         return tuple(ids[: getattr(self.config, "max_target_positions", None)])
 
-    def batch(self, items: Sequence[Prepared], texts: tuple[int, ...]) -> Batch:
+    def batch(self, items: Sequence[PreparedItem], texts: tuple[int, ...]) -> Batch:
         """Items as one batch of the tokens of `stream`; `texts` are their numbers.
 
         Samples of recordings are padded behind, and masked where lengths differ; so is what a decoder reads.
@@ -292,11 +292,11 @@ class Prepare:
         ids, valid = inputs["decoder_input_ids"], inputs["decoder_attention_mask"].bool()
         return Side(ids, torch.isin(ids, torch.tensor(self._start).to(ids)) & valid, valid)
 
-    def numbers(self, one: Prepared) -> tuple[int, ...]:
+    def numbers(self, one: PreparedItem) -> tuple[int, ...]:
         """Numbers of an item's tokens in `stream`: their places, or what a decoder reads."""
         return one.spoken if self.decodes and self.stream == DECODER else tuple(range(one.length))
 
-    def special(self, one: Prepared) -> np.ndarray:
+    def special(self, one: PreparedItem) -> np.ndarray:
         """Which of them are special: [CLS] and registers, silence, what starts a decoder. bool [token]."""
         numbers = np.array(self.numbers(one), dtype=np.int64)
         if self.decodes and self.stream == DECODER:
@@ -347,7 +347,7 @@ class ItemReading:
     def __init__(self, loaded: LoadedModel, items: Items, stream: str | None = None):
         kind = items.kind
         self.loaded, self.kind, self.inputs = loaded, kind, PLURAL[kind]
-        self.prepare = Prepare(loaded, kind, stream)
+        self.prepare = Preparation(loaded, kind, stream)
         self._first = items.first(1)  # names tokens where all were read before, and kept
         self.stacks = [one for one in self.prepare.stacks if stream != DECODER or one.name == DECODER]
         self.shifted = ""
@@ -429,18 +429,18 @@ class ItemRows:
 
     Attributes:
         texts: numbers of the items, all of them. lengths: tokens of each, int [item]. labels: of `LabelledItems`, else ().
-        numbers, special: of their tokens; see `Prepare`. longest: tokens of a row at most. tries_first: see `TextRows`.
+        numbers, special: of their tokens; see `Preparation`. longest: tokens of a row at most. tries_first: see `TextRows`.
         what: one item in words. notes: about how they were read.
     """
 
     tries_first = False
 
-    def __init__(self, loaded: LoadedModel, items: Items, prepare: Prepare | None = None):
-        self.items, self.prepare = items, prepare or Prepare(loaded, items.kind)
+    def __init__(self, loaded: LoadedModel, items: Items, prepare: Preparation | None = None):
+        self.items, self.prepare = items, prepare or Preparation(loaded, items.kind)
         if prepare is None:
             self.prepare.stream = self.prepare.stacks[-1].name  # whose outputs are the model's
         self.labels: tuple[Any, ...] = items.labels if isinstance(items, LabelledItems) else ()
-        self._kept: dict[int, Prepared] = {}
+        self._kept: dict[int, PreparedItem] = {}
         self._shapes: list[tuple[int, ...]] = []
         self.numbers: list[tuple[int, ...]] = []
         self.special: list[np.ndarray] = []
@@ -463,7 +463,7 @@ class ItemRows:
         cut = f"{n_cut:,} of {len(items):,} recordings are longer than {seconds} s, and were cut"
         self.notes = (*[cut] * bool(n_cut), *self.prepare.notes)
 
-    def _one(self, number: int) -> Prepared:
+    def _one(self, number: int) -> PreparedItem:
         return self._kept.get(number) or self.prepare(self.items.parts[number], max_seconds=self.items.max_seconds)
 
     def batch(self, numbers: Sequence[int]) -> Batch:

@@ -301,7 +301,7 @@ def config_of(source: str, family: str | None, common: dict[str, Any], notice: C
         if len(found) > 1:
             raise UnknownArchitecture(
                 f"{source}: no model_type in its config, and its tensors could be of {', '.join(found)}; say which, such as "
-                f"--family {found[0]}"
+                f"--model-args family={found[0]}"
             )
         (family,) = found
         notice(f"{source}: {arch.no_model_type(found)}")

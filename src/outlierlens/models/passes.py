@@ -100,10 +100,11 @@ def in_windows(
 
 def read_together(loaded: LoadedModel, read: Callable[[Batch], T], batches: Iterable[Batch]) -> list[T]:
     """What `read` gives for each batch; all go together through a model that is read block by block."""
-    if loaded.blocks is not None:
-        batches = list(batches)
-    n_tokens = max((batch.valid.numel() for batch in batches), default=0) if isinstance(batches, list) else 0
-    return loaded.run((partial(read, batch) for batch in batches), n_tokens)
+    if loaded.blocks is None:
+        return [read(batch) for batch in batches]
+    together = list(batches)
+    n_tokens = max((batch.valid.numel() for batch in together), default=0)
+    return loaded.blocks.run([partial(read, batch) for batch in together], n_tokens)
 
 
 def stack_read(loaded: LoadedModel, reading: Reading, name: str | None) -> BoundStack:

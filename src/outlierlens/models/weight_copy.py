@@ -21,11 +21,11 @@ import numpy as np
 import outlierlens.architectures as arch
 from outlierlens.architectures.bind import claimed_experts
 from outlierlens.checkpoints import as_weights
-from outlierlens.checkpoints.adapter import CONFIG, Adapted, of_adapter
+from outlierlens.checkpoints.adapter import CONFIG
 from outlierlens.checkpoints.base import Checkpoint, load_config
 from outlierlens.checkpoints.formats import config_folder, files_of, open_file, write_header
 from outlierlens.checkpoints.samples.cache import check_space, megabytes
-from outlierlens.checkpoints.stored import Weights
+from outlierlens.checkpoints.stored import Weights, of_adapter
 from outlierlens.errors import BadFile, UnknownArchitecture, need
 from outlierlens.models import variants
 from outlierlens.models.model_class import is_unused
@@ -33,7 +33,7 @@ from outlierlens.models.model_class import is_unused
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from outlierlens.checkpoints.gguf_model import Whole
+    from outlierlens.checkpoints.gguf_model import GgufModel
 
 VOCABULARIES = (
     "tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"
@@ -106,7 +106,7 @@ def _save_tokenizer(path: Path, folder: Path, n_rows: int) -> None:
     made.save_pretrained(folder)
 
 
-def _config_beside(path: Path, model: "Whole", notice: Progress) -> dict[str, Any] | None:
+def _config_beside(path: Path, model: "GgufModel", notice: Progress) -> dict[str, Any] | None:
     """The config.json beside a GGUF file, or the text model's part of it; None where it is of another model."""
     given = load_config(path)
     given = given["text_config"] if isinstance(given.get("text_config"), dict) else given
@@ -138,23 +138,6 @@ def copy_file(path: Path, folder: Path, notice: Progress) -> list[Path]:
             )
         _copy(checkpoint, path, folder, notice)
         return [*checkpoint.outside, *getattr(checkpoint, "files", files_of(path)[0]), path.parent / CONFIG]
-
-
-def needs_copy(path: Path) -> bool:
-    """Whether transformers does not load a weight file as it is: a container, names with something around them, codes.
-
-    Codes that are not read are left to the quantizer that the config names.
-    """
-    with as_weights(open_file(path, str(path))) as checkpoint:
-        return isinstance(checkpoint, Adapted) or (
-            isinstance(checkpoint, Weights)
-            and (
-                checkpoint.is_renamed
-                or getattr(checkpoint, "wrapped", False)
-                or bool(checkpoint.coded)
-                or (not checkpoint.method and any(map(checkpoint.packed_by, checkpoint.tensors)))
-            )
-        )
 
 
 def _copy(checkpoint: Checkpoint, path: Path, folder: Path, notice: Progress) -> None:

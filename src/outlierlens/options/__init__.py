@@ -4,7 +4,7 @@
     class RoundingOptions:
         n_random: Annotated[int, Flag("--random"), Ge(0)] = 5
         """Random sets of the same size, kept."""
-        task: Annotated[TaskOptions, Flat("max_length", "batch_size")] = TaskOptions(max_length=128)
+        task: Annotated[TaskOptions, Flat("max_length")] = TaskOptions(max_length=128)
 
         def __post_init__(self) -> None:
             check(self)                                     # n_random is -1; it must be at least 0
@@ -30,7 +30,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import BaseMetadata, Ge, Gt, Le, Lt
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadInput, near
 
 Find = Literal["find"]
 FIND: Find = "find"  # as dimensions: those that the model's weights name
@@ -119,6 +119,27 @@ def parse_layers(text: str) -> tuple[int, ...]:
     return tuple(layers)
 
 
+def parse_export(text: str) -> tuple[str, str]:
+    """ "gguf:types.txt" -> ("gguf", "types.txt"); without a file ("gguf", "")."""
+    tool, _, file = text.partition(":")
+    return tool, file
+
+
+def written_for(export: tuple[str, str], tools: tuple[str, ...], also: Mapping[str, str] | None = None) -> Any:
+    """The tool of what `parse_export` read, one of `tools`, or what another name of `also` stands for.
+
+    Raises:
+        BadInput: another tool, or no file.
+    """
+    tool, file = export
+    known = dict(zip(tools, tools, strict=True)) | dict(also or {})
+    if tool not in known:
+        raise BadInput(f"--export {tool}: no such tool; there are {', '.join(known)}{near(tool, known)}")
+    if not file:
+        raise BadInput(f"--export {tool}: name the file to write, such as --export {tool}:FILE")
+    return known[tool]
+
+
 def parse_names(text: str) -> tuple[str, ...]:
     """ "negative, positive" -> ("negative", "positive"); empty ones are left out."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
@@ -127,6 +148,9 @@ def parse_names(text: str) -> tuple[str, ...]:
 def _numbers(text: str, whole: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and len(part) < 10 for part in parts):
+        if re.fullmatch(r"[\d\s;,]+", whole):
+            together = ",".join(re.findall(r"\d+", whole))
+            raise BadInput(f"cannot read dimensions {whole!r}; separate dimensions with commas: {together}")
         raise BadInput(f"cannot read dimensions {whole!r}; write 308,381 or, layer by layer, 0-9:896;10-16:678")
     return [int(part) for part in parts]
 
@@ -197,7 +221,7 @@ class Flag:
         names: "--random", or "-o", "--output"; none for the field's own name.
         read: "module:function" of this package that makes a value of one string; imported when an option is given.
         words: the default as a user would write it, for options with `read`; "" shows none.
-        env: variable of the environment that stands in for the option.
+        into: the option that it is a part of, where its name is a key: `--rule kovaleva:sigma=3,same-layer`.
         argument: whether it stands without a name, by its place.
         repeats: whether it may be given again and again; `read` then gets all the strings.
         hidden: whether only Python has it.
@@ -208,12 +232,12 @@ class Flag:
         *names: str,
         read: str = "",
         words: str = "",
-        env: str = "",
+        into: str = "",
         argument: bool = False,
         repeats: bool = False,
         hidden: bool = False,
     ) -> None:
-        self.names, self.read, self.words, self.env = names, read, words, env
+        self.names, self.read, self.words, self.into = names, read, words, into
         self.argument, self.repeats, self.hidden = argument, repeats, hidden
 
 
@@ -224,7 +248,7 @@ class Flat:
         self.names = names
 
 
-class Other:
+class Override:
     """What a command changes of an option that it shares with others: its default, where one is given, its help, its least."""
 
     def __init__(self, *default: Any, help: str = "", least: int | None = None) -> None:
@@ -240,7 +264,8 @@ class Option:
 
     Attributes:
         path: names of the fields that lead to it: ("task", "max_length").
-        flag: how the command line calls it and reads it. flags: its spellings, longest last; () for an argument.
+        flag: how the command line calls it and reads it.
+        flags: its spellings, longest last; () for an argument and for a part of another option.
         kind: its type without bounds: int, float | None, bool, Path.
         bounds: of `annotated_types`.
         default: `dataclasses.MISSING` where one must be given.
@@ -271,13 +296,62 @@ class Option:
 
     @property
     def spelt(self) -> str:
-        """How errors of the command line call it: --random."""
+        """How errors of the command line call it: --random, --rule sigma."""
+        if self.flag.into:
+            return f"{self.flag.into} {self.key}"
         return self.flags[-1].partition("/")[0] if self.flags else self.name.upper()
+
+    @property
+    def key(self) -> str:
+        """How a part of another option is called."""
+        return self.flag.names[0] if self.flag.names else self.name.replace("_", "-")
 
     def value(self, given: str | list[str]) -> Any:
         """What the words of a command line mean, by `flag.read`; raises BadInput of the reader."""
         module, _, function = self.flag.read.partition(":")
         return operator.attrgetter(function)(importlib.import_module(f"outlierlens.{module}"))(given)
+
+    def of_word(self, word: str) -> Any:
+        """What a word means by the option's type; raises BadInput where it means nothing."""
+        if self.flag.read:
+            return self.value(word)
+        choices = typing.get_args(self.kind)
+        if typing.get_origin(self.kind) is Literal:
+            if word not in choices:
+                raise BadInput(f"{self.spelt} is {word!r:.60}; use {', '.join(choices)}{near(word, choices)}")
+            return word
+        kind = next((one for one in choices if one is not type(None)), self.kind)
+        if kind is bool:
+            if word not in ("yes", "no"):
+                raise BadInput(f"{self.spelt} is {word!r:.40}; use yes or no")
+            return word == "yes"
+        try:
+            return kind(word)
+        except ValueError:
+            raise BadInput(f"cannot read {self.spelt} {word!r:.40}; write a number") from None
+
+
+def parts_of(text: str, name: str, head: Option | None, parts: tuple[Option, ...]) -> Iterator[tuple[Option, Any]]:
+    """Each option that "kovaleva:sigma=3,same-layer" sets, with its value: the `head` before the first key, then `parts`.
+
+    Raises:
+        BadInput: words that are no part of the option `name`, or mean nothing.
+    """
+    keys = {one.key: one for one in parts}
+    which = "|".join(sorted(map(re.escape, keys), key=len, reverse=True))
+    first, *given = re.split(rf"(?:^|[,:])(?=(?:{which})(?:=|,|$))", text)
+    strange = re.search(r"(?:^|[,:])([a-z][a-z-]*)=[^/\\]*$", first)
+    if first and (head is None or strange):
+        wrong = strange[1] if strange else first
+        raise BadInput(f"cannot read {name} {text!r:.80}; its parts are {', '.join(keys)}{near(wrong, keys)}")
+    if first and head is not None:
+        yield head, head.of_word(first)
+    for word in given:
+        key, equals, value = word.partition("=")
+        one = keys[key]
+        if bool(equals) == (one.kind is bool):
+            raise BadInput(f"{name} {word}: write {key}{'' if one.kind is bool else '=VALUE'}")
+        yield one, one.of_word(value) if equals else True
 
 
 def options_of(options: Any) -> tuple[Option, ...]:
@@ -331,12 +405,12 @@ def _options(
             start = None if default is dataclasses.MISSING else default
             yield from _options(kind, start, here, flat.names if flat else None, every=every)
             continue
-        flags = () if flag.argument else flag.names or (f"--{field.name.replace('_', '-')}",)
+        flags = () if flag.argument or flag.into else flag.names or (f"--{field.name.replace('_', '-')}",)
         bounds = tuple(mark for mark in marks if isinstance(mark, BaseMetadata))
         yield Option(here, flag, flags, kind, bounds, default, helps.get(field.name, ""))
 
 
-def changed(options: type[T] | T, changes: Mapping[str, Other | None]) -> tuple[type[T] | T, tuple[Option, ...]]:
+def changed(options: type[T] | T, changes: Mapping[str, Override | None]) -> tuple[type[T] | T, tuple[Option, ...]]:
     """(the dataclass with other defaults, its options): by name what becomes of an option; None takes it away."""
     own = [one for one in options_of(options) if one.name in changes]
     given = {one.path: change.default[0] for one in own if (change := changes[one.name]) and change.default}
@@ -344,7 +418,7 @@ def changed(options: type[T] | T, changes: Mapping[str, Other | None]) -> tuple[
     options = build(options, values) if values else options
     found = []
     for one in options_of(options):
-        change = changes.get(one.name, Other())
+        change = changes.get(one.name, Override())
         if change is not None:
             default = given.get(one.path, one.default)
             bounds = change.bounds or one.bounds

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal
 
-from outlierlens.options import Option, Other, changed
+from outlierlens.options import Option, Override, changed
 
 # What a command takes beside its own options, in the order of its help, and where that is declared. `Session` has what comes
 # of them: `loaded` of "subject" and "loading", `texts()` of "reading", `data()` of "data", `task_reading.read()` of "task",
@@ -28,7 +28,7 @@ GROUPS = {
     "vectors": "vectors.options:VectorReading",
     "fitting": "vectors.options:Fitting",
     "output": "session:Output",
-    "source": "session:Source",
+    "source": "session:ModelSource",
     "loading": "session:Loading",
 }
 GROUP_NAMES = ("find", "switch off", "explain", "compare with papers", "train", "compress", "guard", "embed", "show")
@@ -70,7 +70,7 @@ class Experiment:
     home: str
     takes: tuple[str, ...] = TEXTS
     options: str = ""
-    shared: Mapping[str, Other | None] = field(default_factory=dict)
+    shared: Mapping[str, Override | None] = field(default_factory=dict)
     result: str = ""
     also: tuple[str, ...] = ()
     python: str = ""

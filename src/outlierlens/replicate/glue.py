@@ -29,8 +29,8 @@ from outlierlens.models.load import LoadedModel, LoadOptions, load_model
 from outlierlens.models.passes import Progress
 from outlierlens.options import FIND, DimsOrFind, Flag, Flat, check
 from outlierlens.replicate.data import PaperData, shortened
-from outlierlens.replicate.glue_models import Tuned, check_models, find_tuned
-from outlierlens.replicate.papers import Protocol, Published, checkpoint_of, find_protocol, published_for
+from outlierlens.replicate.glue_models import TunedModel, check_models, find_tuned
+from outlierlens.replicate.papers import Protocol, PublishedNumber, checkpoint_of, find_protocol, published_for
 from outlierlens.results.document import Provenance, save
 from outlierlens.results.document import load as load_result
 from outlierlens.results.finding import About, Finding
@@ -80,7 +80,7 @@ class GlueOptions:
     """Every single dimension too: Kovaleva's figure 2."""
     layers: bool = False
     """Off in each single layer too, beside 19 random sets: Puccetti's windows."""
-    labels: Annotated[tuple[str, ...], Flag(read="options:parse_names")] = ()
+    labels: Annotated[tuple[str, ...], Flag(into="--tasks", read="options:parse_names")] = ()
     """Of one task: its models' labels in the order of their outputs, if their config has none."""
     limit: Annotated[int | None, Ge(2)] = None
     """First N examples of the dev split."""
@@ -93,7 +93,7 @@ class GlueOptions:
         if not self.tasks or len(set(self.labelled)) != len(self.tasks):
             raise BadInput(f"tasks are {', '.join(self.tasks) or 'none'}; name at least one, and none twice")
         if self.labels and len(self.tasks) > 1:
-            raise BadInput(f"--labels are of one task's models, and there are {len(self.tasks)} tasks; name one")
+            raise BadInput(f"labels are of one task's models, and there are {len(self.tasks)} tasks; name one")
 
     @property
     def labelled(self) -> tuple[LabelledTask, ...]:
@@ -214,7 +214,7 @@ class Replication(Finding):
     """Off in one layer alone"""
     models: tuple[TaskModel, ...] = ()
     """Fine-tuned models"""
-    published: tuple[Published, ...] = ()
+    published: tuple[PublishedNumber, ...] = ()
     """Published numbers"""
     paper: str
     base: str
@@ -256,7 +256,9 @@ class Replication(Finding):
 # --- from sweeps to rows -----------------------------------------------------------------------------------------
 
 
-def loss_of(sweep: Sweep, effect: Effect, kind: Kind, model: TaskModel, published: Sequence[Published] = ()) -> Loss:
+def loss_of(
+    sweep: Sweep, effect: Effect, kind: Kind, model: TaskModel, published: Sequence[PublishedNumber] = ()
+) -> Loss:
     """The row of one effect of a sweep of this model, beside its control sets.
 
     Ordinary sets describe, and p is the rank among random ones. Where every single dimension was swept, those without a name
@@ -296,7 +298,7 @@ def _finite(changes: Sequence[float]) -> np.ndarray:
 
 
 def losses_of(
-    together: Sweep, singles: Sweep | None, model: TaskModel, published: Sequence[Published] = ()
+    together: Sweep, singles: Sweep | None, model: TaskModel, published: Sequence[PublishedNumber] = ()
 ) -> tuple[Loss, ...]:
     """Each outlier, where they are several, and all of them, off in all layers."""
     alone = [(singles, singles.effect(dim)) for dim in model.dims if singles and len(model.dims) > 1]
@@ -350,9 +352,9 @@ def replicate(
                 how = FinetuneOptions(load, command, overwrite, progress=lambda line: tell(line, 0, 1))
                 place = folder / "tuned" / shortened(name)
                 run = finetune(base, train[name], examples, place, options.settings, seeds=options.seeds, options=how)
-                models = [Tuned(name, one.folder, f"{shortened(name)} seed-{one.seed}", base) for one in run.seeds]
+                models = [TunedModel(name, one.folder, f"{shortened(name)} seed-{one.seed}", base) for one in run.seeds]
             for one in models:
-                work = _Work(base, options, folder / folder_of(one.label), load, tell, overwrite)
+                work = _GlueWork(base, options, folder / folder_of(one.label), load, tell, overwrite)
                 found = {key: found.get(key, ()) + more for key, more in work.measure(one, examples).items()}
         dtype = ", ".join(sorted({*found.pop("dtype")}))
         made = Replication(
@@ -381,7 +383,7 @@ def sweeps_of(folder: Path, made: Replication) -> list[Sweep]:
 
 
 @dataclass(frozen=True)
-class _Work:
+class _GlueWork:
     """Measures one fine-tuned model on its task, in its folder; `done` are its sweeps."""
 
     base: str
@@ -392,7 +394,7 @@ class _Work:
     overwrite: bool
     done: list[Sweep] = field(default_factory=list)
 
-    def measure(self, tuned: Tuned, examples: Examples) -> dict[str, tuple[Any, ...]]:
+    def measure(self, tuned: TunedModel, examples: Examples) -> dict[str, tuple[Any, ...]]:
         """Sweep, layer by layer too where asked for: {field of `Replication`: its rows or notes}."""
         options, task, protocol = self.options, examples.task, self.options.protocol
         # Revision and folder are of the base model.

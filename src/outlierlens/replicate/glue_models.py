@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from outlierlens.analyses.finetune import MODEL, RESULT, FineTuned, seed_folder
+from outlierlens.analyses.finetune import MODEL, RESULT, FineTunedModel, seed_folder
 from outlierlens.data.labelled import TASKS, Examples, find_task, label_order
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadOptions, load_config
@@ -17,7 +17,7 @@ from outlierlens.results.document import load as read_result
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TunedModel:
     """A fine-tuned model: its name or folder, what it is called in tables, and the model it was made from, where known."""
 
     task: str
@@ -31,20 +31,20 @@ class Tuned:
         return (f"{self.model} was fine-tuned from {self.base}; whether that is {base} was not checked",) * other
 
 
-def find_tuned(task: str, named: Sequence[str]) -> list[Tuned]:
+def find_tuned(task: str, named: Sequence[str]) -> list[TunedModel]:
     """The fine-tuned models that names stand for: a run of finetune (each seed), or one model; same labels are numbered.
 
     Raises:
         BadInput: a run that was made for another task, or is not finished.
     """
-    found = list[Tuned]()
+    found = list[TunedModel]()
     for name in named:
         folder = Path(name)
         # Models of the run may have been moved since, with its folder.
         runs = [above for above in (folder, *list(folder.parents)[:2]) if (above / RESULT).is_file()]
         run = read_result(runs[0] / RESULT) if runs else None
         base, places = None, {folder.name: name}
-        if isinstance(run, FineTuned):
+        if isinstance(run, FineTunedModel):
             base, learned = (
                 run.base,
                 [find_task(one).trained_on or one for one in (run.about.task, task) if one in TASKS],
@@ -57,7 +57,7 @@ def find_tuned(task: str, named: Sequence[str]) -> list[Tuned]:
             raise BadInput(
                 f"{folder}: neither a model (config.json) nor a finished run of finetune; name one, or a hub id"
             )
-        found += [Tuned(task, place, f"{shortened(task)} {label}", base) for label, place in places.items()]
+        found += [TunedModel(task, place, f"{shortened(task)} {label}", base) for label, place in places.items()]
     if len({one.label for one in found}) < len(found):
         return [replace(one, label=f"{one.label} ({n})") for n, one in enumerate(found, 1)]
     return found
@@ -65,7 +65,7 @@ def find_tuned(task: str, named: Sequence[str]) -> list[Tuned]:
 
 def check_models(
     base: str,
-    known: Sequence[Tuned],
+    known: Sequence[TunedModel],
     dev: Mapping[str, Examples],
     load: LoadOptions,
     labels: Sequence[str] = (),

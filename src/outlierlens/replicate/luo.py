@@ -35,8 +35,8 @@ from outlierlens.models.load import LoadedModel
 from outlierlens.models.passes import Progress
 from outlierlens.options import Flag
 from outlierlens.replicate.data import PAIRS, PaperData
-from outlierlens.replicate.papers import Published, published_extremes, published_for
-from outlierlens.replicate.runner import PaperFinding, PaperOptions, PaperRun, Part
+from outlierlens.replicate.papers import PublishedNumber, published_extremes, published_for
+from outlierlens.replicate.runner import PaperFinding, PaperOptions, PaperPart, PaperRun
 from outlierlens.results.document import save
 from outlierlens.results.row_store import alone_in
 from outlierlens.results.rows import Row
@@ -116,7 +116,7 @@ class LuoReplication(PaperFinding):
     """Repaired against raw vectors: Of other repairs than clip at layers chosen on other data. All are fitted on other text."""
     extremes: tuple[Extreme, ...] = ()
     """Most often the smallest and the largest entry"""
-    published: tuple[Published, ...] = ()
+    published: tuple[PublishedNumber, ...] = ()
     """(Published numbers)"""
     clipped: dict[str, tuple[int, ...]]
     clipping: str
@@ -158,7 +158,7 @@ def _said(effects: Sequence[FixEffect]) -> str:
 
 
 def effects_of(
-    parts: Mapping[str, Any], clipped: Mapping[str, tuple[int, ...]], published: Sequence[Published] = ()
+    parts: Mapping[str, Any], clipped: Mapping[str, tuple[int, ...]], published: Sequence[PublishedNumber] = ()
 ) -> Iterator[FixEffect]:
     """What every fix does to every data set of the parts: WiC, then STS, then classification."""
     for one in _fixed(parts):
@@ -247,7 +247,7 @@ class LuoRun(PaperRun):
         self.clip_path = folder / "clipping.json"
         self.clipping = self._clipping()
 
-    def lacks(self, part: Part) -> str:
+    def lacks(self, part: PaperPart) -> str:
         """Which data sets are not there; of pairs, a note says which of them."""
         missing = [one for one in part.needs if not self.data.has(one)]
         if PAIRS in part.needs and not missing and (lacking := self.data.lacking_pairs()):
@@ -337,12 +337,12 @@ def _frozen(name: str) -> Callable[[LuoRun], Any]:
 
 
 PARTS = {
-    "origin": Part("where the dimensions come from", _origin),
-    "probe": Part("position probe", _probe, ("sst2",)),
-    "geometry": Part("anisotropy and self-similarity", _geometry, ("sst2",)),
-    "words": Part("words in context", _words, ("wic",)),
-    "sts": Part("semantic textual similarity", _sts, (PAIRS,)),
-    "frozen-sst2": Part("classifiers on frozen vectors: SST-2", _frozen("sst2"), ("sst2",)),
-    "frozen-sst5": Part("classifiers on frozen vectors: SST-5", _frozen("sst5"), ("sst5",)),
-    "frozen-imdb": Part("classifiers on frozen vectors: IMDB", _frozen("imdb"), ("imdb",)),
+    "origin": PaperPart("where the dimensions come from", _origin),
+    "probe": PaperPart("position probe", _probe, ("sst2",)),
+    "geometry": PaperPart("anisotropy and self-similarity", _geometry, ("sst2",)),
+    "words": PaperPart("words in context", _words, ("wic",)),
+    "sts": PaperPart("semantic textual similarity", _sts, (PAIRS,)),
+    "frozen-sst2": PaperPart("classifiers on frozen vectors: SST-2", _frozen("sst2"), ("sst2",)),
+    "frozen-sst5": PaperPart("classifiers on frozen vectors: SST-5", _frozen("sst5"), ("sst5",)),
+    "frozen-imdb": PaperPart("classifiers on frozen vectors: IMDB", _frozen("imdb"), ("imdb",)),
 }

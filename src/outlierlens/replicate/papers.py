@@ -2,7 +2,7 @@
 
     find_protocol("kovaleva-glue").rule
     which = checkpoint_of("google-bert/bert-base-uncased", config)         # "bert-base-uncased", or ""
-    published_for("kovaleva-glue", which)                                  # Published rows, () for another checkpoint
+    published_for("kovaleva-glue", which)                                  # PublishedNumber rows, () for another checkpoint
 
 A checkpoint is the one of a paper when its name is the hub id, or it lies in a local folder whose config names the hub id, and
 its shape is that checkpoint's. Models that merely look alike have other outlier dimensions: those differ between training runs.
@@ -37,7 +37,7 @@ class Protocol:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Published(Row):
+class PublishedNumber(Row):
     """A number of a paper for one checkpoint."""
 
     data: str
@@ -81,7 +81,7 @@ def checkpoint_of(name: str, config: Mapping[str, Any]) -> str:
     return ""
 
 
-def published_for(paper: str, checkpoint: str) -> tuple[Published, ...]:
+def published_for(paper: str, checkpoint: str) -> tuple[PublishedNumber, ...]:
     """The numbers of "kovaleva-glue", "puccetti-glue" or "luo" for this checkpoint, by `checkpoint_of`; () for another."""
     found = []
     for block in facts()["published"]:
@@ -91,7 +91,7 @@ def published_for(paper: str, checkpoint: str) -> tuple[Published, ...]:
                 before, after = one.get("before"), one.get("after")
                 change = one["change"] if before is None else round(after - before, 4)
                 numbers = {"before": before, "after": after, "change": change, "off": tuple(block.get("off", ()))}
-                found.append(Published(**shared | one | numbers))
+                found.append(PublishedNumber(**shared | one | numbers))
     return tuple(found)
 
 

@@ -26,7 +26,7 @@ from outlierlens.models.passes import Progress
 from outlierlens.options import FIND, DimsOrFind, Flag
 from outlierlens.replicate.layers import FEWEST, layer_story
 from outlierlens.replicate.papers import facts
-from outlierlens.replicate.runner import PaperFinding, PaperOptions, PaperRun, Part
+from outlierlens.replicate.runner import PaperFinding, PaperOptions, PaperPart, PaperRun
 from outlierlens.results.document import save
 from outlierlens.results.row_store import alone_in
 from outlierlens.tasks.base import TaskOptions
@@ -107,11 +107,11 @@ class PuccettiRun(PaperRun):
             read = f"({self.counts.n_tokens:,} tokens): give --counts of a corpus"
             self.notes.append(f"token frequencies are those of the measured texts {read}")
 
-    def some(self, part: Part) -> Texts:
+    def some(self, part: PaperPart) -> Texts:
         """The first texts, as many as the part reads, or all in full."""
         return self.texts if self.options.full else self.texts.first(part.n_texts)
 
-    def lacks(self, part: Part) -> str:
+    def lacks(self, part: PaperPart) -> str:
         """Whether the model has no head that a part needs; a note says how many texts it reads where these are not all."""
         if HEAD in part.needs and self.loaded.head not in ("masked", "causal"):
             return f"{self.loaded.name} has no head that predicts words"
@@ -163,9 +163,9 @@ def _predictions(run: PuccettiRun) -> Any:
 
 
 PARTS = {
-    "frequency": Part("correlation with token frequency", _frequency, n_texts=1000),
-    "attention": Part("vertical attention", _attention, n_texts=200),
-    "layers": Part("damage of single layers", _layers, (BESIDE,), 64),
-    "bands": Part("frequent and rare tokens in space", _bands, n_texts=1000),
-    "predictions": Part("what the model says without them", _predictions, (HEAD,), 64),
+    "frequency": PaperPart("correlation with token frequency", _frequency, n_texts=1000),
+    "attention": PaperPart("vertical attention", _attention, n_texts=200),
+    "layers": PaperPart("damage of single layers", _layers, (BESIDE,), 64),
+    "bands": PaperPart("frequent and rare tokens in space", _bands, n_texts=1000),
+    "predictions": PaperPart("what the model says without them", _predictions, (HEAD,), 64),
 }

@@ -1,7 +1,7 @@
 """How a paper of many parts is measured: one part after the other, each by its analysis, and put together.
 
     class PuccettiRun(PaperRun): …                     # what its parts share
-    PARTS = {"frequency": Part("correlation with token frequency", _frequency, n_texts=1000), …}
+    PARTS = {"frequency": PaperPart("correlation with token frequency", _frequency, n_texts=1000), …}
     run = PuccettiRun(loaded, options, folder)
     run.measure(PARTS)
     run.found                                          # {name: its finding}
@@ -32,7 +32,7 @@ from outlierlens.view.section import Section, renamed
 
 
 @dataclass(frozen=True)
-class Part:
+class PaperPart:
     """One part of a paper: how it is measured, and with what.
 
     Attributes:
@@ -57,7 +57,7 @@ class PaperOptions:
     """All data in every part, for hours; else the subsets that the result states."""
     stack: str | None = None
     """Which stream, where there are several."""
-    batch_size: Annotated[int, Ge(1)] = 32
+    batch_size: Annotated[int, Flag(hidden=True), Ge(1)] = 32
     """Texts in one forward pass."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""
@@ -138,11 +138,11 @@ class PaperRun:
         self.found: dict[str, Any] = {}  # {name: finding} of the parts that were measured
         self.notes: list[str] = []
 
-    def lacks(self, part: Part) -> str:
+    def lacks(self, part: PaperPart) -> str:
         """Why a part cannot be measured; "" where it can."""
         return ""
 
-    def measure(self, parts: Mapping[str, Part]) -> None:
+    def measure(self, parts: Mapping[str, PaperPart]) -> None:
         """Measure the parts asked for, but for those that something is lacking for, which a note says."""
         for name, part in parts.items():
             if name not in self.options.parts:
@@ -159,7 +159,7 @@ class PaperRun:
         batch, name = self.options.batch_size, self.stack.name
         return ReadOptions(batch_size=batch, stack=name, progress=self.progress, **more)
 
-    def together(self, parts: Mapping[str, Part], dims: Sequence[int], named_by: str = "") -> dict[str, Any]:
+    def together(self, parts: Mapping[str, PaperPart], dims: Sequence[int], named_by: str = "") -> dict[str, Any]:
         """The fields of a `PaperFinding`; `dims` are those that it is about."""
         return {
             "provenance": self.loaded.provenance(seed=self.options.seed),

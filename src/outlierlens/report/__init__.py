@@ -10,13 +10,19 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from outlierlens.report.both import Both
-from outlierlens.report.files import Written, rerender, write, write_both
+from outlierlens.report.both import ReportPair
+from outlierlens.report.files import ReportFiles, rerender, write, write_both
 from outlierlens.report.page import render
 from outlierlens.report.result import ReportData
 
 __all__ = [
-    "Both", "ReportData", "Written", "render", "rerender", "write", "write_both",
+    "ReportData",
+    "ReportFiles",
+    "ReportPair",
+    "render",
+    "rerender",
+    "write",
+    "write_both",
 ]  # fmt: skip
 
 

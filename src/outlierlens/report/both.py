@@ -1,6 +1,6 @@
 """Two reports on one page: what `compare` finds of their scans, then the findings of each, one list behind the other.
 
-both = Both((load("runs/base/results.json"), load("runs/tuned/results.json")))
+both = ReportPair((load("runs/base/results.json"), load("runs/tuned/results.json")))
 both.finding(), both.advice(), both.page_sections()
 """
 
@@ -17,7 +17,7 @@ from outlierlens.view.section import Section
 
 
 @dataclass(frozen=True)
-class Both:
+class ReportPair:
     """Two reports, and where the page of each lies, relative to theirs; "" where there is none."""
 
     sides: tuple[ReportData, ReportData]

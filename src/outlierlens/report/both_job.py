@@ -15,7 +15,7 @@ from outlierlens.data.texts import read_texts
 from outlierlens.errors import BadInput, OutlierlensError
 from outlierlens.models.load import LoadOptions
 from outlierlens.models.passes import Progress
-from outlierlens.report.both import Both
+from outlierlens.report.both import ReportPair
 from outlierlens.report.files import write_both
 from outlierlens.report.job import Job, is_finished, refuse_finished, run, suited
 from outlierlens.report.options import ReportOptions
@@ -55,7 +55,7 @@ def report_both(models: tuple[str, str], job: Job, load: LoadOptions, progress: 
             sides[place] = measured(place, length)
             length = min(length, _length(sides[place]))
     (ours, first), (theirs, second) = (side for side in sides if side is not None)
-    both = Both((ours, theirs), (_link(first, job.directory), _link(second, job.directory)))
+    both = ReportPair((ours, theirs), (_link(first, job.directory), _link(second, job.directory)))
     return write_both(both, job.directory, overwrite=True, command=job.command).page
 
 

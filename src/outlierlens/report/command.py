@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-from outlierlens.ablation.controls import limited
 from outlierlens.cli.common import resumable, say
 from outlierlens.errors import BadInput
 from outlierlens.options import FIND
@@ -24,7 +23,7 @@ def run(session: Session, options: ReportOptions) -> None:
     if options.compare:
         of_one = (
             ("MODEL", options.model), ("--result", options.results), ("--card", options.card),
-            ("--adapter", session.loading.adapter),
+            ("--model-args adapter", session.loading.adapter),
         )  # fmt: skip
         for name, value in of_one:
             if value:
@@ -43,7 +42,7 @@ def _redrawn(session: Session, options: ReportOptions) -> Path:
     from outlierlens.report.job import redraw
 
     if options.dims != FIND or session.reading.data or session.loading.adapter:
-        raise BadInput(f"{options.model} holds measured results: --dims, --data and --adapter need the model itself")
+        raise BadInput(f"{options.model} holds measured results: --dims, --data and an adapter need the model itself")
     return redraw(Path(options.model), session.output.output, options)
 
 
@@ -54,7 +53,7 @@ def _measured(session: Session, options: ReportOptions) -> Path:
     names, output = options.compare or (options.model,), session.output
     job = Job(
         replace(options, model=names[0]), session.folder(of=directory_of(names)),
-        limited(session.reading, thorough=options.thorough), output.overwrite, session.command,
+        session.reading, output.overwrite, session.command,
     )  # fmt: skip
     rows = job.directory / ("a/rows.jsonl" if options.compare else "rows.jsonl")
     with resumable(rows), alone_in(job.directory, "report", CHARTS, "rows*.jsonl", "[ab]"):

@@ -11,7 +11,7 @@ from typing import Any
 
 from outlierlens import __version__
 from outlierlens.errors import BadFile, BadInput, install, showing
-from outlierlens.report.both import Both
+from outlierlens.report.both import ReportPair
 from outlierlens.report.card import card
 from outlierlens.report.page import render, render_both
 from outlierlens.report.result import ReportData
@@ -27,7 +27,7 @@ _OF_A_CHART = re.compile(r"charts/([\w.-]+\.(?:vl\.json|svg|png))")
 
 
 @dataclass(frozen=True)
-class Written:
+class ReportFiles:
     """What `write` made: the run's directory, the page in it, every file, and notes on what was left out."""
 
     directory: Path
@@ -45,7 +45,7 @@ def write(
     more: Mapping[str, str] | None = None,
     section: Path | None = None,
     progress: Callable[[str, int, int], None] = lambda *_: None,
-) -> Written:
+) -> ReportFiles:
     """Write results.json, charts/*.svg, *.png and *.vl.json, report.html and, last of all, manifest.json.
 
     None takes its name before all are whole. `also` are files that already lie in the directory (rows of a sweep) and
@@ -65,7 +65,7 @@ def write(
     return _stored(directory, contents, charts_of(data), about, also, progress, beside)
 
 
-def write_both(both: Both, directory: Path | str, *, overwrite: bool = False, command: str = "") -> Written:
+def write_both(both: ReportPair, directory: Path | str, *, overwrite: bool = False, command: str = "") -> ReportFiles:
     """Write report.html of two models, its charts, and last of all manifest.json; like `write` otherwise."""
     directory = _free(Path(directory), overwrite)
     keys = ("model", "fingerprint", "command", "created", "version")
@@ -74,7 +74,7 @@ def write_both(both: Both, directory: Path | str, *, overwrite: bool = False, co
     return _stored(directory, {"report.html": render_both(both, command).encode("utf-8")}, charts_of(both), about)
 
 
-def charts_of(shown: ReportData | Both) -> list[Chart]:
+def charts_of(shown: ReportData | ReportPair) -> list[Chart]:
     """Every chart of a page, in its order."""
     return [chart for section in shown.page_sections() for chart in section.charts]
 
@@ -102,7 +102,7 @@ def _stored(
     also: Iterable[Path] = (),
     progress: Callable[[str, int, int], None] = lambda *_: None,
     beside: Mapping[Path, str] | None = None,
-) -> Written:
+) -> ReportFiles:
     drawn, notes = _pictures(charts, progress)
     contents = contents | drawn
     files = {name: _entry(content) for name, content in contents.items()}
@@ -114,7 +114,7 @@ def _stored(
     for old in stale:
         old.unlink()
     paths = tuple(directory / name for name in ("manifest.json", *files))
-    return Written(directory, directory / "report.html", paths, notes)
+    return ReportFiles(directory, directory / "report.html", paths, notes)
 
 
 def rerender(results: Path | str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from outlierlens.ablation.controls import TEXTS, limited
+from outlierlens.ablation.controls import TEXTS
 from outlierlens.analyses.ablate import AblateOptions, Ablation, ablate
 from outlierlens.analyses.observe import Observation, observe
 from outlierlens.analyses.scan import Scan, scan, scan_live
@@ -66,8 +66,8 @@ def report(
 ) -> ReportData:  # fmt: skip
     """Scan, observe, switch off against controls, and write `report.html` with its charts and numbers to `folder`.
 
-    `model` is a sample, directory, file or hub id, or a loaded model; `texts` are by default 16 that suit it (64 with
-    `thorough`); `folder` is by default runs/MODEL. An interrupted run goes on in its folder.
+    `model` is a sample, directory, file or hub id, or a loaded model; `texts` are by default 16 that suit it; `folder` is by
+    default runs/MODEL. An interrupted run goes on in its folder.
 
     Raises:
         BadInput: the folder holds a finished report and `overwrite` is off; or something is asked for that only the command
@@ -78,8 +78,7 @@ def report(
         raise BadInput("a page of two models and a card are made by the command, `outlierlens report`")
     name = live.name if live else str(model)
     place = Path(folder or Path("runs") / Path(name).name)
-    reading = limited(Reading(data=""), thorough=options.thorough)
-    job = Job(replace(options, model=name), place, reading, overwrite=overwrite)
+    job = Job(replace(options, model=name), place, Reading(data="", limit=TEXTS), overwrite=overwrite)
     found: ReportData = load(
         run(job, LoadOptions(), progress or (lambda *_: None), live, texts).with_name("results.json")
     )
@@ -182,7 +181,6 @@ def _ablated(
         options = AblateOptions(
             stack=stack.name,
             avoid=tuple(sorted({*weights, *by_activation, *one_sided})),
-            thorough=job.options.thorough,
             n_random=job.options.n_random,
             n_matched=job.options.n_matched,
             seed=job.options.seed,

@@ -27,7 +27,7 @@ class ReportOptions(Extent):
     """Switch these off: 308,381; find: what scan finds."""
     max_length: Annotated[int, Ge(2)] = 128
     """Tokens of a text (or window) at most."""
-    batch_size: Annotated[int, Ge(1)] = 16
+    batch_size: Annotated[int, Flag(hidden=True), Ge(1)] = 16
     """Texts in one forward pass."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""

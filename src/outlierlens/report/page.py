@@ -10,7 +10,7 @@ import numpy as np
 from outlierlens import __version__
 from outlierlens.analyses.ablate import Ablation
 from outlierlens.analyses.sweep.finding import Sweep
-from outlierlens.report.both import Both
+from outlierlens.report.both import ReportPair
 from outlierlens.report.result import ReportData
 from outlierlens.results.document import FORMAT_VERSION
 from outlierlens.view.page import document
@@ -30,7 +30,7 @@ def render(data: ReportData) -> str:
     )  # fmt: skip
 
 
-def render_both(both: Both, command: str = "") -> str:
+def render_both(both: ReportPair, command: str = "") -> str:
     """Two reports in one self-contained HTML document; `command` makes it again."""
     sides = list(zip(both.names, both.sides, both.pages, strict=True))
     return _page(

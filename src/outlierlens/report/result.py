@@ -33,7 +33,7 @@ ELSEWHERE = {
     "ReportData": "give it in place of the model, or two of them to report --compare",
     "Fingerprint": "a record, not a finding; give what verify says of it",
     "EmbedderExport": "it says what was written, and lies beside that model",
-    "Explored": "the state of a live page; give the result of ablate",
+    "Exploration": "the state of a live page; give the result of ablate",
 }
 # Results of several models or runs, which name them: no single one is that of a report.
 OF_SEVERAL = frozenset({"Comparison", "Outcomes", "Track"})

@@ -33,7 +33,7 @@ def about(made: "Provenance", name: str, *words: str, dims: Sequence[int] = (), 
     """The command line `name` about the model of a finding, quoted for a shell."""
     listed = ["--dims", ",".join(map(str, dims))] if dims else []
     listed += option("--stack", stack) if stack else []
-    listed += option("--adapter", made.adapter) if made.adapter else []
+    listed += option("--model-args", f"adapter={made.adapter}") if made.adapter else []
     return command(*name.split(), operand(made.model), *words, *listed)
 
 

@@ -168,7 +168,7 @@ class Keep:
 
 
 @dataclass(frozen=True)
-class Kept:
+class UnitCache:
     """Finished units by key; what is not there is measured and added."""
 
     rows: RowStore | None
@@ -184,7 +184,7 @@ class Kept:
 @contextmanager
 def kept_rows(
     place: Path | Keep | None, identity: dict[str, Any], notice: Callable[[str], None] | None = None
-) -> Iterator[Kept]:
+) -> Iterator[UnitCache]:
     """Finished units of this identity, as the file, or the folder, at `place` keeps them; in memory where there is none.
 
     `notice` is told where those of an earlier run are dropped, and at the end, where nothing had to be measured.
@@ -193,13 +193,13 @@ def kept_rows(
         BadInput, BadFile: as `RowStore.open`.
     """
     if place is None:
-        yield Kept(None, {})
+        yield UnitCache(None, {})
         return
     if notice and isinstance(place, Keep) and place.fresh and (old := place.path_of(identity)).exists():
         notice(f"{old}: what an earlier run measured is dropped (--overwrite)")
     with place.open(identity) if isinstance(place, Keep) else RowStore.open(place, identity) as rows:
         before = len(rows.done)
-        yield Kept(rows, rows.done)
+        yield UnitCache(rows, rows.done)
         if notice and before and before == len(rows.done):
             notice(f"{rows.path}: every measurement is taken from there")
 

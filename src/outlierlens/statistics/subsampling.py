@@ -129,12 +129,12 @@ def measured(metric: str, columns: Sequence[np.ndarray], parts: Parts) -> tuple[
     return value, error
 
 
-Found = list[
+Correlations = list[
     tuple[np.ndarray, np.ndarray]
 ]  # (correlation [part], influence of each item on it [item]) of each prediction
 
 
-def _pearson(parts: Parts, truth: np.ndarray, predictions: Sequence[np.ndarray]) -> Found:
+def _pearson(parts: Parts, truth: np.ndarray, predictions: Sequence[np.ndarray]) -> Correlations:
     """With a and b of mean 0 and variance 1: r = mean(a b); influence a b − r (a² + b²) / 2."""
 
     def unit(column: np.ndarray) -> np.ndarray:
@@ -155,15 +155,15 @@ def _pearson(parts: Parts, truth: np.ndarray, predictions: Sequence[np.ndarray])
     return found
 
 
-def _spearman(parts: Parts, truth: np.ndarray, predictions: Sequence[np.ndarray]) -> Found:
+def _spearman(parts: Parts, truth: np.ndarray, predictions: Sequence[np.ndarray]) -> Correlations:
     """With H and K the mid-distribution functions less ½: ρ = mean(H K) / √(mean H² mean K²).
 
     An item moves the ranks of the others too: its influence on mean(H K) is H K + mean of K over the items above it (half of
     those beside it) + mean of H over those above it in the other order − 3 mean(H K), and alike for mean H² and mean K².
     """
-    one, found = _Order(parts, truth), []
+    one, found = _SortOrder(parts, truth), []
     of_one = one.own()
-    for other in (_Order(parts, column) for column in predictions):
+    for other in (_SortOrder(parts, column) for column in predictions):
         mean = parts.sums(one.middle * other.middle) / parts.sizes
         both = one.middle * other.middle + one.above(other.middle) + other.above(one.middle) - 3 * parts.each(mean)
         of_other = other.own()
@@ -178,7 +178,7 @@ def _spearman(parts: Parts, truth: np.ndarray, predictions: Sequence[np.ndarray]
 _INFLUENCES = {"pearson": _pearson, "spearman": _spearman}
 
 
-class _Order:
+class _SortOrder:
     """A column's order within each part.
 
     Attributes:

@@ -18,7 +18,7 @@ from annotated_types import Ge, Gt, Lt
 from outlierlens.architectures import live_parameters
 from outlierlens.errors import BadInput, near
 from outlierlens.models.devices import tokens_per_start
-from outlierlens.options import belong, check
+from outlierlens.options import Flag, belong, check
 from outlierlens.results.rows import Estimate
 from outlierlens.statistics.means import mean_interval
 from outlierlens.tasks.metrics import Statistic, paired_interval
@@ -280,23 +280,23 @@ class Reading:
 
     data: str = "excerpt"
     """Text: .txt, .jsonl, .csv, .tsv, .parquet, or a hub id owner/name:config:split."""
-    text_column: str | None = None
-    """Column that holds the text."""
     limit: Annotated[int | None, Ge(1)] = None
     """Use the first N texts."""
+    text_column: Annotated[str | None, Flag("column", into="--data")] = None
+    """Column that holds the text."""
 
 
 @dataclass(frozen=True)
 class DataReading(Reading):
     """Which texts, pictures or recordings are read, whatever their labels."""
 
-    max_seconds: Annotated[float | None, Gt(0)] = None
-    """Seconds of a recording that are read. Default: 30."""
+    max_seconds: Annotated[float | None, Flag("seconds", into="--data"), Gt(0)] = None
+    """Seconds of a recording that are read, 30 if not said."""
 
     def __post_init__(self) -> None:
         check(self)
         if self.max_seconds is not None and self.kind != "audio":
-            raise BadInput("--max-seconds belongs to recordings (a folder of .wav)")
+            raise BadInput("--data seconds belongs to recordings (a folder of .wav)")
 
     @cached_property
     def kind(self) -> "Kind | None":
@@ -335,32 +335,32 @@ class TaskReading(DataReading):
     task: str = "auto"
     """auto, masked-loss, causal-loss, output-change, sentence-change; glue:rte, …; classify, regress, tokens;
     image-classification, audio-classification."""
-    measure: str = "metric"
+    measure: Annotated[str, Flag(into="--task")] = "metric"
     """Labelled: metric (all examples), accuracy or loss (adaptive)."""
-    metric: str | None = None
+    metric: Annotated[str | None, Flag(into="--task")] = None
     """Labelled: f1, mcc, … Default: the task's first."""
-    labels: str | None = None
+    labels: Annotated[str | None, Flag(into="--task")] = None
     """Labelled: the model's labels in the order of its outputs, if its config has none."""
-    split: str | None = None
+    split: Annotated[str | None, Flag(into="--task")] = None
     """Labelled: split to read. Default: dev."""
-    pair_column: str | None = None
+    pair_column: Annotated[str | None, Flag("pair", into="--task")] = None
     """classify, regress: the second text."""
-    label_column: str = "label"
+    label_column: Annotated[str, Flag("label", into="--task")] = "label"
     """Your own data: the label."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.measure not in MEASURES:
-            raise BadInput(f"--measure is {self.measure!r}; use {', '.join(MEASURES)}")
+            raise BadInput(f"--task measure is {self.measure!r}; use {', '.join(MEASURES)}")
         if self.metric is not None and self.measure != "metric":
-            raise BadInput(f"--metric {self.metric} belongs to --measure metric, not to --measure {self.measure}")
+            raise BadInput(f"--task metric={self.metric} belongs to measure=metric, not to measure={self.measure}")
         if not self.is_labelled:
             belong(f"to a labelled task, not to --task {self.task}", self, *OF_LABELS)
         elif self.task not in PLAIN:
             own = () if self.task in OF_ITEMS else ("text_column", "label_column")
             belong(f"to {', '.join(PLAIN)}, not to {self.task}", self, "pair_column", *own)
         if self.task == "tokens" and self.pair_column:
-            raise BadInput("--pair-column belongs to classify and regress: words of tokens have no second text")
+            raise BadInput("--task pair belongs to classify and regress: words of tokens have no second text")
 
     @property
     def is_labelled(self) -> bool:
@@ -410,14 +410,16 @@ class TaskReading(DataReading):
 
     @property
     def _names(self) -> tuple[str, ...] | None:
-        """`--labels` as names."""
+        """The labels as names."""
         return None if self.labels is None else tuple(name.strip() for name in self.labels.split(","))
 
     def options(self, *, max_length: int | None = None, **more: Any) -> "TaskOptions":
         """How the texts become numbers; examples of a labelled task have as many tokens as `finetune` gives them."""
 
         if self.kind is not None and max_length is not None:
-            raise BadInput("--max-length counts tokens of texts; images are read whole, of recordings --max-seconds")
+            raise BadInput(
+                "--max-length counts tokens of texts; images are read whole, of recordings --data FOLDER:seconds=30"
+            )
         usual = LABELLED_TOKENS if self.is_labelled else TaskOptions.max_length
         more["max_length"] = max_length or usual
         if not self.is_labelled:
@@ -433,11 +435,11 @@ class SplitReading(TaskReading):
     """sst2, cola, rte, hans, …; or classify, regress."""
     data: str = ""
     """Folder with a file per split, or hub id: both splits. Default: the hub's own copy."""
-    text_column: str | None = None
-    """classify, regress: the text."""
-    label_column: str = "label"
+    text_column: Annotated[str | None, Flag("column", into="--data")] = None
+    """Column of the text."""
+    label_column: Annotated[str, Flag("label", into="--task")] = "label"
     """classify, regress: the label."""
-    metric: str | None = None
+    metric: Annotated[str | None, Flag(into="--task")] = None
     """f1, mcc, … Default: the task's first."""
     dev_data: str | None = None
     """Dev examples; --data may then be a file of training examples."""

@@ -22,7 +22,13 @@ import numpy as np
 
 from outlierlens.data.labelled import Examples, label_order
 from outlierlens.data.labelled.examples import NO_CLASS
-from outlierlens.data.labelled.labels import NOT_A_LABEL, Encoded, contradicted, in_order_of_outputs, says_task_order
+from outlierlens.data.labelled.labels import (
+    NOT_A_LABEL,
+    EncodedExamples,
+    contradicted,
+    in_order_of_outputs,
+    says_task_order,
+)
 from outlierlens.data.media import LabelledItems
 from outlierlens.errors import BadInput, command, operand
 from outlierlens.models.devices import fast_products, out_of_memory, tokens_at_once
@@ -106,7 +112,7 @@ class LabelledScore(Task):
         self._also: dict[str, float] = {}
 
     @property
-    def encoded(self) -> Encoded:
+    def encoded(self) -> EncodedExamples:
         """Token ids of the examples; raises BadInput where they are no texts."""
         if not isinstance(self.rows, TextRows):
             raise BadInput(f"{self.examples.source} holds no texts, which is what this needs")

@@ -50,7 +50,7 @@ def _classes(loaded: LoadedModel) -> int:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _OutputRows:
     """One forward pass: its batch, the slot and the number of the text of each row."""
 
     batch: Batch
@@ -107,12 +107,12 @@ class OutputChange(Task):
     def _weights(self) -> np.ndarray:
         return self.lengths.astype(np.float64)
 
-    def feeds(self, texts: Sequence[int], tokens: int | None = None) -> Iterator[_Rows]:
+    def feeds(self, texts: Sequence[int], tokens: int | None = None) -> Iterator[_OutputRows]:
         """See `Task`."""
         for slots, mine in in_passes(self._rows, texts, self.options.batch_size, tokens, self.loaded.device):
-            yield _Rows(self._rows.batch(mine), tuple(slots), tuple(mine), int(self.lengths[mine].sum()))
+            yield _OutputRows(self._rows.batch(mine), tuple(slots), tuple(mine), int(self.lengths[mine].sum()))
 
-    def _run(self, feed: _Rows) -> tuple["Tensor", "Tensor"]:
+    def _run(self, feed: _OutputRows) -> tuple["Tensor", "Tensor"]:
         """(token vectors [batch, token, dim], logits or an empty tensor), as float32."""
         import torch
 
@@ -127,7 +127,7 @@ class OutputChange(Task):
         logits = getattr(output, "logits", None)
         return states.float(), torch.empty(0) if logits is None else logits.float()
 
-    def _last_states(self, feed: _Rows) -> "Tensor":
+    def _last_states(self, feed: _OutputRows) -> "Tensor":
         """What the last block gives [batch, token, dim], of a model that returns no hidden states when asked."""
         import torch
 
@@ -141,7 +141,7 @@ class OutputChange(Task):
         last: Tensor = found[stack.n_layers - 1]
         return last
 
-    def _changes(self, feed: _Rows) -> dict[str, "Tensor"]:
+    def _changes(self, feed: _OutputRows) -> dict[str, "Tensor"]:
         """Each measure's mean over the tokens of each row [row]."""
         import torch
         from torch.nn import functional
@@ -179,7 +179,7 @@ class OutputChange(Task):
             changes["kl"] = mean(kl) if kl.shape == valid.shape else kl.reshape(len(kept), -1).mean(1)
         return changes
 
-    def sums(self, feed: _Rows) -> "Tensor":
+    def sums(self, feed: _OutputRows) -> "Tensor":
         """Change of each row's text × its weight [row]; see `Task`."""
         import torch
 
@@ -190,7 +190,7 @@ class OutputChange(Task):
         """(change [text], tokens [text]) of the model as it is now."""
         named: dict[str, np.ndarray] = {}
 
-        def add(feed: _Rows) -> None:
+        def add(feed: _OutputRows) -> None:
             for name, change in self._changes(feed).items():
                 values = named.setdefault(name, np.zeros(self.n_texts))
                 values[list(feed.slots)] = change.cpu().double().numpy()

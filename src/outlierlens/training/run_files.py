@@ -1,6 +1,6 @@
 """The files of a training run: checkpoints with their steps, the loss beside them, and what ends the blocks over the steps.
 
-    found = find_saved(["runs/bert"])                        # runs/bert/checkpoint-500, …: Saved, by ascending step
+    found = find_saved(["runs/bert"])                        # runs/bert/checkpoint-500, …: SavedCheckpoint, by ascending step
     curves = find_log(found)                                 # {"loss": Curve, "eval_loss": Curve}
 
 A step is read from the last part of a path, hub id or revision: one of the words step, checkpoint, ckpt, global_step, iter,
@@ -22,7 +22,7 @@ import numpy as np
 from outlierlens.architectures import BoundStack
 from outlierlens.checkpoints.formats import holds_weights, suffixes
 from outlierlens.checkpoints.trainers import same_model
-from outlierlens.detection.rules import Measured
+from outlierlens.detection.rules import LastOperation
 from outlierlens.detection.weights import Site, sites_of
 from outlierlens.errors import BadFile, BadInput, UnknownModel
 from outlierlens.results.safe_files import parse_json, read_json
@@ -107,10 +107,12 @@ class Trajectory:
         """Number of dimensions of the stream."""
         return int(self.scale.shape[2])
 
-    def measured(self, place: int) -> Measured:
+    def measured(self, place: int) -> LastOperation:
         """Scale and bias of the `place`-th recorded step, as the rules of `detect` take them."""
         bias = None if self.bias is None else self.bias[place].astype(np.float64)
-        return Measured(self.scale[place].astype(np.float64), bias, where=f"{self.model}, step {self.steps[place]}")
+        return LastOperation(
+            self.scale[place].astype(np.float64), bias, where=f"{self.model}, step {self.steps[place]}"
+        )
 
 
 def is_norm(norm_site: str, view: str) -> bool:
@@ -154,7 +156,7 @@ _STEP = re.compile(
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedCheckpoint:
     """One checkpoint: what `open_checkpoint` opens, and its optimizer step."""
 
     model: str
@@ -176,7 +178,9 @@ def step_in(name: str) -> int | None:
     return int(digits) * {"": 1, "k": 1000, "m": 1_000_000}[unit.lower()]
 
 
-def find_saved(names: Sequence[str], *, revisions: Sequence[str] = (), steps: Sequence[int] = ()) -> tuple[Saved, ...]:
+def find_saved(
+    names: Sequence[str], *, revisions: Sequence[str] = (), steps: Sequence[int] = ()
+) -> tuple[SavedCheckpoint, ...]:
     """Every checkpoint, by ascending step; `steps`, one a checkpoint in the order given, override what names say.
 
     A folder stands for the checkpoints in its subfolders (and files) whose names speak of a step, or for itself where it
@@ -196,7 +200,7 @@ def find_saved(names: Sequence[str], *, revisions: Sequence[str] = (), steps: Se
             f"--steps names {len(steps)} steps for {len(pairs)} checkpoints; name one for each, in their order"
         )
     given = list(steps) if steps else [_step(model, revision) for model, revision in pairs]
-    found = [Saved(model, step, revision) for (model, revision), step in zip(pairs, given, strict=True)]
+    found = [SavedCheckpoint(model, step, revision) for (model, revision), step in zip(pairs, given, strict=True)]
     found.sort(key=lambda one: one.step)
     for before, after in itertools.pairwise(found):
         if before.step == after.step:
@@ -248,7 +252,7 @@ def _step(model: str, revision: str | None) -> int:
     return step
 
 
-def find_log(saved: Sequence[Saved]) -> dict[str, Curve]:
+def find_log(saved: Sequence[SavedCheckpoint]) -> dict[str, Curve]:
     """What was logged: the trainer's state in the last checkpoint, or in the folder around it, or a log there; {} without."""
     last = Path(saved[-1].model)
     for folder in (last, last.parent):

@@ -22,7 +22,7 @@ from outlierlens.data.texts import Data
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.models.hooks import EMBEDDINGS, layer_name
 from outlierlens.models.load import LoadedModel
-from outlierlens.results.row_store import Kept
+from outlierlens.results.row_store import UnitCache
 from outlierlens.results.safe_files import read_json, read_toml
 from outlierlens.vectors.read import stack_of
 
@@ -94,7 +94,7 @@ def resolve_clipping(
 
 
 def kept_clipping(
-    kept: Kept, asked: str, loaded: LoadedModel, texts: Callable[[], Data], stack: str | None = None
+    kept: UnitCache, asked: str, loaded: LoadedModel, texts: Callable[[], Data], stack: str | None = None
 ) -> Clipping:
     """`resolve_clipping`, of "auto" what was observed on `texts()` once; raises what that raises."""
     if asked != "auto":

@@ -114,7 +114,7 @@ def self_similarity(units: np.ndarray, word: np.ndarray, weights: np.ndarray | N
     columns = np.ones((len(units), 1)) if weights is None else np.ascontiguousarray(weights.T)  # [context, replicate]
     _, place, size = np.unique(word, return_inverse=True, return_counts=True)
     if not len(size) or size.min() < 2:
-        raise BadInput("self-similarity needs at least 2 contexts of every word; lower --min-sentences or add text")
+        raise BadInput("self-similarity needs at least 2 contexts of every word; lower min_sentences or add text")
     order = np.argsort(place, kind="stable")
     starts = np.concatenate([[0], np.cumsum(size)])
     total, words = np.zeros(columns.shape[1]), np.zeros(columns.shape[1])

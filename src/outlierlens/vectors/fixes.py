@@ -18,7 +18,7 @@ variance, by the oracle approximating shrinkage of Chen et al. (2010).
 
 Count, mean and covariance of vectors, in one pass over as many as there are.
 
-moments = Moments(width)
+moments = VectorMoments(width)
 moments.add(vectors)                    # [vector, dim], again and again
 moments.mean, moments.covariance
 moments_of(vectors.values[layer])       # the same, block by block
@@ -41,7 +41,7 @@ TOP = 3  # directions that all-but-the-top removes
 FLOOR = 1e-10  # a variance below this share of the largest is rounding, and is not divided by
 
 
-class Moments:
+class VectorMoments:
     """Streaming moments in float64, in any order (Chan, Golub and LeVeque 1983).
 
     Attributes:
@@ -94,9 +94,9 @@ class Moments:
         return self._principal
 
 
-def moments_of(vectors: np.ndarray) -> Moments:
+def moments_of(vectors: np.ndarray) -> VectorMoments:
     """The moments of `vectors` [vector, dim]."""
-    moments = Moments(vectors.shape[1])
+    moments = VectorMoments(vectors.shape[1])
     moments.add(vectors)
     return moments
 
@@ -180,7 +180,7 @@ def raw_first(specs: Sequence[FixSpec]) -> tuple[FixSpec, ...]:
     return tuple(dict.fromkeys((FixSpec("raw"), *specs)))
 
 
-def make_fix(spec: FixSpec, width: int, *, moments: Moments | None = None, dims: Sequence[int] = ()) -> Fix:
+def make_fix(spec: FixSpec, width: int, *, moments: VectorMoments | None = None, dims: Sequence[int] = ()) -> Fix:
     """The repair of vectors of `width` dimensions; `moments` of the fitting text, `dims` for clip.
 
     Raises:
@@ -212,7 +212,7 @@ def make_fix(spec: FixSpec, width: int, *, moments: Moments | None = None, dims:
     return _whiten(spec, moments)
 
 
-def chosen_shrinkage(moments: Moments) -> float:
+def chosen_shrinkage(moments: VectorMoments) -> float:
     """0 with 10 vectors per dimension or more, else the oracle approximating shrinkage (Chen et al. 2010, eq. 23)."""
     if moments.n >= ENOUGH * moments.width:
         return 0.0
@@ -224,7 +224,7 @@ def chosen_shrinkage(moments: Moments) -> float:
     return 1.0 if below <= 0 else min(1.0, above / below)
 
 
-def _whiten(spec: FixSpec, moments: Moments) -> Fix:
+def _whiten(spec: FixSpec, moments: VectorMoments) -> Fix:
     shrinkage = chosen_shrinkage(moments)
     variances, directions = moments.principal
     # Shrinking towards an even covariance leaves the directions as they are.

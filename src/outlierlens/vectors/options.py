@@ -43,9 +43,9 @@ class VectorReading:
     """Pass vectors through the model's final norm, if it has one."""
     max_length: Annotated[int, Ge(2)] = 128
     """Tokens of a text (or window) at most."""
-    batch_size: Annotated[int, Ge(1)] = 32
+    batch_size: Annotated[int, Flag(hidden=True), Ge(1)] = 32
     """Texts in one forward pass."""
-    cache_gb: Annotated[float, Gt(0)] = 8.0
+    cache_gb: Annotated[float, Flag(hidden=True), Gt(0)] = 8.0
     """Memory for vectors, in gigabytes."""
 
     def __post_init__(self) -> None:
@@ -121,15 +121,15 @@ class Fitting:
     """auto (Luo's rule on the fit text), none, 557,143, 0-9:896;10-16:678, a name."""
     fit_data: str | None = None
     """Text to fit on: file or hub id; evaluated texts are left out of it."""
-    fit_column: str | None = None
-    """Column of --fit-data that holds the text."""
-    fit_limit: Annotated[int, Ge(2)] = 10_000
+    fit_column: Annotated[str | None, Flag("column", into="--fit-data")] = None
+    """Column that holds the text."""
+    fit_limit: Annotated[int, Flag("limit", into="--fit-data"), Ge(2)] = 10_000
     """Fit on N texts at most, by --seed."""
 
     def __post_init__(self) -> None:
         check(self)
         if self.fit_column is not None and self.fit_data is None:
-            raise BadInput("--fit-column names a column of --fit-data; name that too")
+            raise BadInput("--fit-data column names a column; name the file too: --fit-data FILE:column=NAME")
 
     @property
     def specs(self) -> "tuple[FixSpec, ...]":
@@ -143,7 +143,7 @@ class Fitting:
         return _filled(options, fixes=self.specs, clip=self.clip, fit_limit=self.fit_limit)
 
     def texts(self, *, offline: bool = False) -> "Texts | None":
-        """The texts of --fit-data; None where it is not given. All of them: `data.labelled.labels` draws --fit-limit."""
+        """The texts of --fit-data; None where it is not given. All of them: `data.labelled.labels` draws its limit."""
         from outlierlens.data.texts import read_texts
 
         if self.fit_data is None:
@@ -154,7 +154,11 @@ class Fitting:
         """The same of a command that takes pictures and recordings too."""
         from outlierlens.tasks.base import DataReading
 
-        return None if self.fit_data is None else DataReading(self.fit_data, self.fit_column).read(offline=offline)
+        return (
+            None
+            if self.fit_data is None
+            else DataReading(self.fit_data, text_column=self.fit_column).read(offline=offline)
+        )
 
     def clipping(self, loaded: "LoadedModel", fit: "Texts | None", stack: str | None = None) -> "Clipping":
         """The dimensions that --clip names, layer by layer; "auto" observes them on `fit`."""

@@ -55,7 +55,7 @@ def allocate(shape: tuple[int, ...], cache_gb: float, *, what: str = "vectors") 
     if size > cache_gb * 1e9:
         raise BadInput(
             f"{what} of shape {' × '.join(f'{n:,}' for n in shape)} need {size / 1e9:.1f} GB and the budget is "
-            f"{cache_gb:g} GB; raise --cache-gb, name fewer layers, or read fewer texts (--limit)"
+            f"{cache_gb:g} GB; raise cache_gb, name fewer layers, or read fewer texts (--limit)"
         )
     if size <= IN_MEMORY:
         return np.zeros(shape, dtype=np.float32)
@@ -79,7 +79,7 @@ def check_matrices(n: int, width: int, cache_gb: float, *, what: str) -> None:
     if size > cache_gb * 1e9:
         raise BadInput(
             f"{what}: {n:,} matrices of {width:,} × {width:,} need {size / 1e9:.1f} GB of memory and the budget is "
-            f"{cache_gb:g} GB; raise --cache-gb where there is that much, name fewer layers (--layers), or leave out "
+            f"{cache_gb:g} GB; raise cache_gb where there is that much, name fewer layers (--layers), or leave out "
             f"abtt and whiten (--fixes)"
         )
 

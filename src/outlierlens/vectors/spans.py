@@ -47,7 +47,7 @@ class Drawing:
 
 
 @dataclass(frozen=True)
-class Sample:
+class SpanSample:
     """What is measured.
 
     Attributes:
@@ -77,7 +77,7 @@ class Sample:
         return self.pairs.stop // 2
 
 
-def draw(tokens: Tokens, drawing: Drawing, seed: int = 0) -> Sample:
+def draw(tokens: Tokens, drawing: Drawing, seed: int = 0) -> SpanSample:
     """The sample of `tokens`, whose texts are all different.
 
     Pictures and recordings stand for sentences; they have no words.
@@ -113,7 +113,7 @@ def draw(tokens: Tokens, drawing: Drawing, seed: int = 0) -> Sample:
     ends = np.cumsum([len(part) for part in parts]).tolist()
     spans = Spans(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("text", "first", "last")))
     texts, sentence = np.unique(spans.text, return_inverse=True)
-    return Sample(
+    return SpanSample(
         spans=spans,
         pairs=slice(0, ends[0]),
         contexts=slice(ends[0], ends[1]),

@@ -151,7 +151,7 @@ class CountChange(Count):
         return f"{self:+,}"
 
 
-class Exact(float):
+class ExactValue(float):
     """A value as a model holds it, with the nine digits that tell any two of float32 apart."""
 
     def written(self) -> str:
@@ -165,7 +165,7 @@ class P(float):
         return f"{self:.2g}"
 
 
-class Of(NamedTuple):
+class Fraction(NamedTuple):
     """So many of so many: 4/30."""
 
     n: int
@@ -218,7 +218,9 @@ class Spread(NamedTuple):
         return cell_text(self.value) + (f" [{low}, {high}]" if self.low < self.high else "")
 
 
-Cell = str | int | float | Interval | Span | ShareInterval | Spread | Of | tuple[int, ...] | tuple[str, ...] | None
+Cell = (
+    str | int | float | Interval | Span | ShareInterval | Spread | Fraction | tuple[int, ...] | tuple[str, ...] | None
+)
 
 
 def cell_text(value: Any) -> str:

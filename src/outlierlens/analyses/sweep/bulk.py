@@ -19,7 +19,7 @@ from functools import cache
 
 import numpy as np
 
-from outlierlens.analyses.sweep.estimate import MeanChange, Rare, giants
+from outlierlens.analyses.sweep.estimate import MeanChange, RareTexts, giants
 from outlierlens.statistics.means import LEVEL, NORMAL_MAD
 
 # Texts of each ordinary unit until they suffice, and of an audited one.
@@ -120,7 +120,7 @@ class Bulk:
         inverse = np.linalg.pinv(some)
         own_share = np.einsum("ij,ji->i", some, inverse)  # of a unit's own value in its fitted one
         errors = (changes - some @ (inverse @ changes)) / np.maximum(1 - own_share, 1e-6)
-        rare = Rare.among(list(further))
+        rare = RareTexts.among(list(further))
         allowance = max(rare.below, rare.above) * float(np.median([giants(values)[1] for values in further]))
         away = np.abs(errors) + allowance
         self.texts, self.fitted = n, len(few)

@@ -16,8 +16,8 @@ from outlierlens.analyses.sweep.estimate import MeanChange
 from outlierlens.analyses.sweep.gradients import rivals
 from outlierlens.analyses.sweep.rows import BY_LAYER, Cost, Effect, Null, Precision, Stopped
 from outlierlens.analyses.sweep.runner import Runner
-from outlierlens.analyses.sweep.schedule import State
-from outlierlens.analyses.sweep.units import Family, Unit
+from outlierlens.analyses.sweep.schedule import SweepState
+from outlierlens.analyses.sweep.units import Unit, UnitFamily
 from outlierlens.architectures import refuse_offloaded
 from outlierlens.models.changes import temporary
 from outlierlens.models.devices import out_of_memory
@@ -33,7 +33,7 @@ N_SETS, N_TEXTS = 8, 8  # that are computed in float32 too
 OF_METRIC = 4, 100  # likewise for a metric: a prediction is the same or another one, which few texts do not show
 
 
-def effects_of(runner: Runner, state: State, found: Sequence[int], nulls: Sequence[Null]) -> tuple[Effect, ...]:
+def effects_of(runner: Runner, state: SweepState, found: Sequence[int], nulls: Sequence[Null]) -> tuple[Effect, ...]:
     """Every unit's effect, in the order planned."""
     ranks = _ranks(runner, state, found)
     described = [null for kind in ("random", "ordinary") for null in nulls if null.kind == kind]
@@ -67,7 +67,7 @@ def effects_of(runner: Runner, state: State, found: Sequence[int], nulls: Sequen
     return tuple(effects)
 
 
-def _stopped(state: State, number: int, n_texts: int) -> Stopped:
+def _stopped(state: SweepState, number: int, n_texts: int) -> Stopped:
     if state.is_bulk(number):
         return "bulk"
     if state.measured.n(state.units[number].key) == n_texts:
@@ -75,13 +75,13 @@ def _stopped(state: State, number: int, n_texts: int) -> Stopped:
     return "precise" if state.precise(number) else "unfinished"
 
 
-def _estimate(state: State, number: int) -> MeanChange:
+def _estimate(state: SweepState, number: int) -> MeanChange:
     found = state.estimates[number]
     assert found is not None, "every unit is measured before it is summed up"
     return found
 
 
-def _ranks(runner: Runner, state: State, found: Sequence[int]) -> dict[int, dict[str, float | None]]:
+def _ranks(runner: Runner, state: SweepState, found: Sequence[int]) -> dict[int, dict[str, float | None]]:
     """Of every single dimension its ranks among those of its window, as fields of `Effect`, where all are swept."""
     if runner.options.dims != "all":
         return {}
@@ -114,7 +114,7 @@ def intact_of(intact: np.ndarray, runner: Runner) -> Estimate:
     return mean_estimate(intact, runner.weights[: len(intact)])
 
 
-def cost_of(runner: Runner, state: State, families: Sequence[Family], n_intact: int) -> Cost:
+def cost_of(runner: Runner, state: SweepState, families: Sequence[UnitFamily], n_intact: int) -> Cost:
     """What the sweep took, from what was measured."""
     lengths = runner.task.lengths[runner.order]
     until = np.concatenate([[0], np.cumsum(lengths)])
@@ -145,7 +145,7 @@ def cost_of(runner: Runner, state: State, families: Sequence[Family], n_intact: 
     )  # fmt: skip
 
 
-def compared_with_float32(runner: Runner, state: State) -> Precision | None:
+def compared_with_float32(runner: Runner, state: SweepState) -> Precision | None:
     """What float32 says of the intact model and of the strongest and some evenly spread effects; None for a model in it."""
     if runner.loaded.dtype == "float32":
         return None
@@ -196,7 +196,7 @@ def _as_float32(model: "nn.Module") -> Iterator[None]:
             value.data = value.data.to(before[name])
 
 
-def nulls_of(state: State, families: Sequence[Family], n_texts: int) -> tuple[Null, ...]:
+def nulls_of(state: SweepState, families: Sequence[UnitFamily], n_texts: int) -> tuple[Null, ...]:
     """Each tested set against each of its control families, on the first `n_texts` texts."""
     weights = state.measured.weights[:n_texts]
     known: dict[str, float] = {}

@@ -5,7 +5,7 @@ found = estimate(values, weights, level)             # weighted mean of the diff
 precise(found, tolerance=0.01, relative=0.1)         # whether measuring this effect may stop
 unsettled(estimates, series, weights, k=5, level=level, tolerance=0.01)      # who needs more texts to be ranked
 
-An effect on a metric of all texts together (MCC, F1, correlations) is no mean over texts; `Functional` estimates it:
+An effect on a metric of all texts together (MCC, F1, correlations) is no mean over texts; `MetricChange` estimates it:
 
 functional = Functional(statistic, order, intact, seed=0)
 functional.estimate(differences, 0.95)               # change of 1 − metric with a paired BCa interval
@@ -113,7 +113,7 @@ def estimate(
 
 
 @dataclass(frozen=True)
-class Rare:
+class RareTexts:
     """What rare texts add to a change, learnt from all units of a sweep together: a unit's texts may hold too few of them.
 
     Attributes:
@@ -127,7 +127,7 @@ class Rare:
     above: float
 
     @classmethod
-    def among(cls, series: Sequence[np.ndarray]) -> "Rare":
+    def among(cls, series: Sequence[np.ndarray]) -> "RareTexts":
         """Of the differences of each unit [unit][text], the same texts first; units without a deviation say nothing.
 
         The mean over units with two standard errors: over units, or of the number r of texts that hold a rare difference,
@@ -328,7 +328,7 @@ def _linear(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 @dataclass
-class Functional:
+class MetricChange:
     """What a sweep's differences of predictions do to the metric.
 
     Attributes:

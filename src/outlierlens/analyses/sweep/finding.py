@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import outlierlens.view.charts.draw as d
-from outlierlens.analyses.sweep.rows import BY_LAYER, Cost, Effect, Null, Precision, Screening, Together
+from outlierlens.analyses.sweep.rows import BY_LAYER, BulkSummary, Cost, Effect, Null, Precision, Screening
 from outlierlens.errors import BadInput
 from outlierlens.results.advice import Advice, about
 from outlierlens.results.finding import Finding
@@ -242,7 +242,7 @@ class Sweep(Finding):
     cost: Cost
     precision: Precision | None = None
     screening: Screening | None = None
-    together: Together | None = None
+    together: BulkSummary | None = None
 
     @property
     def windows_swept(self) -> tuple[str, ...]:
@@ -283,7 +283,7 @@ class Sweep(Finding):
             f"When you prune or edit, leave {these(dims)} alone: the model pays for each of them by itself.",
             f"{costly[0].label} off: {costly[0].change.value:+.3g} {unit}; the least of these, {last.label}: "
             f"{last.change.value:+.3g}",
-            (about(self.provenance, "prune protect", "--for", "torch-pruning", dims=dims, stack=self.about.stack),),
+            (about(self.provenance, "prune protect", "--export", "torch-pruning", dims=dims, stack=self.about.stack),),
         )
 
     def top(self, k: int = 5, window: str | None = None) -> tuple[Effect, ...]:

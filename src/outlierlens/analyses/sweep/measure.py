@@ -4,8 +4,9 @@
     swept.top(5)                                     # strongest effects, with 95 % intervals
     sweep(loaded, texts, rows=Path("rows.jsonl"))    # interrupted? the same call continues
 
-The loop is `work_through`. `schedule` decides what a round holds, an engine does it (`units.Local`, `ray_engine`), `effects`
-turns what was measured into rows: a function of the rows kept, so an interrupted, resumed or distributed sweep says the same.
+The loop is `work_through`. `schedule` decides what a round holds, an engine does it (`units.LocalEngine`, `ray_engine`),
+`effects` turns what was measured into rows: a function of the rows kept, so an interrupted, resumed or distributed sweep says
+the same.
 """
 
 import base64
@@ -27,12 +28,12 @@ from outlierlens.analyses.sweep.levels import look_sizes
 from outlierlens.analyses.sweep.options import SweepCall, SweepOptions
 from outlierlens.analyses.sweep.rows import Precision
 from outlierlens.analyses.sweep.runner import Runner, make_runner
-from outlierlens.analyses.sweep.schedule import Round, State, adaptive, exact, until
+from outlierlens.analyses.sweep.schedule import Round, SweepState, adaptive, exact, until
 from outlierlens.analyses.sweep.units import (
     INTACT,
     Differences,
     Engine,
-    Local,
+    LocalEngine,
     Unit,
     Work,
     control_families,
@@ -48,7 +49,7 @@ from outlierlens.models.load import LoadedModel, fingerprint
 from outlierlens.models.passes import reaching
 from outlierlens.options import FIND
 from outlierlens.results.finding import About
-from outlierlens.results.row_store import Keep, Kept, kept_rows, nine_digits
+from outlierlens.results.row_store import Keep, UnitCache, kept_rows, nine_digits
 from outlierlens.session import Session
 from outlierlens.tasks.base import begins, check_intact
 
@@ -101,9 +102,9 @@ def sweep(
         most = runner.n_texts if options.max_texts is None else min(options.max_texts, runner.n_texts)
         looks = (most,) if runner.exact else look_sizes(most)
         measured = Differences(runner.weights)
-        state = State(units, options, looks, measured, smallest=task.smallest, functional=runner.functional)
+        state = SweepState(units, options, looks, measured, smallest=task.smallest, functional=runner.functional)
         state.find_bulk(found)
-        run = _SweepRun(runner, kept, engine or Local, state, progress or (lambda *_: None))
+        run = _SweepRun(runner, kept, engine or LocalEngine, state, progress or (lambda *_: None))
         held.callback(run.close)
         if options.gradients and not runner.exact and gradients.can_differentiate(runner):
             state.gradients = run.slopes(min(options.gradients, looks[-1]))
@@ -134,7 +135,7 @@ def sweep(
             method="screened" if state.screen else "exact" if runner.exact else "adaptive",
             screening=state.screen.summary() if state.screen else None, together=state.together,
             tolerance=options.tolerance, relative=options.relative, top_k=options.top, level=options.level,
-            widening=(0.0, 0.0) if options.anytime else (state.widening.normal, state.widening.skewed),
+            widening=(state.widening.normal, state.widening.skewed),
             look_level=state.strict, looks=looks, intact=intact_of(run.intact(), runner), found=tuple(found),
             separated=state.separated, cost=cost_of(runner, state, families, len(run.intact())), precision=precision,
             notes=(*loaded.notes, *runner.notes),
@@ -149,7 +150,7 @@ def run(session: Session, call: SweepCall) -> Sweep:
     options = reaching(loaded, texts, options)
     stack = loaded.axis(options.stack)
     named = scan_stream(loaded, stack.name).dims if call.dims == FIND and not stack.reads else ()
-    if machines.engine == "ray":
+    if machines.ray is not None:
         from outlierlens.analyses.sweep.ray_engine import on_ray
 
         engine = on_ray(texts, session.load, machines)
@@ -161,7 +162,7 @@ class _SweepRun:
     """One run of a sweep: measures rounds of work into the rows and the state."""
 
     def __init__(
-        self, runner: Runner, kept: Kept, engine: Callable[[Runner], Engine], state: State, progress: Progress
+        self, runner: Runner, kept: UnitCache, engine: Callable[[Runner], Engine], state: SweepState, progress: Progress
     ) -> None:
         self.runner, self.kept, self.state, self.progress = runner, kept, state, progress
         self._make_engine = engine

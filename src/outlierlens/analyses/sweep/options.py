@@ -38,13 +38,12 @@ def plans(texts: list[str]) -> tuple[dict[int, tuple[int, ...]], ...]:
     return tuple(map(plan, texts))
 
 
-def batch_size(text: str) -> int | None:
-    """Rows of a forward pass; None for "auto"."""
-    if text == "auto":
-        return None
-    if not text.isdecimal() or len(text) > 12:
-        raise BadInput(f"--batch-size is {text!r:.40}; use auto or a number of rows, at least 1")
-    return int(text)
+def precision(text: str) -> float | None:
+    """ "0.01" -> 0.01; None for "exact"."""
+    try:
+        return None if text == "exact" else float(text)
+    except ValueError:
+        raise BadInput(f"cannot read --precision {text!r:.40}; write exact, or a number such as 0.01") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,29 +66,27 @@ class SweepOptions:
     """Restrict to layers 0-3,7. Default: all."""
     mode: Mode = "weights"
     """What is switched off: weights, norms, hidden states (zero, mean, scale, resample), or writes."""
-    factor: float = 0.5
+    factor: Annotated[float, Flag(into="--mode")] = 0.5
     """Factor of mode scale."""
-    embeddings: bool = False
+    embeddings: Annotated[bool, Flag(into="--mode")] = False
     """Mode writes: the embeddings' writes too."""
     stack: str | None = None
     """Which stream, where there are several: encoder, decoder; mlp: neurons, by --plan 11:1229 or --windows single."""
-    exact: bool = False
+    exact: Annotated[bool, Flag(hidden=True)] = False
     """Measure every effect on every text."""
-    tolerance: Annotated[float, Gt(0), Lt(INFINITE)] = 0.01
+    tolerance: Annotated[float, Flag(hidden=True), Gt(0), Lt(INFINITE)] = 0.01
     """Stop when the interval is within ± this, in the task's unit …"""
-    relative: Annotated[float, Ge(0), Lt(INFINITE)] = 0.1
+    relative: Annotated[float, Flag(hidden=True), Ge(0), Lt(INFINITE)] = 0.1
     """… or ± this share of the change."""
     top: Annotated[int, Ge(0)] = 5
     """Separate the N strongest from each other and from the rest."""
     max_texts: Annotated[int | None, Ge(2)] = None
     """No effect is measured on more texts. Default: all there are."""
-    level: Annotated[float, Ge(0.5), Lt(1)] = 0.95
+    level: Annotated[float, Flag(hidden=True), Ge(0.5), Lt(1)] = 0.95
     """Confidence of the intervals."""
-    anytime: bool = False
-    """Intervals that stay valid whenever and why you stop; they take twice the texts."""
-    bulk: bool = True
+    bulk: Annotated[bool, Flag(hidden=True)] = True
     """Measure ordinary dimensions together: few texts each, one interval for all, held to a random sample of them."""
-    gradients: Annotated[int, Ge(0)] = 256
+    gradients: Annotated[int, Flag(hidden=True), Ge(0)] = 256
     """Texts of the gradient pass (the control variate); 0 skips it."""
     n_random: Annotated[int | None, Flag("--random"), Ge(0)] = None
     """Random sets for each set or listed dimension; Kovaleva et al. drew 1000. Default: 200, or 19 in several windows."""
@@ -97,8 +94,8 @@ class SweepOptions:
     """Sets with as extreme weights, at other positions. Default: 19, or 0 in several windows."""
     random_texts: Annotated[int, Ge(1)] = 16
     """Texts on which sets and their controls are compared."""
-    batch_size: Annotated[int | None, Flag(read="analyses.sweep.options:batch_size", words="auto"), Ge(1)] = None
-    """Rows of a forward pass over the longest texts, halved when memory runs out. Default: auto, which finds it."""
+    batch_size: Annotated[int | None, Flag(hidden=True), Ge(1)] = None
+    """Rows of a forward pass over the longest texts, halved when memory runs out. None finds it."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of the order of texts and of control sets."""
     task: Annotated[TaskOptions, Flag(hidden=True)] = field(default_factory=lambda: TaskOptions(blocks=True))
@@ -109,38 +106,36 @@ class SweepOptions:
         check_mode(self.mode, self.factor, self.embeddings)
         if self.windows not in WINDOWS:
             raise BadInput(f"unknown windows {self.windows!r}; windows are {', '.join(WINDOWS)}")
-        if self.exact and (self.max_texts is not None or self.anytime):
-            raise BadInput("exact measures every text: max_texts and anytime belong to the adaptive way")
+        if self.exact and self.max_texts is not None:
+            raise BadInput("exact measures every text: max_texts belongs to the adaptive way")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machines:
     """Where the work is done."""
 
-    engine: Literal["local", "ray"] = "local"
-    """local (this process) or ray (several machines, or several processes)."""
-    address: str | None = None
-    """Ray: address of the cluster."""
-    workers: Annotated[int | None, Ge(1)] = None
-    """Ray: number of workers."""
-    cpus_per_worker: Annotated[float | None, Ge(0)] = None
-    """Ray: CPUs (and threads) of a worker. Default: 1."""
-    gpus_per_worker: Annotated[float | None, Ge(0)] = None
-    """Ray: GPUs of a worker; 0.25 puts four on one."""
+    ray: str | None = None
+    """Work in a Ray cluster at this address (auto, host:port, ray://host:port), or in processes of this machine (local)."""
+    workers: Annotated[int | None, Flag(into="--ray"), Ge(1)] = None
+    """Number of workers."""
+    cpus_per_worker: Annotated[float | None, Flag("cpus", into="--ray"), Ge(0)] = None
+    """CPUs (and threads) of a worker. Default: 1."""
+    gpus_per_worker: Annotated[float | None, Flag("gpus", into="--ray"), Ge(0)] = None
+    """GPUs of a worker; 0.25 puts four on one."""
 
     def __post_init__(self) -> None:
         check(self)
-        given = (self.address, self.workers, self.cpus_per_worker, self.gpus_per_worker)
-        if self.engine == "local" and any(value is not None for value in given):
-            raise BadInput("--address, --workers, --cpus-per-worker and --gpus-per-worker belong to --engine ray")
-        if self.engine == "ray" and importlib.util.find_spec("ray") is None:
-            need("ray", "ray", "--engine ray")  # said before a model is loaded; ray itself reads settings when imported
-        if self.cpus_per_worker == 0 and not (self.gpus_per_worker or self.gpus_per_worker is None):
+        given = (self.workers, self.cpus_per_worker, self.gpus_per_worker)
+        if self.ray is None and any(value is not None for value in given):
             raise BadInput(
-                "a worker needs some of a CPU or a GPU: --cpus-per-worker and --gpus-per-worker cannot both be 0"
+                "workers, cpus and gpus belong to a cluster; write --ray ADDRESS,workers=4, or --ray local,workers=4"
             )
+        if self.ray is not None and importlib.util.find_spec("ray") is None:
+            need("ray", "ray", "--ray")  # said before a model is loaded; ray itself reads settings when imported
+        if self.cpus_per_worker == 0 and not (self.gpus_per_worker or self.gpus_per_worker is None):
+            raise BadInput("a worker needs some of a CPU or a GPU: cpus and gpus of --ray cannot both be 0")
         if (self.gpus_per_worker or 0) > 1 and (self.gpus_per_worker or 0) % 1:
-            raise BadInput(f"--gpus-per-worker is {self.gpus_per_worker}; above 1 it must be a whole number")
+            raise BadInput(f"gpus of --ray is {self.gpus_per_worker}; above 1 it must be a whole number")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,12 +146,12 @@ class SweepCall:
     """One at a time: all, find (those that the weights name), none, or 507,100."""
     sweep: Annotated[SweepOptions, Flat()] = SweepOptions()
     """Its settings but dimensions and task, which the model and the texts decide."""
-    lines: bool = False
-    """Causal: a text is a line, not a block of --max-length tokens."""
+    precision: Annotated[
+        float | None, Flag(read="analyses.sweep.options:precision", words="0.01"), Gt(0), Lt(INFINITE)
+    ] = 0.01
+    """Half-width of the intervals at which measuring stops, in the task's unit (or a tenth of the change); exact: all texts."""
     max_length: Annotated[int | None, Ge(2)] = None
-    """Tokens of a block, or of a line at most. Default: 128; labelled: 256."""
-    mask_seed: Annotated[int | None, Ge(0)] = None
-    """Seed of the masked tokens. Default: --seed."""
+    """Tokens of a block at most. Default: 128; labelled: 256."""
     machines: Annotated[Machines, Flat()] = Machines()
 
     def __post_init__(self) -> None:
@@ -178,8 +173,6 @@ class SweepCall:
 
     def options(self, reading: "TaskReading") -> SweepOptions:
         """The settings on what is read, but for the dimensions, which wait for the model."""
-        if reading.is_labelled and (self.lines or self.mask_seed is not None):
-            raise BadInput(f"--lines and --mask-seed belong to texts without labels, not to --task {reading.task}")
-        seed = self.sweep.seed if self.mask_seed is None else self.mask_seed
-        task = reading.options(max_length=self.max_length, blocks=not self.lines, seed=seed)
-        return replace(self.sweep, task=task)
+        task = reading.options(max_length=self.max_length, blocks=True, seed=self.sweep.seed)
+        tolerance = SweepOptions.tolerance if self.precision is None else self.precision
+        return replace(self.sweep, task=task, exact=self.precision is None, tolerance=tolerance)

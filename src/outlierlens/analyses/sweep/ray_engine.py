@@ -1,8 +1,8 @@
 """The engine that runs a sweep on the machines of a Ray cluster, or on several workers of one machine.
 
-sweep(loaded, texts, engine=on_ray(texts, load, Machines(engine="ray", address="auto", gpus_per_worker=0.5)))
+sweep(loaded, texts, engine=on_ray(texts, load, Machines(ray="auto", gpus_per_worker=0.5)))
 
-recipe = Recipe.like(runner, texts, load)       # where the sweep is planned
+recipe = RunnerCopy.like(runner, texts, load)   # where the sweep is planned
 recipe()                                        # there: a runner that gives the same numbers, or an error
 """
 
@@ -43,7 +43,7 @@ def on_ray(texts: Data, load: LoadOptions | None, machines: Machines) -> Callabl
         gpus = machines.gpus_per_worker
         if gpus is None:
             gpus = 1.0 if runner.loaded.device.type == "cuda" else 0.0
-        recipe = Recipe.like(runner, texts, load, device="cuda" if gpus else "cpu")
+        recipe = RunnerCopy.like(runner, texts, load, device="cuda" if gpus else "cpu")
         return RayEngine(recipe, machines, gpus=gpus, rows=runner.rows(runner.order))
 
     return start
@@ -124,7 +124,7 @@ class _Host:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class RunnerCopy:
     """A runner that can be sent: calling it loads the model, makes the runner and holds it against the original.
 
     Attributes:
@@ -142,7 +142,7 @@ class Recipe:
     intact: tuple[float, ...]
 
     @classmethod
-    def like(cls, runner: Runner, texts: Data, load: LoadOptions | None = None, *, device: str = "cpu") -> "Recipe":
+    def like(cls, runner: Runner, texts: Data, load: LoadOptions | None = None, *, device: str = "cpu") -> "RunnerCopy":
         """The recipe of `runner`, whose texts came from `texts`, computing on `device` unless `load` names one.
 
         With the options that its model was loaded with, the model is loaded by name where it is needed; without, it is

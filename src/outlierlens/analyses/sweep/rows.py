@@ -20,7 +20,7 @@ class Effect(Row):
 
     `change` is infinite, or NaN, where the value is no number on a text: that ranks as the worst. Its interval is
     calibrated for the rule that stopped the measuring; its ends are infinite where too few texts, or too few that changed,
-    settle it, and 0 where nothing changed on any text. Of "bulk" effects it is their common one (see `Together`).
+    settle it, and 0 where nothing changed on any text. Of "bulk" effects it is their common one (see `BulkSummary`).
     """
 
     label: str
@@ -164,7 +164,7 @@ class Precision:
 
 
 @dataclass(frozen=True)
-class Together:
+class BulkSummary:
     """What is known of the bulk: the ordinary dimensions, which stand out by neither change nor spread.
 
     Attributes:

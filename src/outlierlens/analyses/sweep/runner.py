@@ -16,9 +16,9 @@ import numpy as np
 
 from outlierlens.ablation.controls import Plan
 from outlierlens.ablation.modes import Switch, means_over, task_for, tokens_read
-from outlierlens.ablation.prefix import MAX_KEPT_BYTES, Kept, can_resume, captured, resumed
+from outlierlens.ablation.prefix import MAX_KEPT_BYTES, BlockOutput, can_resume, captured, resumed
 from outlierlens.ablation.switches import EditSettings
-from outlierlens.analyses.sweep.estimate import Functional
+from outlierlens.analyses.sweep.estimate import MetricChange
 from outlierlens.analyses.sweep.options import SweepOptions
 from outlierlens.data.texts import Data
 from outlierlens.errors import BadInput
@@ -74,7 +74,7 @@ class Runner:
         self.order = np.random.default_rng([options.seed, 1]).permutation(self.n_texts)
         self.weights = self.task.weights[self.order]
         statistic = self.task.statistic
-        self.functional = None if statistic is None else Functional(statistic, self.order, options.seed)
+        self.functional = None if statistic is None else MetricChange(statistic, self.order, options.seed)
         if self.functional and options.max_texts is not None:
             raise BadInput(
                 f"{self.task.metric} is a metric of all texts together: max_texts is for losses and accuracy (measure='loss'); "
@@ -104,7 +104,7 @@ class Runner:
         )  # batches and gradients edit what blocks give, not what linears read
         self.reuses = self.mixes and can_resume(self.stack)
         self.site = written if at_last else edited
-        self._kept: tuple[tuple[int, int], dict[int, Kept]] = ((0, 0), {})
+        self._kept: tuple[tuple[int, int], dict[int, BlockOutput]] = ((0, 0), {})
 
     def values(self, plans: Sequence[Plan], span: tuple[int, int], only: "Sequence[Only] | None" = None) -> np.ndarray:
         """The task's values with each plan off (an empty one is the intact model), float64 [plan, text].
@@ -148,7 +148,7 @@ class Runner:
         if layers and saved > layers[-1] + 1 + bare * len(layers):
             self._kept = (span, self.backing_off(lambda: self._captured(layers, texts, bare=bare)))
 
-    def _captured(self, layers: list[int], texts: np.ndarray, *, bare: bool) -> dict[int, Kept]:
+    def _captured(self, layers: list[int], texts: np.ndarray, *, bare: bool) -> dict[int, BlockOutput]:
         import torch
 
         model, rows = self.loaded.model, texts.tolist()
@@ -158,7 +158,7 @@ class Runner:
         return found
 
     def _mixed(
-        self, plans: list[Plan], span: tuple[int, int], kept: Kept | None, only: "Sequence[Only] | None" = None
+        self, plans: list[Plan], span: tuple[int, int], kept: BlockOutput | None, only: "Sequence[Only] | None" = None
     ) -> np.ndarray:
         """Values with each plan off, several plans in one batch; the batch shrinks where memory runs out."""
         texts = self._texts(span)
@@ -186,7 +186,7 @@ class Runner:
             self.forget()
 
     def _pass(
-        self, plans: list[Plan], pairs: list[tuple[int, int]], texts: np.ndarray, kept: Kept | None
+        self, plans: list[Plan], pairs: list[tuple[int, int]], texts: np.ndarray, kept: BlockOutput | None
     ) -> np.ndarray:
         import torch
 
@@ -203,7 +203,7 @@ class Runner:
         return values
 
     @temporary
-    def _rows_off(self, plans: list[Plan], kept: Kept | None, texts: list[int]) -> Iterator[None]:
+    def _rows_off(self, plans: list[Plan], kept: BlockOutput | None, texts: list[int]) -> Iterator[None]:
         """Row by row, the dimensions of its plan off; passes start behind `kept`, if any."""
         layers = _positions(plans, self.loaded.device)
         model, settings, mode = self.loaded.model, self.ablation.settings, self.ablation.mode

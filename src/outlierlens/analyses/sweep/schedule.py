@@ -15,10 +15,10 @@ import numpy as np
 
 from outlierlens.analyses.sweep.bulk import FEWEST_TEXTS, FEWEST_UNITS, OPENINGS, Bulk
 from outlierlens.analyses.sweep.estimate import (
-    Functional,
     MeanChange,
+    MetricChange,
     Ranking,
-    Rare,
+    RareTexts,
     estimate,
     gradient_scale,
     precise,
@@ -28,7 +28,7 @@ from outlierlens.analyses.sweep.estimate import (
 from outlierlens.analyses.sweep.gradients import Screen
 from outlierlens.analyses.sweep.levels import Widening, look_level, stop_widening, widened
 from outlierlens.analyses.sweep.options import SweepOptions
-from outlierlens.analyses.sweep.rows import Together
+from outlierlens.analyses.sweep.rows import BulkSummary
 from outlierlens.analyses.sweep.units import Differences, Unit, Work
 
 PIECE = 64
@@ -45,7 +45,7 @@ def pieces(looks: Sequence[int]) -> list[tuple[int, int]]:
 
 
 @dataclass
-class State:
+class SweepState:
     """A sweep so far.
 
     Attributes:
@@ -76,8 +76,8 @@ class State:
     separated: bool = False
     again: dict[int, int] = field(default_factory=dict)
     smallest: float = 0.0
-    functional: Functional | None = None
-    rare: Rare | None = None
+    functional: MetricChange | None = None
+    rare: RareTexts | None = None
     skewed: float = 1.0
     screen: Screen | None = None
     bulk: Bulk | None = None
@@ -118,9 +118,9 @@ class State:
             self._weigh_gradients(self.gradients)
         if self.functional is None and not self.smallest and len(self.looks) > 1 and len(self.units) >= SCALE_UNITS:
             series = [self.measured.values(unit.key) for unit in self.units]
-            self.rare = Rare.among([values for values in series if len(values) >= self.looks[0]])
+            self.rare = RareTexts.among([values for values in series if len(values) >= self.looks[0]])
             own = [n for n, values in enumerate(series) if len(values) >= self.looks[0] and not self.is_bulk(n)]
-            if len(own) >= SCALE_UNITS and not self.options.anytime:
+            if len(own) >= SCALE_UNITS:
                 shares = np.array([self.widening.share(self._residuals(n)) for n in own])
                 self.skewed = float(shares.mean() + 2 * shares.std(ddof=1) / np.sqrt(len(own)))
         for number in numbers:
@@ -131,7 +131,7 @@ class State:
         values, weights = self.measured.values(self.units[number].key), self.measured.weights
         skipped = self.again.get(number, 0)
         level = self.strict
-        if not (strict or self.options.anytime):
+        if not strict:
             share = max(self.skewed, self.widening.share(values[skipped:] if skipped else self._residuals(number)))
             together = len(self.again) if skipped else 1  # whoever reads chooses among the strongest once more
             level = widened(len(values) - skipped, 1 - (1 - self.options.level) / together, self.widening.of(share))
@@ -178,7 +178,7 @@ class State:
     def find_bulk(self, found: Sequence[int]) -> None:
         """Settle which units may be known together: single dimensions of all, none of which was named beforehand (`found`)."""
         options = self.options
-        one_by_one = not options.bulk or options.anytime or options.dims != "all" or self.smallest > 0
+        one_by_one = not options.bulk or options.dims != "all" or self.smallest > 0
         if one_by_one or len(self.looks) == 1 or self.looks[-1] < FEWEST_TEXTS:
             return
         single = (n for n, unit in enumerate(self.units) if len(unit.dims) == 1 and not unit.by_layer)
@@ -187,12 +187,12 @@ class State:
             self.bulk = Bulk.of(plain, options.level, options.tolerance, options.seed)
 
     @property
-    def together(self) -> Together | None:
+    def together(self) -> BulkSummary | None:
         """What is known of the bulk; None where there is none."""
         bulk = self.bulk
         if bulk is None or not bulk.members:
             return None
-        return Together(
+        return BulkSummary(
             len(bulk.members), bulk.texts, bulk.tolerance, len(bulk.audited), OPENINGS[bulk.texts], len(bulk.off),
             bulk.furthest, bulk.bound,
         )  # fmt: skip
@@ -222,7 +222,7 @@ class State:
         )
 
 
-def exact(state: State) -> Iterator[Round]:
+def exact(state: SweepState) -> Iterator[Round]:
     """Every unit on every text (that the screen asks for), piece by piece; what comes out strongest is measured whole."""
     for span in pieces(state.looks):
         yield "effects", [state.work(unit, span) for unit in state.units]
@@ -233,7 +233,7 @@ def exact(state: State) -> Iterator[Round]:
     state.separated = True
 
 
-def _whole(state: State, screen: Screen) -> Iterator[Round]:
+def _whole(state: SweepState, screen: Screen) -> Iterator[Round]:
     """The strongest units anew, on every text: gradients say least of strong effects."""
     while True:
         ranked = sorted(range(len(state.units)), key=lambda number: -state.change(number))[: state.options.top]
@@ -248,7 +248,7 @@ def _whole(state: State, screen: Screen) -> Iterator[Round]:
         state.look(fresh)
 
 
-def adaptive(state: State) -> Iterator[Round]:
+def adaptive(state: SweepState) -> Iterator[Round]:
     """The bulk together, every other unit until its interval is narrow enough; then the strongest until they are in order."""
     order = list(range(len(state.units)))
     if state.gradients is not None:  # what gradients expect to be strong comes first: the leader board settles early
@@ -267,7 +267,7 @@ def adaptive(state: State) -> Iterator[Round]:
     yield from _again(state)
 
 
-def _each(state: State, numbers: Sequence[int]) -> Iterator[Round]:
+def _each(state: SweepState, numbers: Sequence[int]) -> Iterator[Round]:
     """These units, each until its interval is narrow enough."""
     while looks := {n: _next(state, n) for n in numbers if state.measured.n(state.units[n].key) < state.looks[-1]}:
         look = min(looks.values())
@@ -277,7 +277,7 @@ def _each(state: State, numbers: Sequence[int]) -> Iterator[Round]:
         numbers = [number for number, its in looks.items() if its != look or not state.precise(number)]
 
 
-def _together(state: State, bulk: Bulk) -> Iterator[Round]:
+def _together(state: SweepState, bulk: Bulk) -> Iterator[Round]:
     """Ordinary units on ever more of the first texts, until their common interval is narrow enough; else there is no bulk."""
     weights, keys = state.measured.weights, [state.units[number].key for number in bulk.candidates]
     slopes = None if state.gradients is None else state.gradients[:, bulk.candidates].T.astype(float)
@@ -304,7 +304,7 @@ def _together(state: State, bulk: Bulk) -> Iterator[Round]:
     bulk.members, bulk.audited, bulk.texts = {}, [], 0
 
 
-def _again(state: State) -> Iterator[Round]:
+def _again(state: SweepState) -> Iterator[Round]:
     """The strongest once more, on texts that had no part in choosing them, until their intervals are narrow enough.
 
     The largest of many estimates is too large by chance, and its interval misses on that side (with 64 equal effects 80 %
@@ -326,14 +326,14 @@ def _again(state: State) -> Iterator[Round]:
         open_ = [number for number in open_ if state.again[number] and not state.precise(number)]
 
 
-def until(state: State, units: Sequence[Unit], n_texts: int) -> Iterator[Round]:
+def until(state: SweepState, units: Sequence[Unit], n_texts: int) -> Iterator[Round]:
     """Every one of `units` on the first `n_texts` texts, a number at which pieces end."""
     for start, stop in state.spans:
         if stop <= n_texts:
             yield "controls", [state.work(unit, (start, stop)) for unit in units if state.measured.n(unit.key) <= start]
 
 
-def _needed(state: State) -> set[int]:
+def _needed(state: SweepState) -> set[int]:
     """Units that can still be measured and must be, for the order of the top; sets `state.separated`."""
     if not state.options.top:
         state.separated = True
@@ -358,12 +358,12 @@ def _needed(state: State) -> set[int]:
     return {number for number in wanted if found[number].n_texts < state.looks[-1]}
 
 
-def _next(state: State, number: int) -> int:
+def _next(state: SweepState, number: int) -> int:
     """The next look of a unit."""
     return next(look for look in state.looks if look > state.measured.n(state.units[number].key))
 
 
-def _until(state: State, numbers: Sequence[int], look: int) -> list[Work]:
+def _until(state: SweepState, numbers: Sequence[int], look: int) -> list[Work]:
     """What is missing of these units up to a look, the first texts first."""
     done = {number: state.measured.n(state.units[number].key) for number in numbers}
     return [

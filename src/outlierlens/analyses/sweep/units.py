@@ -204,7 +204,7 @@ def different(units: Iterable[Unit]) -> list[Unit]:
 
 
 @dataclass(frozen=True)
-class Family:
+class UnitFamily:
     """The control sets of one kind for the unit `of`, as units themselves; `closeness` as in `Null`."""
 
     kind: str
@@ -213,7 +213,7 @@ class Family:
     closeness: float | None = None
 
 
-def control_families(runner: Runner, units: Sequence[Unit], found: Sequence[int]) -> list[Family]:
+def control_families(runner: Runner, units: Sequence[Unit], found: Sequence[int]) -> list[UnitFamily]:
     """Random, ordinary and matched control sets for every tested set; for single dimensions only where not all are swept.
 
     Sets of one size in one window share their random sets but for each itself, which is none of its own controls. Ordinary
@@ -226,7 +226,7 @@ def control_families(runner: Runner, units: Sequence[Unit], found: Sequence[int]
     wanted = [unit for unit in units if len(unit.dims) > 1 or options.dims != "all" or unit.window == BY_LAYER]
     named = {dim for unit in wanted for dim in unit.dims} | set(found)
     strength = magnitude(runner.loaded, runner.stack) if n_matched and wanted else np.empty(0)
-    families: list[Family] = []
+    families: list[UnitFamily] = []
     for kind, n in (("random", n_random), ("matched", n_matched)):
         for unit in wanted if n else ():
             try:
@@ -242,7 +242,7 @@ def _note(runner: Runner, note: str) -> None:
     runner.notes += [note] if note not in runner.notes else []
 
 
-def _random(runner: Runner, unit: Unit, named: set[int], n: int) -> Iterator[Family]:
+def _random(runner: Runner, unit: Unit, named: set[int], n: int) -> Iterator[UnitFamily]:
     seed, drawn = runner.options.seed, dict[str, Sequence[Plan]]()
     if runner.stack.reads:
         drawn |= random_neurons(runner.width, unit.plan, avoid={}, n=n, seed=seed)
@@ -252,17 +252,17 @@ def _random(runner: Runner, unit: Unit, named: set[int], n: int) -> Iterator[Fam
             if len(sets) < n:
                 _note(runner, f"{len(sets)} {kind} sets of {len(unit.dims)} instead of {n}: there are no more")
     for kind, plans in drawn.items():
-        yield Family(kind, unit, tuple(Unit(f"{kind} {i + 1}", unit.window, plan) for i, plan in enumerate(plans)))
+        yield UnitFamily(kind, unit, tuple(Unit(f"{kind} {i + 1}", unit.window, plan) for i, plan in enumerate(plans)))
 
 
-def _matched(runner: Runner, strength: np.ndarray, unit: Unit, named: set[int], n: int) -> Iterator[Family]:
+def _matched(runner: Runner, strength: np.ndarray, unit: Unit, named: set[int], n: int) -> Iterator[UnitFamily]:
     blocks, seed = runner.stack.blocks, runner.options.seed
     if runner.stack.reads:
         sets = matched_neurons(strength, unit.plan, avoid={}, n=n, seed=seed)
     else:
         sets = matched_sets(strength, unit.plan, avoid=named, n=n, seed=seed, blocks=blocks)
     units = [Unit(f"matched {i + 1}", unit.window, item.plan) for i, item in enumerate(sets)]
-    yield Family("matched", unit, tuple(different(units)), float(np.median([item.closeness for item in sets])))
+    yield UnitFamily("matched", unit, tuple(different(units)), float(np.median([item.closeness for item in sets])))
 
 
 class Engine(Protocol):
@@ -297,7 +297,7 @@ def shares(works: Iterable[Work], rows: int) -> Iterator[list[Work]]:
         yield share
 
 
-class Local:
+class LocalEngine:
     """This process."""
 
     def __init__(self, runner: Runner):

@@ -25,7 +25,7 @@ MIXED = 0.25  # of the change of the dimension, that of any other
 
 
 @dataclass(frozen=True)
-class Row:
+class WriteSlice:
     """A parameter whose slice along `axis` (from the end) writes to one dimension of the tap point."""
 
     name: str
@@ -39,7 +39,7 @@ class Step:
 
     kind: Literal["stream", "write", "read"]
     norm: str = ""
-    rows: tuple[Row, ...] = ()
+    rows: tuple[WriteSlice, ...] = ()
 
 
 @dataclass
@@ -96,7 +96,7 @@ class BlockProbe:
         anatomy.scales = {linear: one for step in anatomy.steps for linear, one in self._scales(step.rows)}
         return anatomy
 
-    def _scales(self, rows: tuple[Row, ...]) -> Iterator[tuple[str, str]]:
+    def _scales(self, rows: tuple[WriteSlice, ...]) -> Iterator[tuple[str, str]]:
         """(linear, vector that multiplies what it writes): twice the one and half of the other give the same."""
         intact, named = self.output(), dict(self.block.named_parameters())
         linears = [row for row in rows if row.n_axes > 1]
@@ -238,20 +238,20 @@ class BlockProbe:
         once = [name for name in trace.order if len(trace.outputs.get(name, ())) == 1]
         return [name for name in once if trace.outputs[name][0].shape[-1] == self.width]
 
-    def _rows(self, tap: str, *, alone: bool = True) -> list[Row]:
+    def _rows(self, tap: str, *, alone: bool = True) -> list[WriteSlice]:
         """Parameters that write to one dimension of the tap point and to no other, or not `alone` but to that one most."""
         named = {name: p for name, p in self.block.named_parameters() if name not in self.off and self.width in p.shape}
         intact = self._look().at(tap)
-        rows: list[Row] = []
+        rows: list[WriteSlice] = []
         most = 1e-5 if alone else MIXED
         for name, axis in candidates(lambda: self._look(track=True).at(tap), named, self.width, alone=alone):
             with changed_at(named[name], axis):
                 changed = self._look().at(tap)
             if only_dim_changed(intact, changed, most=most) and name not in {row.name for row in rows}:
-                rows.append(Row(name, axis - named[name].ndim, named[name].ndim))
+                rows.append(WriteSlice(name, axis - named[name].ndim, named[name].ndim))
         return rows
 
-    def _in_order(self, rows: list[Row], trace: _Trace) -> list[Row]:
+    def _in_order(self, rows: list[WriteSlice], trace: _Trace) -> list[WriteSlice]:
         """`rows` as their modules run."""
         last = {name: place for place, name in enumerate(trace.order)}
         return sorted(rows, key=lambda row: last.get(row.name.rpartition(".")[0], -1))

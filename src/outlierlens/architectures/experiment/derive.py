@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outlierlens.architectures.bind import bind
-from outlierlens.architectures.experiment.anatomy import DIM, Anatomy, BlockProbe, Row
+from outlierlens.architectures.experiment.anatomy import DIM, Anatomy, BlockProbe, WriteSlice
 from outlierlens.architectures.experiment.factors import Factors, agreed
 from outlierlens.architectures.experiment.inputs import N_INPUTS
 from outlierlens.architectures.experiment.names import FileNames
@@ -260,7 +260,7 @@ class _Draft:
             self.evidence["norm_offset"] = f"the norms return zeros with their weight at {-anatomy.norm_offset + 0.0:g}"
         return self._place_linears([step.rows for step in steps if step.rows], values)
 
-    def _place_linears(self, groups: list[tuple[Row, ...]], values: dict[str, Any]) -> str:
+    def _place_linears(self, groups: list[tuple[WriteSlice, ...]], values: dict[str, Any]) -> str:
         scales = set(values.get("write_scales", {}).values())
         weights = [[row for row in group if not _is_bias(row) and row.name not in scales] for group in groups]
         modules = {_module(row) for group in weights for row in group}
@@ -487,11 +487,11 @@ def _outside(stack: Stack) -> Iterable[str]:
             yield from (name, f"{name}.weight", f"{name}.bias")
 
 
-def _is_bias(row: Row) -> bool:
+def _is_bias(row: WriteSlice) -> bool:
     return (row.n_axes == 1 and row.name.endswith("bias")) or row.name.endswith("_bias")
 
 
-def _module(row: Row) -> str:
+def _module(row: WriteSlice) -> str:
     return _named(row.name)
 
 

@@ -308,30 +308,38 @@ def smaller_configs(config: Any) -> Iterator[tuple[str, Any]]:
     yield "", config
 
 
+def _cut(node: Any) -> tuple[list[int], int, float]:
+    """(sides of the pictures that a config or table is for, side of a patch, frames for each patch of a video)."""
+    values = dict(items(node))
+    side, tube, patch = (values.get(key) for key in ("image_size", "tubelet_size", "patch_size"))
+    depth: Any = 1 if tube is None else tube
+    if isinstance(depth, list | tuple):
+        depth, patch = depth[0], depth[-1]
+    patch = patch[-1] if isinstance(patch, list | tuple) else patch or 1
+    sides: list[Any] = list(side) if isinstance(side, list | tuple) else [side]
+    return (sides if all(type(one) is int for one in (*sides, patch)) else []), patch, depth
+
+
 def _patches(node: Any) -> float:
     """Patches of the pictures, or videos, that a config or table is for; 0 where it does not say."""
-    values = dict(items(node))
-    side, tube = values.get("image_size"), values.get("tubelet_size") or 1
-    side = side[-1] if isinstance(side, list | tuple) and side else side
-    patch = tube[-1] if isinstance(tube, list | tuple) else values.get("patch_size") or 1
-    patch = patch[-1] if isinstance(patch, list | tuple) else patch
-    if not isinstance(side, int) or not isinstance(patch, int):
-        return 0
-    depth = tube[0] if isinstance(tube, list | tuple) else tube
-    return (side / patch) ** 2 * max(1, int(values.get("num_frames") or 1) / depth)
+    sides, patch, depth = _cut(node)
+    frames = dict(items(node)).get("num_frames") or 1
+    return (sides[-1] / patch) ** 2 * max(1, frames / depth) if sides else 0
 
 
 def _smaller_pictures(node: Any) -> None:
     """Fewer patches: sides are halved while they are even and whole patches are left."""
     while _patches(node) > PATCHES:
-        values = dict(items(node))
-        frames, side, patch = values.get("num_frames"), values["image_size"], values.get("patch_size") or 1
-        sides = side if isinstance(side, list | tuple) else [side]
+        frames, side = (dict(items(node)).get(key) for key in ("num_frames", "image_size"))
+        sides, patch, _ = _cut(node)
         if isinstance(frames, int) and frames > 4 and frames % 2 == 0:
             put(node, "num_frames", frames // 2)
-        elif all(one % 2 == 0 and (type(patch) is not int or one // 2 % patch == 0) for one in sides):
-            halves = type(side)(one // 2 for one in side) if isinstance(side, list | tuple) else side // 2
-            put(node, "image_size", halves)
+        elif all(one % 2 == 0 and one // 2 % patch == 0 for one in sides):
+            put(
+                node,
+                "image_size",
+                type(side)(one // 2 for one in sides) if isinstance(side, list | tuple) else sides[0] // 2,
+            )
         else:
             break
 

@@ -174,7 +174,7 @@ def label_order(
     elif are_numbers(names) and None in map(place, names):
         raise BadInput(
             f"{where} calls its classes {_some(names)}, which does not say what they mean, and models disagree; name them in "
-            f"the order of its outputs with --labels (for instance --labels {','.join(wanted)})"
+            f"the order of its outputs with labels behind the task ({task.name}:labels={','.join(wanted)})"
         )
     places = [place(name) for name in names]
     found = tuple(number for number in places if number is not None)
@@ -182,7 +182,7 @@ def label_order(
         raise BadInput(
             f"{where} has the classes {_some(names)}, which are not those of {task.name} ({_some(task.labels)}); use a model "
             f"fine-tuned on {task.trained_on or task.name}, or name its {n} classes as {task.name} does, in the order of its "
-            f"outputs, with --labels (for instance --labels {','.join(wanted[:6])})"
+            f"outputs, with labels behind the task ({task.name}:labels={','.join(wanted[:6])})"
         )
     return found
 
@@ -200,7 +200,7 @@ def contradicted(
         return ()  # its own names say nothing of this task
     if are_numbers(names) or own == label_order(task, id2label, given, where=where):
         return ()
-    return (f"the config of {where} calls its outputs {_some(names)}, --labels says otherwise, and --labels was taken",)
+    return (f"the config of {where} calls its outputs {_some(names)}, labels says otherwise, and labels was taken",)
 
 
 def _in_order(task: LabelledTask, n: int) -> tuple[str, ...]:
@@ -214,7 +214,11 @@ def _in_order(task: LabelledTask, n: int) -> tuple[str, ...]:
 def _or_named(task: LabelledTask, n: int) -> str:
     """The other remedy where a task's classes are those that its rows hold: these rows may lack some of the model's."""
     named_here = task.name not in TASKS and len(task.labels) < n
-    return f", or, where these rows lack some classes, name all {n} as the rows do with --labels" if named_here else ""
+    return (
+        f", or, where these rows lack some classes, name all {n} as the rows do with labels behind the task"
+        if named_here
+        else ""
+    )
 
 
 def _some(names: Sequence[str]) -> str:
@@ -227,7 +231,7 @@ NOT_A_LABEL = -100  # of a token that is no first piece of a word; what the Hugg
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedExamples:
     """What a tokenizer made of some examples.
 
     Attributes:
@@ -245,13 +249,13 @@ class Encoded:
         """Tokens of each example."""
         return [len(ids) for ids in self.inputs["input_ids"]]
 
-    def for_model(self, model: Any) -> "Encoded":
+    def for_model(self, model: Any) -> "EncodedExamples":
         """Without what `model` does not take: tokenizers of no class of their own make token_type_ids for every model."""
         taken = inspect.signature(type(model).forward).parameters
         return replace(self, inputs={key: values for key, values in self.inputs.items() if key in taken})
 
 
-def encode(tokenizer: Any, examples: "Examples", *, max_length: int) -> Encoded:
+def encode(tokenizer: Any, examples: "Examples", *, max_length: int) -> EncodedExamples:
     """Token ids of all examples, cut at `max_length` tokens; of a pair, the longer text is cut first.
 
     A word's label stands at its first piece (as in BERT's tagging).
@@ -260,7 +264,9 @@ def encode(tokenizer: Any, examples: "Examples", *, max_length: int) -> Encoded:
         BadInput: no tokenizer, or one that cannot tell words apart where a task needs it.
     """
     if tokenizer is None:
-        raise BadInput("this model has no tokenizer beside it, so texts cannot be read; pass one (--tokenizer FOLDER)")
+        raise BadInput(
+            "this model has no tokenizer beside it, so texts cannot be read; pass one (--model-args tokenizer=FOLDER)"
+        )
     if examples.words:
         return _encode_words(tokenizer, examples, max_length)
     texts = (
@@ -270,10 +276,10 @@ def encode(tokenizer: Any, examples: "Examples", *, max_length: int) -> Encoded:
     )
     full = tokenizer(*texts, truncation=True, max_length=max_length)
     inputs = {key: list(full[key]) for key in full}
-    return Encoded(inputs, examples.labels, _n_cut(tokenizer, texts, inputs["input_ids"], max_length))
+    return EncodedExamples(inputs, examples.labels, _n_cut(tokenizer, texts, inputs["input_ids"], max_length))
 
 
-def _encode_words(tokenizer: Any, examples: "Examples", max_length: int) -> Encoded:
+def _encode_words(tokenizer: Any, examples: "Examples", max_length: int) -> EncodedExamples:
     if not getattr(tokenizer, "is_fast", False):
         raise BadInput("labels of words need a tokenizer that says which word a token is of (a fast one)")
     words = [list(mine) for mine in examples.words]
@@ -291,7 +297,7 @@ def _encode_words(tokenizer: Any, examples: "Examples", max_length: int) -> Enco
         labels.append(placed)
     inputs = {key: list(full[key]) for key in full}
     n_cut = _n_cut(tokenizer, (words,), inputs["input_ids"], max_length, is_split_into_words=True)
-    return Encoded(inputs, tuple(labels), n_cut)
+    return EncodedExamples(inputs, tuple(labels), n_cut)
 
 
 def _n_cut(tokenizer: Any, texts: tuple[list[Any], ...], ids: list[list[int]], max_length: int, **how: bool) -> int:

@@ -143,9 +143,10 @@ def find_task(name: str) -> LabelledTask:
     short = {task.split(":")[-1]: task for task in TASKS}
     found = TASKS.get(name) or TASKS.get(short.get(name, ""))
     if found is None:
+        similar = near(name, (*TASKS, "classify", "regress", "tokens"))
         raise BadInput(
             f"unknown task {name!r}; tasks are {', '.join(TASKS)}, and for your own data `classify`, `regress` or `tokens` "
-            f"with --text-column and --label-column{near(name, (*TASKS, 'classify', 'regress', 'tokens'))}"
+            f"with --data FILE:column=TEXT and --task classify:label=LABEL{similar}"
         )
     return found
 

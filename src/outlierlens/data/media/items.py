@@ -130,7 +130,7 @@ MAX_SECONDS = 30.0  # of a recording that is read unless more is asked for: atte
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class ItemSource:
     """Where one item lies: the file `path`, or the bytes `data` of a file; `name` is for messages.
 
     `transcript` is what is said in a recording, "" where nothing says it.
@@ -165,7 +165,7 @@ class Items(Data):
 
     source: str
     kind: Kind
-    parts: tuple[Part, ...]
+    parts: tuple[ItemSource, ...]
     max_seconds: float = MAX_SECONDS
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from outlierlens.checkpoints.base import is_too_long
 from outlierlens.data.labelled.examples import numbered_labels
 from outlierlens.data.labelled.table import plain_task
-from outlierlens.data.media.items import MAX_SECONDS, PLURAL, Items, Kind, LabelledItems, Part
+from outlierlens.data.media.items import MAX_SECONDS, PLURAL, Items, ItemSource, Kind, LabelledItems
 from outlierlens.data.tables import ENDINGS, Table, open_table
 from outlierlens.data.texts import TEXT_COLUMNS
 from outlierlens.errors import BadInput, OutlierlensError
@@ -57,7 +57,7 @@ class ItemOptions:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _UnlabelledItems:
     """Items before their labels are understood.
 
     Attributes:
@@ -65,7 +65,7 @@ class _Found:
         classes: all that `raw` can be, where that is known: folders.
     """
 
-    parts: list[Part]
+    parts: list[ItemSource]
     raw: list[Any] | None
     names: tuple[str, ...] | None = None
     classes: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ def read_items(kind: Kind, data: str | Path, options: ItemOptions | None = None,
     if path.is_dir():
         found = _from_folder(kind, path, options)
     elif path.is_file() and path.suffix.lower() in FILES[kind]:
-        found = _Found([Part(str(path), path.resolve())], None)
+        found = _UnlabelledItems([ItemSource(str(path), path.resolve())], None)
     elif path.is_file() and path.suffix.lower() not in ENDINGS:
         raise BadInput(
             f"{path}: unknown ending {path.suffix!r}; give a folder, {', '.join(ENDINGS)} or one of {', '.join(FILES[kind])}"
@@ -120,7 +120,7 @@ def read_items(kind: Kind, data: str | Path, options: ItemOptions | None = None,
     return LabelledItems(str(data), kind, parts, options.max_seconds, task=task.labelled(names), labels=labels)
 
 
-def _transcribed(part: Part) -> Part:
+def _transcribed(part: ItemSource) -> ItemSource:
     """The recording with the text of the .txt file of its name beside it, where there is one."""
     beside = None if part.path is None else part.path.with_suffix(".txt")
     if part.transcript or beside is None or not beside.is_file():
@@ -165,12 +165,12 @@ def _files_in(kind: Kind, folder: Path) -> list[Path]:
     return sorted(file for file in folder.iterdir() if file.is_file() and file.suffix.lower() in FILES[kind])
 
 
-def _from_folder(kind: Kind, path: Path, options: ItemOptions) -> _Found:
+def _from_folder(kind: Kind, path: Path, options: ItemOptions) -> _UnlabelledItems:
     """One sub-folder a class, taking turns; or, without labels, files that lie in the folder itself."""
     classes = {folder.name: _files_in(kind, folder) for folder in _subfolders(path)}
     classes = {name: files for name, files in classes.items() if files}
     if not classes:
-        return _Found([Part(str(file), file.resolve()) for file in _files_in(kind, path)], None)
+        return _UnlabelledItems([ItemSource(str(file), file.resolve()) for file in _files_in(kind, path)], None)
     loose = _files_in(kind, path)
     if loose and options.labelled:
         raise BadInput(
@@ -180,12 +180,14 @@ def _from_folder(kind: Kind, path: Path, options: ItemOptions) -> _Found:
     turns = itertools.zip_longest(*([(name, file) for file in files] for name, files in classes.items()))
     pairs = [one for turn in turns for one in turn if one is not None]
     pairs += [("", file) for file in loose]
-    return _Found(
-        [Part(str(file), file.resolve()) for _, file in pairs], [name for name, _ in pairs], classes=tuple(classes)
+    return _UnlabelledItems(
+        [ItemSource(str(file), file.resolve()) for _, file in pairs],
+        [name for name, _ in pairs],
+        classes=tuple(classes),
     )
 
 
-def _from_table(kind: Kind, table: Table, path: Path, options: ItemOptions) -> _Found:
+def _from_table(kind: Kind, table: Table, path: Path, options: ItemOptions) -> _UnlabelledItems:
     column = table.column(options.column, (*COLUMNS[kind], *PATHS), PLURAL[kind])
     said = next((name for name in TRANSCRIPTS if name in table.names and name != column), None)
     columns = (column, options.label) if options.labelled else (column, said) if said and kind == "audio" else (column,)
@@ -197,10 +199,10 @@ def _from_table(kind: Kind, table: Table, path: Path, options: ItemOptions) -> _
         part = _part(kind, value, f"{table.source}, row {number}", folder)
         raw += more
         parts.append(part if options.labelled or not more else replace(part, transcript=str(more[0] or "")))
-    return _Found(parts, raw if options.labelled else None, table.classes.get(options.label))
+    return _UnlabelledItems(parts, raw if options.labelled else None, table.classes.get(options.label))
 
 
-def _part(kind: Kind, value: Any, name: str, folder: Path | None) -> Part:
+def _part(kind: Kind, value: Any, name: str, folder: Path | None) -> ItemSource:
     """The item in one cell: bytes, the path of a file beside the table, or the hub's {bytes, path} of either."""
     if isinstance(value, dict):
         if value.get("bytes") is not None:
@@ -208,7 +210,7 @@ def _part(kind: Kind, value: Any, name: str, folder: Path | None) -> Part:
         else:
             value = value.get("path")
     if isinstance(value, bytes):
-        return Part(name, data=value)
+        return ItemSource(name, data=value)
     if not isinstance(value, str) or not value.strip():
         shown = f"a {type(value).__name__}" if value is not None else "nothing"
         raise BadInput(f"{name}: {shown} where the {kind} should be; need a path or the bytes of a file")
@@ -224,4 +226,4 @@ def _part(kind: Kind, value: Any, name: str, folder: Path | None) -> Part:
         raise BadInput(f"{name}: {value!r} leads out of {folder}; keep the files beside the table")
     if not file.is_file():
         raise BadInput(f"{name}: no such file: {value!r} beside the table")
-    return Part(f"{name} ({value})", file)
+    return ItemSource(f"{name} ({value})", file)

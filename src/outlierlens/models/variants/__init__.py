@@ -11,22 +11,13 @@ Importing this package imports neither torch nor transformers; its modules do.
 MODEL_TYPE = "outlierlens-bert"
 
 
-def register_config() -> None:
-    """Have transformers' AutoConfig know configs of this family; cheap, and harmless when repeated."""
-    from transformers import AutoConfig
-
-    from outlierlens.models.variants.config import VariantConfig
-
-    AutoConfig.register(MODEL_TYPE, VariantConfig, exist_ok=True)
-
-
 def register() -> None:
     """Have transformers' AutoConfig, AutoModel and AutoModelForMaskedLM know the family; harmless when repeated."""
-    from transformers import AutoModel, AutoModelForMaskedLM
+    from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
 
     from outlierlens.models.variants.config import VariantConfig
     from outlierlens.models.variants.model import VariantForMaskedLM, VariantModel
 
-    register_config()
+    AutoConfig.register(MODEL_TYPE, VariantConfig, exist_ok=True)
     AutoModel.register(VariantConfig, VariantModel, exist_ok=True)
     AutoModelForMaskedLM.register(VariantConfig, VariantForMaskedLM, exist_ok=True)

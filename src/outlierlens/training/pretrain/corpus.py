@@ -154,7 +154,7 @@ def load_tokenizer(source: str, *, offline: bool = False) -> Any:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class PackedTokens:
     """Prepared rows, mapped from disk; `counts` are occurrences of every id in the training rows, int64 [vocabulary]."""
 
     folder: Path
@@ -170,7 +170,7 @@ class Tokens:
         return tuple(sorted(special_ids(self.tokenizer)))
 
 
-def prepare(recipe: Recipe, *, offline: bool = False, progress: Progress = print) -> Tokens:
+def prepare(recipe: Recipe, *, offline: bool = False, progress: Progress = print) -> PackedTokens:
     """The rows of `recipe`, made if they are not in the cache.
 
     Raises:
@@ -290,14 +290,16 @@ def _count(rows: np.ndarray, n_vocabulary: int) -> np.ndarray:
     return counts
 
 
-def _open(folder: Path, length: int) -> Tokens:
+def _open(folder: Path, length: int) -> PackedTokens:
     try:
         tokenizer = load_tokenizer(str(folder / "tokenizer"))
         train, validation = (_rows(folder / f"{part}.bin", len(tokenizer), length) for part in ("train", "validation"))
         counts = np.load(folder / "counts.npy", allow_pickle=False)
         if counts.sum() != train.size:
             raise ValueError("other rows than were counted")
-        return Tokens(folder, tokenizer, train, validation, counts, tuple(read_json(folder / "held_out.json", a=list)))
+        return PackedTokens(
+            folder, tokenizer, train, validation, counts, tuple(read_json(folder / "held_out.json", a=list))
+        )
     except (OSError, ValueError, EOFError, OutlierlensError) as error:
         raise BadFile(
             f"{folder}: prepared rows are damaged ({error}); delete the folder to have them made again"

@@ -29,7 +29,7 @@ from outlierlens.models.load import config_dict
 from outlierlens.results.safe_files import new_folder, read_json, refuse_links, remove, write_text
 from outlierlens.training.callback import OutlierCallback
 from outlierlens.training.pretrain.build import build, clamp_scale_, kurtosis, norm_spread
-from outlierlens.training.pretrain.corpus import Tokens, prepare
+from outlierlens.training.pretrain.corpus import PackedTokens, prepare
 from outlierlens.training.pretrain.recipe import Recipe, TrainingRecipe, read_recipe
 from outlierlens.training.pretrain.result import OUTCOME
 from outlierlens.training.pretrain.rows import IGNORED, MaskedRows, TrainingRows
@@ -83,7 +83,7 @@ class PretrainingRun:
     folder: Path
     recipe: Recipe
     model: Any
-    tokens: Tokens
+    tokens: PackedTokens
     n_rows: int
     log: tuple[dict[str, float], ...]
     is_main: bool = True

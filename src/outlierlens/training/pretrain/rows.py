@@ -20,7 +20,7 @@ from outlierlens.training.pretrain.recipe import Recipe
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from outlierlens.training.pretrain.corpus import Tokens
+    from outlierlens.training.pretrain.corpus import PackedTokens
 
 IGNORED = -100  # the label that PyTorch's cross-entropy passes over
 HELD_OUT_EPOCH = 2**22  # an epoch that no training reaches: held-out rows are masked alike at every evaluation
@@ -71,7 +71,7 @@ def masked(
 class MaskedRows:
     """Places of a data set for PyTorch's loader; an item is its data set and its place, and `collate` makes the batch."""
 
-    def __init__(self, rows: np.ndarray, tokens: "Tokens", recipe: Recipe):
+    def __init__(self, rows: np.ndarray, tokens: "PackedTokens", recipe: Recipe):
         self.rows, self.seed = rows, recipe.training.seed
         self.padding = tokens.tokenizer.pad_token_id if recipe.data.packing == "lines" else None
         self.masking = Masking(
@@ -105,7 +105,7 @@ class MaskedRows:
 class TrainingRows(MaskedRows):
     """`n_rows` places: epoch after epoch, each in an order of its own."""
 
-    def __init__(self, tokens: "Tokens", recipe: Recipe, n_rows: int):
+    def __init__(self, tokens: "PackedTokens", recipe: Recipe, n_rows: int):
         super().__init__(tokens.train, tokens, recipe)
         self.n_rows = n_rows
         self._order: tuple[int, np.ndarray] = (-1, np.empty(0, dtype=np.int64))
