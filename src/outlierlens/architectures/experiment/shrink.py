@@ -328,20 +328,18 @@ def _patches(node: Any) -> float:
 
 
 def _smaller_pictures(node: Any) -> None:
-    """Fewer patches: sides are halved while they are even and whole patches are left."""
+    """Fewer patches: sides are halved while they are even and whole patches are left, then of eight patches."""
     while _patches(node) > PATCHES:
         frames, side = (dict(items(node)).get(key) for key in ("num_frames", "image_size"))
         sides, patch, _ = _cut(node)
         if isinstance(frames, int) and frames > 4 and frames % 2 == 0:
             put(node, "num_frames", frames // 2)
-        elif all(one % 2 == 0 and one // 2 % patch == 0 for one in sides):
-            put(
-                node,
-                "image_size",
-                type(side)(one // 2 for one in sides) if isinstance(side, list | tuple) else sides[0] // 2,
-            )
-        else:
+            continue
+        halved = all(one % 2 == 0 and one // 2 % patch == 0 for one in sides)
+        if not halved and max(sides) <= 8 * patch:
             break
+        new = [one // 2 if halved else min(one, 8 * patch) for one in sides]
+        put(node, "image_size", type(side)(new) if isinstance(side, list | tuple) else new[0])
 
 
 def _width(node: Any) -> int:
