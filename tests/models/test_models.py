@@ -19,7 +19,8 @@ from conftest import Words
 from outlierlens.errors import BadFile, BadInput, MissingExtra, Offline, UnknownModel
 from outlierlens.models import load as models
 from outlierlens.models.devices import whole_float32
-from outlierlens.models.load import LoadOptions, fingerprint, load_model, max_positions
+from outlierlens.models.inputs import max_positions
+from outlierlens.models.load import LoadOptions, fingerprint, load_model
 
 Change = Callable[[Path], object]
 TINY = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}

@@ -10,11 +10,12 @@ model(**rows.inputs([0, 5]))              # padded
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outlierlens.architectures import family_of, first_row
 from outlierlens.data.labelled.examples import Examples
 from outlierlens.data.labelled.labels import NOT_A_LABEL, encode
 from outlierlens.data.media.items import PLURAL, Items, LabelledItems
@@ -22,12 +23,21 @@ from outlierlens.data.tables import OF_ITEMS
 from outlierlens.data.texts import NO_LIMIT, NO_TOKENIZER, Batch, Data, Texts, TokenText, decoder_side
 from outlierlens.errors import BadInput
 from outlierlens.models.folder import kind_read
-from outlierlens.models.load import LoadedModel, max_positions
+from outlierlens.models.load import LoadedModel
 from outlierlens.models.media import ItemRows
 from outlierlens.models.model_class import padding_side
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def max_positions(config: Mapping[str, Any]) -> int | None:
+    """Tokens that the model has positions for, where its config sets a limit."""
+    limits = [config.get(key) for key in ("max_position_embeddings", "n_positions")]
+    found = [limit for limit in limits if isinstance(limit, int) and limit > 0]
+    if not found:
+        return None
+    return min(found) - (first_row(config) if family_of(config).counts_skipped else 0)
 
 
 def model_inputs(loaded: LoadedModel, batch: Batch) -> dict[str, Any]:

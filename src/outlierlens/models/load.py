@@ -314,15 +314,6 @@ def config_dict(model: "nn.Module") -> dict[str, Any]:
     return config.to_dict() if config is not None and hasattr(config, "to_dict") else {}
 
 
-def max_positions(config: Mapping[str, Any]) -> int | None:
-    """Tokens that the model has positions for, where its config sets a limit."""
-    limits = [config.get(key) for key in ("max_position_embeddings", "n_positions")]
-    found = [limit for limit in limits if isinstance(limit, int) and limit > 0]
-    if not found:
-        return None
-    return min(found) - (arch.first_row(config) if arch.family_of(config).counts_skipped else 0)
-
-
 def load_model(name: str, options: LoadOptions | None = None, head: NewHead | None = None) -> LoadedModel:
     """Load `name` (sample, directory, weight file or hub id) with its tokenizer and bind its residual streams.
 
