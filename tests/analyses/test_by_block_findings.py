@@ -74,6 +74,9 @@ def test_findings_are_equal(name: str, family: str, model_folder: Callable[..., 
     wanted = content(command(whole), tmp_path / "whole.json")
     for replies in (each["replies"] for each in (found, wanted) if each.get("replies")):
         replies["begins"] = replies["continued"] = None  # what a decoder goes on to say reads all weights for each word
+    silent = [note for note in found["notes"] if note.startswith("the passage is not continued")]
+    assert len(silent) == (family == "llama" and name in ("ablate", "ablate neurons"))
+    found["notes"] = [note for note in found["notes"] if note not in silent]
     assert found == wanted
     assert split.blocks
     reads = split.blocks.weights.reads

@@ -528,6 +528,8 @@ def _single(work: _Work, progress: Progress | None, rows: Path | Keep | None) ->
         mine = [one for one in done if one.condition.family in ("chosen", "alone")]
         others = done[len(mine) :]
         said = tuple(replies(switch, options.passage or texts.passage, typical(study, done), seed=study.seed))
+    if loaded.blocks is not None and loaded.head == "causal":
+        notes.append("the passage is not continued: of a model read block by block each word would read all weights")
     if n_lost := int(np.isnan(mine[0].values).sum()):
         notes.append(
             f"with these dimensions off the {task.name} is no number (NaN) on {n_lost:,} of {task.n_texts:,} {texts.plural}: "
