@@ -44,7 +44,9 @@ nitpicky = True
 # Aliases of types, written out where they are used,
 # and parts of the engine of findings, which architecture.md tells of.
 ALIASES = (
+    "ByBlock",
     "LiveCheckpoint",
+    "ModeTreatment",
     "Picture",
     "Row",
     "Rows",

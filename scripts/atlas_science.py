@@ -15,7 +15,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from scipy.stats import binom, binomtest
 
-from outlierlens.analyses.atlas_lookup import ATLAS, LookupOptions, costs, likeness
+from outlierlens.analyses.atlas_lookup import ATLAS, LEVEL, costs, likeness
 from outlierlens.analyses.atlas_rows import AtlasRow, read_rows
 from outlierlens.detection.rules import LastOperation, Rule, find, zscore
 
@@ -35,9 +35,9 @@ class Origin:
 
 def origins(rows: Sequence[AtlasRow]) -> list[Origin]:
     """Rows grouped by lineage: two that are alike at the level of `lookup` count once."""
-    names, level = sorted({row.model for row in rows}), LookupOptions().level
+    names = sorted({row.model for row in rows})
     found = ((one.model, other.model, likeness(one, other)) for one, other in combinations(rows, 2))
-    near = [(names.index(one), names.index(other)) for one, other, like in found if like and like.p <= level]
+    near = [(names.index(one), names.index(other)) for one, other, like in found if like and like.p <= LEVEL]
     one, other = np.array(near).reshape(-1, 2).T
     _, group = connected_components(coo_array((np.ones(len(one)), (one, other)), shape=(len(names),) * 2))
     made = []

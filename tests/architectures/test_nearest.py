@@ -16,7 +16,7 @@ MISTYPED = [
     (("observe", "mini-bret"), 1, "did you mean the sample mini-bert?"),
     (("report", "smollm2-135", "-o", "nowhere"), 1, "did you mean the sample smollm2-135m?"),
     (("fetch", "smolm2"), 1, "near: smollm2-135m"),
-    (("scan", "mini-bert", "--rule", "lou"), 2, 'Did you mean "luo"?'),
+    (("scan", "mini-bert", "--rule", "lou"), 2, "near: 'luo'"),
     (("ablate", "mini-bert", "--dims", "3", "--modes", "zeor"), 2, "near: 'zero'"),
     (("ablate", "mini-bert", "--dims", "3", "--task", "glue:cloa"), 1, "near: 'glue:cola'"),
     (("ablate", "mini-bert", "--dims", "3", "--task", "cusal-loss"), 1, "near: 'causal-loss'"),

@@ -21,7 +21,7 @@ from outlierlens.analyses.quantize_schemes import parse
 from outlierlens.architectures import live_parameters
 from outlierlens.errors import BadInput
 from outlierlens.models import load
-from outlierlens.models.changes import Settable, frozen
+from outlierlens.models.changes import SettableParameters, frozen
 from outlierlens.models.load import LoadOptions, fingerprint, from_objects, load_model
 from outlierlens.training.watch import watch
 
@@ -288,7 +288,9 @@ REFUSED: dict[str, tuple[Callable[[Any, Path], Any], str]] = {
         r"cannot be set in place \(mul_\)",
     ),
     "other types": (
-        lambda model, _: Settable(ExitStack(), model, {"x": torch.ones(2, dtype=torch.int8)}).set_values("x", 0, 1),
+        lambda model, _: SettableParameters(ExitStack(), model, {"x": torch.ones(2, dtype=torch.int8)}).set_values(
+            "x", 0, 1
+        ),
         "x is of type torch.int8",
     ),
 }

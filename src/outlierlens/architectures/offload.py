@@ -9,12 +9,13 @@ accelerate's hooks place a module's weights before it runs and put shapes withou
 in the module between passes has no values, and after a pass that failed it has old ones.
 """
 
+import importlib
 from collections import ChainMap, Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from outlierlens.errors import BadInput, need
+from outlierlens.errors import BadInput
 
 if TYPE_CHECKING:
     import torch
@@ -179,7 +180,8 @@ def _of_eight_bits(module: Any, codes: Any) -> "tuple[Any, Any, Callable[[], Ten
 
 
 def _of_four_bits(_: Any, codes: Any) -> "tuple[Any, Any, Callable[[], Tensor]]":
-    state, library = codes.quant_state, need("bitsandbytes.functional", "crosscheck", "reading weights of four bits")
+    # What made these codes is installed.
+    state, library = codes.quant_state, importlib.import_module("bitsandbytes.functional")
     return state.shape, state.dtype, lambda: library.dequantize_4bit(codes.data, state)
 
 

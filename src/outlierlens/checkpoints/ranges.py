@@ -153,6 +153,8 @@ class Wire:
                 raise RemoteError(f"{shown(url)}: {problem}; the server asks to wait {asked:,.0f} s; try again then")
             if len(came.body) - before >= GAINED:
                 failures = 0
+            if not came.etag:  # nobody can tell whether the rest will be of the same file
+                came.body.clear()
             if failures == len(WAITS):
                 raise RemoteError(
                     f"{shown(url)}: {problem}, {len(WAITS) + 1} times; check the network and HF_ENDPOINT, or pass --model-args "
