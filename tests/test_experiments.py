@@ -72,6 +72,7 @@ def test_its_help_says_every_option(
         assert option.help[-1] in ".!?…)", f"{option.name}: {option.help}"
         assert (option.flag.into or option.spelt) in told
         assert not option.flag.into or f"{option.key}{'' if option.kind is bool else '=…'}: " in told
+    assert "default: (" not in told  # as words, not as Python holds them
     spelt = [flag for option in options(row) for flag in option.flags]
     assert len(set(spelt)) == len(spelt)
     run([*row.name.split(), "--help"])

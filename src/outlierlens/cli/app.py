@@ -134,7 +134,8 @@ def _joined(headed: list[tuple[Option, str]], parts: Mapping[str, tuple[Option, 
             + ("; ".join(map(": ".join, said)) if _EVERYTHING else ", ".join(keys))
             + "."
         )
-        words = "" if head.default is None else str(head.default)
+        default = head.default if isinstance(head.default, tuple) else () if head.default is None else (head.default,)
+        words = head.flag.words or ",".join(map(str, default))
         joined = Flag(name, read="options:parts_of", words=words, repeats=True)
         heads[name] = (replace(head, flag=joined, help=about.strip()), heading)
     found, told = [], set[str]()
