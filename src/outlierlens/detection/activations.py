@@ -13,7 +13,7 @@ twice: the encoder as it is, the decoder shifted by one behind its start token.
 import json
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -164,21 +164,20 @@ class Observer:
             BadInput: no text has a token, or a layer did not run.
         """
         kept = kept or UnitCache(None, {})
-        idle = kept.done["texts"]["idle"] if "texts" in kept.done else ()
-        if "texts" not in kept.done or not self._places(idle).keys() <= kept.done.keys():
+        if "texts" in kept.done:
+            self.idle = tuple(kept.done["texts"]["idle"])
+        if not {"texts", *self._places()} <= kept.done.keys():
             place = partly(kept.rows.path) if kept.rows else None
             self._read(texts, place)
-            idle = [name for name, stream in self.streams.items() if not stream.layers]
-            for key, row in self._rows(idle).items():
+            for key, row in self._rows().items():
                 kept(key, lambda row=row: row if kept.rows is None else _plain(row))  # type: ignore[misc]
             notes = [*self.loaded.notes, *self.reading.notes]  # some of which only a pass knows
-            counted = {"n_tokens": self.n_tokens, "n_special": self.n_special, "notes": notes, "idle": idle}
+            counted = {"n_tokens": self.n_tokens, "n_special": self.n_special, "notes": notes, "idle": list(self.idle)}
             kept("texts", lambda: counted)
             if place is not None:
                 place.unlink(missing_ok=True)
         counts = kept.done["texts"]
         self.n_tokens, self.n_special, self.notes = counts["n_tokens"], counts["n_special"], tuple(counts["notes"])
-        self.idle = tuple(counts["idle"])
         return self._summaries(kept.done)
 
     def _read(self, texts: Data, place: Path | None) -> None:
@@ -283,20 +282,20 @@ class Observer:
         """Statistics and outliers of each stream over everything consumed; raises BadInput when that is nothing."""
         return self._summaries(self._rows())
 
-    def _places(self, idle: Collection[str]) -> dict[str, tuple[str, int]]:
-        """Stream and layer by key, without the `idle` streams, unless all are."""
-        return {
-            key: place for key, place in self.places.items() if place[0] not in idle or len(idle) == len(self.streams)
-        }
+    def _places(self) -> dict[str, tuple[str, int]]:
+        """Stream and layer by key, without idle streams, unless all are."""
+        every = len(self.idle) == len(self.streams)
+        return {key: place for key, place in self.places.items() if every or place[0] not in self.idle}
 
-    def _rows(self, idle: Collection[str] = ()) -> dict[str, dict[str, Any]]:
-        """The statistics of every layer, by stream and layer; of `idle` streams none."""
+    def _rows(self) -> dict[str, dict[str, Any]]:
+        """The statistics of every layer, by stream and layer; of idle streams, which are known by now, none."""
         import torch
 
         if not self.n_tokens:
             raise BadInput("the tokenizer made no token of these texts, so there is nothing to observe")
+        self.idle = tuple(name for name, stream in self.streams.items() if not stream.layers)
         with torch.inference_mode():
-            return {key: self.streams[name].row(layer) for key, (name, layer) in self._places(idle).items()}
+            return {key: self.streams[name].row(layer) for key, (name, layer) in self._places().items()}
 
     def _summaries(self, rows: Mapping[str, Any]) -> tuple[StackObservation, ...]:
         return tuple(
