@@ -26,7 +26,7 @@ def public() -> str:
     """The page of `outlierlens` itself."""
     import outlierlens
 
-    names = [f"outlierlens.{name}" for name in outlierlens._homes()]
+    names = [f"outlierlens.{name}" for name in outlierlens.__all__]
     says = (
         f"`import outlierlens as ol`. {GENERATED} Heavy libraries are imported on first use: `ol.scan` needs no torch."
     )
@@ -74,9 +74,9 @@ def results() -> str:
 
 def types() -> str:
     """The page of the classes that functions take and return, and of which results are made."""
-    import outlierlens
+    from outlierlens import commands
 
-    functions = [*imported(), *(f"outlierlens.{home}.{name}" for name, home in outlierlens._homes().items())]
+    functions = [*imported(), *(f"outlierlens.{home}.{name}" for name, home in commands.homes().items())]
     kinds = result_names()
     taken = parts_of(functions, kinds)
     held = parts_of(kinds, [*functions, *taken])
