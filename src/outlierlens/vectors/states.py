@@ -7,6 +7,7 @@ found.tokens, found.text                # the tokens, and the text that each bel
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +29,8 @@ class TokenStates:
     Attributes:
         values: float32 [layer, token, dim].
         layers: of `values`: k is the output of block k, −1 the embeddings.
-        tokens: as the tokenizer writes them [token]; of pictures and recordings the number of the patch or frame.
+        tokens: as the tokenizer writes them [token], ids where there is none; of pictures and recordings the number of
+            the patch or frame.
         text, position: index of the token's text, and its place there from 0 [token].
         special: bool [token]: added by the tokenizer.
         stack: the stream.
@@ -89,9 +91,8 @@ def states(
         for row, text in enumerate(batch.texts):
             seen = batch.valid[row]
             ids = batch.ids[row][seen].tolist()
-            named = (
-                map(str, range(len(ids))) if isinstance(texts, Items) else loaded.tokenizer.convert_ids_to_tokens(ids)
-            )
+            tokens_of = getattr(loaded.tokenizer, "convert_ids_to_tokens", partial(map, str))
+            named = map(str, range(len(ids))) if isinstance(texts, Items) else tokens_of(ids)
             place = slice(end, end + len(ids))
             rows[text] = (place, tuple(named), ~batch.ordinary[row][seen].cpu().numpy())
             if values is None:
