@@ -1,9 +1,7 @@
-"""What the docs say is so: commands exist, links lead somewhere, code runs, generated pages are fresh."""
+"""What the docs say is so: commands exist, links lead somewhere, code runs."""
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ import pytest
 import outlierlens
 from documented import ROOT, command_of, options_in, options_of
 from outlierlens.cli.app import read
-from outlierlens.experiments import BY_NAME
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -85,32 +82,12 @@ def test_make_targets_exist() -> None:
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-def test_every_command_is_documented() -> None:
-    listed = (ROOT / "docs" / "cli.md").read_text("utf-8")
-    for name, row in BY_NAME.items():
-        page = f"cli/{name.replace(' ', '-')}.md"
-        assert f"]({page})" in listed
-        text = (ROOT / "docs" / page).read_text("utf-8")
-        assert text.startswith(f"# outlierlens {name}\n")
-        assert all(f"$ outlierlens {one}\n" in text for one in row.examples)
-
-
-def test_generated_pages_are_fresh() -> None:
-    """Options, their help, defaults and spellings, and the public names stand in these pages alone."""
-    code = [sys.executable, ROOT / "docs" / "generate.py", "--check"]
-    assert subprocess.run(code, capture_output=True, text=True, check=False).stderr == ""
-
-
 def test_names_in_the_readme_s_python_exist() -> None:
     (code,) = blocks((ROOT / "README.md").read_text("utf-8"), "python")
     compile(code, "README.md", "exec")
     names = set(re.findall(r"\bol\.(\w+)", code))
     assert len(names) >= 5
     assert names <= set(outlierlens.__all__)
-
-
-def test_the_readme_is_one_screen_and_a_half() -> None:
-    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 80
 
 
 @pytest.mark.real
