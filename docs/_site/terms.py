@@ -27,7 +27,8 @@ TERMS = {
     "clipping": r"clip(?:s|ped|ping)?",
     "fingerprint": r"fingerprints?",
 }
-GENERATED = {"cli.md", "architectures.md", "examples.md", "concepts.md", "repair.md", *PAGES}
+GUIDES = {f"{name}.md" for name in "find matter rank trace sinks frequency embeddings fp16".split()}
+GENERATED = {*GUIDES, "cli.md", "architectures.md", "examples.md", "concepts.md", "repair.md", *PAGES}
 
 
 def lines(docs: Path) -> Iterator[tuple[Path, str]]:

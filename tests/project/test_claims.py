@@ -79,9 +79,9 @@ def test_a_number_that_no_claim_states_is_found() -> None:
     stated = next(
         text for page, text in CLAIMS["predictions-mini"].sentences(CLAIMS["predictions-mini"].kept) if "|" in text
     )
-    assert tables.uncovered("docs/predictions.md", stated) == []
+    assert tables.uncovered("docs/frequency.md", stated) == []
     assert tables.uncovered("docs/seen.md", stated) != []  # another page's sentence
-    assert tables.uncovered("docs/predictions.md", "| `--limit 3` | BERT2 | 4-bit | +1.25 (−0.5) | [x](y-7.md) |") == [
+    assert tables.uncovered("docs/frequency.md", "| `--limit 3` | BERT2 | 4-bit | +1.25 (−0.5) | [x](y-7.md) |") == [
         "1.25",
         "0.5",
     ]
