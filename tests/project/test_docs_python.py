@@ -134,8 +134,8 @@ def test_the_quickstart(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert outlierlens.load("damage.json").chosen.change == names["damage"].chosen.change
 
 
-def test_clipping_on_the_page_about_cosines(here: Path) -> None:
-    names = run("docs/questions/cosine.md")
+def test_clipping_on_the_page_about_embeddings(here: Path) -> None:
+    names = run("docs/embeddings.md")
     assert names["share"] > 0.9
     assert (names["clipped"][:, 557] == 0).all()
     assert (names["vectors"][:, 557] < 0).all()
