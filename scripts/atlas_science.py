@@ -97,7 +97,7 @@ def page(rows: Sequence[AtlasRow], where: str) -> Iterator[str]:
     yield "# What the atlas says"
     yield (
         f"Made by `python scripts/atlas_science.py{where}` from {n_models} real models of "
-        f"{len({row.family for row in rows})} families. Models with one origin, as [lookup](lookup.md) tells it, count once: "
+        f"{len({row.family for row in rows})} families. Models with one origin, as [lookup](rank.md) tells it, count once: "
         f"{len(known)} streams. The rule is that of `scan`: an outlier {asked} (without a bias, in the scale alone). "
         "Of pre-norm models the last linear is measured, whose vectors an atlas does not keep: draws and signs are of norms. "
         "Intervals are 95 %: of shares Wilson's, of medians from order statistics. "
