@@ -147,5 +147,5 @@ def test_guarded_pruning_on_the_page_about_pruning(here: Path) -> None:
     assert zeros == pytest.approx(0.5 * sum(module.weight.numel() for module, _ in names["linears"]), abs=1)
 
 
-def test_rounding_on_the_page_about_int8(here: Path) -> None:
-    run("docs/questions/int8.md")
+def test_rounding_on_the_page_about_quantizing(here: Path) -> None:
+    run("docs/quantize.md")
