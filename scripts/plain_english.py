@@ -55,7 +55,12 @@ def texts() -> Iterator[tuple[str, str]]:
             path.relative_to(ROOT).as_posix(),
             re.sub(r"<(style|script).*?</\1>|<[^>]*>|\{[%{].*?[%}]\}", " ", path.read_text("utf-8"), flags=re.DOTALL),
         )
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md"]
+    pages = [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "examples" / "README.md",
+        ROOT / "benchmarks" / "README.md",
+    ]
     pages += [
         path
         for path in sorted((ROOT / "docs").rglob("*.md"))

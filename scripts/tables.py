@@ -1,4 +1,4 @@
-"""The tables of README and docs, and which of their numbers no claim states: `tables()`.
+"""The tables of README, docs and benchmarks, and which of their numbers no claim states: `tables()`.
 
     python scripts/tables.py                    # every table with such numbers, and what docs/tables.toml says of it
 
@@ -38,9 +38,9 @@ class Table:
 
 
 def tables() -> list[Table]:
-    """Every table of README and docs, generated ones left out."""
+    """Every table of README, docs and benchmarks, generated ones left out."""
     found = []
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+    for path in [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         page = path.relative_to(ROOT).as_posix()
         if MADE.fullmatch(page):
             continue

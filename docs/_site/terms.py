@@ -1,4 +1,4 @@
-"""The last line of every page by hand: which terms of the glossary it uses, each a link."""
+"""The last line of the pages by hand that have one: which terms of the glossary it uses, each a link."""
 
 import re
 from collections.abc import Iterator
@@ -32,11 +32,12 @@ GENERATED = {*GUIDES, "cli.md", "architectures.md", "examples.md", "concepts.md"
 
 
 def lines(docs: Path) -> Iterator[tuple[Path, str]]:
-    """(page, its text with a fresh line of terms) of every page that is written by hand."""
+    """(page, its text with a fresh line of terms) of the pages that have one."""
     for path in sorted(docs.rglob("*.md")):
         page = path.relative_to(docs)
-        if page.parts[0] != "cli" and page.as_posix() not in GENERATED:
-            yield path, line(path.read_text("utf-8"), "../" * (len(page.parts) - 1))
+        text = path.read_text("utf-8")
+        if page.parts[0] != "cli" and page.as_posix() not in GENERATED and LINE.search(text):
+            yield path, line(text, "../" * (len(page.parts) - 1))
 
 
 def line(text: str, up: str) -> str:

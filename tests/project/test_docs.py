@@ -15,7 +15,8 @@ from documented import ROOT, command_of, options_in, options_of
 from outlierlens.cli.app import read
 from outlierlens.experiments import BY_NAME
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
 
 
 def blocks(text: str, kind: str) -> list[str]:
