@@ -28,7 +28,7 @@ TERMS = {
     "fingerprint": r"fingerprints?",
 }
 GUIDES = {f"{name}.md" for name in "find matter rank trace sinks frequency embeddings fp16".split()}
-GENERATED = {*GUIDES, "cli.md", "architectures.md", "examples.md", "concepts.md", "repair.md", *PAGES}
+GENERATED = {*GUIDES, "cli.md", "architectures.md", "examples.md", "concepts.md", *PAGES}
 
 
 def lines(docs: Path) -> Iterator[tuple[Path, str]]:
