@@ -135,6 +135,11 @@ def test_the_quickstart(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert outlierlens.load("damage.json").chosen.change == names["damage"].chosen.change
 
 
+@pytest.mark.parametrize("page", ["find", "matter", "rank", "trace", "sinks"])
+def test_a_guide(page: str, here: Path) -> None:
+    run(f"docs/{page}.md")
+
+
 def test_clipping_on_the_page_about_embeddings(here: Path) -> None:
     names = run("docs/embeddings.md")
     assert names["share"] > 0.9
