@@ -27,7 +27,7 @@ TERMS = {
     "clipping": r"clip(?:s|ped|ping)?",
     "fingerprint": r"fingerprints?",
 }
-GUIDES = {f"{name}.md" for name in "find matter rank trace sinks frequency embeddings fp16".split()}
+GUIDES = {f"{name}.md" for name in ["find", "matter", "rank", "trace", "sinks", "frequency", "embeddings", "fp16"]}
 GENERATED = {*GUIDES, "cli.md", "architectures.md", "examples.md", "concepts.md", *PAGES}
 
 
