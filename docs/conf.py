@@ -69,6 +69,7 @@ ALIASES = (
     "Cells",
     "GuardedMasks",
     "LastOperation",
+    "Neuron",
 )
 nitpick_ignore_regex = [
     # Other projects' names: their inventories would have to be fetched.

@@ -11,7 +11,7 @@ from sphinx.application import Sphinx
 
 LINK = re.compile(r"^[-*] \[([^\]]+)\]\(([^)#:]+)\.md\)", re.MULTILINE)
 
-OUTSIDE = re.compile(r"\]\(((?:\.\./)+(?:(?:src|examples|benchmarks|scripts)/|[A-Z]+\.md))")
+OUTSIDE = re.compile(r"\]\(((?:\.\./)+(?:(?:src|examples|benchmarks|scripts)/[^)#]*|[A-Z]+\.md))(?:#[\w-]+)?")
 
 
 def toctrees(text: str) -> str:
