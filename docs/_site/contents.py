@@ -2,7 +2,7 @@
 
 Each `## heading` of index.md followed by a list of links to pages becomes a part of the navigation with that heading,
 so that a page is named once, and index.md reads the same on a code host. A page that no list names fails a strict build.
-The pages of commands follow the command line's page. The page on examples is the file that stands beside them.
+The pages of the reference follow. The page on examples is the file that stands beside them.
 """
 
 import re
@@ -11,6 +11,19 @@ from sphinx.application import Sphinx
 
 LINK = re.compile(r"^[-*] \[([^\]]+)\]\(([^)#:]+)\.md\)", re.MULTILINE)
 
+REFERENCE = """```{toctree}
+:hidden:
+:caption: Reference
+:glob:
+
+reference/python
+reference/results
+reference/types
+reference/model-types
+reference/trainers
+reference/commands
+reference/*
+```"""
 OUTSIDE = re.compile(r"\]\(((?:\.\./)+(?:(?:src|examples|benchmarks|scripts)/|[A-Z]+\.md))")
 
 
@@ -41,9 +54,7 @@ def add(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] = examples(app)
     source[0] = OUTSIDE.sub(r"](path:\1", source[0])
     if page == app.config.root_doc:
-        source[0] += "\n\n" + toctrees(source[0]) + "\n"
-    if page == "cli":
-        source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\ncli/*\n```\n"
+        source[0] += f"\n\n{toctrees(source[0])}\n\n{REFERENCE}\n"
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -502,15 +502,15 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         shared={"data": Override(REQUIRED, help="Text to measure damage on: a file or a hub id."), "limit": Override(28)},
         result="Attack",
         examples=(
-            "lab attack mini-planted --data reviews --limit 6 --budget 1 --kinds zero --tries 2 --sets 1 --random 1 "
-            "",
+            "lab attack mini-planted --data reviews --limit 6 --budget 1 --kinds zero --tries 2 --sets 1 --random 1",
             "lab attack mini-planted --dims 8 --data reviews --limit 6 --budget 1 --kinds sign-flip --tries 2 --sets 1 "
-            "--random 1 ",
+            "--random 1",
         ),
     ),
     Experiment(
         "report", "show",
         "Run the main analyses and write one self-contained page.\n\n"
+        "`outlierlens MODEL` is short for it. "
         "Outliers, statistics of states, and what switching off breaks against controls. MODEL may also be the "
         "results.json of an earlier report: the page is then made again, without torch. With --compare A B each model "
         "that has no finished report is measured, in a folder of its own, and one page shows both.",

@@ -1,7 +1,4 @@
-"""Every function and class of `outlierlens` itself, with its signature and that of its public methods.
-
-The pages of docs/ list the names and say what each does; `docs/generate.py --check` holds those to the code.
-"""
+"""Every function and class of `outlierlens` itself, with its signature and that of its public methods."""
 
 import dataclasses
 import inspect

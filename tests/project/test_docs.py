@@ -1,9 +1,7 @@
-"""What the docs say is so: commands exist, links lead somewhere, code runs, generated pages are fresh."""
+"""What the docs say is so: commands exist, links lead somewhere, code runs."""
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ import pytest
 import outlierlens
 from documented import ROOT, command_of, options_in, options_of
 from outlierlens.cli.app import read
-from outlierlens.experiments import BY_NAME
 
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
@@ -84,22 +81,6 @@ def test_make_targets_exist() -> None:
     for page in PAGES:
         for target in re.findall(r"\bmake ([a-z]+)\b", " ".join(blocks(page.read_text("utf-8"), "console"))):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
-
-
-def test_every_command_is_documented() -> None:
-    listed = (ROOT / "docs" / "cli.md").read_text("utf-8")
-    for name, row in BY_NAME.items():
-        page = f"cli/{name.replace(' ', '-')}.md"
-        assert f"]({page})" in listed
-        text = (ROOT / "docs" / page).read_text("utf-8")
-        assert text.startswith(f"# outlierlens {name}\n")
-        assert all(f"$ outlierlens {one}\n" in text for one in row.examples)
-
-
-def test_generated_pages_are_fresh() -> None:
-    """Options, their help, defaults and spellings, and the public names stand in these pages alone."""
-    code = [sys.executable, ROOT / "docs" / "generate.py", "--check"]
-    assert subprocess.run(code, capture_output=True, text=True, check=False).stderr == ""
 
 
 def test_names_in_the_readme_s_python_exist() -> None:
