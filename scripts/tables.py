@@ -15,8 +15,8 @@ from typing import Any
 import claims
 
 ROOT = Path(__file__).resolve().parent.parent
-MADE = re.compile(r"docs/(architectures|atlas-science)\.md")  # whole pages, each with a test
-GENERATED = re.compile(r"<!-- python tests/\w+\.py -->.*?<!-- end -->", re.DOTALL)
+MADE = re.compile(r"docs/architectures\.md")  # a whole page, with a test
+GENERATED = re.compile(r"<!-- python (?:tests|scripts)/\w+\.py -->.*?<!-- end -->", re.DOTALL)
 NAMED = re.compile(r"[A-Za-z][\w.-]*\d[\w.-]*|\d+-(?:bit|D)\b")  # names with digits are no numbers
 ASIDE = re.compile(r"`[^`]*`|\]\([^)]*\)")
 

@@ -80,7 +80,7 @@ def test_a_number_that_no_claim_states_is_found() -> None:
         text for page, text in CLAIMS["predictions-mini"].sentences(CLAIMS["predictions-mini"].kept) if "|" in text
     )
     assert tables.uncovered("docs/frequency.md", stated) == []
-    assert tables.uncovered("docs/seen.md", stated) != []  # another page's sentence
+    assert tables.uncovered("docs/results.md", stated) != []  # another page's sentence
     assert tables.uncovered("docs/frequency.md", "| `--limit 3` | BERT2 | 4-bit | +1.25 (−0.5) | [x](y-7.md) |") == [
         "1.25",
         "0.5",

@@ -135,7 +135,7 @@ def test_the_quickstart(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert outlierlens.load("damage.json").chosen.change == names["damage"].chosen.change
 
 
-@pytest.mark.parametrize("page", ["find", "matter", "rank", "trace", "sinks"])
+@pytest.mark.parametrize("page", ["find", "matter", "rank", "trace", "sinks", "quantize", "integrity"])
 def test_a_guide(page: str, here: Path) -> None:
     run(f"docs/{page}.md")
 
@@ -153,5 +153,6 @@ def test_guarded_pruning_on_the_page_about_pruning(here: Path) -> None:
     assert zeros == pytest.approx(0.5 * sum(module.weight.numel() for module, _ in names["linears"]), abs=1)
 
 
-def test_rounding_on_the_page_about_quantizing(here: Path) -> None:
-    run("docs/quantize.md")
+def test_comparing_on_the_page_about_fine_tuned_models(here: Path) -> None:
+    names = run("docs/finetuned.md", "ol.compare")
+    assert {one.fate for one in names["found"].changes} == {"went"}
