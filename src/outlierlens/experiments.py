@@ -510,7 +510,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "report", "show",
         "Run the main analyses and write one self-contained page.\n\n"
-        "`outlierlens MODEL` is short for it. "
+        "A model in place of the command is reported, too. "
         "Outliers, statistics of states, and what switching off breaks against controls. MODEL may also be the "
         "results.json of an earlier report: the page is then made again, without torch. With --compare A B each model "
         "that has no finished report is measured, in a folder of its own, and one page shows both.",
