@@ -55,7 +55,7 @@ def texts() -> Iterator[tuple[str, str]]:
             path.relative_to(ROOT).as_posix(),
             re.sub(r"<(style|script).*?</\1>|<[^>]*>|\{[%{].*?[%}]\}", " ", path.read_text("utf-8"), flags=re.DOTALL),
         )
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md"]
+    pages = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md", "benchmarks/README.md")]
     for path in [*pages, *sorted((ROOT / "docs").rglob("*.md"))]:
         for number, part in paragraphs(path.read_text("utf-8")):
             yield f"{path.relative_to(ROOT).as_posix()}:{number}", part

@@ -1,4 +1,4 @@
-"""The tables of README and docs, and which of their numbers no claim states: `tables()`.
+"""The tables of README, docs and benchmarks, and which of their numbers no claim states: `tables()`.
 
     python scripts/tables.py                    # every table with such numbers, and what docs/tables.toml says of it
 
@@ -15,8 +15,8 @@ from typing import Any
 import claims
 
 ROOT = Path(__file__).resolve().parent.parent
-MADE = re.compile(r"docs/atlas-science\.md")  # a whole page, with a test
-GENERATED = re.compile(r"<!-- python tests/\w+\.py -->.*?<!-- end -->", re.DOTALL)
+MADE = re.compile(r"docs/architectures\.md")  # a whole page, with a test
+GENERATED = re.compile(r"<!-- python (?:tests|scripts)/\w+\.py -->.*?<!-- end -->", re.DOTALL)
 NAMED = re.compile(r"[A-Za-z][\w.-]*\d[\w.-]*|\d+-(?:bit|D)\b")  # names with digits are no numbers
 ASIDE = re.compile(r"`[^`]*`|\]\([^)]*\)")
 
@@ -37,9 +37,9 @@ class Table:
 
 
 def tables() -> list[Table]:
-    """Every table of README and docs, generated ones left out."""
+    """Every table of README, docs and benchmarks, generated ones left out."""
     found = []
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+    for path in [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         page = path.relative_to(ROOT).as_posix()
         if MADE.fullmatch(page):
             continue

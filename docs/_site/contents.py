@@ -23,7 +23,7 @@ reference/trainers
 reference/commands
 reference/*
 ```"""
-OUTSIDE = re.compile(r"\]\(((?:\.\./)+(?:(?:src|examples|benchmarks|scripts)/|[A-Z]+\.md))")
+OUTSIDE = re.compile(r"\]\(((?:\.\./)+(?:(?:src|examples|benchmarks|scripts)/[^)#]*|[A-Z]+\.md))(?:#[\w-]+)?")
 
 
 def toctrees(text: str) -> str:

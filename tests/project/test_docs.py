@@ -12,7 +12,8 @@ import outlierlens
 from documented import ROOT, command_of, options_in, options_of
 from outlierlens.cli.app import read
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
 
 
 def blocks(text: str, kind: str) -> list[str]:
