@@ -93,7 +93,8 @@ def test_names_in_the_readme_s_python_exist() -> None:
 
 @pytest.mark.real
 def test_one_dimension_of_smollm2_breaks_it_and_a_random_one_does_not(sample: Any) -> None:
-    from outlierlens import AblateOptions, ablate, load_model, read_texts
+    from outlierlens import ablate, load_model, read_texts
+    from outlierlens.options import AblateOptions
 
     loaded = load_model(sample("smollm2-135m"))
     texts = read_texts("excerpt", limit=2)
