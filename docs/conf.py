@@ -38,6 +38,7 @@ pygments_style = "friendly"
 pygments_dark_style = "github-dark"
 
 myst_enable_extensions = ["dollarmath"]
+myst_fence_as_directive = ["math"]
 myst_dmath_double_inline = False
 myst_heading_anchors = 4  # `page.md#a-heading`, as code hosts make them
 

@@ -253,7 +253,8 @@ def observed(folder: str) -> str:
 
 def ablated(folder: str) -> str:
     """ "ran"."""
-    from outlierlens import AblateOptions, ablate, load_model
+    from outlierlens import ablate, load_model
+    from outlierlens.options import AblateOptions
 
     loaded = load_model(folder)
     ablate(loaded, TEXTS, (DIM,), AblateOptions(stack=of_words(loaded)))
@@ -277,7 +278,8 @@ def ranged(folder: str) -> str:
 
 def traced(folder: str) -> str:
     """ "exact", where the account of a dimension misses no state by 1e-5 of what is summed."""
-    from outlierlens import TraceOptions, load_model, trace
+    from outlierlens import load_model, trace
+    from outlierlens.options import TraceOptions
 
     loaded = load_model(folder)
     error = trace(loaded, TEXTS, TraceOptions(dim=DIM, stack=of_words(loaded), n_random=1)).error

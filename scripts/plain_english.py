@@ -55,8 +55,8 @@ def texts() -> Iterator[tuple[str, str]]:
             path.relative_to(ROOT).as_posix(),
             re.sub(r"<(style|script).*?</\1>|<[^>]*>|\{[%{].*?[%}]\}", " ", path.read_text("utf-8"), flags=re.DOTALL),
         )
-    names = ["README.md", "CONTRIBUTING.md", "examples/README.md", "benchmarks/README.md"]
-    for path in [*(ROOT / name for name in names), *sorted((ROOT / "docs").rglob("*.md"))]:
+    pages = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md", "benchmarks/README.md")]
+    for path in [*pages, *sorted((ROOT / "docs").rglob("*.md"))]:
         for number, part in paragraphs(path.read_text("utf-8")):
             yield f"{path.relative_to(ROOT).as_posix()}:{number}", part
 

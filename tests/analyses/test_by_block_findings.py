@@ -14,6 +14,7 @@ import pytest
 
 import outlierlens as ol
 from outlierlens.analyses.quantize_schemes import parse_all
+from outlierlens.commands import attack, definitions, predictions, prune_test
 from outlierlens.errors import BadInput
 from outlierlens.models.load import OF_FILES, LoadedModel, LoadOptions, load_model
 from outlierlens.results.document import save
@@ -47,7 +48,7 @@ COMMANDS: dict[str, tuple[Callable[..., Any], int]] = {
     "plan": (lambda loaded, **more: ol.plan(loaded, TEXTS, **more), 12),
     "geometry": (lambda loaded, **more: ol.geometry(loaded, TEXTS, **more), 5),
     "predictions": (
-        lambda loaded, **more: ol.predictions(loaded, TEXTS, random_counts(40), (3, 5), n_random=2, **more),
+        lambda loaded, **more: predictions(loaded, TEXTS, random_counts(40), (3, 5), n_random=2, **more),
         5,
     ),
     "observe": (lambda loaded, **more: ol.observe(loaded, TEXTS, batch_size=2, **more), 2),
@@ -83,7 +84,7 @@ def test_findings_are_equal(name: str, family: str, model_folder: Callable[..., 
     assert max(map(reads.count, reads)) <= most
 
 
-@pytest.mark.parametrize("command", [ol.sweep, ol.attack, ol.definitions, partial(ol.prune_test, dims=(3,))])
+@pytest.mark.parametrize("command", [ol.sweep, attack, definitions, partial(prune_test, dims=(3,))])
 def test_what_needs_all_weights_at_once_says_so(command: Callable[..., Any], model_folder: Callable[..., str]) -> None:
     split = load_model(model_folder("llama"), BY_BLOCK)
     with pytest.raises(BadInput, match=r"needs the model whole, and it is read block by block; .*by_block=False"):

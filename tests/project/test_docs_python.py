@@ -114,12 +114,6 @@ def test_training_a_recipe_of_ones_own(here: Path) -> None:
     assert outcome.worst_dims[0] in range(16)
 
 
-def test_the_sample_of_the_package(here: Path) -> None:
-    names = run("docs/samples.md")
-    assert names["loaded"].model.config.hidden_size == 128
-    assert len(names["texts"]) > 10
-
-
 def test_the_readme(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = run("README.md")
     assert names["found"] == (8, 24, 40, 56, 72, 88, 104, 120)

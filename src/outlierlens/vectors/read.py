@@ -89,23 +89,20 @@ def check_matrices(n: int, width: int, cache_gb: float, *, what: str) -> None:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How texts are read.
-
-    Attributes:
-        batch_size: texts of a forward pass.
-        stack: the stream, where there are several; the first that reads text otherwise.
-        layers: blocks, `EMBEDDINGS` (−1) for the embeddings; None is all of them, embeddings first.
-        final_norm: pass every layer's states through the model's final norm; nothing where it has none (post-norm).
-        cache_gb: gigabytes (10⁹ bytes) that vectors may take.
-        progress: called with (label, texts done, texts).
-    """
+    """How texts are read."""
 
     batch_size: int = 32
+    """Texts of a forward pass."""
     stack: str | None = None
+    """The stream, where there are several; the first that reads text otherwise."""
     layers: tuple[int, ...] | None = None
+    """Blocks, `EMBEDDINGS` (−1) for the embeddings; None is all of them, embeddings first."""
     final_norm: bool = False
+    """Pass every layer's states through the model's final norm; nothing where it has none (post-norm)."""
     cache_gb: float = 8.0
+    """Gigabytes (10⁹ bytes) that vectors may take."""
     progress: Callable[[str, int, int], None] | None = None
+    """Called with (label, texts done, texts)."""
 
     def told(self, label: str) -> "ReadOptions":
         """The same options, whose progress is reported as `label`."""

@@ -12,13 +12,14 @@ import torch
 
 import outlierlens as ol
 from architectures import FAMILIES, build
+from outlierlens import commands
 from outlierlens.analyses.ablate import AblateOptions
 from outlierlens.analyses.repair import RepairOptions
+from outlierlens.commands import given_texts, in_python
 from outlierlens.detection.activations import ObserveOptions
 from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadInput
 from outlierlens.experiments import EXPERIMENTS
-from outlierlens.given import given_texts, in_python
 from outlierlens.options import settings_of
 from planted import some_texts, tiny
 
@@ -33,7 +34,7 @@ TEXTS = some_texts(4, shortest=4)
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_setting_is_a_keyword_and_an_unknown_one_is_named(name: str) -> None:
-    function = getattr(ol, name)
+    function = getattr(commands, name)
     shown = inspect.signature(function).parameters
     annotation = inspect.signature(inspect.unwrap(function)).parameters.get("options")
     kinds = getattr(annotation and annotation.annotation, "__args__", ()) or (annotation and annotation.annotation,)
@@ -184,7 +185,7 @@ def test_without_a_tokenizer_there_is_a_result_or_one_line(name: str) -> None:
     rows = [[3, 4, 5, 6, 7, 8], [9, 3, 4, 11], [12, 13, 14], [7, 7, 8, 3], [5, 6, 7], [8, 9, 10, 3]]
     said = ""
     try:
-        found = getattr(ol, name)(build(FAMILIES["gpt2"], "CausalLM"), rows, **WORDLESS[name])
+        found = getattr(commands, name)(build(FAMILIES["gpt2"], "CausalLM"), rows, **WORDLESS[name])
     except BadInput as error:
         said = str(error)
     assert "\n" not in said

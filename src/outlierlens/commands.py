@@ -1,12 +1,14 @@
-"""What people give to `outlierlens.NAME`, made into what its functions take: `accepting(function)`.
+"""What people call from Python: the function of every command by its name, contexts, and what loads and reads.
 
+from outlierlens.commands import attack             # beyond the names of `outlierlens` itself
 ol.ablate("mini-planted", ["A film worth seeing."], 40)     # a name, sentences, one dimension
 ol.ablate("mini-planted", "reviews", "8,24", n_random=19)   # settings are keywords, or options=AblateOptions(…)
 ol.observe((model, tokenizer), token_ids)                    # objects of transformers, texts as token ids
 ol.compare("mini-bert", "mini-planted")                      # two names instead of two scans
 
-Functions that take a result of the library take it as before. A model is measured in evaluation mode, whatever mode it is in.
-In a notebook a function that can say how far it is shows a bar. Errors name settings as Python calls them.
+`accepting(function)` makes what people give into what the library's functions take; a result of the library is taken as it is.
+A model is measured in evaluation mode, whatever mode it is in. In a notebook a function that can say how far it is shows a bar.
+Errors name settings as Python calls them.
 """
 
 import dataclasses
@@ -18,6 +20,7 @@ import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +31,59 @@ R = TypeVar("R")
 TEXTS = ("texts", "fit", "calibration")
 BY_NAME = ("model", "name", "base", "before", "after")  # of these, arguments that are text name a model
 OPTIONS = ("options", "settings", "load", "load_options", "source")  # arguments whose fields are keywords too
+
+# Modules below this package of what no row of the table of experiments names as its function.
+_HOME = {
+    "OutlierCallback": "training.callback",
+    "OutlierlensError": "errors",
+    "activation_mask": "analyses.mask",
+    "clip": "ablation.switches",
+    "count_tokens": "analyses.frequency_counts",
+    "definitions": "analyses.definitions",
+    "edited_hidden": "ablation.switches",
+    "export_embedder": "analyses.embed_export",
+    "fetch": "checkpoints.samples",
+    "frequency_bands": "analyses.geometry",
+    "from_objects": "models.load",
+    "frozen": "analyses.probe_frozen",
+    "load": "results.document",
+    "load_model": "models.load",
+    "one_dimension": "analyses.probe_one_dimension",
+    "predictions": "analyses.predictions",
+    "read_texts": "data.texts",
+    "recover": "analyses.recover",
+    "removed_writes": "ablation.switches",
+    "report": "report.job",
+    "same_position_guard": "analyses.prune_guard",
+    "states": "vectors.states",
+    "update_check": "analyses.compare_updates",
+    "watch": "training.watch",
+    "zeroed_weights": "ablation.switches",
+}
+
+
+@functools.cache
+def homes() -> dict[str, str]:
+    """{name: module below this package}; the table of experiments is read when a name is asked for."""
+    from outlierlens.experiments import EXPERIMENTS
+
+    functions = {row.python.rpartition(":")[2]: row.place(row.python, "measure") for row in EXPERIMENTS if row.python}
+    return _HOME | functions
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name) or homes().get(name)
+    if home is None:
+        raise AttributeError(f"module 'outlierlens.commands' has no attribute {name!r}")
+    found = getattr(import_module(f"outlierlens.{home}"), name)
+    if inspect.isfunction(found):
+        found = accepting(found)
+    globals()[name] = found  # once: it stays the same function
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(homes())
 
 
 def accepting(function: Callable[..., R]) -> Callable[..., R]:
