@@ -76,6 +76,8 @@ def test_words_of_the_command_line_are_read_as_there() -> None:
     found = ol.ablate(loaded, TEXTS, "0-1:3;2:4,5", layers=None, **QUICK)
     assert found.chosen.plan == {0: (3,), 1: (3,), 2: (4, 5)}
     assert ol.ablate(loaded, TEXTS, [3], layers="0-1", **QUICK).about.layers == (0, 1)
+    space = ol.geometry(loaded, TEXTS, fixes="raw", layers="embeddings,1", n_words=0)
+    assert [(one.layer, one.fix) for one in space.by_layer] == [("embeddings", "raw"), ("1", "raw")]
     with ol.zeroed_weights(loaded, "3,5") as n:
         assert n
     with pytest.raises(BadInput, match="names layers"):

@@ -79,7 +79,9 @@ def test_the_worst_phrases_are_found(text: str) -> None:
 def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     for page in PAGES:
-        for target in re.findall(r"\bmake ([a-z]+)\b", " ".join(blocks(page.read_text("utf-8"), "console"))):
+        for target in re.findall(
+            r"^\$ make ([a-z]+)\b", "".join(blocks(page.read_text("utf-8"), "console")), re.MULTILINE
+        ):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 

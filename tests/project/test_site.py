@@ -160,7 +160,7 @@ def test_the_search_works_from_the_files_alone(site: Path, browser: Any) -> None
     page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
     page.goto(f"{(site / 'search.html').as_uri()}?q=anisotropy")
     page.wait_for_selector("ul.search li a")
-    page.wait_for_selector("text=How do vectors lie in space?")
+    page.wait_for_selector("text=Are my embeddings sound, and can I repair them?")
     assert "outlierlens.analyses.geometry.LayerGeometry.anisotropy" in page.text_content("ul.search")
     page.goto((site / "methods.html").as_uri())
     assert page.evaluate("document.querySelector('math').getBoundingClientRect().height") > 8

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from outlierlens.models.inputs import check_known, check_readable, token_limit
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.models.media import ItemReading, ItemRows
 from outlierlens.models.passes import reading_of, stack_read
+from outlierlens.options import Flag
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -95,7 +96,7 @@ class ReadOptions:
     """Texts of a forward pass."""
     stack: str | None = None
     """The stream, where there are several; the first that reads text otherwise."""
-    layers: tuple[int, ...] | None = None
+    layers: Annotated[tuple[int, ...] | None, Flag(read="vectors.options:named_layers")] = None
     """Blocks, `EMBEDDINGS` (−1) for the embeddings; None is all of them, embeddings first."""
     final_norm: bool = False
     """Pass every layer's states through the model's final norm; nothing where it has none (post-norm)."""
