@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import json
 import re
 import shutil
 from pathlib import Path
@@ -121,12 +122,21 @@ def test_the_readme(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "nats per token; random sets" in capsys.readouterr().out
 
 
-def test_the_quickstart(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = run("docs/quickstart.md")
+def test_the_quickstart(here: Path) -> None:
+    assert run("docs/quickstart.md")["damage"].chosen.change.value > 1
+
+
+def test_the_python_guide_runs_and_is_the_quickstart_notebook(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cells = json.loads((ROOT / "examples/notebooks/quickstart.ipynb").read_text("utf-8"))["cells"]
+    blocks = re.findall(r"```python\n(.*?)\n```", (ROOT / "docs/python.md").read_text("utf-8"), re.DOTALL)
+    written = ["".join(cell["source"]) for cell in cells]
+    assert [block for block in blocks if block in written] == blocks
+    names = run("docs/python.md")
     assert names["dims"] == (8, 24, 40, 56, 72, 88, 104, 120)
     assert names["damage"].chosen.change.value > 5 * abs(names["damage"].families[0].median)
-    assert "nats per token; random" in capsys.readouterr().out
+    assert "nats per token; rank p" in capsys.readouterr().out
     assert outlierlens.load("damage.json").chosen.change == names["damage"].chosen.change
+    assert len(names["states"].tokens) == len(names["states"][3])
 
 
 @pytest.mark.parametrize("page", ["find", "matter", "rank", "trace", "sinks", "quantize", "integrity"])

@@ -144,8 +144,10 @@ def test_types_and_trainers_have_their_tables(site: Path) -> None:
 
 
 def test_code_that_names_a_command_or_a_function_is_a_link(pages: dict[Path, Page], site: Path) -> None:
-    links = pages[site / "quickstart.html"].links
-    assert {"reference/ablate.html", "reference/python.html#outlierlens.load_model"} <= set(links)
+    links = pages[site / "python.html"].links
+    assert {"reference/python.html#outlierlens.scan", "training.html"} <= set(links)
+    links = pages[site / "which-command.html"].links
+    assert {f"reference/{name.replace(' ', '-')}.html" for name in BY_NAME} <= set(links)
 
 
 @pytest.mark.browser
