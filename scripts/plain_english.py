@@ -2,7 +2,7 @@
 
     python scripts/plain_english.py          # one line per finding; exit code 1 if there is any
 
-Texts are those of `src` (messages, sentences of reports, templates, and the help below options, without other docstrings), of
+Texts are those of `src` (messages, sentences of reports, templates, and what stands below fields: help and heads of columns), of
 `docs`, README, CONTRIBUTING and the examples' page, without code and quotations. CONTRIBUTING.md has the rules.
 """
 
@@ -69,8 +69,7 @@ def of_code(path: Path) -> Iterator[tuple[str, str]]:
         body = getattr(node, "body", None)
         if isinstance(body, list):
             first = [one for one in body[:1] if isinstance(one, ast.Expr)]
-            fields = [one for one in body[1:] if isinstance(one, ast.Expr)] if "options" not in path.name else []
-            docstrings.update(id(one.value) for one in [*first, *fields])
+            docstrings.update(id(one.value) for one in first)
     inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):
         if id(node) in docstrings or id(node) in inside:
