@@ -2,7 +2,7 @@
 
     python scripts/plain_english.py          # one line per finding; exit code 1 if there is any
 
-Texts are those of `src` (messages, sentences of reports, templates, and what stands below fields: help and heads of columns), of
+Texts are those of `src` (messages, sentences of reports, templates, and what is below fields: help, heads of columns), of
 `docs`, README, CONTRIBUTING and the examples' page, without code and quotations. CONTRIBUTING.md has the rules.
 """
 
