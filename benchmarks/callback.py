@@ -23,7 +23,8 @@ from timing import Way, asked, spread
 from transformers import BertConfig, BertForMaskedLM, Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
-from outlierlens import OutlierCallback, WatchOptions
+from outlierlens import OutlierCallback
+from outlierlens.options import WatchOptions
 
 VOCABULARY = 8000
 MASKED = 0.15

@@ -46,6 +46,7 @@ from outlierlens.analyses.repair_factors import CheckData, check_of, outputs, si
 from outlierlens.analyses.repair_rewriting import RewritingPlan, repaired, rotated
 from outlierlens.errors import BadInput
 from outlierlens.models.load import from_objects
+from outlierlens.options import QuantizeOptions
 from outlierlens.tasks.base import TaskOptions
 
 SCHEMES = "int8-tensor/int8-tensor,int8-channel/int8-token,none/int4-token,int4-channel/int4-token"
@@ -183,7 +184,7 @@ def main() -> None:
         with ExitStack() as open_:
             if not copy(open_):
                 continue
-            options = ol.QuantizeOptions(
+            options = QuantizeOptions(
                 recipes=recipes, dims=(0,), n_random=0, threshold=None, alpha=None, n_error_texts=1, noise_draws=0,
                 task=TaskOptions(max_length=how.max_length),
             )  # fmt: skip

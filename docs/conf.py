@@ -5,7 +5,7 @@ The pages are plain Markdown that reads on a code host as it stands; what only t
 atlas       the packaged atlas, as `atlas page` shows it
 contents    the navigation, from the lists of index.md
 formulas    mathematics as MathML: no script, no font, nothing from outside
-reference   docstrings as they are written (Markdown-like) into the reference of the Python names
+reference   pages of commands, Python names and model types, made when the site is built
 """
 
 import sys
@@ -24,12 +24,13 @@ language = "en"
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "_site.atlas",
     "_site.contents",
     "_site.formulas",
     "_site.reference",
 ]
-source_suffix = {".md": "markdown"}
+source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 root_doc = "index"
 exclude_patterns = ["_site"]
 smartquotes = False  # quotes stand in the pages as they should be
@@ -37,54 +38,14 @@ pygments_style = "friendly"
 pygments_dark_style = "github-dark"
 
 myst_enable_extensions = ["dollarmath"]
+myst_fence_as_directive = ["math"]
 myst_dmath_double_inline = False
 myst_heading_anchors = 4  # `page.md#a-heading`, as code hosts make them
 
 nitpicky = True
-# Aliases of types, written out where they are used,
-# and parts of the engine of findings, which architecture.md tells of.
-ALIASES = (
-    "ByBlock",
-    "LiveCheckpoint",
-    "ModeTreatment",
-    "Picture",
-    "Row",
-    "Rows",
-    "Section",
-    "Advice",
-    "Peak",
-    "Size",
-    "RowStore",
-    "Treatment",
-    "Reading",
-    "ItemReading",
-    "ItemRows",
-    "TextRows",
-    "Target",
-    "Work",
-    "T",
-    "P",
-    "Listed",
-    "CurvePoint",
-    "Cells",
-    "GuardedMasks",
-    "LastOperation",
-)
-nitpick_ignore_regex = [
-    # Other projects' names: their inventories would have to be fetched.
-    (
-        r"py:.*",
-        r"(numpy|np|torch|nn|transformers|pathlib|collections|contextlib|typing|datetime|jaxtyping|Float|pandas|annotated_types)\b.*",
-    ),
-    (
-        r"py:.*",
-        r"(Tensor|Path|Any|Callable|Sequence|Iterator|Iterable|Mapping|TypeVar|Trainer|PreTrainedTokenizerBase)",
-    ),
-    # A type with its limits, or with the axes of an array: (types|outlierlens.experiments.similarity.result).Annotated[…].
-    (r"py:class", r"([\w.]+\.)?Annotated(\[.*)?|inf|[\d.]+"),
-    (r"py:class", rf"(outlierlens\.[\w.]+\.)?({'|'.join(ALIASES)})"),
-]
+nitpick_ignore_regex = [("py:.*", ".*")]  # a type in a signature that no page tells of is plain text
 toc_object_entries = False  # hundreds of names; the tables lead to each
+autosummary_generate = False
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True

@@ -1,6 +1,6 @@
 """What the rows of an atlas say together: how often dimensions stand out, where, how much, and what of the papers holds.
 
-python scripts/atlas_science.py --write               # docs/atlas-science.md, of the package's atlas
+python scripts/atlas_science.py --write               # into benchmarks/README.md, of the package's atlas
 python scripts/atlas_science.py DIR                   # of the rows of an `atlas build`, to stdout
 """
 
@@ -19,7 +19,8 @@ from outlierlens.analyses.atlas_lookup import ATLAS, LEVEL, costs, likeness
 from outlierlens.analyses.atlas_rows import AtlasRow, read_rows
 from outlierlens.detection.rules import LastOperation, Rule, find, zscore
 
-PAGE = Path(__file__).parents[1] / "docs/atlas-science.md"
+PAGE = Path(__file__).parents[1] / "benchmarks" / "README.md"
+START, END = "<!-- python scripts/atlas_science.py -->\n", "<!-- end -->"
 RULE = Rule()
 NULLS = 200
 SITES = {"stream": "post-norm", "write": "normed writes", "read": "pre-norm (its last linear)"}
@@ -88,22 +89,21 @@ def null_rate(row: AtlasRow) -> float:
     return found / NULLS
 
 
-def page(rows: Sequence[AtlasRow], where: str) -> Iterator[str]:
-    """The page, paragraph by paragraph."""
+def parts(rows: Sequence[AtlasRow], where: str) -> Iterator[str]:
+    """The tables and what they need to be read, paragraph by paragraph."""
     known = origins(rows)
     n_models = len({row.model for row in rows})
     with_outliers = [one for one in known if one.row.outliers]
     asked = RULE.asks(12, "12 layers", has_bias=True).replace("6 of 12 layers", "half of the layers")
-    yield "# What the atlas says"
     yield (
         f"Made by `python scripts/atlas_science.py{where}` from {n_models} real models of "
-        f"{len({row.family for row in rows})} families. Models with one origin, as [lookup](lookup.md) tells it, count once: "
+        f"{len({row.family for row in rows})} families. Models with one origin, as `atlas lookup` tells it, count once: "
         f"{len(known)} streams. The rule is that of `scan`: an outlier {asked} (without a bias, in the scale alone). "
         "Of pre-norm models the last linear is measured, whose vectors an atlas does not keep: draws and signs are of norms. "
         "Intervals are 95 %: of shares Wilson's, of medians from order statistics. "
-        "These models are what can be had from PyPI; they are few, and no random sample of anything."
+        "These models are on PyPI; they are few, and no random sample of anything."
     )
-    yield "## The models"
+    yield "**The models**"
     yield table(
         ("model", "family", "layers × width", "norm", "site", "dimensions found", "largest abs. z", "one origin with"),
         [
@@ -115,7 +115,7 @@ def page(rows: Sequence[AtlasRow], where: str) -> Iterator[str]:
             for one in known
         ],
     )  # fmt: skip
-    yield "## How often"
+    yield "**How often**"
     split: list[tuple[str, Callable[[AtlasRow], str]]] = [
         ("norm", lambda row: row.norm), ("site", lambda row: SITES[row.norm_site]), ("family", lambda row: row.family),
         ("width", lambda row: "up to 256" if row.width <= 256 else "more than 256"),
@@ -132,8 +132,10 @@ def page(rows: Sequence[AtlasRow], where: str) -> Iterator[str]:
     )
     deep = [one for one in with_outliers if one.row.layers >= 3]
     found = [(one.row, each) for one in deep for each in one.row.outliers]
-    yield "## Where, and how large"
-    yield f"Of the {len(deep)} streams of three layers and more that have any ({len(found)} dimensions):"
+    yield (
+        f"**Where, and how large.** Of the {len(deep)} streams of three layers and more that have any ({len(found)} "
+        "dimensions):"
+    )
     signs = [constant_sign(row, each.dim) for row, each in found if at_norm(row)]
     places = np.array([each.dim / row.width for row, each in found])
     passing = [100 * len(each.layers) / row.layers for row, each in found]
@@ -154,11 +156,11 @@ def page(rows: Sequence[AtlasRow], where: str) -> Iterator[str]:
             ("in the first half of the width", share(int((places < 0.5).sum()), len(places))),
         ],
     )
-    yield "## The papers' claims, on all of them"
+    yield "**The papers' claims, on all of them**"
     yield table(("claim", "seen here"), list(claims(known, rows)))
     measured = costs()
     if measured:
-        yield "## What they cost"
+        yield "**What they cost**"
         yield table(
             ("model", "dimensions off", "task", "intact", "change", "random sets, median", "p among random sets", "texts"),
             [
@@ -228,7 +230,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def main() -> None:
-    """Print the page, or write it."""
+    """Print the tables, or write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("atlas", type=Path, nargs="?", default=ATLAS)
     parser.add_argument("--write", action="store_true")
@@ -236,9 +238,10 @@ def main() -> None:
     rows = sorted(
         (row for row in read_rows(asked.atlas) if row.scale is not None), key=lambda row: (row.model, row.stack)
     )
-    text = "\n\n".join(page(rows, " --write" if asked.atlas == ATLAS else f" {asked.atlas}")) + "\n"
+    text = "\n\n".join(parts(rows, " --write" if asked.atlas == ATLAS else f" {asked.atlas}")) + "\n"
     if asked.write:
-        PAGE.write_text(text, "utf-8")
+        before, _, rest = PAGE.read_text("utf-8").partition(START)
+        PAGE.write_text(before + START + text + END + rest.partition(END)[2], "utf-8")
     else:
         print(text, end="")
 

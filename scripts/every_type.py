@@ -4,7 +4,7 @@
     python scripts/every_type.py --seed 1 --some 30     # thirty types drawn at random: what CI holds against the package's rows
     python scripts/every_type.py llama bamba            # these alone
     python scripts/every_type.py --by-block             # whether a small copy read block by block gives what it gives whole
-    python scripts/every_type.py --write                # rows of a whole run become the package's data file, and docs/types.md
+    python scripts/every_type.py --write                # rows of a whole run become the package's data file
 
 For each type: the config that transformers has as its default (with what `FILLED` adds where the default is no model) is
 derived; a small random copy gets one dimension planted in the last operation of every block, is saved, and is scanned from its
@@ -37,7 +37,6 @@ from block_equality import CONDITIONS, content, equal, under
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = ROOT / "src" / "outlierlens" / "data_files" / "derived.json"
-PAGE = ROOT / "docs" / "types.md"
 TASKS = (
     "CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "SPEECH_SEQ_2_SEQ", "TEXT_ENCODING", "IMAGE",
     "IMAGE_CLASSIFICATION", "AUDIO_CLASSIFICATION", "CTC",
@@ -267,7 +266,8 @@ def observed(folder: str) -> str:
 
 def ablated(folder: str) -> str:
     """ "ran"."""
-    from outlierlens import AblateOptions, ablate, load_model
+    from outlierlens import ablate, load_model
+    from outlierlens.options import AblateOptions
 
     loaded = load_model(folder)
     ablate(loaded, TEXTS, (DIM,), AblateOptions(stack=of_words(loaded)))
@@ -291,7 +291,8 @@ def ranged(folder: str) -> str:
 
 def traced(folder: str) -> str:
     """ "exact", where the account of a dimension misses no state by 1e-5 of what is summed."""
-    from outlierlens import TraceOptions, load_model, trace
+    from outlierlens import load_model, trace
+    from outlierlens.options import TraceOptions
 
     loaded = load_model(folder)
     error = trace(loaded, TEXTS, TraceOptions(dim=DIM, stack=of_words(loaded), n_random=1)).error
@@ -547,43 +548,6 @@ def summary(all_said: list[dict[str, Any]]) -> str:
     return "\n".join(out)
 
 
-def page(all_said: list[dict[str, Any]], version: str) -> str:
-    """docs/types.md: what each type is made of, what is not accounted for, and what is refused."""
-    from outlierlens.architectures import ARCHITECTURES
-    from outlierlens.errors import markdown
-
-    rows, refused = [], []
-    for said in sorted(all_said, key=lambda one: one["type"]):
-        name = said["type"]
-        if "rows" in said:
-            row = said["rows"][0]
-            stacks = {stack.get("name", "model"): stack for stack in row["stacks"]}
-            streams = "; ".join(f"{stream}: {stack.get('norm_site', 'read')}" for stream, stack in stacks.items())
-            unsettled = markdown("; ".join(row["unsettled"]))
-            rows.append(f"| {name} | {streams} | {unsettled} |")
-        elif (family := ARCHITECTURES.get(name)) and family.stacks:
-            rows.append(f"| {name} | declared by hand | |")
-        else:
-            why = said.get("refused") or said.get("config") or said.get("bug") or said.get("ended") or ""
-            refused.append(f"| {name} | {markdown(' '.join(why.split('; write a row')[0].split())[:300])} |")
-    return f"""# Types of models
-
-Made by `python scripts/every_type.py --write` with transformers {version}: of {len(all_said)} types {len(rows)} were taken
-apart ([how](architectures.md)). A row serves every config of its type that is built like the default one; another is taken
-apart when it is first met. `read`, `write`, `stream` say where norms stand.
-
-| type | streams | not established |
-|---|---|---|
-{chr(10).join(rows)}
-
-## Not taken apart from the default config
-
-| type | why |
-|---|---|
-{chr(10).join(refused)}
-"""
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*")
@@ -617,7 +581,6 @@ def main() -> None:
         import transformers
 
         rows = {one["type"]: one["rows"] for one in sorted(said, key=lambda one: one["type"]) if "rows" in one}
-        PAGE.write_text(page(said, transformers.__version__), "utf-8")
         each = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
         ROWS.write_text(
             f'{{"transformers": {json.dumps(transformers.__version__)}, "rows": {{\n{each}\n}}}}\n', "utf-8"

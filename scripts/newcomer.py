@@ -6,7 +6,7 @@
 The commands are those of the first console block under the README's "Set up"; `make test` is left out unless `--all` asks
 for it. They run in a clone, with an empty home and no variables but PATH and what pip needs to find its index (a machine
 behind a mirror has no other way to install). A command that ends with the path of a report must have written it. Prints the
-table of docs/cost.md. Exit code 1: a step failed.
+table of benchmarks/README.md. Exit code 1: a step failed.
 """
 
 import argparse

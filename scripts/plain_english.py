@@ -2,7 +2,7 @@
 
     python scripts/plain_english.py          # one line per finding; exit code 1 if there is any
 
-Texts are those of `src` (messages, sentences of reports, templates, and the help below options, without other docstrings), of
+Texts are those of `src` (messages, sentences of reports, templates, and what stands below fields: help and heads of columns), of
 `docs`, README, CONTRIBUTING and the examples' page, without code and quotations. CONTRIBUTING.md has the rules.
 """
 
@@ -55,13 +55,8 @@ def texts() -> Iterator[tuple[str, str]]:
             path.relative_to(ROOT).as_posix(),
             re.sub(r"<(style|script).*?</\1>|<[^>]*>|\{[%{].*?[%}]\}", " ", path.read_text("utf-8"), flags=re.DOTALL),
         )
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md"]
-    pages += [
-        path
-        for path in sorted((ROOT / "docs").rglob("*.md"))
-        if not path.name.startswith(("cli", "api")) or path.stem == "clipping"
-    ]
-    for path in pages:
+    pages = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md", "benchmarks/README.md")]
+    for path in [*pages, *sorted((ROOT / "docs").rglob("*.md"))]:
         for number, part in paragraphs(path.read_text("utf-8")):
             yield f"{path.relative_to(ROOT).as_posix()}:{number}", part
 
@@ -74,8 +69,7 @@ def of_code(path: Path) -> Iterator[tuple[str, str]]:
         body = getattr(node, "body", None)
         if isinstance(body, list):
             first = [one for one in body[:1] if isinstance(one, ast.Expr)]
-            fields = [one for one in body[1:] if isinstance(one, ast.Expr)] if "options" not in path.name else []
-            docstrings.update(id(one.value) for one in [*first, *fields])
+            docstrings.update(id(one.value) for one in first)
     inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):
         if id(node) in docstrings or id(node) in inside:

@@ -29,7 +29,7 @@ from PIL import Image
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```console\n\$ (outlierlens [^\n]*\bmini-[^\n]*)\n([^$][^`]*)^```", re.MULTILINE)
+BLOCK = re.compile(r"^```console\n\$ (outlierlens [^\n]*\bmini-[^\n]*)\n([^$`].*?)^```", re.MULTILINE | re.DOTALL)
 KEPT = ("text/plain", "text/html", "image/png")
 COLOURS = 48
 TALLEST = 2000  # pixels; of taller pictures, of many panels, each side is halved

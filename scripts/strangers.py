@@ -3,7 +3,7 @@
     python scripts/strangers.py fetch FOLDER                 # 21 wheels, 1.2 GB, read as archives and never installed
     python scripts/strangers.py run FOLDER [NAME …]          # the commands, with no option but the data; FOLDER/results.json
     python scripts/strangers.py compare FOLDER [NAME …]      # scan against plain numpy, observe against transformers alone
-    python scripts/strangers.py table FOLDER                 # the table of docs/reliability.md
+    python scripts/strangers.py table FOLDER                 # the table of benchmarks/README.md
     python scripts/strangers.py rows FOLDER                  # every row of the packaged atlas against plain numpy
 
 Nothing in a wheel is executed. Four models get what their wheel keeps in Python code or leaves out (`complete`).

@@ -1,10 +1,9 @@
-"""The tables of README and docs, and which of their numbers no claim states: `tables()`.
+"""The tables of README, docs and benchmarks, and which of their numbers no claim states: `tables()`.
 
     python scripts/tables.py                    # every table with such numbers, and what docs/tables.toml says of it
 
-A number is covered where a sentence or a row of docs/claims.toml has it. What `docs/generate.py` makes, or a test holds equal
-to what it measures, is covered as a whole. docs/tables.toml names the rest: definitions, and measurements with their command
-and day.
+A number is covered where a sentence or a row of docs/claims.toml has it. What a test holds equal to what it measures is covered
+as a whole. docs/tables.toml names the rest: definitions, and measurements with their command and day.
 """
 
 import re
@@ -16,8 +15,8 @@ from typing import Any
 import claims
 
 ROOT = Path(__file__).resolve().parent.parent
-MADE = re.compile(r"docs/(api[\w-]*|architectures|atlas-science|cli|cli/.*)\.md")  # whole pages, each with a test
-GENERATED = re.compile(r"<!-- python tests/\w+\.py -->.*?<!-- end -->", re.DOTALL)
+MADE = re.compile(r"docs/architectures\.md")  # a whole page, with a test
+GENERATED = re.compile(r"<!-- python (?:tests|scripts)/\w+\.py -->.*?<!-- end -->", re.DOTALL)
 NAMED = re.compile(r"[A-Za-z][\w.-]*\d[\w.-]*|\d+-(?:bit|D)\b")  # names with digits are no numbers
 ASIDE = re.compile(r"`[^`]*`|\]\([^)]*\)")
 
@@ -38,9 +37,9 @@ class Table:
 
 
 def tables() -> list[Table]:
-    """Every table of README and docs, generated ones left out."""
+    """Every table of README, docs and benchmarks, generated ones left out."""
     found = []
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+    for path in [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         page = path.relative_to(ROOT).as_posix()
         if MADE.fullmatch(page):
             continue

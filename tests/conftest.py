@@ -55,7 +55,8 @@ LONGEST = (
 )  # fmt: skip
 
 
-# Files that `make quick` leaves out: browsers, the site, notebooks, wheels, Ray, what kills and starts processes, whole runs.
+# Files that `make quick` leaves out: browsers, the site, notebooks, wheels, Ray, what kills and starts processes, whole runs,
+# and files of more than three seconds that look at one more family, form or file of what others test.
 APART = frozenset((
     "test_explore_browser", "test_report_browser", "test_site", "test_printed", "test_examples", "test_release",
     "test_newcomer", "test_sweep_ray", "test_sweep_kill", "test_finetune_kill", "test_pretrain_kill", "test_gold",
@@ -64,7 +65,13 @@ APART = frozenset((
     "test_kills", "test_benchmarks_passes", "test_charts", "test_charts_tasks", "test_doctor", "test_docs", "test_writing",
     "test_main", "test_prune_check", "test_report", "test_gguf", "test_variants", "test_embed_export",
     "test_finetune", "test_embed", "test_replicate", "test_fuzz", "test_sweep_estimate", "test_classify", "test_cli_finetune",
-    "test_replicate_luo", "test_probe_redrawn", "test_statistics_subsampling",
+    "test_replicate_luo", "test_probe_redrawn", "test_statistics_subsampling", "test_atlas_build", "test_derived",
+    "test_repair_families", "test_offload", "test_foreign_words", "test_repair", "test_repair_elsewhere", "test_watch_alarm",
+    "test_report_both", "test_report_sweep", "test_by_block", "test_by_block_findings", "test_sweep", "test_sweep_bulk",
+    "test_sweep_command", "test_sweep_labelled", "test_sweep_runner", "test_memory", "test_results_shapes",
+    "test_finetune_families", "test_planted", "test_derive", "test_changes_inside", "test_modalities", "test_atlas_hub_lists",
+    "test_range_families", "test_atlas_foreign_rows", "test_card", "test_mutants",
+    "test_atlas_lookup", "test_atlas_page", "test_trainers", "test_adapter",
 ))  # fmt: skip
 
 

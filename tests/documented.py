@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from gold.commands import spelt
+from outlierlens.cli.app import _spelt
 from outlierlens.experiments import BY_NAME
 
 ROOT = Path(__file__).parents[1]
@@ -10,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 
 def command_of(words: list[str]) -> tuple[str, list[str]]:
     """The command that a line calls, and its arguments."""
+    words = [words[0], *_spelt(words[1:])]
     for n in (3, 2):
         name = " ".join(word.strip(",") for word in words[1:n])
         if name in {*BY_NAME, "replicate"}:

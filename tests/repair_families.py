@@ -4,7 +4,7 @@
     tried.verdict, tried.difference          # "exact", 0.0
     paired(FAMILIES["bart"], "values")       # Tried("exact", 0.0), or None where a family has no such pair
 
-`table()` is what docs/repair.md shows; `python tests/repair_families.py` writes it there.
+`table()` is what benchmarks/README.md shows; `python tests/repair_families.py` writes it there.
 """
 
 import functools
@@ -137,7 +137,7 @@ def _rescaled(name: str) -> Tried:
     return Tried(verdict, 0.0 if torch.equal(wanted, found) else far, "; ".join(plan.reasons))
 
 
-PAGE = Path(__file__).parents[1] / "docs" / "repair.md"
+PAGE = Path(__file__).parents[1] / "benchmarks" / "README.md"
 START, END = "<!-- python tests/repair_families.py -->\n", "<!-- end -->"
 
 

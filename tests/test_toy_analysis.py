@@ -134,6 +134,7 @@ def test_it_runs_and_is_shown_written_drawn_and_joined(place: Path) -> None:
 WITHIN = """
 import json, sys
 import outlierlens as ol
+from outlierlens import commands
 from outlierlens.cli.doctor import use_of
 from outlierlens.report.result import check_joins, sections_of
 
@@ -142,7 +143,7 @@ check_joins(found)
 (section,) = sections_of((found,))
 seen = "Toys were counted" in found._repr_html_()
 told = "toy" in use_of("models").split(", ")
-print(json.dumps([ol.toy.__module__, found.heaps[0].n, section.title, seen, "toy" in dir(ol), told]))
+print(json.dumps([commands.toy.__module__, found.heaps[0].n, section.title, seen, "toy" in dir(commands), told]))
 """
 
 

@@ -112,7 +112,8 @@ def alarm(folder: Path, accumulation: int) -> None:
 
 def watch_in(trainer: Any, folder: Path, **settings: Any) -> None:
     """Attach the callback, with rows.jsonl in `folder`."""
-    from outlierlens import OutlierCallback, WatchOptions
+    from outlierlens import OutlierCallback
+    from outlierlens.options import WatchOptions
 
     OutlierCallback(folder / "rows.jsonl", WatchOptions(probe=IDS, **settings)).attach(trainer)
 

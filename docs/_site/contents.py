@@ -2,16 +2,28 @@
 
 Each `## heading` of index.md followed by a list of links to pages becomes a part of the navigation with that heading,
 so that a page is named once, and index.md reads the same on a code host. A page that no list names fails a strict build.
-The pages of commands follow the command line's page. The page on examples is the file that stands beside them.
+The pages of the reference follow.
 """
 
 import re
 
 from sphinx.application import Sphinx
 
-LINK = re.compile(r"^[-*] \[([^\]]+)\]\(([^)#:]+)\.md\)", re.MULTILINE)
+LINK = re.compile(r"^- \[([^\]]+)\]\(([\w-]+)\.md\)", re.MULTILINE)
+REFERENCE = """```{toctree}
+:hidden:
+:caption: Reference
+:glob:
 
-OUTSIDE = re.compile(r"\]\(((?:\.\./)+(?:(?:src|examples|benchmarks|scripts)/|[A-Z]+\.md))")
+reference/python
+reference/results
+reference/types
+reference/model-types
+reference/trainers
+reference/commands
+reference/*
+```"""
+OUTSIDE = re.compile(r"\]\(((?:\.\./)+(?:(?:src|examples|benchmarks|scripts)/[^)#]*|[A-Z]+\.md))(?:#[\w-]+)?")
 
 
 def toctrees(text: str) -> str:
@@ -25,25 +37,11 @@ def toctrees(text: str) -> str:
     return "\n\n".join(parts)
 
 
-def examples(app: Sphinx) -> str:
-    """The file that lists the examples, its links led from docs/: pages to pages, scripts to downloads, folders nowhere."""
-    path = app.srcdir.parent / "examples" / "README.md"
-    app.env.note_dependency(str(path))
-    text = path.read_text("utf-8")
-    text = re.sub(r"\[([^\]]+)\]\([\w-]+/\)", r"`examples/\1`", text)
-    text = re.sub(r"\]\((?![a-z]+:|\.\./)", "](../examples/", text)
-    return text.replace("](../docs/", "](")
-
-
 def add(app: Sphinx, page: str, source: list[str]) -> None:
     """Append the navigation to the start page as it is read; files beside the docs become downloads."""
-    if page == "examples":
-        source[0] = examples(app)
     source[0] = OUTSIDE.sub(r"](path:\1", source[0])
     if page == app.config.root_doc:
-        source[0] += "\n\n" + toctrees(source[0]) + "\n"
-    if page == "cli":
-        source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\ncli/*\n```\n"
+        source[0] += f"\n\n{toctrees(source[0])}\n\n{REFERENCE}\n"
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

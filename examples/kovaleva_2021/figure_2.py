@@ -12,9 +12,9 @@ import argparse
 import os
 from pathlib import Path
 
-from outlierlens import charts
 from outlierlens.analyses.finetune import FinetuneSettings
 from outlierlens.replicate.glue import GlueOptions, replicate, sweeps_of
+from outlierlens.view import charts
 
 DATA = os.environ.get("OUTLIERLENS_DATA")
 QUICK = FinetuneSettings(epochs=2, learning_rate=3e-4, train_limit=6000, max_length=64)

@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 import outlierlens as ol
-from outlierlens import charts
+from outlierlens.view import charts
 
 
 def main(arguments: list[str] | None = None) -> None:

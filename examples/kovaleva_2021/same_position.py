@@ -10,7 +10,8 @@ import argparse
 from pathlib import Path
 
 import outlierlens as ol
-from outlierlens import charts
+from outlierlens.commands import prune_test
+from outlierlens.view import charts
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -23,7 +24,7 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
 
     texts = ol.read_texts(args.data, limit=args.limit)
-    found = ol.prune_test(args.model, texts, dims=args.dims or "find")
+    found = prune_test(args.model, texts, dims=args.dims or "find")
     chart = found.chart()
 
     args.output.mkdir(parents=True, exist_ok=True)

@@ -11,9 +11,9 @@ import argparse
 from pathlib import Path
 
 import outlierlens as ol
-from outlierlens import charts
-from outlierlens.analyses.probe import ProbeOptions, probe_positions, split_texts
+from outlierlens.analyses.probe import ProbeOptions, probe, split_texts
 from outlierlens.vectors.clip import resolve_clipping
+from outlierlens.view import charts
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> None:
     loaded = ol.load_model(args.model)
     split = split_texts(ol.read_texts(args.data, limit=args.limit), None, seed=0)
     clipping = resolve_clipping(args.clip, loaded, fit_texts=split.train.first(1000))
-    found = probe_positions(loaded, split, clipping, ProbeOptions(epochs=args.epochs))
+    found = probe(loaded, split, clipping, ProbeOptions(epochs=args.epochs))
     chart = found.chart()
 
     args.output.mkdir(parents=True, exist_ok=True)

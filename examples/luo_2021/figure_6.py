@@ -11,10 +11,10 @@ import argparse
 from pathlib import Path
 
 import outlierlens as ol
-from outlierlens import charts
 from outlierlens.analyses.geometry import GeometryOptions, geometry
 from outlierlens.vectors.fixes import parse_fixes
 from outlierlens.vectors.spans import Drawing
+from outlierlens.view import charts
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -5,7 +5,7 @@
 
 The paper trains two RoBERTa-base on Wikipedia for 200,000 steps, with and without positions, and finds an outlier only with
 them. Here two small BERTs differ in nothing else. The default is 50 steps on the packaged reviews, which shows how it is done
-and nothing more; what 1,500 steps show stands in docs/mini-bert.md. Half a minute.
+and nothing more; what 1,500 steps show stands in docs/results.md. Half a minute.
 """
 
 import argparse

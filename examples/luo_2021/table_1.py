@@ -13,11 +13,11 @@ import os
 from pathlib import Path
 
 import outlierlens as ol
-from outlierlens import charts
 from outlierlens.analyses.embed import EmbedOptions
 from outlierlens.analyses.embed_pairs import read_wic
 from outlierlens.replicate.data import PaperData
 from outlierlens.vectors.fixes import parse_fixes
+from outlierlens.view import charts
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -12,13 +12,13 @@ import os
 from pathlib import Path
 
 import outlierlens as ol
-from outlierlens import charts
 from outlierlens.analyses.probe_classifiers import read_frozen
 from outlierlens.analyses.probe_frozen import FrozenOptions, frozen
 from outlierlens.data.labelled import find_task
 from outlierlens.replicate.data import PaperData
 from outlierlens.vectors.clip import resolve_clipping
 from outlierlens.vectors.fixes import parse_fixes
+from outlierlens.view import charts
 
 
 def main(arguments: list[str] | None = None) -> None:

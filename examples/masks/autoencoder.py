@@ -28,8 +28,10 @@ import torch
 from scipy.stats import spearmanr
 
 import outlierlens as ol
+from outlierlens.commands import activation_mask
 from outlierlens.data.texts import Texts
 from outlierlens.models.hooks import edited
+from outlierlens.options import MaskOptions
 from outlierlens.vectors.read import ReadOptions, text_stack, token_batches, tokenise
 
 CONDITIONS = ("all tokens", "mask", "random mask", "dimensions", "random dimensions")
@@ -85,14 +87,14 @@ def read(loaded: Any, texts: Texts, masks: dict[int, Any]) -> dict[int, tuple[to
     found: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {layer: [] for layer in masks}
     for batch in token_batches(loaded, tokenise(loaded, texts, max_length=128), ReadOptions(layers=tuple(masks))):
         for layer, states in zip(masks, batch.states, strict=True):
-            kept = ol.activation_mask(masks[layer])(states, batch.ids).kept
+            kept = activation_mask(masks[layer])(states, batch.ids).kept
             found[layer].append((states[batch.valid].clone(), kept[batch.valid]))
     return {layer: tuple(map(torch.cat, zip(*parts, strict=True))) for layer, parts in found.items()}
 
 
 def outcome(loaded: Any, texts: Texts, layer: int, mask: Any, change: Callable[[Any], Any]) -> torch.Tensor:
     """With `change(states)` at every token the mask keeps: the loss of each token, or the mean final state of each text."""
-    stack, keep, found = text_stack(loaded, None), ol.activation_mask(mask), []
+    stack, keep, found = text_stack(loaded, None), activation_mask(mask), []
     for ids in tokenise(loaded, texts, max_length=128).encoded["input_ids"]:
         given, last = torch.tensor([ids]), []
 
@@ -116,7 +118,7 @@ def outcome(loaded: Any, texts: Texts, layer: int, mask: Any, change: Callable[[
 def measured(loaded: Any, name: str, layers: list[int], parts: list[Texts], how: argparse.Namespace) -> Iterator[Any]:
     """Rows of a model's blocks, one autoencoder after another."""
     fit, held = parts
-    masks = {layer: ol.mask(loaded, fit.first(how.masking), ol.MaskOptions(layer=layer)) for layer in layers}
+    masks = {layer: ol.mask(loaded, fit.first(how.masking), MaskOptions(layer=layer)) for layer in layers}
     training, judging = read(loaded, fit, masks), read(loaded, held, masks)
     judges = held.first(how.judged)
     for layer, mask in masks.items():

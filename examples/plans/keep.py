@@ -9,9 +9,9 @@ import argparse
 from pathlib import Path
 
 import outlierlens as ol
-from outlierlens import charts
 from outlierlens.analyses.plan_exports import export, target_of
 from outlierlens.analyses.quantize_schemes import parse
+from outlierlens.view import charts
 
 
 def main(arguments: list[str] | None = None) -> None:

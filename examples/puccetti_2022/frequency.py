@@ -11,8 +11,8 @@ import argparse
 from pathlib import Path
 
 import outlierlens as ol
-from outlierlens import charts
 from outlierlens.analyses.frequency_counts import count_texts, counts_of
+from outlierlens.view import charts
 
 
 def main(arguments: list[str] | None = None) -> None:

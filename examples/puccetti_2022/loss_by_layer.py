@@ -11,11 +11,12 @@ import argparse
 from pathlib import Path
 
 import outlierlens as ol
-from outlierlens import charts
 from outlierlens.analyses.frequency import FrequencyOptions, frequency
 from outlierlens.analyses.frequency_counts import count_texts, counts_of
+from outlierlens.options import SweepOptions
 from outlierlens.replicate.layers import layer_story
 from outlierlens.tasks.base import TaskOptions
+from outlierlens.view import charts
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -32,9 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
     dims = tuple(args.dims or ol.scan(args.model).stacks[0].dims)
     task = TaskOptions(max_length=128)
     sets = (dims,) if len(dims) > 1 else ()
-    options = ol.SweepOptions(
-        dims=dims, sets=sets, with_found=False, windows="single", n_random=0, gradients=0, task=task
-    )
+    options = SweepOptions(dims=dims, sets=sets, with_found=False, windows="single", n_random=0, gradients=0, task=task)
     swept = ol.sweep(loaded, texts, options)
     tokenizer = loaded.tokenizer
     counts = counts_of(args.counts, tokenizer) if args.counts else count_texts(tokenizer, texts.texts)

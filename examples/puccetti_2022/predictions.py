@@ -11,8 +11,9 @@ import argparse
 from pathlib import Path
 
 import outlierlens as ol
-from outlierlens import charts
 from outlierlens.analyses.frequency_counts import count_texts, counts_of
+from outlierlens.commands import predictions
+from outlierlens.view import charts
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -29,7 +30,7 @@ def main(arguments: list[str] | None = None) -> None:
     loaded, texts = ol.load_model(args.model), ol.read_texts(args.data, limit=args.limit)
     tokenizer = loaded.tokenizer
     counts = counts_of(args.counts, tokenizer) if args.counts else count_texts(tokenizer, texts.texts)
-    found = ol.predictions(loaded, texts, counts, args.dims or "find", n_random=args.random)
+    found = predictions(loaded, texts, counts, args.dims or "find", n_random=args.random)
     chart = found.chart()
 
     args.output.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@
 
 The paper trains BERT-medium on Wikipedia and BookCorpus with fewer [CLS] and [SEP], and with half of the frequent tokens
 replaced by rare ones. Here small BERTs differ in nothing else. The default is 50 steps on the packaged reviews, which shows how
-it is done and nothing more; what 1,500 steps show stands in docs/mini-bert.md. A minute.
+it is done and nothing more; what 1,500 steps show stands in docs/results.md. A minute.
 """
 
 import argparse

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 import outlierlens as ol
+from outlierlens.view import charts
 
 
 def shuffled_(model: torch.nn.Module, seed: int) -> None:
@@ -38,7 +39,7 @@ def main() -> None:
     how.output.mkdir(parents=True, exist_ok=True)
     found = ol.trace(loaded, texts, dim=how.dim, **small)
     found.save(how.output / "trace.json")
-    (how.output / "life.vl.json").write_bytes(ol.charts.picture(found.chart(), "vl.json"))
+    (how.output / "life.vl.json").write_bytes(charts.picture(found.chart(), "vl.json"))
     print(
         f"{how.model}, dimension {found.dim}: largest after block {found.peak}, the account exact to {found.error:.1g}"
     )

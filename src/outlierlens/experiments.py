@@ -393,7 +393,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "carries (Rudman et al. 2023). With --frozen, linear classifiers of a labelled task on frozen mean vectors of "
         "every layer, raw and repaired (Luo et al. 2021). Layers that are done are kept in runs/MODEL-probe: the same "
         "command goes on.",
-        home="analyses.probe", python="probe_positions", options="ProbeCall",
+        home="analyses.probe", python="probe", options="ProbeCall",
         takes=("subject", "splits", "options", "vectors", "fitting", "output", "loading"),
         shared={
             "data": Override(help="Texts to train on: .txt, .jsonl, .csv, .tsv, .parquet or a hub id; of a --task a folder "
@@ -502,15 +502,15 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         shared={"data": Override(REQUIRED, help="Text to measure damage on: a file or a hub id."), "limit": Override(28)},
         result="Attack",
         examples=(
-            "lab attack mini-planted --data reviews --limit 6 --budget 1 --kinds zero --tries 2 --sets 1 --random 1 "
-            "",
+            "lab attack mini-planted --data reviews --limit 6 --budget 1 --kinds zero --tries 2 --sets 1 --random 1",
             "lab attack mini-planted --dims 8 --data reviews --limit 6 --budget 1 --kinds sign-flip --tries 2 --sets 1 "
-            "--random 1 ",
+            "--random 1",
         ),
     ),
     Experiment(
         "report", "show",
         "Run the main analyses and write one self-contained page.\n\n"
+        "A model in place of the command is reported, too. "
         "Outliers, statistics of states, and what switching off breaks against controls. MODEL may also be the "
         "results.json of an earlier report: the page is then made again, without torch. With --compare A B each model "
         "that has no finished report is measured, in a folder of its own, and one page shows both.",

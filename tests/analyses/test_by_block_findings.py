@@ -15,6 +15,7 @@ import outlierlens as ol
 from block_equality import content
 from outlierlens.analyses.quantize_schemes import parse_all
 from outlierlens.analyses.sweep.runner import Runner
+from outlierlens.commands import attack, definitions, predictions, prune_test
 from outlierlens.errors import BadInput
 from outlierlens.models.block_states import WaitingStates
 from outlierlens.models.block_weights import BlockWeights
@@ -51,7 +52,7 @@ COMMANDS: dict[str, tuple[Callable[..., Any], int]] = {
     "plan": (lambda loaded, **more: ol.plan(loaded, TEXTS, **more), 12),
     "geometry": (lambda loaded, **more: ol.geometry(loaded, TEXTS, **more), 5),
     "predictions": (
-        lambda loaded, **more: ol.predictions(loaded, TEXTS, random_counts(40), (3, 5), n_random=2, **more),
+        lambda loaded, **more: predictions(loaded, TEXTS, random_counts(40), (3, 5), n_random=2, **more),
         5,
     ),
     "sweep": (
@@ -105,9 +106,7 @@ def test_the_report_is_equal(model_folder: Callable[..., str], tmp_path: Path) -
     assert max(map(reads.count, reads)) <= 4  # observed, ablated, and what the passage and the scan read
 
 
-@pytest.mark.parametrize(
-    "command", [partial(ol.sweep, dims=(3,)), ol.attack, ol.definitions, partial(ol.prune_test, dims=(3,))]
-)
+@pytest.mark.parametrize("command", [partial(ol.sweep, dims=(3,)), attack, definitions, partial(prune_test, dims=(3,))])
 def test_what_needs_all_weights_at_once_says_so(command: Callable[..., Any], model_folder: Callable[..., str]) -> None:
     split = load_model(model_folder("llama"), BY_BLOCK)
     with pytest.raises(BadInput, match=r"needs the model whole, and it is read block by block; .*by_block=False"):

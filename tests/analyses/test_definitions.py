@@ -497,7 +497,7 @@ def test_definitions_on_weights_need_no_torch() -> None:
 
 
 def test_the_page_names_every_definition_and_its_defaults() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "definitions.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "methods.md").read_text("utf-8")
     for one in DEFINITIONS:
         assert f"| `{one.name}` |" in page, one.name
     for name, value in LIMITS.items():

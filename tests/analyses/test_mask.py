@@ -14,8 +14,9 @@ import torch
 
 import mask_results
 from architectures import FAMILIES, build
-from outlierlens import activation_mask, mask
+from outlierlens import mask
 from outlierlens.analyses.mask import MaskCall, MaskOptions, Tool, export
+from outlierlens.commands import activation_mask
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel, from_objects

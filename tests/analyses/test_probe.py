@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from architectures import FAMILIES, REPRESENTATIVE, Family
-from outlierlens.analyses import probe
+from outlierlens.analyses import probe as analysis
 from outlierlens.analyses.probe import (
     AGAIN,
     RAW,
@@ -16,7 +16,7 @@ from outlierlens.analyses.probe import (
     PositionProbe,
     ProbeOptions,
     Split,
-    probe_positions,
+    probe,
     split_texts,
 )
 from outlierlens.data.texts import Texts
@@ -52,7 +52,7 @@ def test_planted_dimensions_are_found(words: Any) -> None:
     loaded = planted(words)
     clipping = resolve_clipping("embeddings:5,11", loaded)
     split = Split(some_texts(400, 1), some_texts(100, 2))
-    found = probe_positions(loaded, split, clipping, ProbeOptions(lr=0.1, epochs=3, train_batch=32))
+    found = probe(loaded, split, clipping, ProbeOptions(lr=0.1, epochs=3, train_batch=32))
     first, raw = found.layers[0], found.accuracy("embeddings")
     assert raw.accuracy.value > 0.98
     named = {one.of: one for one in found.contributions if one.layer == "embeddings"}
@@ -84,7 +84,7 @@ def test_without_positions_a_probe_is_no_better_than_chance(words: Any) -> None:
         return Texts("made", tuple(" ".join(f"w{i}" for i in random.integers(0, 33, 8)) for _ in range(n)))
 
     options = ProbeOptions(read=ReadOptions(layers=(-1,)))
-    found = probe_positions(loaded, Split(drawn(600), drawn(300)), NONE, options)
+    found = probe(loaded, Split(drawn(600), drawn(300)), NONE, options)
     (embeddings,) = found.accuracies
     assert found.majority_accuracy == 1 / 8
     assert embeddings.accuracy.value == pytest.approx(1 / 8, abs=0.03)
@@ -96,7 +96,7 @@ def test_representative_families(family: Family, words: Any) -> None:
     loaded = wrap(family, words(), double=False)
     split = split_of()
     clipping = Clipping("made", {"0": (3,), "1": (2, 3)}, "made up")
-    found = probe_positions(loaded, split, clipping, ProbeOptions(read=ReadOptions(batch_size=5), max_length=8))
+    found = probe(loaded, split, clipping, ProbeOptions(read=ReadOptions(batch_size=5), max_length=8))
     n_layers = next(stack for stack in loaded.stacks if stack.name == found.about.stack).n_layers
     assert [one.layer for one in found.layers] == ["embeddings", *map(str, range(n_layers))]
     counted = sum(min(len(text.split()), 6) for text in split.dev.texts)  # eight tokens, two of them special
@@ -125,7 +125,7 @@ def test_the_seed_decides(words: Any) -> None:
     texts = some_texts(60, 3)
 
     def run(seed: int) -> PositionProbe:
-        return probe_positions(
+        return probe(
             loaded, split_texts(texts, None, seed=seed), NONE, ProbeOptions(epochs=3, train_batch=16, seed=seed)
         )
 
@@ -141,30 +141,28 @@ def test_a_stopped_run_trains_the_missing_layers_alone(
 ) -> None:
     loaded, split, rows = wrap(FAMILIES["bert"], words(), double=False), split_of(), tmp_path / "rows.jsonl"
     clipping, options = Clipping("made", {"0": (3,)}, "made up"), ProbeOptions(redraws=2, train_batch=16)
-    whole = probe_positions(loaded, split, clipping, options, rows=rows)
+    whole = probe(loaded, split, clipping, options, rows=rows)
     rows.write_bytes(b"".join(rows.read_bytes().splitlines(keepends=True)[:-2]))
     trained: list[tuple[int, ...]] = []
-    train = probe._Positions._trained
+    train = analysis._Positions._trained
 
     def counting(self: Any, read: ReadOptions, clipped: Any) -> Any:
         trained.append(read.layers or ())
         return train(self, read, clipped)
 
-    monkeypatch.setattr(probe._Positions, "_trained", counting)
-    again = probe_positions(loaded, split, clipping, options, rows=rows)
+    monkeypatch.setattr(analysis._Positions, "_trained", counting)
+    again = probe(loaded, split, clipping, options, rows=rows)
     for a, b in zip(whole.layers, again.layers, strict=True):
         assert a.contribution == pytest.approx(b.contribution, rel=1e-4, abs=1e-6)
     assert [one.accuracy.value for one in whole.accuracies] == [one.accuracy.value for one in again.accuracies]
-    kept = probe_positions(loaded, split, clipping, options, rows=rows)
+    kept = probe(loaded, split, clipping, options, rows=rows)
     assert str(kept.accuracies) == str(again.accuracies)  # NaN among them
     assert trained == [(1, 2)]
 
 
 def test_epochs_learn(words: Any) -> None:
     loaded, split = planted(words), Split(some_texts(120, 1), some_texts(40, 2))
-    few, more = (
-        probe_positions(loaded, split, NONE, ProbeOptions(epochs=epochs, train_batch=32, lr=0.02)) for epochs in (1, 6)
-    )
+    few, more = (probe(loaded, split, NONE, ProbeOptions(epochs=epochs, train_batch=32, lr=0.02)) for epochs in (1, 6))
     assert more.accuracies[0].loss < few.accuracies[0].loss
     assert few.dims == ()
     assert few.layers[0].largest_dim == few.layers[0].other_dim
@@ -173,17 +171,17 @@ def test_epochs_learn(words: Any) -> None:
 def test_which_tokens_count(words: Any) -> None:
     loaded = wrap(FAMILIES["bert"], words(), double=False)
     split = Split(Texts("t", ("w1 w2 w3", "w4 w5")), Texts("d", ("w1", "w2 w3 w4 w5")))
-    found = probe_positions(loaded, split, NONE)
+    found = probe(loaded, split, NONE)
     assert found.n_trained_at.tolist() == [0, 2, 2, 1, 0]
     assert found.n_at.tolist() == [0, 2, 1, 1, 1]
     assert (found.majority, found.majority_accuracy) == (1, 0.4)
-    special = probe_positions(loaded, split, NONE, ProbeOptions(special=True))
+    special = probe(loaded, split, NONE, ProbeOptions(special=True))
     assert special.n_trained_at.tolist() == [2, 2, 2, 2, 1, 0]
     assert special.n_at.tolist() == [2, 2, 2, 1, 1, 1]
-    capped = probe_positions(loaded, split, NONE, ProbeOptions(positions=3, redraws=0))
+    capped = probe(loaded, split, NONE, ProbeOptions(positions=3, redraws=0))
     assert capped.n_at.tolist() == [0, 2, 1]
     assert capped.notes == ("3 tokens at later positions than the 3 probed were left out",)
-    few = probe_positions(loaded, split, NONE, ProbeOptions(limit=1, redraws=0))
+    few = probe(loaded, split, NONE, ProbeOptions(limit=1, redraws=0))
     assert few.n_train == 1
     assert few.notes == ("1 of 2 texts of t were trained on, drawn by the seed",)
 
@@ -194,11 +192,11 @@ def test_texts_end_where_there_are_tokens_enough(words: Any, monkeypatch: pytest
     monkeypatch.setattr("outlierlens.analyses.probe.DEV_TOKENS", 9)
     same = Texts("t", tuple(f"w{i} w{i + 1}" for i in range(8)))  # four tokens each, two of them special
     split = Split(same, same)
-    found = probe_positions(loaded, split, NONE)
+    found = probe(loaded, split, NONE)
     assert (found.n_train, found.n_train_tokens, found.about.n_texts, found.about.n_tokens) == (2, 4, 2, 4)
-    whole = probe_positions(loaded, split, NONE, ProbeOptions(full=True))
+    whole = probe(loaded, split, NONE, ProbeOptions(full=True))
     assert (whole.n_train, whole.about.n_texts) == (8, 8)
-    assert probe_positions(loaded, split, NONE, ProbeOptions(limit=5)).n_train == 5
+    assert probe(loaded, split, NONE, ProbeOptions(limit=5)).n_train == 5
 
 
 def test_what_cannot_be_probed(words: Any) -> None:
@@ -207,15 +205,15 @@ def test_what_cannot_be_probed(words: Any) -> None:
     with pytest.raises(BadInput, match="redraws is 1; use 2 or more, for one has no spread, or 0 for none"):
         ProbeOptions(redraws=1)
     with pytest.raises(BadInput, match="dimension 16 cannot be clipped; the vectors have dimensions 0 to 15"):
-        probe_positions(loaded, split, Clipping("x", {"0": (16,)}, ""))
+        probe(loaded, split, Clipping("x", {"0": (16,)}, ""))
     with pytest.raises(BadInput, match="has no layer 7"):
-        probe_positions(loaded, split, NONE, ProbeOptions(read=ReadOptions(layers=(7,))))
+        probe(loaded, split, NONE, ProbeOptions(read=ReadOptions(layers=(7,))))
     causal = wrap(FAMILIES["gpt2"], words(kind="causal"), double=False)
     one = Texts("t", ("w1", "w2"))
     with pytest.raises(BadInput, match="all tokens stand at the first position"):
-        probe_positions(causal, Split(one, one), NONE)
+        probe(causal, Split(one, one), NONE)
     with pytest.raises(BadInput, match="there is no token to evaluate in these texts"):
-        probe_positions(loaded, Split(some_texts(5), Texts("t", ("",))), NONE)
+        probe(loaded, Split(some_texts(5), Texts("t", ("",))), NONE)
 
 
 @pytest.fixture

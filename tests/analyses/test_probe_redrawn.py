@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from architectures import FAMILIES
-from outlierlens.analyses.probe import ProbeOptions, probe_positions
+from outlierlens.analyses.probe import ProbeOptions, probe
 from outlierlens.analyses.probe_training import JudgedProbes, Plan, Probes, Split, scales_of
 from outlierlens.statistics.bootstrap import poisson_times
 from outlierlens.vectors.clip import Clipping
@@ -81,7 +81,7 @@ def test_redraws_change_intervals_and_nothing_else(words: Any) -> None:
 
     def run(redraws: int, batch_size: int = 32) -> Any:
         options = ProbeOptions(read=ReadOptions(batch_size=batch_size), lr=0.03, train_batch=32, redraws=redraws)
-        return probe_positions(loaded, split, MADE, options)
+        return probe(loaded, split, MADE, options)
 
     none, some, again, other = run(0), run(4), run(4), run(4, 7)
     for a, b, c, d in zip(none.accuracies, some.accuracies, again.accuracies, other.accuracies, strict=True):
@@ -105,10 +105,10 @@ def test_redraws_change_intervals_and_nothing_else(words: Any) -> None:
 def test_few_training_texts_settle_nothing(words: Any) -> None:
     loaded = wrap(FAMILIES["bert"], words(), double=False)
     split = Split(some_texts(9, 1), some_texts(30, 2))
-    found = probe_positions(loaded, split, MADE, ProbeOptions())
+    found = probe(loaded, split, MADE, ProbeOptions())
     assert not any(one.accuracy.settled or one.change.settled for one in found.accuracies)
     assert "fewer than 10 do not say how another training set would differ" in found.notes[-1]
-    alone = probe_positions(loaded, split, MADE, ProbeOptions(redraws=0))
+    alone = probe(loaded, split, MADE, ProbeOptions(redraws=0))
     assert all(one.accuracy.settled for one in alone.accuracies)
     assert not any("another training set" in note for note in alone.notes)
 

@@ -19,6 +19,7 @@ from mixtures import DIM, EXPERT, NAME, NEURON, last_of, mixture
 from outlierlens.ablation.switches import zero_weights_
 from outlierlens.analyses.prune import PositionCheck, PruneCheck, PruneCheckOptions, prune_check
 from outlierlens.analyses.prune_cells import Removal
+from outlierlens.analyses.prune_guard import same_position_guard
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadFile, BadInput, Offline, UnknownModel
@@ -393,16 +394,12 @@ def test_each_stream_has_its_verdict_and_its_picture(folder: Any) -> None:
     assert second.startswith("broken: safe to prune except 3 (outlier), removed in 3 of 3 layers")
 
 
-def test_the_python_of_the_page_makes_masks_that_hold(tmp_path: Path) -> None:
-    import re
-
-    page = (Path(__file__).parents[2] / "docs" / "pruning.md").read_text("utf-8")
-    code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+def test_a_guard_makes_masks_that_hold(tmp_path: Path) -> None:
     model = build(FAMILIES["llama"])
     model.save_pretrained(tmp_path / "intact")
-    known: dict[str, Any] = {"model": model, "outliers": (3,)}
-    exec(compile(code, "pruning.md", "exec"), known)
-    assert known["guard"].broken() == {"model": ()}
+    guard = same_position_guard(model, protect=(3,))
+    guard.prune([(one, "weight") for one in model.modules() if isinstance(one, torch.nn.Linear)], amount=0.5)
+    assert guard.broken() == {"model": ()}
     torch.save(model.state_dict(), tmp_path / "state.pt")
     assert prune_check(str(tmp_path / "intact"), str(tmp_path / "state.pt"), OUTLIERS).holds
 

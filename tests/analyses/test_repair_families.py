@@ -110,7 +110,7 @@ NEAR_PAIRS |= {("gemma3", "keys"), ("gemma3_text", "keys")}
 
 
 def test_the_page_shows_every_family() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "repair.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "benchmarks" / "README.md").read_text("utf-8")
     assert START + table() + END in page, "python tests/repair_families.py writes the table anew"
 
 

@@ -398,7 +398,7 @@ def test_the_client_and_ray_itself_are_asked_for_by_name(monkeypatch: pytest.Mon
 
 
 def code(kind: str) -> str:
-    page = Path(__file__).parents[2] / "docs" / "cluster.md"
+    page = Path(__file__).parents[2] / "docs" / "rank.md"
     (block,) = re.findall(rf"```{kind}\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
     return block
 

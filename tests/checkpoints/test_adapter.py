@@ -22,6 +22,7 @@ from outlierlens.analyses.plan_exports import export, target_of
 from outlierlens.analyses.quantize_schemes import parse
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.checkpoints.adapter import CONFIG
+from outlierlens.commands import update_check
 from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.experiments import EXPERIMENTS
@@ -591,7 +592,7 @@ def test_checks_of_pruning_and_updates_have_it_on_the_model_after(
     save_file(masks, tmp_path / "masks.safetensors")
     with pytest.raises(BadInput, match=r"^adapter belongs to a model, and .*masks\.safetensors holds masks"):
         ol.prune_check(base, str(tmp_path / "masks.safetensors"), dims=[3], scan=ScanOptions(adapter=adapter))
-    updates = ol.update_check(
+    updates = update_check(
         base, [base], UpdateOptions(dims=(3,), deep=True, n_draws=19, scan=ScanOptions(adapter=adapter))
     )
     assert [one.n_changed for one in updates.clients] == [16 * 24]

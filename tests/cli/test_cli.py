@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outlierlens.checkpoints.samples import SAMPLES
-from outlierlens.cli.app import program
+from outlierlens.cli.app import _spelt, program
 from outlierlens.cli.common import resumable
 from outlierlens.cli.overview import overview
 from outlierlens.errors import BadInput
@@ -34,6 +34,31 @@ def test_the_first_help_names_every_command_and_fits(width: int) -> None:
     if width >= 80:
         assert len(named) <= 28
         assert len(lines) <= 60
+
+
+@pytest.mark.parametrize(
+    ("words", "reports"),
+    [
+        (["mini-bert", "--limit", "4"], True),
+        (["./mini"], True),
+        (["owner/name"], True),
+        (["scan"], False),
+        (["lab", "attack"], False),
+        (["scna", "mini-bert"], False),
+        (["--help-all"], False),
+        ([], False),
+    ],
+)
+def test_a_model_in_place_of_a_command_is_reported(words: list[str], reports: bool) -> None:
+    assert _spelt(words) == (["report", *words] if reports else words)
+
+
+def test_a_command_comes_before_a_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("scan", "mine"):
+        (tmp_path / name).mkdir()
+    assert _spelt(["scan", "mine"]) == ["scan", "mine"]
+    assert _spelt(["mine", "--limit", "4"]) == ["report", "mine", "--limit", "4"]
 
 
 FAMILY = [("bert", "MaskedLM", "masked"), ("gpt2", "CausalLM", "causal"), ("bert", "", "masked"), ("t5", "", "masked")]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import synthetic_report as synthetic
-from outlierlens import charts
 from outlierlens.errors import BadInput
+from outlierlens.view import charts
 
 pytest.importorskip("vl_convert")
 

@@ -7,7 +7,7 @@ runs       the result of every command on the smallest model
 views      how every kind of result is shown on a terminal, in a notebook, as a table, in a section of the report
 charts     every chart: words, numbers, specification
 pages      a report of everything, two models side by side, a model card
-names      what the functions and classes of `outlierlens` take; docs/cli has what the commands take
+names      what the functions and classes of `outlierlens` take; `--help-all` has what the commands take
 """
 
 import os

@@ -1,7 +1,4 @@
-"""Every function and class of `outlierlens` itself, with its signature and that of its public methods.
-
-The pages of docs/ list the names and say what each does; `docs/generate.py --check` holds those to the code.
-"""
+"""Every function and class that people call from Python, with its signature and that of its public methods."""
 
 import dataclasses
 import inspect
@@ -9,15 +6,14 @@ import re
 import typing
 from typing import Any
 
-from outlierlens.given import OPTIONS
+from outlierlens.commands import OPTIONS
 
 
 def public() -> dict[str, Any]:
     """{"api": {name: what it takes, and what its methods take}}, with the classes whose fields are settings."""
-    import outlierlens
+    from outlierlens import commands
 
-    names = sorted(name for name in outlierlens.__all__ if callable(getattr(outlierlens, name)))
-    found = {name: inspect.unwrap(getattr(outlierlens, name)) for name in names}
+    found = {name: inspect.unwrap(getattr(commands, name)) for name in dir(commands)}
     left = list(found.values())
     while left:
         for kind in _settings(left.pop()):

@@ -2,7 +2,7 @@
 
 Every value is given to the command of `every_command.RUNS`, in the folder where they ran; it is taken when the command comes
 as far as running its model, or to its end. A value that a parser, a table of options or the command itself refuses is told
-with the line that says so. What the limits of an option say themselves (see docs/cli) is left out: only what differs is kept.
+with the line that says so. What the limits of an option say themselves (`--help-all`) is left out: only what differs is kept.
 """
 
 import math

@@ -24,11 +24,12 @@ import runs
 import synthetic_report
 import synthetic_tasks
 from gold.files import brief, once, text_of
-from outlierlens import __version__, charts
+from outlierlens import __version__
 from outlierlens.analyses.track import track
 from outlierlens.cli.experiment import print_sections
 from outlierlens.detection.observed import QUANTILES
 from outlierlens.results.finding import Finding
+from outlierlens.view import charts
 from outlierlens.view.charts.base import CONFIG, DARK, LIGHT, SHAPES, Chart
 
 

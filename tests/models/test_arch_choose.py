@@ -186,7 +186,7 @@ def test_an_onnx_file_without_a_config(tmp_path: Path) -> None:
 
 
 def test_the_row_by_hand_of_the_docs_is_berts(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "architectures.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text("utf-8")
     (tmp_path / "row.toml").write_text(page.partition("```toml\n")[2].partition("```")[0])
     (derived,) = arch.stacks_of({"model_type": "bert"})
     (row,) = arch.load_toml(tmp_path / "row.toml")

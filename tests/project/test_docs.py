@@ -1,9 +1,7 @@
-"""What the docs say is so: commands exist, links lead somewhere, code runs, generated pages are fresh."""
+"""What the docs say is so: commands exist, links lead somewhere, code runs."""
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,9 @@ import pytest
 import outlierlens
 from documented import ROOT, command_of, options_in, options_of
 from outlierlens.cli.app import read
-from outlierlens.experiments import BY_NAME
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
 
 
 def blocks(text: str, kind: str) -> list[str]:
@@ -81,24 +79,10 @@ def test_the_worst_phrases_are_found(text: str) -> None:
 def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     for page in PAGES:
-        for target in re.findall(r"\bmake ([a-z]+)\b", " ".join(blocks(page.read_text("utf-8"), "console"))):
+        for target in re.findall(
+            r"^\$ make ([a-z]+)\b", "".join(blocks(page.read_text("utf-8"), "console")), re.MULTILINE
+        ):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
-
-
-def test_every_command_is_documented() -> None:
-    listed = (ROOT / "docs" / "cli.md").read_text("utf-8")
-    for name, row in BY_NAME.items():
-        page = f"cli/{name.replace(' ', '-')}.md"
-        assert f"]({page})" in listed
-        text = (ROOT / "docs" / page).read_text("utf-8")
-        assert text.startswith(f"# outlierlens {name}\n")
-        assert all(f"$ outlierlens {one}\n" in text for one in row.examples)
-
-
-def test_generated_pages_are_fresh() -> None:
-    """Options, their help, defaults and spellings, and the public names stand in these pages alone."""
-    code = [sys.executable, ROOT / "docs" / "generate.py", "--check"]
-    assert subprocess.run(code, capture_output=True, text=True, check=False).stderr == ""
 
 
 def test_names_in_the_readme_s_python_exist() -> None:
@@ -109,13 +93,10 @@ def test_names_in_the_readme_s_python_exist() -> None:
     assert names <= set(outlierlens.__all__)
 
 
-def test_the_readme_is_one_screen_and_a_half() -> None:
-    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 80
-
-
 @pytest.mark.real
 def test_one_dimension_of_smollm2_breaks_it_and_a_random_one_does_not(sample: Any) -> None:
-    from outlierlens import AblateOptions, ablate, load_model, read_texts
+    from outlierlens import ablate, load_model, read_texts
+    from outlierlens.options import AblateOptions
 
     loaded = load_model(sample("smollm2-135m"))
     texts = read_texts("excerpt", limit=2)

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import json
 import re
 import shutil
 from pathlib import Path
@@ -24,14 +25,15 @@ def text(page: str) -> str:
     return (ROOT / "docs" / f"{page}.md").read_text("utf-8")
 
 
-def python(page: str) -> str:
-    """All Python blocks of a page, one after the other."""
-    return "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL))
+def python(page: str, about: str = "") -> str:
+    """The Python blocks of a page that hold `about`, one after the other."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
+    return "\n".join(block for block in blocks if about in block)
 
 
-def run(page: str, **known: Any) -> dict[str, Any]:
-    """The names after the page's Python has run, with `known` there at its beginning."""
-    exec(compile(python(page), page, "exec"), known)
+def run(page: str, about: str = "", **known: Any) -> dict[str, Any]:
+    """The names after the page's Python about something has run, with `known` there at its beginning."""
+    exec(compile(python(page, about), page, "exec"), known)
     return known
 
 
@@ -76,7 +78,7 @@ def test_watching_a_training(here: Path) -> None:
     trainer = Trainer(model=model, args=asked, train_dataset=rows, processing_class=tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     given = {"trainer": trainer, "model": model, "tokenizer": tokenizer, "optimizer": optimizer}
-    names = run("docs/watch.md", data=[batch] * 100, **given)
+    names = run("docs/training.md", "watch", data=[batch] * 100, **given)
     path = names["path"]
     assert path.steps.tolist() == [0, 100]  # of the loop; the Trainer's rows moved aside
     assert list(here.glob("run/watch.replayed-*.jsonl"))
@@ -97,26 +99,20 @@ def test_tracking_a_run(here: Path) -> None:
             for name in ("weight", "bias"):
                 stored[f"bert.encoder.layer.{layer}.output.LayerNorm.{name}"][7] = 9 if step >= 600 else 0
         save_file(stored, folder / "model.safetensors")
-    names = run("docs/track.md")
+    names = run("docs/training.md", "ol.track")
     assert [(one.dim, one.step) for one in names["found"].outliers] == [(7, 600)]
     assert 500 <= names["found"].outliers[0].onset.value <= 600
 
 
 def test_training_a_recipe_of_ones_own(here: Path) -> None:
     (here / "mine.toml").write_text(recipe_in(here).changed(["training.steps=20"]).to_toml())
-    names = run("docs/pretrain.md")
+    names = run("docs/training.md", "read_recipe")
     outcome = names["outcome"]
     assert outcome.steps == 20
     assert (here / "runs" / "mine" / "model" / "model.safetensors").is_file()
     assert 0 < outcome.text_loss < 4
     assert outcome.worst.value >= outcome.dim_median
     assert outcome.worst_dims[0] in range(16)
-
-
-def test_the_sample_of_the_package(here: Path) -> None:
-    names = run("docs/samples.md")
-    assert names["loaded"].model.config.hidden_size == 128
-    assert len(names["texts"]) > 10
 
 
 def test_the_readme(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,26 +122,41 @@ def test_the_readme(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "nats per token; random sets" in capsys.readouterr().out
 
 
-def test_the_quickstart(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = run("docs/quickstart.md")
+def test_the_quickstart(here: Path) -> None:
+    assert run("docs/quickstart.md")["damage"].chosen.change.value > 1
+
+
+def test_the_python_guide_runs_and_is_the_quickstart_notebook(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cells = json.loads((ROOT / "examples/notebooks/quickstart.ipynb").read_text("utf-8"))["cells"]
+    blocks = re.findall(r"```python\n(.*?)\n```", (ROOT / "docs/python.md").read_text("utf-8"), re.DOTALL)
+    written = ["".join(cell["source"]) for cell in cells]
+    assert [block for block in blocks if block in written] == blocks
+    names = run("docs/python.md")
     assert names["dims"] == (8, 24, 40, 56, 72, 88, 104, 120)
     assert names["damage"].chosen.change.value > 5 * abs(names["damage"].families[0].median)
-    assert "nats per token; random" in capsys.readouterr().out
+    assert "nats per token; rank p" in capsys.readouterr().out
     assert outlierlens.load("damage.json").chosen.change == names["damage"].chosen.change
+    assert len(names["states"].tokens) == len(names["states"][3])
 
 
-def test_clipping_on_the_page_about_cosines(here: Path) -> None:
-    names = run("docs/questions/cosine.md")
+@pytest.mark.parametrize("page", ["find", "matter", "rank", "trace", "sinks", "quantize", "integrity"])
+def test_a_guide(page: str, here: Path) -> None:
+    run(f"docs/{page}.md")
+
+
+def test_clipping_on_the_page_about_embeddings(here: Path) -> None:
+    names = run("docs/embeddings.md")
     assert names["share"] > 0.9
     assert (names["clipped"][:, 557] == 0).all()
     assert (names["vectors"][:, 557] < 0).all()
 
 
 def test_guarded_pruning_on_the_page_about_pruning(here: Path) -> None:
-    names = run("docs/questions/prune.md")
+    names = run("docs/prune.md")
     zeros = sum((module.weight == 0).sum().item() for module, _ in names["linears"])
     assert zeros == pytest.approx(0.5 * sum(module.weight.numel() for module, _ in names["linears"]), abs=1)
 
 
-def test_rounding_on_the_page_about_int8(here: Path) -> None:
-    run("docs/questions/int8.md")
+def test_comparing_on_the_page_about_fine_tuned_models(here: Path) -> None:
+    names = run("docs/finetuned.md", "ol.compare")
+    assert {one.fate for one in names["found"].changes} == {"went"}

@@ -18,16 +18,17 @@ MEASURED = """
 import sys
 from pathlib import Path
 import outlierlens as ol
+from outlierlens.options import AblateOptions, SweepOptions
 
 loaded, texts = ol.load_model("mini-planted"), ol.read_texts("reviews", limit=12)
 dims = ol.scan("mini-planted").stacks[0].dims
 found = {
     "observed": ol.observe(loaded, texts),
-    "damage": ol.ablate(loaded, texts, dims, ol.AblateOptions(n_random=5, n_matched=3)),
-    "sweep": ol.sweep(loaded, texts, ol.SweepOptions(dims=(*dims[:2], 1, 2), n_random=5, n_matched=3)),
+    "damage": ol.ablate(loaded, texts, dims, AblateOptions(n_random=5, n_matched=3)),
+    "sweep": ol.sweep(loaded, texts, SweepOptions(dims=(*dims[:2], 1, 2), n_random=5, n_matched=3)),
 }
 for name, result in found.items():
-    ol.save(result, Path(sys.argv[1]) / f"{name}.json")
+    result.save(Path(sys.argv[1]) / f"{name}.json")
 """
 # A ratio to a mean near 0 magnifies the last digit of both.
 RATIOS = ("times_random", "times_mean", "times_median", "times_percentile_95")

@@ -67,7 +67,7 @@ def test_a_report_that_is_not_there_fails(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_table_of_minutes_is_of_the_readme_s_commands() -> None:
     timed = re.findall(
-        r"^\| `([^`]+)` \| .* \| \d+:\d\d \|$", (ROOT / "docs" / "cost.md").read_text("utf-8"), re.MULTILINE
+        r"^\| `([^`]+)` \| .* \| \d+:\d\d \|$", (ROOT / "benchmarks" / "README.md").read_text("utf-8"), re.MULTILINE
     )
     commands = newcomer.commands((ROOT / "README.md").read_text("utf-8"))
     assert commands == ["make report", "make test"]

@@ -75,7 +75,7 @@ def test_a_page_is_renewed_below_its_commands(monkeypatch: pytest.MonkeyPatch) -
     page = """# A page
 ```console
 $ outlierlens scan mini-bert  # its norms
-then 3.14
+then 3.14 of `x`
 ```
 ```console
 $ outlierlens fetch minilm-l6
@@ -86,6 +86,6 @@ $ outlierlens report mini-bert
 $ outlierlens report mini-planted
 ```
 """
-    assert printed.shown(page) == [("outlierlens scan mini-bert  # its norms", "then 3.14\n")]
+    assert printed.shown(page) == [("outlierlens scan mini-bert  # its norms", "then 3.14 of `x`\n")]
     now = "now of outlierlens scan mini-bert  # its norms"
-    assert printed.renewed(page) == page.replace("then 3.14", now)
+    assert printed.renewed(page) == page.replace("then 3.14 of `x`", now)

@@ -15,10 +15,11 @@ import pytest
 
 import outlierlens as ol
 from explore_models import planted
+from outlierlens import commands
+from outlierlens.commands import accepting, given_model, given_texts
 from outlierlens.errors import BadInput
 from outlierlens.experiments import EXPERIMENTS
-from outlierlens.given import accepting, given_model, given_texts
-from outlierlens.options import given_dims
+from outlierlens.options import AblateOptions, ObserveOptions, given_dims
 from outlierlens.view.charts.base import chart
 
 FUNCTIONS = sorted({row.python.rpartition(":")[2] for row in EXPERIMENTS if row.python})
@@ -27,7 +28,7 @@ SENTENCES = ["A film worth seeing.", "The story is simple, but the actors are so
 
 def options_of(name: str) -> Any:
     """The class of options that a function takes; None where it takes none with `dims`."""
-    one = inspect.signature(getattr(ol, name)).parameters.get("options")
+    one = inspect.signature(getattr(commands, name)).parameters.get("options")
     kinds = typing.get_args(one.annotation) or (one.annotation,) if one else ()
     own = next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
     return own if own and any(field.name == "dims" for field in dataclasses.fields(own)) else None
@@ -35,8 +36,8 @@ def options_of(name: str) -> Any:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_refuses_what_is_no_model_in_one_line(name: str) -> None:
-    function = getattr(ol, name)
-    assert function is getattr(ol, name)
+    function = getattr(commands, name)
+    assert function is getattr(commands, name)
     first = next(iter(inspect.signature(function).parameters.values()))
     if first.name not in ("loaded", "model", "base", "before", "name") or first.annotation is Any:
         return
@@ -89,7 +90,7 @@ def test_a_scan_of_a_name_a_folder_and_a_live_model_agree(tmp_path: Path) -> Non
 
 def test_names_sentences_and_one_number_measure_what_objects_measure() -> None:
     loaded = planted().loaded
-    options = ol.AblateOptions(n_random=1, n_matched=0)
+    options = AblateOptions(n_random=1, n_matched=0)
     texts = given_texts("texts", SENTENCES)
     plain = ol.ablate(loaded, texts, (40,), options)
     for model in ("mini-planted", (loaded.model, loaded.tokenizer)):
@@ -98,7 +99,7 @@ def test_names_sentences_and_one_number_measure_what_objects_measure() -> None:
         assert again.chosen.change.value == pytest.approx(plain.chosen.change.value, abs=1e-5)  # two ways to attend
     with ol.zeroed_weights(loaded, 40) as n:
         assert n > 0
-    assert ol.observe("mini-planted", "excerpt", ol.ObserveOptions(passage_tokens=0)).about.data == "excerpt"
+    assert ol.observe("mini-planted", "excerpt", ObserveOptions(passage_tokens=0)).about.data == "excerpt"
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_the_description_stands_without_the_files_beside_it(metadata: email.mess
     assert "](docs/" in readme
     assert not re.search(r"\]\((?!https?:)", text)
     assert len(text) > 0.8 * len(readme)
-    for line in ("| Does my model have them? |", "damage = ol.ablate(loaded, texts, found"):
+    for line in ("| question | command |", "damage = ol.ablate(loaded, texts, found"):
         assert line in text
 
 
@@ -105,10 +105,32 @@ def test_every_address_of_the_project_is_that_of_its_urls(metadata: email.messag
         text = path.read_text("utf-8")
         place = path.relative_to(ROOT).as_posix()
         assert f"https://colab.research.google.com/github/{owned}/blob/main/{place})" in text
-        assert f"git+{home}" in text
         assert f"https://colab.research.google.com/github/{owned}/blob/main/{place})" in (
             ROOT / "examples" / "README.md"
         ).read_text("utf-8")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples" / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_what_a_notebook_installs_is_the_wheel(path: Path, dist: Path) -> None:
+    (wanted,) = re.findall(r'%pip install --quiet \\"(.*?)\\"', path.read_text("utf-8"))
+    name, extra = re.fullmatch(r"(\w+)\[(\w+)\]", wanted).groups()  # type: ignore[union-attr]
+    assert extra in tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    index = ["--no-index", "--find-links", str(dist), "--only-binary", ":all:"]
+    install = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", *index, name]
+    done = subprocess.run(install, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"Would install {name}-" in done.stdout
+
+
+def test_a_report_installs_what_a_user_needs_and_the_tests_need_more(tmp_path: Path) -> None:
+    def installed(target: str) -> list[str]:
+        make = ["make", "-n", target, f"VENV={tmp_path}"]
+        done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True)
+        return re.findall(r"-e '\.\[([\w,]+)\]'", done.stdout)
+
+    assert installed("report") == ["models,explore"]
+    for target in ("test", "quick", "check", "site", "build", "benchmarks"):
+        assert installed(target)[:2] == ["models,explore", "dev"]
 
 
 def test_what_the_image_copies_builds_the_package_and_what_it_installs_is_declared(tmp_path: Path) -> None:

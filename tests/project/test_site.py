@@ -1,5 +1,6 @@
 """The documentation's site: it builds strictly, loads nothing from outside, and its links, formulas and search work."""
 
+import html
 import re
 import subprocess
 import sys
@@ -10,10 +11,16 @@ from urllib.parse import unquote
 
 import pytest
 
+import outlierlens
 from conftest import needs_chromium
+from gold.commands import spelt
 from moments import HANGS
 from outlierlens.analyses.atlas_lookup import ATLAS
 from outlierlens.analyses.atlas_rows import read_rows
+from outlierlens.architectures.derived import packaged
+from outlierlens.checkpoints.trainers import TRAINERS
+from outlierlens.experiments import BY_NAME
+from outlierlens.results.document import HOMES
 
 ROOT = Path(__file__).parents[2]
 OUTSIDE = re.compile(r"^\s*(?:[a-z][a-z0-9+.-]*:)?//", re.IGNORECASE)
@@ -105,17 +112,42 @@ def test_every_local_link_leads_to_an_anchor_that_is_there(site: Path, pages: di
 
 
 def test_formulas_are_drawn_by_the_browser_itself(site: Path, pages: dict[Path, Page]) -> None:
-    source = (ROOT / "docs" / "formulas.md").read_text("utf-8")
-    shown = pages[site / "formulas.html"].tags.count("math")
-    assert shown == len(re.findall(r"\$\$.+?\$\$|(?<!\$)\$[^$]+\$(?!\$)", source, re.DOTALL)) > 50
-    assert "merror" not in pages[site / "formulas.html"].tags
+    source = (ROOT / "docs" / "methods.md").read_text("utf-8")
+    shown = pages[site / "methods.html"].tags.count("math")
+    assert shown == len(re.findall(r"^```math$|\$[^$]+\$", source, re.MULTILINE)) > 50
+    assert "merror" not in pages[site / "methods.html"].tags
 
 
-def test_the_reference_tells_of_every_public_name(pages: dict[Path, Page], site: Path) -> None:
-    import outlierlens
-
-    told = pages[site / "api.html"].anchors
+def test_the_reference_tells_of_every_public_name_and_every_kind_of_result(pages: dict[Path, Page], site: Path) -> None:
+    told = pages[site / "reference" / "python.html"].anchors
     assert {f"outlierlens.{name}" for name in outlierlens.__all__ if name != "__version__"} <= told
+    told = pages[site / "reference" / "results.html"].anchors
+    assert {f"outlierlens.{home}.{name}" for name, home in HOMES.items()} <= told
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_command_has_a_page_with_its_options_and_examples(name: str, site: Path) -> None:
+    text = html.unescape(
+        re.sub(r"<[^>]*>", "", (site / "reference" / f"{name.replace(' ', '-')}.html").read_text("utf-8"))
+    )
+    assert f"outlierlens {name} [OPTIONS]" in text
+    assert all(f"$ outlierlens {one}" in text for one in BY_NAME[name].examples)
+    assert all(one in text for one in spelt(name) if not one.startswith("--no-"))
+    assert "**" not in text
+
+
+def test_types_and_trainers_have_their_tables(site: Path) -> None:
+    types = (site / "reference" / "model-types.html").read_text("utf-8")
+    assert all(f"<p>{name}</p>" in types for name in packaged())
+    trainers = (site / "reference" / "trainers.html").read_text("utf-8")
+    assert all(form.example in trainers for form in TRAINERS)
+
+
+def test_code_that_names_a_command_or_a_function_is_a_link(pages: dict[Path, Page], site: Path) -> None:
+    links = pages[site / "python.html"].links
+    assert {"reference/python.html#outlierlens.scan", "training.html"} <= set(links)
+    links = pages[site / "which-command.html"].links
+    assert {f"reference/{name.replace(' ', '-')}.html" for name in BY_NAME} <= set(links)
 
 
 @pytest.mark.browser
@@ -128,9 +160,9 @@ def test_the_search_works_from_the_files_alone(site: Path, browser: Any) -> None
     page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
     page.goto(f"{(site / 'search.html').as_uri()}?q=anisotropy")
     page.wait_for_selector("ul.search li a")
-    page.wait_for_selector("text=How do vectors lie in space?")
+    page.wait_for_selector("text=Are my embeddings sound, and can I repair them?")
     assert "outlierlens.analyses.geometry.LayerGeometry.anisotropy" in page.text_content("ul.search")
-    page.goto((site / "formulas.html").as_uri())
+    page.goto((site / "methods.html").as_uri())
     assert page.evaluate("document.querySelector('math').getBoundingClientRect().height") > 8
     assert page.evaluate("document.documentElement.scrollWidth") <= 400  # a phone scrolls formulas, not the page
     assert all(url.startswith(("file:", "data:")) for url in asked)

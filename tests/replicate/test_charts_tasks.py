@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from outlierlens import charts
 from outlierlens.errors import BadInput
+from outlierlens.view import charts
 from outlierlens.view.charts.base import TABLE_ROWS
 from synthetic_tasks import OUTLIERS, four, replication, task_sweep
 

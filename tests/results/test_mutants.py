@@ -12,9 +12,9 @@ import pytest
 
 import every_result
 import hostile
-from outlierlens import charts
 from outlierlens.errors import OutlierlensError
 from outlierlens.results.document import HOMES, decode_document, to_json
+from outlierlens.view import charts
 
 MUTANTS = hostile.number("MUTANTS", 10)  # of a kind
 WORDS = (

@@ -12,9 +12,10 @@ import torch
 from transformers import TrainerCallback
 
 import watch_training
-from outlierlens import OutlierCallback, WatchOptions
+from outlierlens import OutlierCallback
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
+from outlierlens.options import WatchOptions
 from outlierlens.results.row_store import read_rows
 from outlierlens.training.watch_rows import read_activity, read_watch
 from watch_training import EVERY, IDS, model_of, trainer_of

@@ -474,13 +474,13 @@ def test_the_card_s_metadata_is_valid_whatever_the_names(base: str) -> None:
 
 
 def test_the_docs_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "finetune.md").read_text("utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    page = (Path(__file__).parents[2] / "docs" / "finetuned.md").read_text("utf-8")
+    (code,) = (one for one in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "read_splits" in one)
     monkeypatch.chdir(tmp_path)
     tiny(tmp_path / "minilm-l6")
     rte = [{"sentence1": "w1 w2", "sentence2": "w3", "label": place % 2} for place in range(32)]
     lines(tmp_path / "rte" / "train.jsonl", *rte)
     lines(tmp_path / "rte" / "validation.jsonl", *rte[:6])
     known: dict[str, Any] = {}
-    exec(compile(code, "finetune.md", "exec"), known)
+    exec(compile(code, "finetuned.md", "exec"), known)
     assert known["tuned"].seeds[0].folder == "runs/rte/seed-42/model"

@@ -11,8 +11,10 @@ from transformers import TrainerCallback
 
 import watch_training
 from architectures import FAMILIES, build
-from outlierlens import OutlierCallback, WatchOptions, watch
+from outlierlens import OutlierCallback
+from outlierlens.commands import watch
 from outlierlens.detection.rules import Rule, zscore
+from outlierlens.options import WatchOptions
 from outlierlens.training.watch_alarm import MEASURED, Alarm, AlarmError, EarlyWarning
 from watch_training import IDS, Pushed, model_of, trainer_of
 

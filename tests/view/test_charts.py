@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import synthetic_report as synthetic
-from outlierlens import charts
 from outlierlens.analyses.scan import MAX_DOTS, dot_threshold
 from outlierlens.errors import BadInput, MissingExtra
 from outlierlens.report.files import charts_of
 from outlierlens.results.rows import Estimate
+from outlierlens.view import charts
 from outlierlens.view.charts.base import (
     DARK,
     LIGHT,

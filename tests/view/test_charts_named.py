@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import synthetic_report as synthetic
-from outlierlens import charts
 from outlierlens.analyses.observe import Observation, observe
 from outlierlens.analyses.scan import found_first
 from outlierlens.data.texts import Texts
@@ -16,6 +15,7 @@ from outlierlens.detection.activations import ObserveOptions
 from outlierlens.detection.observed import StackObservation
 from outlierlens.models.load import LoadedModel
 from outlierlens.report.files import charts_of
+from outlierlens.view import charts
 from outlierlens.view.charts import Chart, draw
 from outlierlens.view.charts.base import COLOURED, DIM_COLOURS, INK, label, looks, strongest_first
 from outlierlens.view.charts.draw import MOST, names_above, names_at_ends

@@ -85,7 +85,7 @@ class Definition(Row):
 
 
 _LAST, _BLOCKS = "the last layer: behind the final norm where there is one", "block outputs, before any final norm"
-# docs/definitions.md says what the sources leave open and was decided here.
+# docs/methods.md says what the sources leave open and was decided here.
 DEFINITIONS = (
     Definition(
         name="kovaleva", source="Kovaleva et al. 2021, section 3", tap="scale and bias of the block's last operation",

@@ -85,7 +85,7 @@ class EmbedOptions:
     """How a sentence becomes a vector; a word is the mean of its sub-words. Where texts are cut."""
     read: Annotated[ReadOptions, Flag(hidden=True)] = field(default_factory=lambda: ReadOptions(final_norm=True))
     """Layers, stream, batches, budget; the vector of a layer is what the model's final norm makes of it, if it has one."""
-    fixes: Annotated[tuple[FixSpec, ...], Flag(hidden=True)] = parse_fixes(USUAL)
+    fixes: Annotated[tuple[FixSpec, ...], Flag(hidden=True, read="vectors.fixes:parse_fixes")] = parse_fixes(USUAL)
     """What is tried; raw vectors always are."""
     clip: Annotated[str, Flag(hidden=True)] = "auto"
     """Which dimensions are clipped, as `vectors.clip.resolve_clipping` reads it."""

@@ -88,7 +88,7 @@ class GeometryOptions:
     """Mode writes: the embeddings' writes too."""
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 19
     """With --bands: random sets of the same size to clip."""
-    fixes: Annotated[tuple[FixSpec, ...], Flag(hidden=True)] = parse_fixes(USUAL)
+    fixes: Annotated[tuple[FixSpec, ...], Flag(hidden=True, read="vectors.fixes:parse_fixes")] = parse_fixes(USUAL)
     """Repairs, `raw` among them for differences."""
     clip: Annotated[str, Flag(hidden=True)] = "auto"
     """Of fix "clip", as `vectors.clip.resolve_clipping` takes it."""

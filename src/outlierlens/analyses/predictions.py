@@ -167,7 +167,7 @@ class Prediction(Row):
     n_set: Annotated[int | None, Count, More]
     """values set: parameters; none where hidden states are edited"""
     covered: Annotated[tuple[float, ...], "point", Quiet]
-    """share of predictions that are among so many of the corpus' most frequent types"""
+    """share of predictions among the N most frequent types of the corpus"""
 
 
 MEASURES = tuple(one.name for one in fields(Prediction))[2:-4]

@@ -1,7 +1,7 @@
 """A token's position, predicted from its hidden state by one linear probe per layer (Luo et al. 2021, section 3).
 
     split = split_texts(read_texts("train.jsonl"), read_texts("dev.jsonl"), seed=0)
-    found = probe_positions(loaded, split, resolve_clipping("557", loaded), ProbeOptions())
+    found = probe(loaded, split, resolve_clipping("557", loaded), ProbeOptions())
     found.accuracy("0").accuracy, found.at("0").largest_dim      # share of tokens whose position it names, an Estimate
     found.at("3").contribution[557], found.at("3").mean          # mean |w · v| of one dimension, and over all of them
 
@@ -323,7 +323,7 @@ class PositionProbe(Finding):
 # --- how it is measured ------------------------------------------------------------------------------------------
 
 
-def probe_positions(
+def probe(
     loaded: LoadedModel,
     split: Split,
     clipping: Clipping,
@@ -556,7 +556,7 @@ def run(session: "Session", call: ProbeCall) -> PositionProbe | OneDimension | F
         if fit is not None:
             seen = apart(fit, split.dev.texts, limit=fits.fit_limit, seed=call.seed)[0]
     clipping = fits.clipping(session.loaded, seen, reads.stack)
-    return probe_positions(session.loaded, split, clipping, options, rows=session.kept)
+    return probe(session.loaded, split, clipping, options, rows=session.kept)
 
 
 def _read(session: "Session") -> ReadOptions:

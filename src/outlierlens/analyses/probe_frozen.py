@@ -61,7 +61,7 @@ class FrozenOptions:
     """How vectors are read; its progress is told of training too."""
     special: Annotated[bool, Flag(hidden=True)] = False
     """Whether special tokens count in the mean."""
-    fixes: Annotated[tuple[FixSpec, ...], Flag(hidden=True)] = parse_fixes(USUAL)
+    fixes: Annotated[tuple[FixSpec, ...], Flag(hidden=True, read="vectors.fixes:parse_fixes")] = parse_fixes(USUAL)
     """Repairs; raw vectors are always measured, since changes are against them."""
     fit_limit: Annotated[int, Ge(2), Flag(hidden=True)] = Fitting.fit_limit
     """Training vectors that repairs are fitted on at most."""

@@ -103,7 +103,7 @@ class StreamCheck(Row):
     n_layers: Annotated[int, Count]
     """layers"""
     needed: Annotated[int, Count]
-    """limit: a position that is removed in so many layers breaks the constraint"""
+    """limit: a position that is removed in this number of layers breaks the constraint"""
     hidden_size: Annotated[int, Count]
     """positions"""
     n_broken: Annotated[int, Count]

@@ -46,7 +46,7 @@ FORMATS = {
 }
 NARROW = ("fp16", "e4m3")  # the columns: bf16 holds whatever float32 holds, and e5m2 nearly what fp16 does
 INSIDE = ("q·k", "norm sum of squares")  # within one operation: many kernels hold them in float32
-# Every kind of tensor; docs/range.md says what each is.
+# Every kind of tensor; docs/fp16.md says what each is.
 KINDS = (
     "stream", "stream after attention", "attention input", "attention linears", "q", "k", "v", "q·k", "attention logits",
     "attention mix", "attention output", "MLP input", "gate/up", "MLP inner", "MLP output", "norm output",

@@ -27,7 +27,7 @@ from outlierlens.errors import BadFile, BadInput, comment, literal
 from outlierlens.results.safe_files import read_toml
 
 Rotary = Literal["", "halves", "neighbours"]
-BY_HAND = "write a row by hand (docs/architectures.md) and pass --model-args arch=row.toml"
+BY_HAND = "write a row by hand (docs/models.md) and pass --model-args arch=row.toml"
 PART = re.compile(r"(?P<name>[^\[]+)(?:\[(?:(?P<part>\d+)/(?P<parts>\d+)|(?P<head>head )?(?P<letter>[qkv]))\])?")
 
 

@@ -367,8 +367,8 @@ def read(words: Sequence[str]) -> None:
 
 
 def _spelt(words: Sequence[str]) -> list[str]:
-    """`_` and `-` are one in the names of commands and options: `probe --one_dimension --max_length 8`."""
-    found: list[str] = []
+    """`_` and `-` are one in the names of commands and options: `probe --one_dimension --max_length 8`; a model is reported."""
+    found: list[str] = ["report"] if words and _is_model(words[0]) else []
     names = True
     for word in words:
         names = names and not word.startswith("-") and len(found) < 2
@@ -376,6 +376,15 @@ def _spelt(words: Sequence[str]) -> list[str]:
         name = option[0] if option else word if names and word.replace("_", "-") in _WORDS else ""
         found.append(name.replace("_", "-") + word[len(name) :])
     return found
+
+
+def _is_model(word: str) -> bool:
+    """Whether a first word names a model, and no command: a sample, a place, or the id OWNER/NAME of a hub."""
+    if word[:1] in ("", "-") or word.replace("_", "-") in program():
+        return False
+    from outlierlens.checkpoints.samples import is_sample
+
+    return is_sample(word) or "/" in word or Path(word).exists()
 
 
 _WORDS = {word for name in BY_NAME for word in name.split()}

@@ -34,7 +34,11 @@ def overview(width: int) -> str:
         "--show-completion": SHOW,
     }
     names = max(len(name) for heading in GROUP_NAMES for name in rows[title(heading)])
-    lines = ["Usage: outlierlens COMMAND", "", *wrap(ABOUT, width, break_on_hyphens=False)]
+    lines = [
+        "Usage: outlierlens COMMAND, or MODEL for its report",
+        "",
+        *wrap(ABOUT, width, break_on_hyphens=False),
+    ]
     for heading, group in rows.items():
         lines += ["", heading]
         for name, about in group.items():

@@ -81,7 +81,7 @@ class LoadOptions:
     accelerate does ("auto", or {module: device}); `device` is then "auto". `offline` forbids the network while this model is
     loaded. `by_block` reads the weights of each block when it runs, see `models.blocks`; None does so where they do not fit
     into the device's free memory. `memory` bounds the bytes that this takes beside the libraries; `keep_weights` downloads
-    what is read so from a hub into the hub's cache first. `notice` receives a line before slow work, such as a sample's conversion.
+    what is read so from a hub into the hub's cache first. `notice` receives a line before slow work that is done once.
     """
 
     revision: str | None = None

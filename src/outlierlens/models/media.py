@@ -106,7 +106,7 @@ class Preparation:
         if self.decodes and self.stacks[-1].name != DECODER:
             raise BadInput(
                 f"{loaded.name}: its stream {self.stacks[-1].name} lies behind a part that reads {PLURAL[kind]}, whose blocks "
-                f"its row does not name; give a row that does (--model-args arch=FILE, docs/architectures.md)"
+                f"its row does not name; give a row that does (--model-args arch=FILE, docs/models.md)"
             )
         self.stream = stream or self.stacks[0].name
         if kind == "image":

@@ -544,3 +544,14 @@ def docstrings(cls: type) -> dict[str, str]:
             ):
                 found[field.target.id] = " ".join(below.value.value.split())
     return found
+
+
+def __getattr__(name: str) -> Any:
+    """`Rule`, and options of what people call from Python by the name of their class: each function's module has its own."""
+    if re.fullmatch("[A-Z][A-Za-z]+(Options|Settings)|Rule", name):
+        homes = dict.fromkeys(importlib.import_module("outlierlens.commands").homes().values())
+        stem = re.sub("Options|Settings", "", name).lower()[:5]
+        for home in sorted(homes, key=lambda home: stem not in home):
+            if found := getattr(importlib.import_module(f"outlierlens.{home}"), name, None):
+                return found
+    raise AttributeError(f"module 'outlierlens.options' has no attribute {name!r}")

@@ -55,7 +55,7 @@ class Experiment:
         shared: by name what is other about options of `GROUPS` here; None takes one away.
         result: the class of its result, in `home/result.py`; "" where it has none that is saved.
         also: other classes that its view shows.
-        python: the function of the library, `outlierlens.NAME`, in `home/measure.py`; "" for none.
+        python: the function of the library, `outlierlens.commands.NAME`, in `home/measure.py`; "" for none.
         measure: the module of `run`, or ".file:function", where it is not `home/measure.py`.
         gate: the attribute of its result that says that a check failed (exit code 3; nothing to check is 2).
         examples: calls as one types them behind `outlierlens`, what they do behind `  # `; its page shows them. They run on the

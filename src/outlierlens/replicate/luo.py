@@ -22,7 +22,7 @@ from outlierlens.analyses.geometry import GeometryOptions, geometry
 from outlierlens.analyses.observe import Observation, observe
 from outlierlens.analyses.origin import OriginOptions, origin_live
 from outlierlens.analyses.origin_weights import MAX_NAMED
-from outlierlens.analyses.probe import ProbeOptions, probe_positions, split_texts
+from outlierlens.analyses.probe import ProbeOptions, probe, split_texts
 from outlierlens.analyses.probe_classifiers import protocol_of, read_frozen
 from outlierlens.analyses.probe_frozen import FrozenOptions, FrozenScores, frozen
 from outlierlens.data.labelled import find_task
@@ -292,7 +292,7 @@ def _origin(run: LuoRun) -> Any:
 def _probe(run: LuoRun) -> Any:
     split = split_texts(run.sentences, run.data.sentences("validation"), seed=run.options.seed)
     options = ProbeOptions(read=run.reading(), full=run.options.full, seed=run.options.seed)
-    return probe_positions(run.loaded, split, run.clipping, options, rows=run.rows)
+    return probe(run.loaded, split, run.clipping, options, rows=run.rows)
 
 
 def _geometry(run: LuoRun) -> Any:

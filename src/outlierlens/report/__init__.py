@@ -30,7 +30,7 @@ class _Report(ModuleType):
     """This package, which is called as the function `job.report`: `outlierlens.report(…)`."""
 
     def __call__(self, *arguments: Any, **named: Any) -> ReportData:
-        from outlierlens.given import accepting
+        from outlierlens.commands import accepting
 
         return accepting(import_module(f"{__name__}.job").report)(*arguments, **named)
 

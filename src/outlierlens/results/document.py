@@ -71,7 +71,7 @@ class Result(ABC):
             return need("pandas", "models", "to_pandas()").DataFrame(self.columns(*which, **named))
 
     def save(self, path: Path | str) -> Path:
-        """Write to exactly `path`, as `outlierlens.save` does."""
+        """Write to exactly `path`, through a temporary file that is then renamed."""
         return save(self, path)
 
     def __repr__(self) -> str:

@@ -7,7 +7,7 @@ bootstrap.py     BCa intervals of what sums over items decide
 resampling.py    weights of texts drawn again, percentile and jackknife intervals, training that is drawn again
 subsampling.py   intervals of correlations and of their differences
 
-docs/statistics.md says which is used where and why.
+docs/methods.md says which is used where and why.
 """
 
 SIGNIFICANT = 0.05

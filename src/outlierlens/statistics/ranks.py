@@ -205,7 +205,7 @@ def two_sided_p(t: np.ndarray, degrees: float) -> np.ndarray:
     return np.asarray(2 * special.stdtr(degrees, -np.abs(t)))
 
 
-def permutation_p(one: np.ndarray, other: np.ndarray, random: np.random.Generator) -> float:
+def permutation_p(one: np.ndarray, other: np.ndarray, random: "np.random.Generator") -> float:
     """Share of the orders of `one` [n] with as large a |ρ| (Spearman) with `other` [n], in (0, 1]; NaN where ρ is.
 
     Of all orders where there are at most 10,000, else of 10,000 drawn and the one seen.

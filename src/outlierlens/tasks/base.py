@@ -21,7 +21,6 @@ from outlierlens.models.devices import tokens_per_start
 from outlierlens.options import Flag, belong, check
 from outlierlens.results.rows import Estimate
 from outlierlens.statistics.means import mean_interval
-from outlierlens.tasks.metrics import Statistic, paired_interval
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from outlierlens.data.media import Kind
     from outlierlens.data.texts import Data
     from outlierlens.models.load import LoadedModel
+    from outlierlens.tasks.metrics import Statistic
 
 TaskName = Literal["auto", "masked loss", "causal loss", "output change", "sentence change", "labelled"]
 Measure = Literal["metric", "accuracy", "loss"]
@@ -95,7 +95,7 @@ class Task(ABC):
     text: str
     is_loss: bool = False
     metric: str = ""
-    statistic: Statistic | None = None
+    statistic: "Statistic | None" = None
     smallest: float = 0.0
     notes: tuple[str, ...] = ()
     n_texts: int
@@ -143,6 +143,8 @@ class Task(ABC):
         found = mean_estimate(after - before, self.weights)
         if not self.smallest:
             return found
+        from outlierlens.tasks.metrics import paired_interval  # its random numbers: what `scan` starts without
+
         return Estimate(found.value, *paired_interval(before, after, seed=seed, weights=self.weights))
 
 

@@ -1,6 +1,6 @@
 """Watch outlier dimensions emerge while a model trains, in any training loop; `callback` does it for a Trainer.
 
-    with ol.watch(model, "watch.jsonl", ol.WatchOptions(every=100), tokenizer=tokenizer) as watcher:
+    with ol.watch(model, "watch.jsonl", every=100, tokenizer=tokenizer) as watcher:
         ...                                          # a step's backward and optimizer.step()
         metrics = watcher.step(loss=loss)            # before zero_grad; every 100th step, else {}
 

@@ -120,7 +120,7 @@ TURNED = 399
 NEAR = 0.85  # of n_sigma
 AHEAD = 3  # records
 HALF_SPENT = 20  # records after which half of the rate is spent
-# counted over twelve short trainings, see docs/watch.md
+# counted over twelve short trainings, see benchmarks/README.md
 MEASURED = (
     "an early warning is no forecast: of twelve ordinary small trainings 11 raised one, and 5 of 26 came true within 200 "
     "steps"

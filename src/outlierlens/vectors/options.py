@@ -51,7 +51,7 @@ class VectorReading:
     def __post_init__(self) -> None:
         check(self)
         if self.layers not in ("all", "last"):
-            _named_layers(self.layers)
+            named_layers(self.layers)
 
     def into(
         self,
@@ -84,7 +84,7 @@ class VectorReading:
         if self.layers == "last":
             layers = (stack_of(loaded, data, self.stack).n_layers - 1,)
         elif self.layers != "all":
-            layers = _named_layers(self.layers)
+            layers = named_layers(self.layers)
         return ReadOptions(
             batch_size=self.batch_size,
             stack=self.stack,
@@ -101,7 +101,7 @@ def _filled(options: Options, **values: object) -> Options:
     return replace(options, **{name: values[name] for name in taken})
 
 
-def _named_layers(text: str) -> tuple[int, ...]:
+def named_layers(text: str) -> tuple[int, ...]:
     """ "embeddings,0-3" -> (-1, 0, 1, 2, 3)."""
     from outlierlens.models.hooks import EMBEDDINGS
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from outlierlens.models.inputs import check_known, check_readable, token_limit
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.models.media import ItemReading, ItemRows
 from outlierlens.models.passes import reading_of, stack_read
+from outlierlens.options import Flag
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -89,23 +90,20 @@ def check_matrices(n: int, width: int, cache_gb: float, *, what: str) -> None:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How texts are read.
-
-    Attributes:
-        batch_size: texts of a forward pass.
-        stack: the stream, where there are several; the first that reads text otherwise.
-        layers: blocks, `EMBEDDINGS` (−1) for the embeddings; None is all of them, embeddings first.
-        final_norm: pass every layer's states through the model's final norm; nothing where it has none (post-norm).
-        cache_gb: gigabytes (10⁹ bytes) that vectors may take.
-        progress: called with (label, texts done, texts).
-    """
+    """How texts are read."""
 
     batch_size: int = 32
+    """Texts of a forward pass."""
     stack: str | None = None
-    layers: tuple[int, ...] | None = None
+    """The stream, where there are several; the first that reads text otherwise."""
+    layers: Annotated[tuple[int, ...] | None, Flag(read="vectors.options:named_layers")] = None
+    """Blocks, `EMBEDDINGS` (−1) for the embeddings; None is all of them, embeddings first."""
     final_norm: bool = False
+    """Pass every layer's states through the model's final norm; nothing where it has none (post-norm)."""
     cache_gb: float = 8.0
+    """Gigabytes (10⁹ bytes) that vectors may take."""
     progress: Callable[[str, int, int], None] | None = None
+    """Called with (label, texts done, texts)."""
 
     def told(self, label: str) -> "ReadOptions":
         """The same options, whose progress is reported as `label`."""
