@@ -317,7 +317,6 @@ def read_by_block(n: int, random: np.random.Generator, folder: str) -> Iterator[
     loaded = load_model(folder, LoadOptions(by_block=True, attention="eager", notice=lambda _: None))
     blocks, ids = loaded.blocks, torch.arange(14).reshape(2, 7)
     assert blocks is not None
-    blocks.memory = blocks.bytes_for(0, 0)  # states that wait go to a file
 
     def logits() -> torch.Tensor:
         with torch.inference_mode():
@@ -332,7 +331,14 @@ def read_by_block(n: int, random: np.random.Generator, folder: str) -> Iterator[
     calls = [partial(under, make) for make in (nullcontext, *off, lambda: edited_hidden(loaded, DIMS))]
 
     def now() -> list[Any]:
-        at_rest = [blocks.hub, blocks.passes, blocks.weights.open, EVERYWHERE.edits, threading.active_count()]
+        at_rest = [
+            blocks.hub,
+            blocks.passes,
+            blocks.weights.open,
+            EVERYWHERE.edits,
+            threading.active_count(),
+            gc.get_freeze_count(),
+        ]
         resident = [one for one in loaded.model.parameters() if not one.is_meta]
         values = [(one.detach().clone(), one.dtype, one.requires_grad) for one in resident]
         hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in loaded.model.modules()]
@@ -344,8 +350,9 @@ def read_by_block(n: int, random: np.random.Generator, folder: str) -> Iterator[
 
     wanted = list(chain.from_iterable(loaded.run(calls)))
     seconds, before = seconds_of(nullcontext, all_equal), now()
-    done = 0
+    done, in_file = 0, blocks.bytes_for(0, 0)
     while done < n:
+        blocks.memory = in_file if done % 20 == 0 else None  # states that wait go to a file, or stay
         try:
             by_timer(nullcontext, all_equal, random, seconds)
         except KeyboardInterrupt:

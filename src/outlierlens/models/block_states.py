@@ -15,9 +15,8 @@ import gc
 import tempfile
 import weakref
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -32,16 +31,19 @@ Reference = weakref.ref[torch.Tensor]
 Tensors = dict[int, list[Reference]]  # by storage
 
 
-def tensors_now(known: Mapping[int, list[Reference]] = MappingProxyType({})) -> Tensors:
-    """All tensors that there are; none of storages that are `known`."""
-    found: Tensors = {}
+def tensors_now() -> Tensors:
+    """All tensors that there are, but for those that are frozen (`gc.freeze`)."""
+    kinds, found = {torch.Tensor, *_kinds(torch.Tensor)}, Tensors()
     with torch._C.DisableTorchFunctionSubclass():
-        for one in gc.get_objects():
-            if issubclass(type(one), torch.Tensor) and one.layout is torch.strided:
-                key = one.untyped_storage()._cdata
-                if not any_left(known.get(key, ())):
-                    found.setdefault(key, []).append(weakref.ref(one))
+        for one in [one for one in gc.get_objects() if type(one) in kinds]:
+            if one.layout is torch.strided:
+                found.setdefault(one.untyped_storage()._cdata, []).append(weakref.ref(one))
     return found
+
+
+def _kinds(kind: type) -> Iterator[type]:
+    for one in kind.__subclasses__():
+        yield from (one, *_kinds(one))
 
 
 def any_left(tensors: Iterable[Reference]) -> bool:
@@ -65,7 +67,9 @@ class WaitingStates:
 
     def __init__(self, most: int, folder: Path | None):
         self.most, self.folder = most, folder
+        gc.unfreeze()
         self.before = tensors_now()
+        gc.freeze()  # what is there need not be looked at again, which takes 0.1 s
         self.older: dict[Hashable, Tensors] = {}
         self.seen: dict[Hashable, list[Reference]] = {}
         self.owners: dict[int, tuple[Hashable, Reference]] = {}  # by storage; None where several passes have it
@@ -77,7 +81,7 @@ class WaitingStates:
 
     def begin(self, passes: Iterable[Hashable]) -> None:
         """Passes that begin now: others may use what is there already."""
-        now = tensors_now(self.before)
+        now = tensors_now()
         for one in passes:
             self.older[one], self.seen[one] = now, []
 
@@ -132,6 +136,7 @@ class WaitingStates:
                 storage.resize_(n_bytes)
         if self.file is not None:
             self.file.close()
+        gc.unfreeze()
 
     def _own(self, one: Hashable) -> list[torch.UntypedStorage]:
         held = [(mine, tensor) for mine in self.seen[one] if (tensor := mine()) is not None]
