@@ -13,7 +13,9 @@ names, ties, buffers and packed experts.
 """
 
 import hashlib
+import math
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,9 +32,11 @@ from outlierlens.checkpoints.formats import SafetensorsCheckpoint
 from outlierlens.checkpoints.hub import HubCheckpoint
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.models.changes import NEEDS_WHOLE, edited_copy
+from outlierlens.models.devices import linear
 from outlierlens.models.folder import input_table
 from outlierlens.models.model_class import check_values
 
+TIMED = 256  # tokens of a product that is timed
 LARGE = 2**22  # weights of an embedding or a linear outside the blocks that is a door too: 16 MB in float32
 
 DTYPES = {
@@ -337,11 +341,35 @@ class BlockWeights:
         """Bytes of a door's weights in the files."""
         return sum(self.reader.checkpoint.tensors[key].nbytes for key in self.keys[door])
 
+    def multiplied(self, door: str) -> int:
+        """Weights of a door that each token is multiplied by: of matrices, tables that are looked up excepted."""
+        kinds = (part for part in self.doors[door].modules() if not isinstance(part, nn.Embedding))
+        return sum(one.numel() for part in kinds for one in part.parameters(recurse=False) if one.ndim > 1)
+
+    def bytes_per_second(self) -> float:
+        """How fast the files are read: by the largest tensor of the first block."""
+        keys = next((keys for door, keys in self.keys.items() if keys and self.multiplied(door)), [])
+        key = max(keys, key=lambda one: self.reader.checkpoint.tensors[one].nbytes)
+        begun = time.perf_counter()
+        dict(self.reader.tensors([key]))
+        return self.reader.checkpoint.tensors[key].nbytes / max(time.perf_counter() - begun, 1e-9)
+
+    def operations_per_second(self) -> float:
+        """How fast the device multiplies: by a product of the size of a block's."""
+        inside = [one.shape for held in self.away.values() for *_, one in held if one.ndim == 2]
+        shape = sorted(inside, key=math.prod)[len(inside) // 2]
+        sizes = (TIMED, shape[1]), shape
+        states, weight = (torch.ones(size, dtype=self.dtype, device=self.reader.device) for size in sizes)
+        linear(states, weight)  # the first one sets things up
+        begun = time.perf_counter()
+        linear(states, weight).sum().item()
+        return 2 * TIMED * math.prod(shape) / max(time.perf_counter() - begun, 1e-9)
+
     def values_of(self, parameter: Away) -> torch.Tensor:
         """A parameter's values, with those that are set of it, read by themselves."""
         keys, door = self.places.get(parameter.called, []), door_of(parameter.called, self.doors)
         if len(keys) == 1 and self.reader.checkpoint.tensors[keys[0]].shape == tuple(parameter.shape):
-            found = dict(self.reader.tensors(keys))[keys[0]].to(parameter.dtype)
+            found = dict(self.reader.tensors(keys))[keys[0]].to(parameter.place, parameter.dtype)
         else:  # packed from several, or tied
             self.fill(str(door))
             there = self.present(parameter)
@@ -356,6 +384,11 @@ class BlockWeights:
         store, leaf = self._stands.get(self.open, {}).get(id(parameter), ({}, ""))
         found: torch.Tensor | None = store.get(leaf)
         return found
+
+    def standing(self, parameter: torch.Tensor) -> torch.Tensor:
+        """What stands for a parameter while its door is closed: itself, where it stays in memory."""
+        open_now = self.away.get(self.open, ())
+        return next((away for store, leaf, away in open_now if store[leaf] is parameter), parameter)
 
     def begin(self) -> None:
         """Read ahead from now on, in a thread of its own."""
