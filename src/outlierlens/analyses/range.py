@@ -20,6 +20,7 @@ from outlierlens.analyses.range_pass import BINS, CacheErrors, Key, RangePass, T
 from outlierlens.architectures import NO_EXPERT
 from outlierlens.architectures.derived import gates
 from outlierlens.checkpoints import Checkpoint
+from outlierlens.checkpoints.imatrix import ALIKE, NO_ENTRY
 from outlierlens.data.texts import Data
 from outlierlens.detection.weights import opened
 from outlierlens.errors import BadInput
@@ -362,6 +363,10 @@ class Ranges(Finding):
             some, n = list(self.never_fed[:UNFED]), len(self.never_fed)
             names = listed(some) if n <= UNFED else f"{', '.join(some)} and {n - UNFED:,} more"
             yield f"Never fed by these {self.about.inputs}: {names}. Nothing is known of their range."
+            if self.about.inputs == "texts":
+                experts = [name for name in self.never_fed if "experts" in name]
+                does = [f"of experts, {ALIKE}"] * bool(experts) + [NO_ENTRY] * (len(experts) < n)
+                yield f"An importance matrix of these texts has nothing for them: {'; '.join(does)}."
 
 
 def headroom(largest: float, form: str) -> float:
