@@ -21,7 +21,7 @@ _DATASETS = "imatrix.datasets"
 # What llama-quantize does (tools/quantize/quantize.cpp, load_imatrix; src/llama-quant.cpp, tensor_requires_imatrix).
 ALIKE = "llama-quantize weighs all inputs alike"
 NO_ENTRY = (
-    "llama-quantize rounds a linear without an entry as without a matrix, and stops there for IQ1, IQ2, IQ3_XXS and Q2_K_S"
+    "llama-quantize rounds a linear without entry as without a matrix, and stops there for IQ1, IQ2, IQ3_XXS and Q2_K_S"
 )
 
 
