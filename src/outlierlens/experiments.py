@@ -450,12 +450,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "range", "compress",
         "Find the largest |x| of every tensor, and formats that hold it.\n\n"
         "Layer by layer.",
-        home="analyses.range", python="range_of", options="RangeOptions", takes=CONDITIONS,
+        home="analyses.range", python="range_of", options="RangeCall", takes=CONDITIONS,
         shared=UNLABELLED | {"limit": Override(64), "verbose": Override(help="Show every layer of every kind too.")},
         result="Ranges",
         examples=(
             "range mini-planted --data reviews --limit 4",
             "range mini-planted --weights  # the checkpoint alone, without torch",
+            "range mini-planted --data reviews --limit 4 --export autocast:keep.py  # what fp16 does not hold, in float32",
         ),
     ),
     Experiment(
