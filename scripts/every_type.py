@@ -3,11 +3,16 @@
     python scripts/every_type.py                        # all types, one child process each; continues where it stopped
     python scripts/every_type.py --seed 1 --some 30     # thirty types drawn at random: what CI holds against the package's rows
     python scripts/every_type.py llama bamba            # these alone
+    python scripts/every_type.py --by-block             # whether a small copy read block by block gives what it gives whole
     python scripts/every_type.py --write                # rows of a whole run become the package's data file
 
 For each type: the config that transformers has as its default (with what `FILLED` adds where the default is no model) is
 derived; a small random copy gets one dimension planted in the last operation of every block, is saved, and is scanned from its
 files; where it reads text, `observe`, `ablate` and `range` run on it. Says for each type why something could not be done.
+
+`--by-block`: a small random copy, saved, under four conditions (`tests/block_equality.py`) on three lengths with padding: all
+tensors must be equal bit for bit, with states that wait in memory, and in a file. Then a weight of the model is off by 1e-4,
+which must be seen. Where it reads text, what `attention` and `trace` say is compared, too.
 """
 
 import argparse
@@ -26,6 +31,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from block_equality import CONDITIONS, content, equal, under
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = ROOT / "src" / "outlierlens" / "data_files" / "derived.json"
@@ -174,8 +182,6 @@ def one_type(model_type: str, task: str, *, rows_alone: bool = False) -> dict[st
 def planted(config: dict[str, Any], stacks: tuple[Any, ...], folder: Path) -> Any:
     """A small copy with the dimension planted, saved in `folder`."""
     import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
 
     from outlierlens.architectures import bind, live_parameters
     from outlierlens.architectures.experiment.small import quiet, small_model
@@ -192,15 +198,22 @@ def planted(config: dict[str, Any], stacks: tuple[Any, ...], folder: Path) -> An
                 for layer in stack.bias:
                     for param in layer:
                         named[param.name].select(param.axis, DIM).add_(TIMES)
-        model: Any = small.model
-        model.save_pretrained(folder)
-        words = sorted({word for text in TEXTS for word in text.split()})
-        inner = Tokenizer(
-            models.WordLevel({word: number for number, word in enumerate(("<pad>", "<unk>", *words))}, "<unk>")
-        )
-        inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", unk_token="<unk>").save_pretrained(folder)
+        save(small.model, folder)
     return small
+
+
+def save(model: Any, folder: Path) -> None:
+    """Save a model and a tokenizer of the words of `TEXTS`."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    model.save_pretrained(folder)
+    words = sorted({word for text in TEXTS for word in text.split()})
+    inner = Tokenizer(
+        models.WordLevel({word: number for number, word in enumerate(("<pad>", "<unk>", *words))}, "<unk>")
+    )
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", unk_token="<unk>").save_pretrained(folder)
 
 
 def by_numpy(small: Any, stacks: tuple[Any, ...]) -> dict[str, Any]:
@@ -321,6 +334,153 @@ def rewritten(folder: str, inputs: dict[str, Any]) -> str:
     return f"{said}; pairs: {', '.join(kinds) or 'none'}"
 
 
+# --- block by block --------------------------------------------------------------------------------------------------
+
+
+def by_block(model_type: str, task: str) -> dict[str, Any]:
+    """What a small copy of a type gives block by block against what it gives whole."""
+    from outlierlens import attention, load_model, trace
+    from outlierlens.analyses.trace import TraceOptions
+    from outlierlens.architectures.experiment.small import quiet, small_model
+    from outlierlens.errors import OutlierlensError, takes_a_line, told
+    from outlierlens.models.load import LoadOptions
+
+    said: dict[str, Any] = {"type": model_type, "task": task}
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["OUTLIERLENS_CACHE"] = str(Path(folder) / "cache")
+        try:
+            with quiet():
+                small = small_model(config_of(model_type))
+                save(small.model, Path(folder) / "model")
+        except Exception as error:  # of the family's own code
+            return said | {"unbuilt": f"{type(error).__name__}: {error}"[:300]}
+
+        def load(*, blocks: bool) -> Any:
+            options = LoadOptions(by_block=blocks, attention="eager", notice=lambda _: None)
+            return load_model(str(Path(folder) / "model"), options)
+
+        try:
+            whole = load(blocks=False)
+        except OutlierlensError as error:
+            return said | {"unloaded": str(error)[:300]}
+        try:
+            split = load(blocks=True)
+            stack = of_words(whole) if "input_ids" in small.inputs else whole.stacks[0].name
+            said |= compared(whole, split, small.inputs, stack)
+        except OutlierlensError as error:
+            return said | {"refused": str(error)[:400]}
+        analyses: dict[str, Callable[[Any], Any]] = {
+            "attention": lambda one: attention(one, TEXTS, dims=(DIM,)),
+            "trace": lambda one: trace(one, TEXTS, TraceOptions(dim=DIM, stack=of_words(one), n_random=1)),
+        }
+        for name, run in analyses.items() if "input_ids" in small.inputs else ():
+            answers = []
+            for one in (whole, split):
+                try:
+                    answers.append(content(run(one)))
+                except Exception as error:
+                    answers.append(f"{told(error) if takes_a_line(error) else repr(error)}"[:200])
+            fails = [one if isinstance(one, str) else "" for one in answers]
+            said[name] = (
+                f"refused of the whole: {fails[0]}" if fails[0] else f"refused: {fails[1]}" if fails[1]
+                else "equal" if answers[0] == answers[1] else "differs"
+            )  # fmt: skip
+    return said
+
+
+def compared(whole: Any, split: Any, inputs: dict[str, Any], stack: str) -> dict[str, Any]:
+    """ "equal" or "differs" by condition, how often a door was read at most, and whether a weight off by 1e-4 was seen."""
+    for given in (cut(inputs), [inputs] * 3):
+        with contextlib.suppress(RuntimeError, ValueError, IndexError, TypeError, AssertionError):
+            theirs = under(whole, "intact", given)
+            break
+    if not equal(theirs, under(whole, "intact", given)):
+        return {"random": "the whole model gives other numbers each time"}
+    said: dict[str, Any] = {
+        "lengths": len({str([(key, getattr(one, "shape", 0)) for key, one in each.items()]) for each in given})
+    }
+    wanted: dict[str, Any] = {}
+    for name in CONDITIONS:
+        try:
+            wanted[name] = under(whole, name, given, stack)
+        except Exception as error:  # of the family's own code, too
+            said[name] = f"refused of the whole: {error!r}"[:200]
+    split.blocks.weights.reads.clear()
+    ours = split.run([partial(under, split, name, given, stack) for name in wanted])
+    reads = split.blocks.weights.reads
+    said["reads"] = max(map(reads.count, reads), default=0)
+    for name, found in zip(wanted, ours, strict=True):
+        said[name] = "equal" if equal(found, wanted[name]) else "differs"
+    split.blocks.memory = split.blocks.bytes_for(0, 0)  # every state that waits goes to a file
+    filed = split.run([partial(under, split, name, given, stack) for name in wanted])
+    said["on disk"] = "equal" if equal(filed, ours) else "differs"
+    split.blocks.memory = None
+    said["seen"] = off_by_a_little(whole, split, given, ours[0])
+    return said
+
+
+def cut(inputs: dict[str, Any]) -> list[dict[str, Any]]:
+    """Three batches: of texts of three lengths, the last token of the last row padding; of other inputs of three sizes."""
+    import torch
+
+    ids, found = inputs.get("input_ids"), []
+    for number in range(3):
+        each = dict(inputs)
+        for name, one in inputs.items():
+            if isinstance(one, torch.Tensor) and ids is not None and one.shape[:2] == ids.shape:
+                each[name] = one[:, : ids.shape[1] - number].clone()
+            elif isinstance(one, torch.Tensor) and one.is_floating_point():
+                each[name] = one * (1 - 0.1 * number)
+        if ids is not None and "attention_mask" in each and each["attention_mask"].shape == each["input_ids"].shape:
+            each["attention_mask"][-1, -1] = 0
+        found.append(each)
+    return found
+
+
+def off_by_a_little(whole: Any, split: Any, given: list[dict[str, Any]], ours: Any) -> str:
+    """The name of a weight of a block that, 1e-4 larger in the whole model, makes its outputs others than `ours`; else ""."""
+    import torch
+
+    doors = split.blocks.weights.doors
+    names = [name for name, one in whole.model.named_parameters() if one.is_floating_point() and one.ndim > 1]
+    inside = [name for name in names if any(name.startswith(f"{door}.") for door in doors)]
+    for name in inside[::-1][:40]:
+        parameter = whole.model.get_parameter(name)
+        flat = parameter.data.view(-1)
+        before = flat[0].clone()
+        with torch.no_grad():
+            flat[0] += 1e-4
+        seen = not equal(ours, under(whole, "intact", given))
+        with torch.no_grad():
+            flat[0] = before
+        if seen:
+            return name
+    return ""
+
+
+def summary_by_block(all_said: list[dict[str, Any]]) -> str:
+    """How many types are equal block by block, and what of the others."""
+    built = [one for one in all_said if not {*one} & {"unbuilt", "unloaded"}]
+    lost = [one for one in built if {*one} & {"refused", "random", "bug", "ended"}]
+    kept = [one for one in built if one not in lost]
+    parts = (*CONDITIONS, "on disk", "attention", "trace")
+    out = [f"{len(all_said)} types, {len(built)} built small and loaded; {len(kept)} read block by block"]
+    out.append("equal: " + ", ".join(f"{part} {sum(one.get(part) == 'equal' for one in kept)}" for part in parts))
+    out.append(f"a weight off by 1e-4 is seen in {sum(bool(one.get('seen')) for one in kept)}")
+    out.append(f"each door once in {sum(one.get('reads') == 1 for one in kept)}")
+    for one in all_said:
+        wrong = {key: one[key] for key in ("unbuilt", "unloaded", "refused", "random", "bug", "ended") if key in one}
+        wrong |= {part: one[part] for part in parts if one.get(part, "equal") != "equal"}
+        if one in kept and not one.get("seen"):
+            wrong["seen"] = "nothing"
+        if wrong:
+            out.append(
+                f"{one['type']}: "
+                + "; ".join(f"{key}: {' '.join(str(why).split())[:160]}" for key, why in wrong.items())
+            )
+    return "\n".join(out)
+
+
 def in_child(model_type: str, task: str, look: Callable[[str, str], dict[str, Any]]) -> dict[str, Any]:
     """What `look` says, from a process that may run out of time or memory."""
     read, write = os.pipe()
@@ -392,12 +552,13 @@ def main() -> None:
     parser.add_argument("--in", dest="file", type=Path, default=Path("types.jsonl"), help="where what was seen is kept")
     parser.add_argument("--some", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--by-block", action="store_true", help="block by block against whole")
     parser.add_argument("--rows", action="store_true", help="derive, and plant nothing")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     import torch
 
-    look = partial(one_type, rows_alone=options.rows)
+    look = by_block if options.by_block else partial(one_type, rows_alone=options.rows)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     wanted = types()
@@ -413,7 +574,7 @@ def main() -> None:
                 file.write(json.dumps(in_child(model_type, task, look)) + "\n")
                 file.flush()
     said = [one for one in lines(options.file) if one["type"] in wanted]
-    print(summary(said))
+    print((summary_by_block if options.by_block else summary)(said))
     if options.write:
         import transformers
 

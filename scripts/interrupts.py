@@ -2,16 +2,19 @@
 
     python scripts/interrupts.py                         # 10,000 interrupts, a few minutes
     python scripts/interrupts.py --trials 500 --seed 1
+    python scripts/interrupts.py --only "read block by block"
 
 Half of the interrupts come from a timer: SIGALRM, whose handler raises KeyboardInterrupt, at a random moment while the context
 is entered, a forward pass runs inside, and the context is left. The other half are SIGINT before a step of the interpreter that
 is drawn from all steps of entering and leaving, in any file; Python runs its handler when it looks for signals next.
 After each, while the exception is still held, every value, number format, gradient flag, training mode, hook, replaced
-`forward` and handler is compared with what was there before. Prints a row a context. Exit code 1: something was left.
+`forward` and handler is compared with what was there before. Prints a row a context. Exit code 1: something was left, or a
+trial took longer than a minute, whose stack is then printed.
 """
 
 import _thread
 import argparse
+import faulthandler
 import gc
 import signal
 import sys
@@ -66,6 +69,7 @@ from outlierlens.training.watch_probe import untouched
 Context = Callable[[], AbstractContextManager[Any]]
 SIZES = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 SIZES |= {"max_position_embeddings": 32, "pad_token_id": 0}
+SECONDS = 60  # of one trial
 DIMS = (3, 5)
 
 
@@ -327,7 +331,14 @@ def read_by_block(n: int, random: np.random.Generator, folder: str) -> Iterator[
     calls = [partial(under, make) for make in (nullcontext, *off, lambda: edited_hidden(loaded, DIMS))]
 
     def now() -> list[Any]:
-        at_rest = [blocks.hub, blocks.passes, blocks.weights.open, EVERYWHERE.edits, threading.active_count()]
+        at_rest = [
+            blocks.hub,
+            blocks.passes,
+            blocks.weights.open,
+            EVERYWHERE.edits,
+            threading.active_count(),
+            gc.get_freeze_count(),
+        ]
         resident = [one for one in loaded.model.parameters() if not one.is_meta]
         values = [(one.detach().clone(), one.dtype, one.requires_grad) for one in resident]
         hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in loaded.model.modules()]
@@ -339,8 +350,9 @@ def read_by_block(n: int, random: np.random.Generator, folder: str) -> Iterator[
 
     wanted = list(chain.from_iterable(loaded.run(calls)))
     seconds, before = seconds_of(nullcontext, all_equal), now()
-    done = 0
+    done, in_file = 0, blocks.bytes_for(0, 0)
     while done < n:
+        blocks.memory = in_file if done % 20 == 0 else None  # states that wait go to a file, or stay
         try:
             by_timer(nullcontext, all_equal, random, seconds)
         except KeyboardInterrupt:
@@ -349,25 +361,35 @@ def read_by_block(n: int, random: np.random.Generator, folder: str) -> Iterator[
             yield left + ["values"] * (not left and not all_equal())
 
 
+def timed(found: Iterator[list[str]]) -> Iterator[list[str]]:
+    """What trials found; one that takes longer than `SECONDS` ends the program with its stack."""
+    faulthandler.dump_traceback_later(SECONDS, exit=True)
+    for one in found:
+        faulthandler.dump_traceback_later(SECONDS, exit=True)
+        yield one
+    faulthandler.cancel_dump_traceback_later()
+
+
 def main() -> int:
     """Print the table; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=10_000, help="interrupts in all (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (default: %(default)s)")
+    parser.add_argument("--only", help="this row alone")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     signal.signal(signal.SIGALRM, _raise)
     random = np.random.default_rng(asked.seed)
     names = list(contexts(*models()))
-    each = -(-asked.trials // (len(names) + 2))
+    each = asked.trials if asked.only else -(-asked.trials // (len(names) + 2))
     total = lost = 0
     print(f"{'context':<28}{'interrupts':>11}{'left over':>11}  what")
-    rows = [(name, trials(name, each, random)) for name in names]
-    rows.append(("zero_weights_, for good", whole_or_nothing(each, random)))
     folder = tempfile.TemporaryDirectory()
-    rows.append(("read block by block", read_by_block(each, random, folder.name)))
-    for name, found in rows:
-        left = list(found)
+    rows = {name: trials(name, each, random) for name in names}
+    rows |= {"zero_weights_, for good": whole_or_nothing(each, random)}
+    rows |= {"read block by block": read_by_block(each, random, folder.name)}
+    for name in [asked.only] if asked.only else rows:
+        left = list(timed(rows[name]))
         bad = [what for what in left if what]
         total, lost = total + len(left), lost + len(bad)
         print(f"{name:<28}{len(left):>11,}{len(bad):>11,}  {', '.join(sorted({one for what in bad for one in what}))}")

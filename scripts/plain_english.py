@@ -2,8 +2,9 @@
 
     python scripts/plain_english.py          # one line per finding; exit code 1 if there is any
 
-Texts are those of `src` (messages, sentences of reports, templates, and what stands below fields: help and heads of columns), of
-`docs`, README, CONTRIBUTING and the examples' page, without code and quotations. CONTRIBUTING.md has the rules.
+Texts are those of `src` (messages, sentences of reports, templates, and what stands below fields: help and heads of columns),
+of `docs`, README, CONTRIBUTING and the pages of examples and benchmarks, without code and quotations. CONTRIBUTING.md has the
+rules.
 """
 
 import ast

@@ -54,6 +54,7 @@ class FakeHub:
         self.page = 1000  # models of one page of the list
         self.tamper: dict[str, Callable[[Handler, Seen], bool]] = {}
         self.headers: dict[str, str] = {}
+        self.sha256: dict[str, str] = {}  # of large files by name, as the hub names them
         self.token: str | None = None
         self.seen: list[Seen] = []
         self.connections: dict[str, int] = {"hub": 0, "cdn": 0}
@@ -162,7 +163,9 @@ class Handler(BaseHTTPRequestHandler):
         if fake.redirect and name.endswith(LARGE):
             target = f"{fake.servers['cdn'].address}/{model}/{name}?signature=secret"
             size = str(_size(fake.models[model][name]))
-            return self.reply(302, b"Found", {"Location": target, "X-Repo-Commit": COMMIT, "X-Linked-Size": size})
+            linked = {"X-Linked-ETag": f'"{fake.sha256[name]}"'} if name in fake.sha256 else {}
+            told = {"Location": target, "X-Repo-Commit": COMMIT, "X-Linked-Size": size} | linked
+            return self.reply(302, b"Found", told)
         return self.file(fake.models[model][name], {"X-Repo-Commit": COMMIT})
 
     def listed(self, asked: dict[str, str]) -> None:

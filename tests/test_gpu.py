@@ -51,6 +51,28 @@ with watch(model, "watch.jsonl", WatchOptions(every=4)) as watcher:
         optimizer.zero_grad()
 """
 
+BLOCKS = """
+from functools import partial
+from architectures import FAMILIES, batch, build
+from block_equality import CONDITIONS, equal, under
+from outlierlens.models.load import LoadOptions, load_model
+
+for name in ("llama", "bert", "mixtral"):
+    build(FAMILIES[name], FAMILIES[name].heads[0]).save_pretrained(name)
+    whole, split = (
+        load_model(f"./{name}", LoadOptions(device="cuda", attention="eager", by_block=by_block))
+        for by_block in (False, True)
+    )
+    inputs = [{key: one.cuda() for key, one in batch(FAMILIES[name], seed).items()} for seed in (1, 2, 3)]
+    theirs = [under(whole, condition, inputs) for condition in CONDITIONS]
+    assert theirs[0][0][0].is_cuda
+    for memory in (None, split.blocks.bytes_for(0, 0)):  # states that wait are on the GPU, or in a file
+        split.blocks.memory = memory
+        assert equal(split.run([partial(under, split, condition, inputs) for condition in CONDITIONS]), theirs)
+    for parameter in split.model.parameters():
+        assert parameter.device.type == "cuda"
+"""
+
 
 def on_gpu(script: str, folder: Path) -> None:
     """Run a script in a folder, in a process of its own that sees the GPUs."""
@@ -85,3 +107,7 @@ def test_watching_waits_for_the_gpu_at_steps_that_are_recorded_alone(tmp_path: P
     on_gpu(STEPS, tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "watch.jsonl").read_text().splitlines()]
     assert {"step 4", "step 8"} <= {row.get("key") for row in rows}
+
+
+def test_a_model_read_block_by_block_gives_what_it_gives_whole(tmp_path: Path) -> None:
+    on_gpu(BLOCKS, tmp_path)

@@ -22,7 +22,7 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util.nodes import make_refnode
 
-import outlierlens
+import outlierlens.commands
 from outlierlens.architectures import ARCHITECTURES
 from outlierlens.architectures.derived import packaged
 from outlierlens.checkpoints.trainers import TRAINERS
@@ -122,12 +122,16 @@ def listed(names: list[str]) -> Iterator[str]:
 
 @functools.cache
 def python() -> list[str]:
-    """Functions and classes of the package and its errors, and those that pages import from its modules; each once."""
-    names = {f"outlierlens.{name}": name for name in outlierlens.__all__}
-    names |= {f"outlierlens.errors.{name}": name for name in vars(outlierlens.errors)}
+    """Functions and classes of the package, its commands and its errors, and those that pages import; each under one name."""
+    errors = (
+        name for name, one in vars(outlierlens.errors).items() if inspect.isclass(one) and issubclass(one, Exception)
+    )
+    names = [f"outlierlens.{name}" for name in outlierlens.__all__]
+    names += [f"outlierlens.commands.{name}" for name in dir(outlierlens.commands)]
+    names += [f"outlierlens.errors.{name}" for name in errors]
     for path in sorted(FOLDER.parent.glob("*.md")):
         for module, imported in IMPORTED.findall(path.read_text("utf-8")):
-            names |= {f"{module}.{name.strip()}": name for name in imported.split(",")}
+            names += [f"{module}.{name.strip()}" for name in imported.split(",")]
     ours = [name for name in names if callable(one := look_up(name)) and one.__module__.startswith("outlierlens")]
     return list({id(look_up(name)): name for name in reversed(ours)}.values())[::-1]
 

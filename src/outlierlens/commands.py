@@ -175,7 +175,7 @@ _FLAGS = re.compile(
 )
 _OF_LOADING = (
     "row", "adapter", "dtype", "device", "tokenizer", "revision", "subfolder", "token", "offline", "trust_remote_code",
-    "by_block", "memory",
+    "by_block", "memory", "keep_weights",
 )  # fmt: skip
 _HOMES = {**dict.fromkeys(_OF_LOADING, "load_model"), "limit": "read_texts", "column": "read_texts"}
 _NAMES = {"data": "texts", "text-column": "column", "arch": "row", "family": "row", "fit-data": "fit"}
@@ -203,7 +203,7 @@ def in_python(message: str, settings: Mapping[str, tuple[Option, ...]]) -> str:
             settings[name][0].kind
             if name in settings
             else bool
-            if name in ("overwrite", "offline", "trust_remote_code", "by_block")
+            if name in ("overwrite", "offline", "trust_remote_code", "by_block", "keep_weights")
             else None
         )
         value = ""

@@ -81,6 +81,8 @@ class Loading(ModelSource):
     """Read weights when their block runs: for a model larger than memory. Default: where it does not fit."""
     memory: Annotated[int | None, Flag("--memory", read="options:parse_bytes")] = None
     """Memory that reading block by block may take beside the libraries, such as 6GB."""
+    keep_weights: bool = False
+    """Keep what is read block by block from a hub in its cache on this disk. Off: nothing is kept."""
 
 
 def row_of(arch: Path | None, family: str | None) -> Path | str | None:
@@ -155,6 +157,7 @@ class Session:
             revision=one.revision, subfolder=one.subfolder, token=one.token, dtype=one.dtype, device=one.device,
             trust_remote_code=one.trust_remote_code, offline=one.offline, row=one.row, tokenizer=one.tokenizer,
             adapter=one.adapter, device_map=one.device_map, notice=self.notice, by_block=one.by_block, memory=one.memory,
+            keep_weights=one.keep_weights,
         )  # fmt: skip
 
     def scanning(self, asked: "ScanOptions | None" = None, **more: Any) -> "ScanOptions":
@@ -173,7 +176,10 @@ class Session:
         """The model, loaded once."""
         from outlierlens.models.load import load_model
 
-        return load_model(self.subject.model, self.load)
+        found = load_model(self.subject.model, self.load)
+        if found.blocks is not None:
+            found.blocks.folder = self.kept.folder
+        return found
 
     @property
     def task_reading(self) -> TaskReading:

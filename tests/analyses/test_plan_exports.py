@@ -58,7 +58,7 @@ SCHEMES = {
     "auto-round": "int4-group64/none",
     "torchao": "int8-tensor/int8-tensor",
     "bitsandbytes": "int8-channel/int8-token",
-    "gguf": "int4-group32/none",
+    "gguf": "q4_0",
     "modelopt": "int8-channel/int8-tensor",
     "mlx": "int4-group64-asym/none",
 }
@@ -126,6 +126,23 @@ def test_compressed_tensors_applies_the_recipe(target: Target) -> None:
     assert schemes[OTHER].input_activations.strategy == "tensor"
 
 
+@pytest.mark.parametrize("scheme", ["nvfp4", "nvfp4a16", "mxfp4", "mxfp8", "int3-group32/none", "fp8"])
+def test_compressed_tensors_has_the_formats_of_the_recipe(scheme: str, target: Target) -> None:
+    quantization: Any = pytest.importorskip("compressed_tensors.quantization")
+    schemes: Any = pytest.importorskip("compressed_tensors.quantization.quant_scheme")
+    recipe = json.loads(said("llm-compressor", scheme, target, ()).split("\n", 1)[1])
+    modifier = recipe["quantization_stage"]["quantization_modifiers"]["QuantizationModifier"]
+    group = quantization.QuantizationConfig(config_groups=modifier["config_groups"]).config_groups["all"]
+    preset = schemes.PRESET_SCHEMES.get({"int3-group32/none": "", "fp8": "FP8"}.get(scheme, scheme.upper()))
+    if preset:  # as its makers set it, but for the observer
+        for part in ("weights", "input_activations"):
+            mine, theirs = (
+                getattr(one, part) if not isinstance(one, dict) else one.get(part) for one in (group, preset)
+            )
+            for name in ("num_bits", "type", "strategy", "symmetric", "dynamic", "group_size", "scale_dtype"):
+                assert mine is theirs or getattr(mine, name) == getattr(theirs, name), (part, name)
+
+
 @pytest.mark.parametrize("scheme", ["int8-tensor/int8-tensor", "int4-group32/none", "int4-channel-asym/none"])
 def test_torchao_quantizes_what_the_plan_says_and_nothing_else(scheme: str, target: Target) -> None:
     quantization: Any = pytest.importorskip("torchao.quantization")
@@ -145,9 +162,7 @@ def test_torchao_quantizes_what_the_plan_says_and_nothing_else(scheme: str, targ
     assert live(IDS).logits.isfinite().all()
 
 
-@pytest.mark.parametrize(
-    ("scheme", "kind"), [("int8-channel/int8-token", "Linear8bitLt"), ("int4-group64/none", "Linear4bit")]
-)
+@pytest.mark.parametrize(("scheme", "kind"), [("int8-channel/int8-token", "Linear8bitLt"), ("nf4", "Linear4bit")])
 def test_bitsandbytes_leaves_out_what_the_plan_keeps(scheme: str, kind: str, target: Target, tmp_path: Any) -> None:
     pytest.importorskip("bitsandbytes")
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
@@ -174,7 +189,7 @@ def test_bitsandbytes_settings_are_those_of_its_config(target: Target) -> None:
 
 def test_llama_quantize_reads_a_line_a_tensor(target: Target) -> None:
     # quantize.cpp: words apart by blanks; up to "=" a regular expression, in small letters, searched for in the name; a type.
-    lines = said("gguf", "int4-group32/none", target).split()
+    lines = said("gguf", "q4_0", target).split()
     assert lines == [r"blk\.11\.ffn_down\.weight=f16", r"blk\.1\.ffn_down\.weight=q4_0", r"blk\.1\.attn_q\.weight=q8_0"]
     patterns = [line.partition("=")[0] for line in lines]
     assert patterns == [pattern.lower() for pattern in patterns]

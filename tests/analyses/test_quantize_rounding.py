@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from outlierlens.analyses.quantize_schemes import (
+    GGUF,
     LARGEST,
     NAMES,
     SMALLEST,
@@ -53,6 +54,43 @@ def test_levels_are_those_worked_out_by_hand() -> None:
     assert fake_quantize(torch.tensor([[448.0, 300.0, 17.5, -19.0]]), scheme("e4m3-tensor")).tolist() == [
         [448.0, 288.0, 18.0, -20.0]
     ]
+
+
+def test_four_bits_are_those_worked_out_by_hand() -> None:
+    # e2m1 knows 0, 0.5, 1, 1.5, 2, 3, 4, 6; halves go to the even code: 2.5 to 2, 3.5 to 4, 5 to 4, 0.25 to 0, 0.75 to 1.
+    halves = torch.tensor([[6.0, 2.5, -3.5, 5.0, 0.25, 0.75, 1.25, -1.75]])
+    assert fake_quantize(halves, scheme("e2m1-channel")).tolist() == [[6.0, 2.0, -4.0, 4.0, 0.0, 1.0, 1.0, -2.0]]
+    # Steps of MX are powers of two below the largest: 7.9 has the exponent of 4, so the step is 1 and 7.9 saturates at 6.
+    assert fake_quantize(torch.tensor([[7.9, 1.0, 8.0, 1.1]]), scheme("e2m1-group2-e8m0")).tolist() == [
+        [6.0, 1.0, 8.0, 1.0]
+    ]
+    # NVFP4: 12 is the tensor's largest, 12 / (6 · 448) its step; the second group's, 0.7 / 6, is 26.1 of these, so 26.
+    found = fake_quantize(torch.tensor([[12.0, 1.0, 0.7, 0.35]]), scheme("e2m1-group2-e4m3"))[0].tolist()
+    step = 26 * 12 / (6 * 448)
+    assert found == pytest.approx([12.0, 1.0, 6 * step, 3 * step])
+    # nf4 has the largest of its block as 1, and the middle code as 0.
+    assert fake_quantize(torch.tensor([[-2.0, 0.01, 1.5, 0.0]]), scheme("nf4-group4"))[0].tolist() == pytest.approx(
+        [-2.0, 0.0, 2 * 0.7229568362236023, 0.0]
+    )
+    # Three bits, symmetric: −3 to 3.
+    assert fake_quantize(torch.tensor([[3.0, 1.4, -2.6]]), scheme("int3-channel")).tolist() == [[3.0, 1.0, -3.0]]
+    assert fake_quantize(torch.tensor([[-1.0, 0.4, 2.0]]), scheme("int2-channel-asym")).tolist() == [[-1.0, 0.0, 2.0]]
+
+
+def test_inputs_in_groups_have_a_tensor_of_their_own_per_text() -> None:
+    values = (
+        torch.randn(3, 5, 64, generator=torch.Generator().manual_seed(0))
+        * torch.tensor([1.0, 300.0, 0.01])[:, None, None]
+    )
+    for name in ("nvfp4", "mxfp4", "mxfp8"):
+        inputs = parse(name).inputs
+        alone = [fake_quantize_inputs(one[None], inputs)[0] for one in values]
+        assert same_bits(fake_quantize_inputs(values, inputs), torch.stack(alone))
+        valid = torch.ones(3, 5, dtype=torch.bool)
+        valid[0, 3:] = False
+        values[0, 3:] = 1e6
+        assert same_bits(fake_quantize_inputs(values, inputs, valid)[0, :3], alone[0][:3])
+        values[0, 3:] = 0.0
 
 
 def test_grains_share_steps_where_they_say() -> None:
@@ -151,7 +189,7 @@ def test_tiny_and_empty_ranges() -> None:
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-@pytest.mark.parametrize("text", ["int8-tensor", "int4-channel-asym", "e4m3-group2"])
+@pytest.mark.parametrize("text", ["int8-tensor", "int4-channel-asym", "e4m3-group2", "e2m1-group2-e8m0", "nf4-group2"])
 def test_what_is_not_finite_is_refused(value: float, text: str) -> None:
     with pytest.raises(BadInput, match=r"infinite or not a number.*--dtype float32"):
         fake_quantize(torch.tensor([[1.0, value]]), scheme(text))
@@ -183,6 +221,58 @@ def test_integers_equal_torchao_s_to_the_last_bit(text: str) -> None:
         assert same_bits(found, wanted)
 
 
+def rows() -> torch.Tensor:
+    """Weights over many sizes, with an outlier and a row of zeros."""
+    random = torch.Generator().manual_seed(3)
+    values = torch.randn(8, 256, generator=random) * torch.exp(torch.randn(8, 256, generator=random))
+    values[2, 5], values[4] = 400.0, 0.0
+    return values
+
+
+@pytest.mark.parametrize("name", [*GGUF, "mxfp4"])
+def test_types_of_gguf_are_its_own_to_the_last_bit(name: str) -> None:
+    gguf = pytest.importorskip("gguf")
+    kind = gguf.GGMLQuantizationType[name.upper()]
+    wanted = torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(rows().numpy(), kind), kind))
+    assert torch.equal(fake_quantize(rows(), parse(name).weights), wanted)
+    kept = torch.zeros(8, 256, dtype=torch.bool)
+    kept[2, 5] = True
+    found = fake_quantize(rows(), parse(name).weights, exempt=kept)
+    assert found[2, 5] == 400.0
+    assert (found - rows()).abs()[2].max() < (wanted - rows()).abs()[2, :32].max()
+
+
+def test_nvfp4_equals_compressed_tensors_to_the_last_bit() -> None:
+    quantization: Any = pytest.importorskip("compressed_tensors.quantization")
+    helpers: Any = pytest.importorskip("compressed_tensors.quantization.utils")
+    forward: Any = pytest.importorskip("compressed_tensors.quantization.lifecycle.forward")
+    values = rows()
+    for row in (0, 2, 3):
+        values = torch.roll(values, row)
+        how = quantization.QuantizationArgs(
+            num_bits=4, type="float", strategy="tensor_group", group_size=16, scale_dtype=torch.float8_e4m3fn
+        )
+        whole = helpers.generate_gparam(values.min().reshape(1), values.max().reshape(1))
+        blocks = values.unflatten(-1, (-1, 16))
+        scale, zero = helpers.calculate_qparams(blocks.amin(-1), blocks.amax(-1), how, global_scale=whole)
+        wanted = forward.fake_quantize(values, scale, zero, how, global_scale=whole)
+        assert torch.equal(fake_quantize(values, parse("nvfp4").weights), wanted)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("mxfp4", "float4_e2m1fn_x2"), ("mxfp8", "float8_e4m3fn")])
+def test_mx_equals_torchao_s_to_the_last_bit(name: str, kind: str) -> None:
+    formats: Any = pytest.importorskip("torchao.prototype.mx_formats.mx_tensor")
+    mode = formats.ScaleCalculationMode.FLOOR
+    made = formats.MXTensor.to_mx(rows(), getattr(torch, kind), block_size=32, scaling_mode=mode)
+    assert torch.equal(fake_quantize(rows(), parse(name).weights), made.dequantize(torch.float32))
+
+
+def test_nf4_equals_bitsandbytes_to_the_last_bit() -> None:
+    functional: Any = pytest.importorskip("bitsandbytes.functional")
+    packed, state = functional.quantize_4bit(rows(), blocksize=64, quant_type="nf4")
+    assert torch.equal(fake_quantize(rows(), parse("nf4").weights), functional.dequantize_4bit(packed, state))
+
+
 @pytest.mark.parametrize("number", sorted(FP8))
 @pytest.mark.parametrize("grain", ["tensor", "channel"])
 def test_fp8_equals_torchao_s_to_the_last_bit(number: str, grain: str) -> None:
@@ -210,7 +300,7 @@ def test_names_are_read_back() -> None:
     [
         ("int8-tensor", r"WEIGHTS/INPUTS"),
         ("int8/none", r"cannot read 'int8' in scheme 'int8/none'; write NUMBER-GRAIN"),
-        ("int3-tensor/none", r"unknown number 'int3'; numbers are int8, int4, e4m3, e5m2"),
+        ("int5-tensor/none", r"unknown number 'int5'; numbers are int8, int4, int3, int2, e4m3, e5m2, e2m1"),
         ("int8-row/none", r"unknown grain 'row'"),
         ("int8-group/none", r"a group, and nothing else, has a size"),
         ("int8-tensor32/none", r"a group, and nothing else, has a size"),
@@ -218,7 +308,10 @@ def test_names_are_read_back() -> None:
         ("e4m3-tensor-asym/none", r"e4m3 has no zero point"),
         ("none/none", r"none/none rounds nothing"),
         ("int8-token/none", r"weights have no tokens"),
-        ("none/int8-channel", r"inputs are rounded per tensor or per token"),
+        ("none/int8-channel", r"inputs are rounded per tensor, per token or in groups"),
+        ("none/q4_0", r"inputs are rounded per tensor, per token or in groups"),
+        ("int4-group32-e8m0/none", r"steps of e8m0 belong to groups of e2m1, e4m3 or e5m2"),
+        ("e2m1-channel-e4m3/none", r"steps of e4m3 belong to groups"),
     ],
 )
 def test_schemes_that_cannot_be_are_refused(text: str, says: str) -> None:
@@ -227,7 +320,7 @@ def test_schemes_that_cannot_be_are_refused(text: str, says: str) -> None:
 
 
 def test_groups_that_do_not_divide_are_refused() -> None:
-    with pytest.raises(BadInput, match=r"groups of 32 do not divide a row of 48 weights; use group24"):
+    with pytest.raises(BadInput, match=r"groups of 32 do not divide a row of 48; use group24"):
         fake_quantize(torch.zeros(2, 48), scheme("int4-group32"))
 
 
@@ -237,7 +330,9 @@ def test_groups_that_do_not_divide_are_refused() -> None:
         ("int8", "int8-tensor/int8-tensor"),
         ("W8A8", "int8-channel/int8-token"),
         ("w4a16", "int4-group128/none"),
-        ("q4_0", "int4-group32/none"),
+        ("nf4", "nf4-group64/none"),
+        ("nvfp4", "e2m1-group16-e4m3/e2m1-group16-e4m3"),
+        ("mxfp4a16", "e2m1-group32-e8m0/none"),
         ("fp8", "e4m3-tensor/e4m3-tensor"),
     ],
 )

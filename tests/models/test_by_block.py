@@ -1,10 +1,12 @@
 """A model that is read block by block gives bit for bit what the whole model gives, and reads its file once."""
 
+import hashlib
 import signal
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,12 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, RwkvConfig, RwkvForCausalLM
 
 from architectures import FAMILIES, Family, batch, build
+from block_equality import CONDITIONS, DIM, equal, outputs, under
 from outlierlens.ablation.switches import edited_hidden, removed_writes, zeroed_weights
-from outlierlens.analyses.quantize_places import find_places
-from outlierlens.analyses.quantize_rounding import Keeping, rounded
-from outlierlens.analyses.quantize_schemes import parse
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.errors import BadFile, BadInput, RemoteError
+from outlierlens.models import block_states
+from outlierlens.models.block_states import tensors_now
 from outlierlens.models.block_weights import BlockReader, BlockWeights
 from outlierlens.models.blocks import ByBlock
 from outlierlens.models.changes import EVERYWHERE
@@ -28,7 +30,6 @@ from outlierlens.models.load import LoadedModel, LoadOptions, from_objects, load
 from outlierlens.models.model_class import NewHead
 
 pytest_plugins = ["hub_fixtures"]
-DIM = 5
 # A tokenizer is made for it that reads nothing: its folder has no vocabulary.
 LOADED = [name for name in FAMILIES if name != "mpnet"]
 
@@ -65,36 +66,6 @@ def batches(family: Family) -> list[dict[str, Any]]:
     return found
 
 
-def outputs(one: LoadedModel, inputs: dict[str, Any]) -> torch.Tensor:
-    with torch.inference_mode():
-        found: torch.Tensor = one.model(**inputs)[0].clone()
-    return found
-
-
-def conditions(one: LoadedModel) -> list[AbstractContextManager[Any]]:
-    """Intact, weights off, states edited; weights and inputs rounded, where the blocks hold linears."""
-    stack = one.stacks[0].name
-    recipe, keeping = parse("int8-channel/int8-token"), Keeping(dims=(DIM,))
-    places = find_places(one, stack)
-    return [
-        nullcontext(),
-        zeroed_weights(one, [DIM], stack=stack),
-        edited_hidden(one, [DIM], "scale once", stack=stack),
-        *([rounded(one, recipe, keeping, stack=stack, places=places)] if places else []),
-    ]
-
-
-def under(one: LoadedModel, condition: int, inputs: list[dict[str, Any]]) -> list[torch.Tensor]:
-    with conditions(one)[condition]:
-        return one.run([partial(outputs, one, each) for each in inputs])
-
-
-def equal(ours: Any, theirs: Any) -> bool:
-    return all(
-        torch.equal(a, b) for mine, other in zip(ours, theirs, strict=True) for a, b in zip(mine, other, strict=True)
-    )
-
-
 def file_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
@@ -102,27 +73,26 @@ def file_bytes(folder: Path) -> int:
 @pytest.mark.parametrize("name", LOADED)
 def test_every_family_is_equal_under_every_condition_in_one_read(name: str, saved: Callable[[str], Path]) -> None:
     whole, split, inputs = loaded(saved(name)), by_block(saved(name)), batches(FAMILIES[name])
-    numbers = range(len(conditions(whole)))
-    theirs = [under(whole, condition, inputs) for condition in numbers]
+    theirs = [under(whole, condition, inputs) for condition in CONDITIONS]
     assert split.blocks
     split.blocks.weights.reads.clear()  # of a model that reads pictures too, loading tries whether its words look left
     before = split.blocks.weights.reader.checkpoint.bytes_read
-    ours = split.run([partial(under, split, condition, inputs) for condition in numbers])
+    ours = split.run([partial(under, split, condition, inputs) for condition in CONDITIONS])
     assert equal(ours, theirs)
-    assert all(not torch.equal(theirs[0][0], other[0]) for other in theirs[1:])  # the conditions change something
+    assert all(not equal(theirs[0], other) for other in theirs[1:])  # the conditions change something
     assert len(set(split.blocks.weights.reads)) == len(split.blocks.weights.reads)  # each door once
     assert split.blocks.weights.reader.checkpoint.bytes_read - before <= file_bytes(saved(name))
-    assert equal(split.run([partial(under, split, 0, inputs)]), theirs[:1])  # and nothing is left changed
+    assert equal(split.run([partial(under, split, "intact", inputs)]), theirs[:1])  # and nothing is left changed
     assert not EVERYWHERE.edits
 
 
 def test_one_weight_off_by_a_ten_thousandth_is_seen(saved: Callable[[str], Path], tmp_path: Path) -> None:
     whole, inputs = loaded(saved("llama")), batches(FAMILIES["llama"])
-    theirs = [under(whole, 0, inputs)]
+    theirs = [under(whole, "intact", inputs)]
     with torch.no_grad():
         whole.model.get_parameter("model.layers.1.mlp.down_proj.weight")[3, 2] += 1e-4
     whole.model.save_pretrained(tmp_path)
-    assert not equal([under(by_block(tmp_path), 0, inputs)], theirs)
+    assert not equal([under(by_block(tmp_path), "intact", inputs)], theirs)
 
 
 def test_weights_of_embeddings_final_norms_and_tied_heads_are_off_in_their_condition_alone(
@@ -145,7 +115,18 @@ def test_outside_of_a_run_each_pass_reads_the_doors_that_it_comes_to(saved: Call
     for one in (whole, split):
         with zeroed_weights(one, [DIM]):
             found.append(outputs(one, inputs[0]))
-    assert torch.equal(*found)
+    assert equal(*found)
+
+
+def test_weights_of_a_door_that_was_left_open_are_off(saved: Callable[[str], Path]) -> None:
+    whole, split, inputs = loaded(saved("llama")), by_block(saved("llama")), batches(FAMILIES["llama"])
+    theirs = [under(whole, condition, inputs) for condition in CONDITIONS]
+    for condition, wanted in zip(CONDITIONS, theirs, strict=True):
+        with split.weights_of(split.model.get_submodule("model.layers.1")):
+            pass
+        assert equal(under(split, condition, inputs), wanted)
+        outputs(split, inputs[0])
+    assert equal(split.run([partial(under, split, condition, inputs) for condition in CONDITIONS]), theirs)
 
 
 def test_a_weight_that_is_used_outside_its_block_is_refused_by_name(tmp_path: Path) -> None:
@@ -194,6 +175,49 @@ def test_what_cannot_be_read_block_by_block_is_refused_in_a_sentence(
         by_block(tmp_path)
 
 
+def test_in_a_file_states_take_no_memory_and_what_passes_share_stays(
+    saved: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_states, "SMALLEST", 1)
+    split, random = by_block(saved("llama")), torch.Generator().manual_seed(0)
+    assert split.blocks
+    embeddings = torch.randn(4, 7, 16, generator=random)  # one tensor for all passes
+    kept = dict[int, Any]()
+    rotary = split.model.model.rotary_emb
+    turned = rotary.forward
+
+    def once(states: torch.Tensor, position_ids: torch.Tensor) -> Any:  # as models do that keep a table of positions
+        return kept.setdefault(states.shape[1], turned(states, position_ids))
+
+    monkeypatch.setattr(rotary, "forward", once)
+
+    def read(n: int) -> list[torch.Tensor]:
+        own = embeddings if n % 2 == 0 else embeddings[:, :6] + 1
+        return outputs(split, {"inputs_embeds": own, "use_cache": False})
+
+    calls = [partial(read, n) for n in range(40)]
+    theirs = [call() for call in calls[:2]] * 20
+    n_bytes, fill = list[int](), split.blocks.weights.fill
+
+    def filled(door: str) -> None:
+        storages = {
+            one.untyped_storage() for one in (ref() for ref in chain(*tensors_now().values())) if one is not None
+        }
+        n_bytes.append(sum({one._cdata: one.nbytes() for one in storages if one.device.type == "cpu"}.values()))
+        fill(door)
+
+    monkeypatch.setattr(split.blocks.weights, "fill", filled)
+    most = []
+    for memory in (None, split.blocks.bytes_for(0, 0)):
+        kept.clear()
+        n_bytes.clear()
+        split.blocks.memory = memory
+        assert equal(split.run(calls), theirs)
+        most.append(max(n_bytes[:-1]) - n_bytes[0])  # but for what the head gives
+    assert most[0] > 30 * 4 * 6 * 16 * 4  # most of the states of forty passes
+    assert most[1] < most[0] / 4
+
+
 def _interrupt(*_: Any) -> None:
     signal.raise_signal(signal.SIGINT)
 
@@ -212,18 +236,18 @@ def test_a_run_that_is_stopped_leaves_nothing_and_the_next_is_equal(
     stop: Callable[..., None], kind: type[BaseException], path: str, saved: Callable[[str], Path]
 ) -> None:
     whole, split, inputs = loaded(saved("llama")), by_block(saved("llama")), batches(FAMILIES["llama"])
-    theirs, blocks = [under(whole, 1, inputs)], split.blocks
+    theirs, blocks = [under(whole, "weights off", inputs)], split.blocks
     assert blocks
     stopped = split.model.get_submodule(path).register_forward_hook(stop)
     with pytest.raises(kind):
-        split.run([partial(under, split, condition, inputs) for condition in range(3)])
+        split.run([partial(under, split, condition, inputs) for condition in CONDITIONS[:3]])
     stopped.remove()
     assert not [one for one in threading.enumerate() if one.name.startswith("outlierlens-block")]
     assert blocks.hub is None
     assert not blocks.passes
     assert all(one.is_meta for store in blocks.weights.away.values() for *_, one in store)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in split.model.modules())
-    assert equal(split.run([partial(under, split, 1, inputs)]), theirs)
+    assert equal(split.run([partial(under, split, "weights off", inputs)]), theirs)
 
 
 def test_passes_keep_their_own_modes_of_torch(saved: Callable[[str], Path]) -> None:
@@ -296,11 +320,11 @@ def test_a_model_is_read_from_the_hub_without_a_copy_by_one_request_for_each_blo
     served: Any, saved: Callable[[str], Path], tmp_path: Path
 ) -> None:
     whole, inputs = loaded(saved("llama")), batches(FAMILIES["llama"])
-    theirs = [under(whole, condition, inputs) for condition in range(3)]
+    theirs = [under(whole, condition, inputs) for condition in CONDITIONS[:3]]
     split = load_model("org/model", LoadOptions(by_block=True, attention="eager"))
     assert split.blocks
     before = [one.path for one in served.seen if one.path.endswith(".safetensors")]
-    ours = split.run([partial(under, split, condition, inputs) for condition in range(3)])
+    ours = split.run([partial(under, split, condition, inputs) for condition in CONDITIONS[:3]])
     assert equal(ours, theirs)
     weights = split.blocks.weights
     files = {door: {weights.reader.checkpoint._file(key)[0] for key in weights.keys[door]} for door in weights.order}
@@ -308,6 +332,31 @@ def test_a_model_is_read_from_the_hub_without_a_copy_by_one_request_for_each_blo
     assert len(asked) == sum(map(len, files.values()))
     assert sum(one.sent for one in asked) <= file_bytes(saved("llama"))
     assert not list(tmp_path.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_what_is_kept_of_the_hub_is_read_from_this_disk(
+    damaged: bool, served: Any, saved: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = [under(loaded(saved("llama")), "weights off", batches(FAMILIES["llama"]))]
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    served.headers = {}
+    real = {path.name: path for path in saved("llama").iterdir()}
+    for name, path in real.items():
+        if path.suffix == ".safetensors":
+            content = path.read_bytes()
+            served.models["org/model"][name] = content[:-1] + b"x" if damaged else content
+            served.sha256[name] = hashlib.sha256(content).hexdigest()
+    options = LoadOptions(by_block=True, keep_weights=True, attention="eager")
+    if damaged:
+        with pytest.raises(BadFile, match="not the file that the hub names"):
+            load_model("org/model", options)
+        return
+    load_model("org/model", options)
+    before = len(served.requests(".safetensors"))
+    split = load_model("org/model", LoadOptions(by_block=True, attention="eager", offline=True))
+    assert equal([under(split, "weights off", batches(FAMILIES["llama"]))], theirs)
+    assert len(served.requests(".safetensors")) == before
 
 
 def remote(folder: Path) -> LoadedModel:
@@ -319,12 +368,21 @@ def remote(folder: Path) -> LoadedModel:
     return from_objects(model.eval())
 
 
+def test_weights_lie_in_memory_as_in_a_map_of_their_file(served: Any, saved: Callable[[str], Path]) -> None:
+    for split in (by_block(saved("llama")), remote(saved("llama"))):
+        assert split.blocks
+        reader = split.blocks.weights.reader
+        read = dict(reader.tensors(reader.checkpoint.tensors))
+        # Products of experts depend in the last bit on where in a line of the cache their weights begin.
+        assert all(one.data_ptr() % 64 == reader.checkpoint._file(key)[2].start % 64 for key, one in read.items())
+
+
 def test_broken_connections_lose_nothing(served: Any, saved: Callable[[str], Path]) -> None:
-    theirs = [under(loaded(saved("llama")), 1, batches(FAMILIES["llama"]))]
+    theirs = [under(loaded(saved("llama")), "weights off", batches(FAMILIES["llama"]))]
     split = remote(saved("llama"))
     before = served.sent
     served.tamper[".safetensors"] = broken
-    assert equal([under(split, 1, batches(FAMILIES["llama"]))], theirs)
+    assert equal([under(split, "weights off", batches(FAMILIES["llama"]))], theirs)
     assert served.sent - before <= 1.02 * file_bytes(saved("llama"))
 
 
@@ -346,5 +404,5 @@ def test_weights_are_cast_as_in_an_ordinary_load(dtype: str, name: str, tmp_path
     family = FAMILIES[name]
     build(family, family.heads[0]).to(torch.bfloat16).save_pretrained(tmp_path)
     whole, split, inputs = loaded(tmp_path, dtype=dtype), by_block(tmp_path, dtype=dtype), batches(family)
-    assert equal([under(split, 1, inputs)], [under(whole, 1, inputs)])
+    assert equal([under(split, "weights off", inputs)], [under(whole, "weights off", inputs)])
     assert split.dtype == whole.dtype == ("float32" if dtype == "float32" else "bfloat16")

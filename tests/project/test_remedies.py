@@ -208,6 +208,22 @@ def test_what_a_page_tells_to_install_exists(path: Path) -> None:
         assert set(asked.split(",")) <= EXTRAS.keys(), asked
 
 
+def test_what_a_user_installs_is_used() -> None:
+    base = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
+    asked = [*base, *(line for name in EXTRAS.keys() - NOT_FOR_USERS for line in EXTRAS[name])]
+    wanted = {canonical(Requirement(line).name) for line in asked} - {"outlierlens"}
+    nodes = [node for tree in trees().values() for node in ast.walk(tree)]
+    named = {alias.name.partition(".")[0] for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    named |= {str(node.module).partition(".")[0] for node in nodes if isinstance(node, ast.ImportFrom)}
+    named |= {
+        said.partition(".")[0] for node in nodes if (said := getattr(node, "value", None)) and isinstance(said, str)
+    }
+    packages = metadata.packages_distributions().items()
+    used = {canonical(one) for module, homes in packages if module in named for one in homes}
+    assert wanted - used == {"accelerate"}  # which transformers asks for, where it trains or spreads a model
+    assert {"scikit-learn", "pytest", "sphinx"} & wanted == set()
+
+
 def test_all_is_all_that_a_user_can_use_and_nothing_for_developers() -> None:
     everything = brings("all")
     for extra in EXTRAS.keys() - NOT_FOR_USERS:

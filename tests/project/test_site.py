@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import pytest
 
-import outlierlens
+import outlierlens.commands
 from conftest import needs_chromium
 from gold.commands import spelt
 from moments import HANGS
@@ -120,7 +120,10 @@ def test_formulas_are_drawn_by_the_browser_itself(site: Path, pages: dict[Path, 
 
 def test_the_reference_tells_of_every_public_name_and_every_kind_of_result(pages: dict[Path, Page], site: Path) -> None:
     told = pages[site / "reference" / "python.html"].anchors
-    assert {f"outlierlens.{name}" for name in outlierlens.__all__ if name != "__version__"} <= told
+    assert {f"outlierlens.{name}" for name in outlierlens.__all__} <= told
+    others = {*dir(outlierlens.commands)} - {*outlierlens.__all__}
+    assert {f"outlierlens.commands.{name}" for name in others} <= told
+    assert {"outlierlens.errors.BadInput", "outlierlens.errors.told"} & told == {"outlierlens.errors.BadInput"}
     told = pages[site / "reference" / "results.html"].anchors
     assert {f"outlierlens.{home}.{name}" for name, home in HOMES.items()} <= told
 

@@ -206,7 +206,7 @@ class Study:
         if not self.total:
             self.announce([one.name for one in conditions])
         calls: Any = {one.name: partial(self._one, one) for one in conditions[::-1] if one.name not in self.keep.done}
-        self.loaded.run([lambda: self.intact, *[*calls.values()][::-1]], self.task)
+        self.loaded.run([lambda: self.intact, *[*calls.values()][::-1]], int(self.task.lengths.sum()))
         return [self._one(one) for one in conditions]
 
     def _one(self, one: Condition) -> Outcome:

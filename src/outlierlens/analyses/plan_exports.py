@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from outlierlens.analyses.quantize_places import find_places
 from outlierlens.analyses.quantize_rounding import KeptLinear
-from outlierlens.analyses.quantize_schemes import FINE, Scheme, SchemePair, parse
+from outlierlens.analyses.quantize_schemes import FINE, GGUF, LEVELS, Scheme, SchemePair, parse
 from outlierlens.architectures import family_of
 from outlierlens.errors import BadInput, comment, literal, need
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from outlierlens.models.load import LoadedModel
 
 MLX_GROUPS = (32, 64, 128)
-BITSANDBYTES_BLOCK = 64  # values that share a scale in its 4-bit format
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,13 +186,17 @@ def _llm_compressor(recipe: SchemePair, _: SchemePair) -> dict[str, Any] | None:
     for name, part in (("weights", recipe.weights), ("input_activations", recipe.inputs)):
         if part is None:
             continue
-        if part.number == "e5m2":
+        kind = "float" if part.number in ("e4m3", "e2m1") else "int" if part.number in LEVELS else ""
+        if not kind or (part.number == "e2m1" and not part.steps):
             return None
         said: dict[str, Any] = {"num_bits": part.bits, "symmetric": part.symmetric}
-        said |= {"type": "float" if part.number == "e4m3" else "int", "strategy": part.grain}
+        said |= {"type": kind, "strategy": "tensor_group" if part.steps == "e4m3" else part.grain}
         if part.group:
             said["group_size"] = part.group
-        found[name] = said | ({"dynamic": part.grain == "token"} if part is recipe.inputs else {})
+        if part.steps:
+            said["scale_dtype"] = {"e4m3": "torch.float8_e4m3fn", "e8m0": "torch.uint8"}[part.steps]
+        dynamic: Any = "local" if part.steps == "e4m3" else part.grain != "tensor"
+        found[name] = said | ({"dynamic": dynamic} if part is recipe.inputs else {})
     return found
 
 
@@ -218,7 +221,7 @@ def _auto_round(recipe: SchemePair, _: SchemePair) -> dict[str, Any] | None:
     for part, start in ((recipe.weights, ""), (recipe.inputs, "act_")):
         if part is None:
             continue
-        if part.number not in ("int8", "int4"):
+        if part.number not in LEVELS:
             return None
         size = {"tensor": 0, "channel": -1, "token": -1}.get(part.grain, part.group)
         said |= {f"{start}bits": part.bits, f"{start}group_size": size, f"{start}sym": part.symmetric}
@@ -238,7 +241,7 @@ _ROW = "PerRow()"
 
 def _torchao(recipe: SchemePair, _: SchemePair) -> str | None:
     weights, inputs = recipe.weights, recipe.inputs
-    if weights is None or weights.number == "e5m2":
+    if weights is None or weights.number not in (*LEVELS, "e4m3") or weights.steps:
         return None
     grain = {"tensor": "PerTensor()", "channel": _ROW}.get(weights.grain, f"PerGroup({weights.group})")
     if inputs is None:
@@ -284,8 +287,7 @@ def _torchao_file(base: Any, kept: Protections, target: Target) -> list[str]:
 def _bitsandbytes(recipe: SchemePair, _: SchemePair) -> dict[str, Any] | None:
     if recipe == FINE:
         return {"load_in_8bit": True, "llm_int8_threshold": 0.0}
-    four = SchemePair(Scheme("int4", "group", BITSANDBYTES_BLOCK), None)
-    return {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"} if recipe == four else None
+    return {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"} if recipe == parse("nf4") else None
 
 
 def _bitsandbytes_file(base: Any, kept: Protections, target: Target) -> list[str]:
@@ -303,6 +305,8 @@ def _gguf(recipe: SchemePair, scheme: SchemePair) -> str | None:
     if weights is None:
         return "f16"
     # Eight bits by channel are what a plan keeps; here they come in blocks of 32.
+    if weights.number in GGUF:
+        return weights.number
     group = weights.group or (32 if recipe != scheme and weights.number == "int8" else None)
     known = {("int8", True): "q8_0", ("int4", True): "q4_0", ("int4", False): "q4_1"}
     return known.get((weights.number, weights.symmetric)) if group == 32 else None
@@ -332,16 +336,17 @@ def _gguf_name(path: str, target: Target) -> str:
 
 
 def _modelopt(recipe: SchemePair, _: SchemePair) -> dict[str, Any] | None:
-    bits: dict[str, Any] = {"int8": 8, "int4": 4, "e4m3": (4, 3), "e5m2": (5, 2)}
+    bits: dict[str, Any] = {"e4m3": (4, 3), "e5m2": (5, 2), "e2m1": (2, 1)} | {name: int(name[3:]) for name in LEVELS}
     found: dict[str, Any] = {"weight_quantizer": None, "input_quantizer": None}
     for name, part in zip(found, (recipe.weights, recipe.inputs), strict=True):
         if part is None:
             continue
-        if not part.symmetric:
+        if not part.symmetric or part.number not in bits:
             return None
         size: dict[str, Any] = {"axis": 0 if part.grain == "channel" else None}
         if part.grain == "group":
-            size = {"block_sizes": {-1: part.group}}
+            steps = {"": {}, "e8m0": {"scale_bits": (8, 0)}, "e4m3": {"scale_bits": (4, 3)}}[part.steps]
+            size = {"block_sizes": {-1: part.group} | ({"type": "dynamic", **steps} if steps else {})}
         elif part.grain == "token":
             size = {"type": "dynamic", "block_sizes": {-1: None}}
         found[name] = {"num_bits": bits[part.number], **size}
@@ -364,7 +369,7 @@ def _modelopt_file(base: Any, kept: Protections, target: Target) -> list[str]:
 
 def _mlx(recipe: SchemePair, scheme: SchemePair) -> dict[str, int] | None:
     weights = recipe.weights
-    if recipe.inputs is not None or weights is None or weights.number not in ("int8", "int4"):
+    if recipe.inputs is not None or weights is None or weights.number not in LEVELS:
         return None
     group = weights.group or (scheme.weights.group if scheme.weights else None)
     return {"group_size": group, "bits": weights.bits} if group in MLX_GROUPS else None
@@ -570,7 +575,7 @@ TOOLS: dict[str, Exporter] = {
         title="bitsandbytes", own=(FINE.name,), called=_bitsandbytes, lines=_bitsandbytes_file,
     ),
     "gguf": Exporter(
-        title="llama-quantize", own=("int4-group32/none",), called=_gguf, lines=_gguf_file, wide=_gguf_wide,
+        title="llama-quantize", own=("q4_0/none",), called=_gguf, lines=_gguf_file, wide=_gguf_wide,
     ),
     "modelopt": Exporter(
         title="ModelOpt", own=("int8-channel/int8-tensor",), called=_modelopt, lines=_modelopt_file,

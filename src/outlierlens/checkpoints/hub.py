@@ -35,13 +35,23 @@ from outlierlens.checkpoints.base import (
     PlacedCheckpoint,
     TensorSpan,
     parse_config,
+    room_for,
 )
 from outlierlens.checkpoints.formats import MAX_INDEX_BYTES, SAFETENSORS
 from outlierlens.checkpoints.ranges import RemoteFile, Run, Wire, merge, refused
 from outlierlens.checkpoints.samples.cache import network_is_off
-from outlierlens.errors import BadFile, BadInput, NoSafetensors, Offline, OutlierlensError, UnknownModel, shell
+from outlierlens.errors import (
+    BadFile,
+    BadInput,
+    NoSafetensors,
+    Offline,
+    OutlierlensError,
+    RemoteError,
+    UnknownModel,
+    shell,
+)
 
-COMMIT = re.compile(r"[0-9a-f]{40}\Z")
+COMMIT, _SHA256 = re.compile(r"[0-9a-f]{40}\Z"), re.compile(r"[0-9a-f]{64}\Z")
 PARALLEL = 8
 HEADER_GUESS = 65_536  # bytes; the header of BERT-base is 20 kB
 MAX_HEADER_GUESS = 4 * 2**20
@@ -144,10 +154,7 @@ class Repository:
 
         `patterns` are names of the files that may be taken.
         """
-        from huggingface_hub import constants
-
-        place = Path(os.environ.get("HF_HUB_CACHE") or constants.HF_HUB_CACHE).expanduser()
-        home = place / ("models--" + self.model.replace("/", "--"))
+        home = _hub_cache() / ("models--" + self.model.replace("/", "--"))
         commit, reference = self.commit, home / "refs" / self.revision
         if not commit and reference.is_file() and reference.stat().st_size < 100:
             commit = reference.read_text(encoding="utf-8", errors="replace").strip()
@@ -235,6 +242,12 @@ def open_repository(repository: Repository) -> Checkpoint:
     raise repository.no_weights()
 
 
+def _hub_cache() -> Path:
+    from huggingface_hub import constants
+
+    return Path(os.environ.get("HF_HUB_CACHE") or constants.HF_HUB_CACHE).expanduser()
+
+
 def _any_weights() -> tuple[str, ...]:
     """Patterns of a model's weights in the cache."""
     return tuple(name for row in formats.FORMATS for name in row.names)
@@ -317,6 +330,37 @@ class HubCheckpoint(PlacedCheckpoint):
         for body in _in_parallel(lambda span: file.read(start + span[0], start + span[1]), spans):
             yield np.frombuffer(body, np.uint8)
 
+    def kept(self, notice: Callable[[str], None]) -> Checkpoint:
+        """The same tensors from the hub library's cache, into which it downloads the files first; `notice` is told.
+
+        Raises:
+            RemoteError: a download fails.
+            BadFile: a file is not the one whose SHA-256 the hub names.
+        """
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+        repository = self._repository
+        notice(f"{self.name}: {self.total_bytes / 1e9:,.3g} GB of weights go into the hub's cache on this disk")
+        for name in (*self._shards, *([SAFETENSORS.index] if self.in_shards else [])):
+            try:
+                path = Path(hf_hub_download(
+                    self.name, name, subfolder=repository.folder or None, revision=self.commit, cache_dir=_hub_cache(),
+                    token=self._wire.token or False, endpoint=self._wire.endpoint,
+                )).resolve()  # fmt: skip
+            except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+                raise RemoteError(
+                    f"{self.name}/{name}: cannot be kept ({type(error).__name__}); run it without --keep-weights"
+                ) from error
+            if _SHA256.match(path.name):  # the cache names a large file by what the hub says it is
+                with path.open("rb") as file:
+                    if hashlib.file_digest(file, "sha256").hexdigest() != path.name:
+                        path.unlink()
+                        raise BadFile(f"{self.name}/{name}: what came is not the file that the hub names; run again")
+        found = repository.cached(_any_weights())
+        assert found is not None  # its files were written just now
+        return found
+
     def header_digest(self) -> str:
         """SHA-256 of names, types and shapes; for shards, of the index and the commit, which costs no request."""
         return self._index_digest or super().header_digest()
@@ -374,9 +418,15 @@ class HubCheckpoint(PlacedCheckpoint):
             )
         return shard
 
-    def _file(self, name: str) -> tuple[str, Callable[[int, int], bytearray], TensorSpan]:
+    def _file(self, name: str) -> tuple[str, Callable[[int, int], memoryview], TensorSpan]:
         place, shard = self._place(name)[1], self._shards[self._shard_of[name]]
-        return shard.where, shard.file.read, place
+
+        def read(first: int, end: int) -> memoryview:
+            room = room_for(first, end)
+            room[:] = shard.file.read(first, end)
+            return room
+
+        return shard.where, read, place
 
     def _place(self, name: str) -> tuple[str, TensorSpan]:
         info, shard = self.tensors[name], self._shards[self._shard_of[name]]

@@ -81,6 +81,7 @@ class Wire:
         endpoint: the hub's address.
         requests: every request sent so far, redirects and retries included.
         received: body bytes received so far.
+        token: what the endpoint is told, or None.
     """
 
     def __init__(self, token: str | None = None, *, rate: Rate | None = None, max_bytes: int | None = None):
@@ -91,7 +92,7 @@ class Wire:
         if token and not (token.isascii() and token.isprintable()):
             raise BadInput("the hub token holds characters that no token has; check HF_TOKEN or run `hf auth login`")
         self.endpoint, self.requests, self.received = hub_endpoint(), 0, 0
-        self._token, self._rate, self._max_bytes = token, rate or Rate(), max_bytes
+        self.token, self._rate, self._max_bytes = token, rate or Rate(), max_bytes
         self._library = _library_of(get_session())
         self._lock = threading.Lock()
 
@@ -171,8 +172,8 @@ class Wire:
             span = (span[0] + len(came.body), span[1])
 
         headers = {"user-agent": f"outlierlens/{__version__}", "accept-encoding": "identity"}
-        if self._token and _origin(url) == _origin(self.endpoint):
-            headers["authorization"] = f"Bearer {self._token}"
+        if self.token and _origin(url) == _origin(self.endpoint):
+            headers["authorization"] = f"Bearer {self.token}"
         if span:
             headers["range"] = f"bytes={span[0]}-{span[1] - 1}"
         asked = client.build_request("GET", url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)

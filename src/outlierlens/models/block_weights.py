@@ -13,12 +13,15 @@ names, ties, buffers and packed experts.
 """
 
 import hashlib
+import math
 import os
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -30,9 +33,11 @@ from outlierlens.checkpoints.formats import SafetensorsCheckpoint
 from outlierlens.checkpoints.hub import HubCheckpoint
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.models.changes import NEEDS_WHOLE, edited_copy
+from outlierlens.models.devices import linear
 from outlierlens.models.folder import input_table
 from outlierlens.models.model_class import check_values
 
+TIMED = 256  # tokens of a product that is timed
 LARGE = 2**22  # weights of an embedding or a linear outside the blocks that is a door too: 16 MB in float32
 
 DTYPES = {
@@ -226,11 +231,12 @@ class BlockReader:
     def tensors(self, keys: Any) -> Iterator[tuple[str, torch.Tensor]]:
         """Values as they are stored; those that lie together in a file by one request."""
         for key, info, raw in self.checkpoint.raw(keys):
-            dtype, address = DTYPES[info.dtype], raw.nbytes and torch.frombuffer(raw, dtype=torch.uint8).data_ptr()
+            dtype = DTYPES[info.dtype]
             if not raw.nbytes:
                 yield key, torch.empty(info.shape, dtype=dtype)
             else:
-                own = raw if address % dtype.itemsize == 0 else bytearray(raw)
+                values = torch.frombuffer(raw, dtype=torch.uint8)
+                own = raw if values.data_ptr() % dtype.itemsize == 0 else bytearray(raw)
                 yield key, torch.frombuffer(own, dtype=dtype).reshape(info.shape)
 
     @property
@@ -276,8 +282,9 @@ class BlockWeights:
             door: [] for door in self.doors
         }  # (taker, lender) of tied weights
         self._loading = Private.loading(model, self.dtype, reader.device)
-        self._pool: ThreadPoolExecutor | None = None
-        self._coming: dict[str, Future[dict[str, torch.Tensor]]] = {}
+        self._asked: SimpleQueue[Any] | None = None  # of the thread that reads ahead; no interrupt leaves it half done
+        self._thread: threading.Thread | None = None
+        self._coming: dict[str, SimpleQueue[Any]] = {}
         self._after: dict[str, str] = {}  # the door that was opened after each
         self._last = ""
         self._checked: set[str] = set()
@@ -337,11 +344,35 @@ class BlockWeights:
         """Bytes of a door's weights in the files."""
         return sum(self.reader.checkpoint.tensors[key].nbytes for key in self.keys[door])
 
+    def multiplied(self, door: str) -> int:
+        """Weights of a door that each token is multiplied by: of matrices, tables that are looked up excepted."""
+        kinds = (part for part in self.doors[door].modules() if not isinstance(part, nn.Embedding))
+        return sum(one.numel() for part in kinds for one in part.parameters(recurse=False) if one.ndim > 1)
+
+    def bytes_per_second(self) -> float:
+        """How fast the files are read: by the largest tensor of the first block."""
+        keys = next((keys for door, keys in self.keys.items() if keys and self.multiplied(door)), [])
+        key = max(keys, key=lambda one: self.reader.checkpoint.tensors[one].nbytes)
+        begun = time.perf_counter()
+        dict(self.reader.tensors([key]))
+        return self.reader.checkpoint.tensors[key].nbytes / max(time.perf_counter() - begun, 1e-9)
+
+    def operations_per_second(self) -> float:
+        """How fast the device multiplies: by a product of the size of a block's."""
+        inside = [one.shape for held in self.away.values() for *_, one in held if one.ndim == 2]
+        shape = sorted(inside, key=math.prod)[len(inside) // 2]
+        sizes = (TIMED, shape[1]), shape
+        states, weight = (torch.ones(size, dtype=self.dtype, device=self.reader.device) for size in sizes)
+        linear(states, weight)  # the first one sets things up
+        begun = time.perf_counter()
+        linear(states, weight).sum().item()
+        return 2 * TIMED * math.prod(shape) / max(time.perf_counter() - begun, 1e-9)
+
     def values_of(self, parameter: Away) -> torch.Tensor:
         """A parameter's values, with those that are set of it, read by themselves."""
         keys, door = self.places.get(parameter.called, []), door_of(parameter.called, self.doors)
         if len(keys) == 1 and self.reader.checkpoint.tensors[keys[0]].shape == tuple(parameter.shape):
-            found = dict(self.reader.tensors(keys))[keys[0]].to(parameter.dtype)
+            found = dict(self.reader.tensors(keys))[keys[0]].to(parameter.place, parameter.dtype)
         else:  # packed from several, or tied
             self.fill(str(door))
             there = self.present(parameter)
@@ -357,10 +388,23 @@ class BlockWeights:
         found: torch.Tensor | None = store.get(leaf)
         return found
 
+    def standing(self, parameter: torch.Tensor) -> torch.Tensor:
+        """What stands for a parameter while its door is closed: itself, where it stays in memory."""
+        open_now = self.away.get(self.open, ())
+        return next((away for store, leaf, away in open_now if store[leaf] is parameter), parameter)
+
     def begin(self) -> None:
         """Read ahead from now on, in a thread of its own."""
-        self._pool, self._last = ThreadPoolExecutor(1, thread_name_prefix="outlierlens-block"), ""
-        self._pool.submit(int).result()  # its thread begins now, where no interrupt comes between
+        self._asked, self._last = SimpleQueue(), ""
+        self._thread = threading.Thread(target=self._serve, args=(self._asked,), name="outlierlens-block", daemon=True)
+        self._thread.start()
+
+    def _serve(self, asked: SimpleQueue[Any]) -> None:
+        for door, answer in iter(asked.get, None):
+            try:
+                answer.put(self._read(door))
+            except BaseException as error:  # whoever waits for it raises it
+                answer.put(error)
 
     def end(self) -> None:
         """Leave nothing behind: no weights of blocks, no thread."""
@@ -369,9 +413,10 @@ class BlockWeights:
         self.open = ""
         self._coming.clear()
         self._held.clear()
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-            self._pool = None
+        if self._asked is not None and self._thread is not None:
+            self._asked.put(None)
+            self._thread.join()
+        self._asked = self._thread = None
 
     def fill(self, door: str) -> None:
         """Have the weights of `door` in memory, and of no other.
@@ -382,12 +427,11 @@ class BlockWeights:
         if self.open == door:
             return
         self.free()
-        if self._pool is None:
-            tensors = self._read(door)
-        else:
-            coming = self._coming.pop(door, None)
-            tensors = coming.result() if coming is not None else self._read(door)
-            self._read_ahead(door)
+        coming = self._coming.pop(door, None)
+        tensors = self._read(door) if coming is None else coming.get()
+        if isinstance(tensors, BaseException):
+            raise tensors
+        self._read_ahead(door)
         self.open = door
         try:
             self._put(door, tensors)
@@ -422,18 +466,20 @@ class BlockWeights:
     def _read(self, door: str) -> dict[str, torch.Tensor]:
         with torch.inference_mode(False):  # else no values of theirs could be changed
             found = dict(self.reader.tensors([key for key in self.keys[door] if key not in self._held]))
-        if self._pool is not None:
+        if self._asked is not None:
             self._held |= {key: one for key, one in found.items() if key in self._shared}
         return found | {key: self._held[key] for key in self.keys[door] if key in self._held}
 
     def _read_ahead(self, door: str) -> None:
         """Have the next door's bytes on their way: the one that came next before, else the next of the same list."""
-        assert self._pool is not None
+        if self._asked is None:
+            return
         place, (path, _, number) = self.order.index(door), door.rpartition(".")
         following = self._after.get(door) or next(iter(self.order[place + 1 : place + 2]), "")
         known = door in self._after or (number.isdigit() and following == f"{path}.{int(number) + 1}")
         if known and following not in self._coming and following != door:
-            self._coming = {following: self._pool.submit(self._read, following)}
+            self._coming = {following: SimpleQueue()}
+            self._asked.put((following, self._coming[following]))
 
     def _place(self, name: str) -> tuple[dict[str, Any], str]:
         path, _, leaf = name.rpartition(".")

@@ -20,13 +20,15 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import greenlet
 import torch
 from torch import overrides
 
 from outlierlens.errors import BadInput
+from outlierlens.models.block_states import WaitingStates
 from outlierlens.models.block_weights import BlockWeights
 from outlierlens.models.changes import (
     BY_BLOCK,
@@ -39,11 +41,40 @@ from outlierlens.models.changes import (
     temporary,
 )
 from outlierlens.models.devices import memory_returned, tokens_at_once
+from outlierlens.view.section import duration
 
 T = TypeVar("T")
+HELD_BLOCKS = 2.5  # largest ones
 PASS_STATES = 4  # of the widest kind, that a pass has at once
+WAITING_STATES = 2  # of a pass that waits
 LARGE_AXIS = 2**15  # longer ones are of vocabularies
 ONE_THREAD = "the model is read block by block by another thread; give each thread a model of its own"
+
+
+class RunMemory(NamedTuple):
+    """Bytes that a run takes beside the libraries.
+
+    The largest block is there as it is stored, as it is computed, and once more as it is stored of the next one. Of a call that
+    waits there are two states of each token: the embeddings and what the last block gave.
+    """
+
+    stays: int
+    block: int
+    one_pass: int
+    states: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return int(self.stays + HELD_BLOCKS * self.block + self.one_pass + self.states)
+
+    def __str__(self) -> str:
+        """The sum as a formula, in GB."""
+        stays, block, one_pass, states, total = (f"{one / 1e9:,.3g}" for one in (*self, self.total))
+        return (
+            f"{total} GB = {stays} that stay + {HELD_BLOCKS} × {block} of the largest block + {one_pass} of one pass + "
+            f"{states} of states that wait"
+        )
 
 
 class Unwound(BaseException):
@@ -140,14 +171,20 @@ class ByBlock:
 
     Attributes:
         model, weights: the model and where its weights are.
-        memory: bytes that a run may take beside the libraries, None for no bound.
-        progress: called with ("reading …", doors before it, doors) before a door's weights are read.
+        memory: bytes that a run may take beside the libraries, None for no bound. folder: of the file that holds states which
+            do not fit, the system's temporary one where it is None.
+        progress: called with ("reading …", doors before it, doors) before a door's weights are read. notice: called once with
+            what the first run reads, unless `forecast` was asked for it.
     """
 
     def __init__(self, model: Any, weights: BlockWeights, memory: int | None = None):
         self.model, self.weights, self.memory = model, weights, memory
+        self.folder: Path | None = None
         self.passes: list[Pass] = []
+        self.states: WaitingStates | None = None
         self.progress: Callable[[str, int, int], None] = lambda *_: None
+        self.notice: Callable[[str], None] = lambda _: None
+        self.told = False
         self.hub: greenlet.greenlet | None = None
         self.outside = Modes()
         for name, module in weights.doors.items():
@@ -158,17 +195,20 @@ class ByBlock:
         """What each call gives; all of them go through the model together.
 
         The first call that raises ends the run; all others are unwound where they stand. Where `memory` is bounded and each
-        call has `n_tokens` tokens on their way, calls go in groups, each of which reads the weights.
+        call has `n_tokens` tokens on their way, calls go in groups, each of which reads the weights; where not even one fits,
+        all go together, and states that wait go to a file in `folder`.
 
         Raises:
-            BadInput: a block is in training mode, or `memory` does not suffice for one call.
+            BadInput: a block is in training mode, or `memory` does not suffice for one pass.
         """
         if self.hub is not None:
             return self._run_inside(calls)
         found: list[T] = []
         size = self.group_size(n_tokens) or len(calls)
+        if n_tokens and calls and not self.told:
+            self.notice(self.forecast(len(calls), n_tokens))
         for first in range(0, len(calls), max(size, 1)):
-            with memory_returned(), self._running():
+            with memory_returned(), self._running(n_tokens):
                 passes = self._start(calls[first : first + size], current_scope.get())
                 while waiting := [one for one in self.passes if not one.done]:
                     self.passes = waiting
@@ -189,12 +229,16 @@ class ByBlock:
     def _start(self, calls: Sequence[Callable[[], Any]], outer: Scope) -> tuple[Pass, ...]:
         assert self.hub is not None
         passes = tuple(Pass(call, outer, self.hub) for call in calls)
+        if self.states is not None:
+            self.states.begin(passes)
         self.passes += passes
         return passes
 
     @temporary
-    def _running(self) -> Iterator[None]:
+    def _running(self, n_tokens: int) -> Iterator[None]:
         self.hub, self.outside, self.passes = greenlet.getcurrent(), Modes(), []
+        if self.memory is not None:
+            self.states = WaitingStates(self.memory - self.bytes_for(0, n_tokens), self.folder)
         self.weights.begin()
         with ExitStack() as undo:
             undo.callback(self._end)
@@ -207,7 +251,9 @@ class ByBlock:
             each.callback(self.weights.end)
             for one in self.passes:
                 each.callback(one.unwind)
-            self.passes = []
+            if self.states is not None:
+                each.callback(self.states.close)
+            self.passes, self.states = [], None
 
     def _at_next_door(self, waiting: Sequence[Pass]) -> list[Pass]:
         """Open the first door of the model at which a call stands; those that do."""
@@ -224,7 +270,14 @@ class ByBlock:
             members = list(group)
             with edits_made(members[0][1]):
                 for one, _ in members:
-                    one.go_on()
+                    self._let(one)
+
+    def _let(self, one: Pass) -> None:
+        if self.states is not None:
+            self.states.back(one)
+        one.go_on()
+        if self.states is not None and one.door:
+            self.states.wait(one)
 
     def _edits(self, scope: Scope) -> list[tuple[torch.Tensor, Edit]]:
         """What is set now of what is in memory, in the order it was set."""
@@ -239,46 +292,55 @@ class ByBlock:
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
-    def bytes_for(self, n_calls: int, n_tokens: int) -> int:
-        """Memory that a run takes beside the libraries, about: what stays, 2.5 of the largest door, one pass, and states.
-
-        The largest door is there as it is stored, as it is computed, and once more as it is stored of the next one. Of a call
-        that waits with `n_tokens` tokens there are two states of each: the embeddings and what the last block gave.
-        """
+    def needs(self, n_calls: int, n_tokens: int) -> RunMemory:
+        """Memory that a run takes beside the libraries, about, where each call waits with `n_tokens` tokens."""
         weights = self.weights
         stays = sum(one.nbytes for one in (*self.model.parameters(), *self.model.buffers()) if not one.is_meta)
         shapes = [one.shape for held in weights.away.values() for *_, one in held if one.ndim == 2]
         item, inside = weights.dtype.itemsize, [shape for shape in shapes if max(shape) < LARGE_AXIS] or shapes
         widest, width = max(map(max, inside), default=0), max(map(min, inside), default=0)
-        one_pass = PASS_STATES * min(n_tokens, tokens_at_once(weights.reader.device)) * widest * item
-        largest = max(map(weights.bytes_of, weights.doors), default=0)
-        return int(stays + 2.5 * largest + one_pass + n_calls * n_tokens * 2 * width * item)
+        at_once = min(n_tokens, tokens_at_once(weights.reader.device))
+        return RunMemory(
+            stays, max(map(weights.bytes_of, weights.doors), default=0),
+            at_once * item * (PASS_STATES * widest + WAITING_STATES * width),
+            n_calls * n_tokens * WAITING_STATES * width * item,
+        )  # fmt: skip
+
+    def bytes_for(self, n_calls: int, n_tokens: int) -> int:
+        """All of `needs` together."""
+        return self.needs(n_calls, n_tokens).total
 
     def group_size(self, n_tokens: int) -> int:
-        """Calls with `n_tokens` tokens each that fit into `memory` together; 0 for any number.
+        """Calls with `n_tokens` tokens each that fit into `memory` together; 0 for any number, their states in a file.
 
         Raises:
-            BadInput: one does not fit.
+            BadInput: not even one pass fits.
         """
-        if self.memory is None or not n_tokens:
+        if self.memory is None:
             return 0
-        alone, two = (self.bytes_for(n, n_tokens) for n in (1, 2))
-        if alone > self.memory:
+        alone = self.needs(1, n_tokens)
+        least = alone.total - alone.states
+        if least > self.memory:
             raise BadInput(
-                f"--memory {self.memory / 1e9:.3g}GB: {n_tokens:,} tokens through one block take "
-                f"{alone / 1e9:.3g} GB; give more memory, or fewer texts (--limit)"
+                f"--memory {self.memory / 1e9:.3g}GB: one pass through one block takes {least / 1e9:.3g} GB; give more memory"
             )
-        return 1 + (self.memory - alone) // (two - alone)
+        return (self.memory - least) // alone.states if alone.states else 0
 
     def forecast(self, n_calls: int, n_tokens: int) -> str:
-        """What is read how often, and the memory that it takes."""
-        size = min(self.group_size(n_tokens) or n_calls, n_calls)
+        """What is read how often, the memory that it takes, and about how long; the first block's largest tensor is timed."""
+        self.told, size = True, min(self.group_size(n_tokens) or n_calls, n_calls)
         times = -(-n_calls // size)
-        read = sum(self.weights.stored_bytes(door) for door in self.weights.doors)
+        needs, weights = self.needs(size, n_tokens), self.weights
+        filed = max(0, needs.total - self.memory) if self.memory is not None else 0
+        read = times * sum(map(weights.stored_bytes, weights.doors))
+        operations = 2 * sum(map(weights.multiplied, weights.doors)) * n_tokens * n_calls
+        reading, computing = read / weights.bytes_per_second(), operations / weights.operations_per_second()
         return (
-            f"read block by block: {read / 1e9:,.3g} GB of weights {'once' if times == 1 else f'{times} times'} for "
-            f"{n_calls:,} readings, in about {self.bytes_for(size, n_tokens) / 1e9:,.2g} GB of memory (what stays, 2.5 largest "
-            f"blocks, one pass, and 2 states of each of {size:,} × {n_tokens:,} tokens)"
+            f"read block by block: {n_calls:,} readings of {n_tokens:,} tokens, about {duration(max(reading, computing))}: "
+            f"{read / 1e9:,.3g} GB of weights ({'once' if times == 1 else f'{times} times'}) in {duration(reading)}, "
+            f"{operations / 1e12:,.3g} TFLOP in {duration(computing)}, at the same time; memory {needs}"
+            + f", {filed / 1e9:,.3g} GB of them in a file"
+            * bool(filed)
         )
 
     # --- doors -------------------------------------------------------------------------------------------------------
@@ -290,6 +352,8 @@ class ByBlock:
                 raise BadInput(
                     f"{name} is in training mode, which is not read block by block; call eval(), or {NEEDS_WHOLE}"
                 )
+            if self.states is not None and isinstance(scope := current_scope.get(), Pass):
+                self.states.see(scope, (args, kwargs))
             with self.at(name):
                 return inner(*args, **kwargs)
 

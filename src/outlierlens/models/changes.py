@@ -310,7 +310,9 @@ class SettableParameters:
             BadInput: it holds no values of its own that can be set, or another thread has it changed at the moment.
         """
         given, mine, scope = self.parameters[name], threading.get_ident(), current_scope.get()
-        if getattr(self.model, BY_BLOCK, None) is not None and (given.is_meta or scope is not EVERYWHERE):
+        if (blocks := getattr(self.model, BY_BLOCK, None)) is not None:
+            given = blocks.weights.standing(given)
+        if blocks is not None and (given.is_meta or scope is not EVERYWHERE):
             scope.edits.append(edit := Edit(given, at, values))
             self.undo.callback(_forget, scope, edit)
             return

@@ -79,9 +79,9 @@ class LoadOptions:
     the model for; `adapter` is the folder of a LoRA adapter, which is added to the weights in memory; `tokenizer` names a
     folder, sample or hub id whose tokenizer reads the texts. `device_map` spreads the weights over devices, memory and disk as
     accelerate does ("auto", or {module: device}); `device` is then "auto". `offline` forbids the network while this model is
-    loaded and changes nothing afterwards. `by_block` reads the weights of each block when it runs, see `models.blocks`; None
-    does so where they do not fit into the device's free memory. `memory` bounds the bytes that this takes beside the
-    libraries. `notice` receives a line before slow work that is done once, such as the conversion of a sample.
+    loaded. `by_block` reads the weights of each block when it runs, see `models.blocks`; None does so where they do not fit
+    into the device's free memory. `memory` bounds the bytes that this takes beside the libraries; `keep_weights` downloads
+    what is read so from a hub into the hub's cache first. `notice` receives a line before slow work that is done once.
     """
 
     revision: str | None = None
@@ -98,6 +98,7 @@ class LoadOptions:
     device_map: str | Mapping[str, Any] | None = None
     by_block: bool | None = None
     memory: int | None = None
+    keep_weights: bool = False
     notice: Callable[[str], None] = say
 
 
@@ -135,14 +136,14 @@ class LoadedModel:
         found: ByBlock | None = getattr(self.model, BY_BLOCK, None)
         return found
 
-    def run(self, calls: "Iterable[Callable[[], T]]", each: Any = None) -> list[T]:
+    def run(self, calls: "Iterable[Callable[[], T]]", n_tokens: int = 0) -> list[T]:
         """What each call gives; where the model is read block by block, all of them go through each block together.
 
-        `each` has the `lengths` of what each call reads: with a bound of memory, calls go in groups.
+        With a bound of memory calls go in groups, where each reads `n_tokens` tokens.
         """
         if self.blocks is None:
             return [call() for call in calls]
-        return self.blocks.run(list(calls), 0 if each is None else int(each.lengths.sum()))
+        return self.blocks.run(list(calls), n_tokens)
 
     def need_whole(self, what: str) -> None:
         """Raise BadInput where the model is read block by block, and `what` needs all weights at once."""
@@ -375,7 +376,8 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
         from outlierlens.models.block_weights import BlockWeights
         from outlierlens.models.blocks import ByBlock
 
-        ByBlock(model, BlockWeights(model, reader, name), options.memory)
+        blocks = ByBlock(model, BlockWeights(model, reader, name), options.memory)
+        blocks.notice = lambda line: options.notice(f"{name}: {line}")
     loaded = from_objects(model.eval(), tokenizer, processor=processor, name=name, row=options.row)
     return replace(loaded, notice=options.notice, adapter=options.adapter or "", note=note)
 
@@ -409,8 +411,11 @@ def _block_reader(
             f"free: read block by block, {checkpoint.total_bytes / 1e9:,.3g} GB each time"
         )
     need("greenlet", "models", "reading a model block by block")
+    from outlierlens.checkpoints.hub import HubCheckpoint
     from outlierlens.models.block_weights import BlockReader
 
+    if options.keep_weights and isinstance(checkpoint, HubCheckpoint):
+        checkpoint = checkpoint.kept(options.notice)
     return BlockReader(checkpoint, device)
 
 

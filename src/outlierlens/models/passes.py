@@ -104,7 +104,7 @@ def read_together(loaded: LoadedModel, read: Callable[[Batch], T], batches: Iter
         return [read(batch) for batch in batches]
     together = list(batches)
     n_tokens = max((batch.valid.numel() for batch in together), default=0)
-    return loaded.blocks.run([partial(read, batch) for batch in together], n_tokens)
+    return loaded.run((partial(read, batch) for batch in together), n_tokens)
 
 
 def stack_read(loaded: LoadedModel, reading: Reading, name: str | None) -> BoundStack:

@@ -149,6 +149,9 @@ def compared_with_float32(runner: Runner, state: SweepState) -> Precision | None
     """What float32 says of the intact model and of the strongest and some evenly spread effects; None for a model in it."""
     if runner.loaded.dtype == "float32":
         return None
+    if runner.loaded.blocks is not None:
+        runner.notes.append("the deviation from float32 was not measured: the model is read block by block")
+        return None
     n_sets, n_texts = (N_SETS, N_TEXTS) if runner.functional is None else OF_METRIC
     ranked = sorted(range(len(state.units)), key=lambda number: -state.change(number))
     spread = np.linspace(n_sets // 2, len(ranked) - 1, n_sets - n_sets // 2).astype(int).clip(max=len(ranked) - 1)

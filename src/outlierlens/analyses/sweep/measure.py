@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def work_through(rounds: Iterable[Round], run: "_SweepRun") -> None:
         missing = [work for work in works if work.key not in run.kept.done]
         for done, (work, values) in enumerate(run.engine.measure(missing) if missing else ()):
             run.progress(phase, done, len(missing))
-            run.keep(work.key, {"differences": nine_digits(difference(work, values, intact[work.span]))})
+            run.keep_difference(work, values, intact[work.span])
         run.state.take(works, run.kept.done)
 
 
@@ -113,9 +113,14 @@ def sweep(
         screened = different([*units, *everyone])
         if not options.exact and gradients.can_screen(runner, len(screened)):
             state.screen = run.screen(screened, {unit.key for unit in units if set(unit.dims) <= set(found)})
-        work_through(exact(state) if runner.exact else adaptive(state), run)
         least = looks[-1] if runner.functional else min(options.random_texts, looks[-1])
         n_compared = next(stop for _, stop in state.spans if stop >= least)
+        if loaded.blocks is not None and engine is None:
+            run.read_together([
+                *(state.work(unit, span) for unit in units for span in state.spans),
+                *(state.work(unit, span) for unit in everyone for span in state.spans if span[1] <= n_compared),
+            ])  # fmt: skip
+        work_through(exact(state) if runner.exact else adaptive(state), run)
         work_through(until(state, everyone, n_compared), run)
         precision = run.precision()
         nulls = nulls_of(state, families, n_compared)
@@ -181,6 +186,32 @@ class _SweepRun:
     def keep(self, key: str, value: Any) -> Any:
         """A finished unit of work, kept."""
         return self.kept(key, lambda: value)
+
+    def keep_difference(self, work: Work, values: np.ndarray, intact: np.ndarray) -> None:
+        """A finished piece of work."""
+        self.keep(work.key, {"differences": nine_digits(difference(work, values, intact))})
+
+    def read_together(self, works: Sequence[Work]) -> None:
+        """Measure what the rows do not hold in one reading of all weights, the intact model with it."""
+        spans = sorted({work.span for work in works})
+        asked = {work.key: work for work in (*(Work(INTACT, *span) for span in spans), *works)}
+        left = [work for key, work in asked.items() if key not in self.kept.done]
+        early: list[tuple[Work, np.ndarray]] = []  # done before the intact model was
+
+        def measure(work: Work) -> None:
+            self.progress(work.unit.label, len(asked) - len(left), len(asked))
+            values = self.runner.alone(work.unit.plan, work.span)
+            if work.unit is INTACT:
+                self.keep(work.key, {"values": nine_digits(values)})
+            elif Work(INTACT, *work.span).key in self.kept.done:
+                self.keep_difference(work, values, self.intact_on([work.span])[work.span])
+            else:
+                early.append((work, values))
+
+        tokens = (self.runner.task.lengths[self.runner.order[slice(*span)]].sum() for span in spans)
+        self.runner.loaded.run([partial(measure, work) for work in left], int(max(tokens)))
+        for work, values in early:
+            self.keep_difference(work, values, self.intact_on([work.span])[work.span])
 
     def intact_on(self, spans: Iterable[tuple[int, int]]) -> dict[tuple[int, int], np.ndarray]:
         """{span: the intact model's values [text]} of these spans at least, measured in this process."""

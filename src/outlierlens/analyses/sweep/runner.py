@@ -65,7 +65,8 @@ class Runner:
     """
 
     def __init__(self, loaded: LoadedModel, texts: Data, options: SweepOptions):
-        loaded.need_whole("a sweep")
+        if not options.exact:
+            loaded.need_whole("a sweep without --precision exact, which decides from what it has read what it reads,")
         self.loaded, self.options = loaded, options
         self.stack = loaded.axis(options.stack)
         self.width = stream_width(loaded.model, self.stack)
@@ -100,7 +101,7 @@ class Runner:
         at_last = options.mode == "weights"
         editable = options.mode in ("zero", "scale", "mean") or (at_last and last_operations(self.stack) is not None)
         self.mixes = (
-            editable and not self.stack.reads
+            editable and not self.stack.reads and loaded.blocks is None
         )  # batches and gradients edit what blocks give, not what linears read
         self.reuses = self.mixes and can_resume(self.stack)
         self.site = written if at_last else edited
@@ -113,7 +114,7 @@ class Runner:
         """
         only = only or [None] * len(plans)
         if not self.mixes:
-            return np.stack([self._alone(plan, span) for plan in plans])
+            return np.stack([self.alone(plan, span) for plan in plans])
         first = [min(plan, default=self.stack.n_layers) for plan in plans]
         if self._kept[0] != span or not set(first) & set(self._kept[1]):
             self.prepare(plans, span)
@@ -236,7 +237,7 @@ class Runner:
         """Let go of states kept from earlier passes: the model's values have changed."""
         self._kept = ((0, 0), {})
 
-    def _alone(self, plan: Plan, span: tuple[int, int]) -> np.ndarray:
+    def alone(self, plan: Plan, span: tuple[int, int]) -> np.ndarray:
         """Values with one plan off by its context manager, the plain way."""
         texts = self._texts(span)
 
@@ -264,7 +265,7 @@ class Runner:
         some = [tuple(sorted(random.permutation(self.width)[: max(1, self.width // 4)].tolist())) for _ in range(3)]
         layers = range(self.stack.n_layers)
         plans: list[Plan] = [{}, dict.fromkeys(layers, some[0]), {layers[-1]: some[1]}, dict.fromkeys(layers, some[2])]
-        plain = np.stack([self._alone(one, span) for one in plans])
+        plain = np.stack([self.alone(one, span) for one in plans])
         ways: list[tuple[str, Callable[[], np.ndarray]]] = [
             ("mixing several ablations in a batch", lambda: self._mixed(plans, span, None))
         ]
