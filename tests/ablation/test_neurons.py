@@ -196,7 +196,7 @@ def test_ablate_names_neurons_by_block_and_number() -> None:
     again = from_json(to_json(found))
     assert to_json(again) == to_json(found)
     (section,) = found.sections()
-    assert section.title == "Switched off: 1:4"
+    assert section.title == "Ablation: 1:4"
     assert "1:4" in section.sentences[0]
     assert not any("dimensions" in table.columns for table in section.tables)
     by_layers = ablate(model, TEXTS, [4], AblateOptions(stack="mlp", layers=(1,), n_random=0, n_matched=0))

@@ -135,7 +135,7 @@ def test_no_change_and_no_number(base: Path, tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "c" / "model.safetensors")
     (tmp_path / "c" / "config.json").write_bytes((base / "config.json").read_bytes())
     (one,) = update_check(str(base), [str(tmp_path / "c")], UpdateOptions(dims=(OUTLIER,), n_draws=9)).clients
-    assert one.why == ("has values that are no finite numbers",)
+    assert one.why == ("has values that are not finite numbers",)
 
 
 def test_another_model_and_another_format(base: Path, tmp_path: Path) -> None:

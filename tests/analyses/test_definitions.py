@@ -257,7 +257,7 @@ def test_other_families_say_what_does_not_apply(name: str, words: Any) -> None:
     assert there.about.stack == loaded.stacks[0].name
     if name == "t5":
         assert there.of("super-weight").n is not None
-        assert there.of("puccetti").why_not.endswith("has no bias, and the rule wants both lists")
+        assert there.of("puccetti").why_not.endswith("has no bias, and the rule needs both lists")
     else:
         assert there.weights == ()
         assert there.of("super-weight").why_not == ("" if name == "mixtral" else albert)

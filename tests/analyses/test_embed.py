@@ -123,7 +123,7 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no such folder; --data holds one folder per task"):
         read_sts(TASKS["stsb"], tmp_path)
     write(tmp_path, "sickr", "test", pairs_of(("a", "b"), ("c", "d"), [0.5, 3], "sickr"))
-    with pytest.raises(BadInput, match=r"row 1: score 0\.5 is off the scale of sickr, 1 to 5"):
+    with pytest.raises(BadInput, match=r"row 1: score 0\.5 is outside the scale of sickr, 1 to 5"):
         read_sts(TASKS["sickr"], tmp_path)
     write(tmp_path, "stsb", "test", pairs_of(("a",), ("c",), [1]))
     with pytest.raises(BadInput, match="1 pair has no rank correlation; read at least 2"):

@@ -94,5 +94,5 @@ def test_ablate_says_it_before_the_work(loaded: LoadedModel, reviews: Texts, tmp
     assert 3 <= n_read <= 1 + n_controls
     assert first.endswith("an interrupted run keeps nothing (no file for rows)")
     assert f"read {n_read} times" in second
-    assert second.endswith(f"{rows} keeps what is finished")
+    assert second.endswith(f"{rows} keeps finished measurements")
     assert n_read_of(third) < n_read

@@ -454,7 +454,7 @@ def plan_dims(
             raise BadInput(f"layer {layer} does not exist; stream {bound.name!r} has layers 0 to {bound.n_layers - 1}")
         check_dims(off, width, f"stream {bound.name!r}")
     if not any(plan.values()):
-        raise BadInput("no dimension to switch off; give at least one")
+        raise BadInput("no dimension to ablate; give at least one")
     return plan
 
 
@@ -466,8 +466,8 @@ def check_shared(bound: BoundStack, plan: Mapping[int, Sequence[int]]) -> None:
     for layers in bound.block_layers:
         if len({frozenset(plan.get(layer, ())) for layer in layers}) > 1:
             raise BadInput(
-                f"stream {bound.name!r}: layers {runs(layers)} run one block, whose weights are off in all of these layers or "
-                f"in none; name all of them, or edit what each layer gives (mode zero)"
+                f"stream {bound.name!r}: layers {runs(layers)} run one block, whose weights are ablated in all of these "
+                f"layers or in none; name all of them, or edit what each layer gives (mode zero)"
             )
 
 
