@@ -59,7 +59,8 @@ HABITS = {
     "beside": (rf"\b[Bb]eside\b(?! {PLACE})", 'write "against", "compared with", "next to" or "as well as"'),
     "off": (
         r"\b[Ss]witch\w*(?: [\w'-]+){0,3} off\b|\bgo(?:es)?(?: \w+)? off\b|\b[Oo]ff in\b"
-        r"|\b(?:dimensions?|neurons?|sets?|layers?|it|them|these|those|this|all|set|N|parameters|size) (?:are |is |each )?off\b"
+        r"|\b(?:dimensions?|outliers|ones|neurons?|sets?|layers?|each|it|them|these|those|this|all|N|parameters|size) "
+        r"(?:are |is |each )?off\b"
         r"|\b(?:found|median|percentile|nothing|held at zero), ?off\b|\bset off\b",
         'write "ablate", "ablated"',
     ),

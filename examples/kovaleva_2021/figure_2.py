@@ -1,4 +1,4 @@
-"""Kovaleva et al. (2021), figure 2: a fine-tuned model with one dimension off at a time, a panel a task.
+"""Kovaleva et al. (2021), figure 2: a fine-tuned model with one dimension ablated at a time, one panel per task.
 
     python examples/kovaleva_2021/figure_2.py --data glue/ --tasks rte,cola,stsb,sst2 --model distilbert-cased --full
 

@@ -1,4 +1,4 @@
-"""Kovaleva et al. (2021), table 3: GLUE with the outliers off, beside random sets of the same size.
+"""Kovaleva et al. (2021), table 3: GLUE with the outliers ablated, against random sets of the same size.
 
     python examples/kovaleva_2021/table_3.py --data glue/ --tasks rte,cola,stsb,sst2,mnli --model distilbert-cased --full
 

@@ -45,7 +45,7 @@ def _glue(paper: str, authors: str, folder: str) -> Experiment:
         f"--tuned sst2=tuned/seed-42/model --data paper/glue --random 1 --matched 0 -o {folder}"
     )
     return Experiment(
-        f"replicate {paper}-glue", "compare with papers", f"GLUE with outliers off as in {authors}: {GLUE}",
+        f"replicate {paper}-glue", "compare with papers", f"GLUE with outliers ablated as in {authors}: {GLUE}",
         home="replicate.glue", measure="replicate.command:glue", odd=True, writes="folder", options=paper.upper(),
         takes=("subject", "options", "output", "loading"), shared=RUN_DIRECTORY | GLUE_MODEL, result="Replication",
         examples=(call, f"{call} --json  # the same run again: nothing is measured twice"),

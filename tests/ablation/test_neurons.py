@@ -68,7 +68,7 @@ def test_names_are_read_and_printed_in_one_way() -> None:
             Neuron.parse(bad)
     assert parse_dims("11:1229,12:40,12:41") == {11: (1229,), 12: (40, 41)}
     assert parse_dims("0:1,2,3:4") == {0: (1, 2), 3: (4,)}
-    with pytest.raises(BadInput, match=r"11:3:1229 is a neuron of an expert, .* goes layer by layer"):
+    with pytest.raises(BadInput, match=r"11:3:1229 is a neuron of an expert, .* layer by layer"):
         parse_dims("2:7; 11:3:1229")
     assert parse_dims("10,11:678,5") == {10: (678, 5), 11: (678, 5)}  # layers before the first colon
 

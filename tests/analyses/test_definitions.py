@@ -341,7 +341,7 @@ def test_a_column_that_writes_everywhere_is_no_single_weight(words: Any) -> None
         loaded.model.encoder.layer[AT].output.dense.weight[:, COLUMN] = 8.0
     weights, stopped = super_weights(loaded, loaded.stacks[0], "w1 w2 w3", LIMITS)
     assert weights == ()
-    assert stopped.startswith("what still spikes above 50 is no single weight's doing: layer 1 (")
+    assert stopped.startswith("no single weight makes the remaining spikes above 50: layer 1 (")
     limits = LIMITS | {"super_left": 1, "super_rounds": 2}
     weights, stopped = super_weights(loaded, loaded.stacks[0], "w1 w2 w3", limits)
     assert len(weights) == 2

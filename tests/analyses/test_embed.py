@@ -325,9 +325,7 @@ def test_evaluated_sentences_reach_neither_fit_nor_choice(words: Any) -> None:
     assert rhos(again).tolist() == rhos(found).tolist()
     with pytest.raises(BadInput, match="are evaluated ones, so 0 is left to fit on; give other texts"):
         embed(loaded, [task], options, fit=Texts("test.parquet", task.sentences))
-    with pytest.raises(
-        BadInput, match="these fixes need a text to fit on, and there is none beside the evaluated ones"
-    ):
+    with pytest.raises(BadInput, match="these fixes need a text to fit on, and all texts here are evaluated"):
         embed(loaded, [task], options)
     with pytest.raises(BadInput, match="at least one set of pairs, each once"):
         embed(loaded, [task, task], options, fit=fit)

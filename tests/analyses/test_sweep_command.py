@@ -163,7 +163,7 @@ def test_a_signal_keeps_the_rows_and_prints_the_command_that_goes_on(
     finally:
         signal.signal(signal.SIGINT, asked)
     assert (ended, stdout) == (code, "")
-    assert f"{word}; {kept().parent} keeps what was measured; go on with: outlierlens sweep" in err
+    assert f"{word}; {kept().parent} keeps the finished measurements; continue with: outlierlens sweep" in err
     assert "--overwrite" not in err
     assert signal.getsignal(signal.SIGTERM) is before
     rows = kept().read_bytes()

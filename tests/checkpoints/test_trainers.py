@@ -687,7 +687,7 @@ def test_arrays_that_are_no_plain_numbers_or_packed_are_refused(tmp_path: Path) 
     (tmp_path / "h.msgpack").write_bytes(packed_arrays({"w": {"__msgpack_chunked_array__": True}}))
     expected = {
         "a.npz": r"'w\.npy' is compressed, which is not read; write it with np\.savez, not savez_compressed",
-        "b.npz": "no plain numbers",
+        "b.npz": "not plain numbers",
         "c.npz": "truncated", "d.msgpack": "holds no named arrays", "e.msgpack": "4,294,967,295 bytes or items are claimed",
         "g.msgpack": r"claims \[127\] but stores 24 bytes", "h.msgpack": "cut into chunks, which is not read",
     }  # fmt: skip

@@ -107,7 +107,7 @@ def test_names_sentences_and_one_number_measure_what_objects_measure() -> None:
     [
         (
             lambda: ol.observe(3, SENTENCES),
-            "an object of type int is no model; give its name or folder, the model itself",
+            "an object of type int is not a model; give its name or folder, the model itself",
         ),
         (lambda: ol.observe("mini-planted", []), "texts is neither sentences nor token ids"),
         (lambda: ol.observe("mini-planted", [1.5]), "texts is neither sentences nor token ids"),

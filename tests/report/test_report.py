@@ -210,9 +210,7 @@ def test_infinite_loss_is_said():
     damage = synthetic.damage(fills=False)
     chosen = replace(damage.chosen, change=Estimate(float("inf")), perplexity=float("inf"))
     data = synthetic.report_data(observed=False, damages=(replace(damage, conditions=(damage.intact, chosen)),))
-    assert (
-        data.finding()[1] == "With 100, 247, 507 ablated the causal loss is infinite or undefined."
-    )
+    assert data.finding()[1] == "With 100, 247, 507 ablated the causal loss is infinite or undefined."
     assert "×∞" in render(data)
 
 

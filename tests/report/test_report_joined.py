@@ -130,8 +130,7 @@ def test_a_report_is_drawn_again_with_more_results(tmp_path: Path, run: Any) -> 
     assert isinstance(data, ReportData)
     assert data.of(Ablation)[0].verdict("3, 7") == "by position"
     assert (
-        "Measured on smollm2-135m." in page
-        or "smollm2-135m" in page.partition('id="ablation"')[2].partition("<h2")[0]
+        "Measured on smollm2-135m." in page or "smollm2-135m" in page.partition('id="ablation"')[2].partition("<h2")[0]
     )
     code, _, err = run("report", results, "--result", str(tmp_path / "other.json"))
     assert code == 1

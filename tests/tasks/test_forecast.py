@@ -61,7 +61,8 @@ def test_four_texts_are_timed_and_the_rest_goes_by_length(clock: Any) -> None:
     assert forecast(clock, 5) == f"8 texts, read 5 times: about 40 s; {keeps}"
     assert forecast(clock, 5, share=2, inputs="images") == f"8 images, read 10 times: about 80 s; {keeps}"
     assert (
-        forecast(clock, 5, rows=Path("r.jsonl")) == "8 texts, read 5 times: about 40 s; r.jsonl keeps what is finished"
+        forecast(clock, 5, rows=Path("r.jsonl"))
+        == "8 texts, read 5 times: about 40 s; r.jsonl keeps finished measurements"
     )
     assert forecast(clock, 5, most=True).startswith("8 texts, read at most 5 times: at most 40 s")
     # entering takes 3 s for each measurement, however often it reads

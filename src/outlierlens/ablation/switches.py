@@ -50,7 +50,7 @@ def zeroed_weights(
 
     Kovaleva et al. (2021). Post-norm blocks: 2·|D|·L values (48 for two dimensions of BERT-base). Others: the weights
     of the last linear that write to the dimension, and its bias: (d_ff + 1)·|D|·L in GPT-2, d_ff·|D|·L in Llama.
-    Norms that multiply by 1 + weight are set to −1. Of an MLP axis ("mlp"): the neurons' columns of the last linear.
+    Norms that multiply by 1 + weight are set to −1. On an MLP axis ("mlp"): the neurons' columns of the last linear.
 
     Raises:
         BadInput: an unknown layer or dimension, or some alone of the layers that run one block (ALBERT).

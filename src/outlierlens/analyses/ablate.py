@@ -432,16 +432,16 @@ def ablate(
 ) -> Ablation:
     """Measure `loaded` intact, with `dims` ablated in one or several modes, and with control sets ablated.
 
-    Of one mode the controls are random, ordinary and matched sets; of several, random sets treated alike, and each part of the
+    With one mode the controls are random, ordinary and matched sets; with several, random sets, and each part of the
     texts gets the means of the others. With `rows`, every finished condition is kept there and is not measured again.
 
     Args:
         dims: a sequence, or {layer: dims} where layers differ (a random set then replaces each dimension by one other in every
-            layer it is off in); "find" is what the scan names, else the rules on activations, else the strongest.
+            layer of its ablation); "find" is what the scan names, else the rules on activations, else the strongest.
 
     Raises:
         BadInput: unknown dimension, layer or mode; no usable text; a mode that the model does not allow; for several modes
-            fewer than two usable texts, or a metric that is no mean over texts.
+            fewer than two usable texts, or a metric that is not a mean over texts.
     """
     options = reaching(loaded, texts, options or AblateOptions())
     stack = loaded.axis(options.stack)

@@ -331,11 +331,11 @@ def attention(
     loaded: LoadedModel, texts: Data, options: AttentionOptions | None = None, *,
     progress: Progress | None = None, rows: Path | Keep | None = None,
 ) -> Attention:  # fmt: skip
-    """Vertical attention, its correlation with every dimension, and attention sinks: intact, outliers off, random ones off.
+    """Measure vertical attention, its correlation with every dimension, and sinks: intact, outliers or random ones ablated.
 
-    The named dimensions are those asked for, or those that the scan of the weights finds, or the strongest where it finds
+    The named dimensions are `dims`, or those that the scan of the weights finds, or the strongest where it finds
     none. Attention is eager meanwhile. `progress` is called with (label, texts done, texts). With `rows`, every pass is kept
-    there and is not read again. Of pictures and recordings (`media.Items`) the keys are patches and frames.
+    there and is not read again. With pictures and recordings (`media.Items`) the keys are patches and frames.
 
     Raises:
         BadInput: attention that cannot be eager, a family whose weights cannot be had, an unknown dimension or stream, or a

@@ -291,9 +291,9 @@ def compare(
     *,
     command: str = "",
 ) -> Comparison:
-    """What became of the outliers of `base` in each of `others`: names of models, scans, or files of scans.
+    """Compare the outliers of `base` with those of each of `others`: names of models, scans, or files of scans.
 
-    Of scans alone the weights are not read, so that how far they moved is left out.
+    With scans alone the weights are not read, and their movement is left out.
 
     Raises:
         BadInput: nothing to compare with, or a model of another type, depth or width, rule or view.

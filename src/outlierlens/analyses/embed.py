@@ -326,7 +326,7 @@ def embed(
     dev: Sequence[TextPairs] = (),
     rows: Path | Keep | None = None,
 ) -> Similarity:
-    """How well cosines say what is alike, of sets of sentence pairs, or of words in context: train, then validation.
+    """Score cosines against people's judgement: sets of sentence pairs, or words in context (train, then validation).
 
     `fit` is the text that fixes are fitted on, evaluated sentences left out; `dev` are other sentence pairs, to choose a layer
     on. With `rows`, every layer after every fix is kept there and is not measured again.

@@ -198,7 +198,7 @@ def verify(
     """Compare `model` (sample, directory, file or hub id) with `baseline`; `options` say how it is opened.
 
     Raises:
-        BadInput: `deep` is asked of a fingerprint that was taken without.
+        BadInput: `deep` with a fingerprint that was taken without it.
         UnknownModel, UnknownArchitecture, BadFile, Offline, RemoteError: see those.
     """
     options = options or ScanOptions()

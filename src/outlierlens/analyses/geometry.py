@@ -405,7 +405,7 @@ def geometry(
 ) -> Geometry:
     """Anisotropy, self-similarity, intra-sentence similarity, IsoScore, effective rank and cosine shares of every layer.
 
-    Of pictures and recordings (`media.Items`) each is what a sentence is; they have no words.
+    Each picture or recording (`media.Items`) counts as a sentence; they have no words.
 
     `fit` is the text that fixes are fitted on, measured sentences left out; without it, the sentences of `texts` that no
     measure reads. Where that leaves none and no fix is asked for, raw vectors alone are measured. With `rows`, every layer

@@ -249,7 +249,7 @@ def mask(
 ) -> Mask:  # fmt: skip
     """Tokens and dimensions to leave out of one block's output, from half of `texts`, judged on the other half.
 
-    Of pictures and recordings (`media.Items`) tokens are patches and frames; their position is all that they share.
+    With pictures and recordings (`media.Items`) tokens are patches and frames; they share their position alone.
 
     Raises:
         BadInput: fewer than four texts with tokens, no such block, a model that reads no text, or a state that is not finite.

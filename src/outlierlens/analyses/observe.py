@@ -457,10 +457,10 @@ def observe(
     command: str = "",
     rows: Path | Keep | None = None,
 ) -> Observation:
-    """Statistics of every layer and dimension over `texts`, with special tokens and without.
+    """Measure every layer and dimension over `texts`, with special tokens and without.
 
     `texts` may be pictures or recordings (`media.Items`): a token is then a patch, or a frame of sound. With `rows`,
-    every layer is kept there, and a pass that was stopped goes on.
+    every layer is kept there, and a stopped pass continues.
 
     Raises:
         BadInput: the model reads no such data or has no tokenizer (or processor), a state is NaN or infinite, or the

@@ -75,7 +75,7 @@ class PlanOptions:
     bits: Annotated[int, Ge(8)] = 16
     """Format of the kept entries: unchanged (16), or int8-channel/int8-token (8)."""
     grain: Grain | None = None
-    """Keep single neurons, dimensions and inputs too (column), or linears alone, which is what tools can be told (linear).
+    """Keep single neurons, dimensions and inputs too (column), or linears alone, which tools can keep (linear).
     Default: column; with --export or --bits 8 linear."""
     tolerance: Annotated[float, Ge(0), Lt(float("inf"))] = 0.01
     """Keep nothing that gives back less than this, in the task's unit."""
@@ -341,9 +341,9 @@ def plan(
     rows: Path | Keep | None = None,
     progress: Progress | None = None,
 ) -> PrecisionPlan:
-    """Choose what stays in higher precision, and judge it on texts that had no part in the choice; the model is left as it was.
+    """Choose the entries to keep in higher precision, and judge them on other texts; the model is unchanged.
 
-    With `rows`, what is measured is appended to that file, and what is found there is not measured again.
+    With `rows`, measurements are appended to that file, and those found there are not repeated.
 
     Raises:
         BadInput: fewer than four texts, a scheme that does not fit the weights, a budget that holds nothing.

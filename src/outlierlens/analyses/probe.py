@@ -331,9 +331,9 @@ def probe(
     *,
     rows: Path | Keep | None = None,
 ) -> PositionProbe:
-    """One linear probe without bias a layer, trained on `split.train`, evaluated on `split.dev` (Luo et al. 2021, section 3).
+    """One linear probe without bias per layer, trained on `split.train`, evaluated on `split.dev` (Luo et al. 2021, section 3).
 
-    The layers that `rows` do not hold are trained by one forward pass an epoch and evaluated by one more. Contributions are
+    The layers that `rows` do not hold are trained by one forward pass per epoch and evaluated by one more. Contributions are
     |w · v| of single tokens, absolute first and averaged over all evaluated tokens then; the paper leaves both the row and the
     order open.
 

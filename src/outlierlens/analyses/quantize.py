@@ -157,7 +157,7 @@ class BlockError(Row):
 class Quantization(Finding):
     """A model quantized by several schemes."""
 
-    title: ClassVar[str] = "Rounded to few bits"
+    title: ClassVar[str] = "Quantized to few bits"
 
     settings: tuple[Setting, ...]
     """Cost by scheme: Dimensions are kept in high precision where they are read and written."""

@@ -326,9 +326,9 @@ def trace(
     loaded: LoadedModel, texts: Data, options: TraceOptions | None = None, *,
     progress: Progress | None = None, rows: Path | Keep | None = None,
 ) -> Trace:  # fmt: skip
-    """The life of one dimension of `loaded`, on `texts`, which may be pictures or recordings (`media.Items`).
+    """Follow one dimension of `loaded`, on `texts`, which may be pictures or recordings (`media.Items`).
 
-    With `rows`, what the model loses under every condition is kept there and is not measured again.
+    With `rows`, the loss under every condition is kept there and is not measured again.
 
     Raises:
         BadInput: an unknown dimension or stream, one that the data do not reach, no text with two tokens, a model of which a

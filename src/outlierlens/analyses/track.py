@@ -64,7 +64,7 @@ class TrackOptions:
     rule: Annotated[Rule, Flat("n_sigma", "min_layer_fraction")] = Rule("kovaleva")
     """When a dimension is an outlier at a step."""
     dims: Annotated[tuple[int, ...], Flag(read="options:plain_dims")] = ()
-    """Follow these too, whatever they do: 507,100."""
+    """Also follow these: 507,100."""
     layer: Annotated[int | None, Flag(hidden=True), Ge(0)] = None
     """Layer that is drawn. Default: the middle."""
     seed: Annotated[int, Ge(0)] = 0
@@ -409,7 +409,7 @@ def _between(lead: Estimate) -> str:
 def track(
     checkpoints: Sequence[str | Path], options: TrackOptions | None = None, *, progress: Progress | None = None
 ) -> Track:
-    """When dimensions became outliers, compared with the loss, over checkpoints, revisions or one file of watch rows.
+    """Find when dimensions became outliers, compared with the loss, over checkpoints, revisions or one file of watch rows.
 
     Raises:
         BadInput: steps cannot be told, checkpoints of differing shape or kind, an unknown stream, layer or dimension.

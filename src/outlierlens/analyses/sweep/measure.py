@@ -84,7 +84,7 @@ def sweep(
     """Measure the effect of ablating each dimension (and set, in each layer window) of `loaded` on `texts`.
 
     With `rows`, every finished piece of work is appended to that file, and pieces found there are not measured again: the
-    result is a function of the rows alone. `engine` makes what does the work; by default this process.
+    result is a function of the rows alone. `engine` makes the workers; by default this process works.
 
     Raises:
         BadInput: no usable text, an unknown dimension, layer or mode, or `rows` of other work.

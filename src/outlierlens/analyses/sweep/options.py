@@ -61,7 +61,7 @@ class SweepOptions:
     with_found: Annotated[bool, Flag("--found-set/--no-found-set")] = True
     """Also the set of all that the weights name, where they name two or more."""
     windows: Windows = "all"
-    """Layers in which each is off: all together, single (each alone), from each on, or upto each."""
+    """Layers in which each is ablated: all together, single (each alone), from each on, or upto each."""
     layers: Annotated[tuple[int, ...] | None, Flag(read="options:parse_layers")] = None
     """Restrict to layers 0-3,7. Default: all."""
     mode: Mode = "weights"
