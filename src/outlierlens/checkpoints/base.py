@@ -28,6 +28,7 @@ from outlierlens.errors import BadFile
 MAX_TENSORS = 2_000_000
 MAX_RANK = 8
 MAX_CONFIG_BYTES = 16 * 2**20
+ALIGNED = 64  # bytes: lines of a processor's cache
 INDEX = ".index.json"  # how the names of lists of shards end
 MAX_FILE_NAME = 255  # bytes; file systems have no longer ones
 
@@ -233,6 +234,13 @@ class TensorSpan:
     end: int
 
 
+def room_for(first: int, end: int) -> memoryview:
+    """Memory for bytes [first, end) of a file, aligned as in a map of the file: the last bit of a product depends on that."""
+    room = np.empty(end - first + ALIGNED, np.uint8)
+    skipped = (first - room.ctypes.data) % ALIGNED
+    return memoryview(room)[skipped : skipped + end - first]
+
+
 class PlacedCheckpoint(Checkpoint):
     """Tensors whose bytes lie row after row in files; packed blocks of values do not cross rows."""
 
@@ -245,12 +253,12 @@ class PlacedCheckpoint(Checkpoint):
         """The bytes [first, end) of a tensor, of each of `spans`."""
 
     @abstractmethod
-    def _file(self, name: str) -> tuple[str, Callable[[int, int], bytearray], TensorSpan]:
+    def _file(self, name: str) -> tuple[str, Callable[[int, int], memoryview], TensorSpan]:
         """The file that a tensor lies in, what reads bytes [first, end) of that, and the place there."""
 
     def raw(self, names: Iterable[str]) -> Iterator[tuple[str, TensorInfo, memoryview]]:
         """(name, declaration, bytes as they are stored) of tensors; those that lie together in a file are read at once."""
-        files: dict[str, tuple[Callable[[int, int], bytearray], dict[str, TensorSpan]]] = {}
+        files: dict[str, tuple[Callable[[int, int], memoryview], dict[str, TensorSpan]]] = {}
         for name in names:
             where, read, place = self._file(name)
             files.setdefault(where, (read, {}))[1][name] = place
@@ -258,7 +266,7 @@ class PlacedCheckpoint(Checkpoint):
             spans = [(place.start, place.end, name) for name, place in placed.items()]
             yield from ((name, placed[name].info, memoryview(b"")) for start, end, name in spans if start == end)
             for run in merge(spans, longest=sum(end - start for start, end, _ in spans) + len(spans) * GAP_BYTES):
-                body = memoryview(read(run.start, run.end))
+                body = read(run.start, run.end)
                 for name in run.names:
                     place = placed[name]
                     yield name, place.info, body[place.start - run.start : place.end - run.start]
@@ -300,11 +308,11 @@ class LocalCheckpoint(PlacedCheckpoint):
         path, place = self._files[name]
         return f"{path}: {name}", place
 
-    def _file(self, name: str) -> tuple[str, Callable[[int, int], bytearray], TensorSpan]:
+    def _file(self, name: str) -> tuple[str, Callable[[int, int], memoryview], TensorSpan]:
         path, place = self._files[name]
         return str(path), partial(self._span, path), place
 
-    def _span(self, path: Path, first: int, end: int) -> bytearray:
+    def _span(self, path: Path, first: int, end: int) -> memoryview:
         with path.open("rb") as file:
             return self._taken(file, f"{path}", first, end)
 
@@ -316,11 +324,11 @@ class LocalCheckpoint(PlacedCheckpoint):
                     self._taken(file, f"{path}: {name}", place.start + first, place.start + end), np.uint8
                 )
 
-    def _taken(self, file: BinaryIO, what: str, first: int, end: int) -> bytearray:
-        raw, at = bytearray(end - first), 0
+    def _taken(self, file: BinaryIO, what: str, first: int, end: int) -> memoryview:
+        raw, at = room_for(first, end), 0
         file.seek(first)
         while at < len(raw):  # one read gives 2 GiB at most
-            if not (n := file.readinto(memoryview(raw)[at:])):  # type: ignore[attr-defined]
+            if not (n := file.readinto(raw[at:])):  # type: ignore[attr-defined]
                 raise BadFile(f"{what}: the file became shorter while it was read; fetch it again")
             at += n
         self.bytes_read += len(raw)

@@ -35,6 +35,7 @@ from outlierlens.checkpoints.base import (
     PlacedCheckpoint,
     TensorSpan,
     parse_config,
+    room_for,
 )
 from outlierlens.checkpoints.formats import MAX_INDEX_BYTES, SAFETENSORS
 from outlierlens.checkpoints.ranges import RemoteFile, Run, Wire, merge, refused
@@ -417,9 +418,15 @@ class HubCheckpoint(PlacedCheckpoint):
             )
         return shard
 
-    def _file(self, name: str) -> tuple[str, Callable[[int, int], bytearray], TensorSpan]:
+    def _file(self, name: str) -> tuple[str, Callable[[int, int], memoryview], TensorSpan]:
         place, shard = self._place(name)[1], self._shards[self._shard_of[name]]
-        return shard.where, shard.file.read, place
+
+        def read(first: int, end: int) -> memoryview:
+            room = room_for(first, end)
+            room[:] = shard.file.read(first, end)
+            return room
+
+        return shard.where, read, place
 
     def _place(self, name: str) -> tuple[str, TensorSpan]:
         info, shard = self.tensors[name], self._shards[self._shard_of[name]]

@@ -15,12 +15,13 @@ names, ties, buffers and packed experts.
 import hashlib
 import math
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -230,11 +231,12 @@ class BlockReader:
     def tensors(self, keys: Any) -> Iterator[tuple[str, torch.Tensor]]:
         """Values as they are stored; those that lie together in a file by one request."""
         for key, info, raw in self.checkpoint.raw(keys):
-            dtype, address = DTYPES[info.dtype], raw.nbytes and torch.frombuffer(raw, dtype=torch.uint8).data_ptr()
+            dtype = DTYPES[info.dtype]
             if not raw.nbytes:
                 yield key, torch.empty(info.shape, dtype=dtype)
             else:
-                own = raw if address % dtype.itemsize == 0 else bytearray(raw)
+                values = torch.frombuffer(raw, dtype=torch.uint8)
+                own = raw if values.data_ptr() % dtype.itemsize == 0 else bytearray(raw)
                 yield key, torch.frombuffer(own, dtype=dtype).reshape(info.shape)
 
     @property
@@ -280,8 +282,9 @@ class BlockWeights:
             door: [] for door in self.doors
         }  # (taker, lender) of tied weights
         self._loading = Private.loading(model, self.dtype, reader.device)
-        self._pool: ThreadPoolExecutor | None = None
-        self._coming: dict[str, Future[dict[str, torch.Tensor]]] = {}
+        self._asked: SimpleQueue[Any] | None = None  # of the thread that reads ahead; no interrupt leaves it half done
+        self._thread: threading.Thread | None = None
+        self._coming: dict[str, SimpleQueue[Any]] = {}
         self._after: dict[str, str] = {}  # the door that was opened after each
         self._last = ""
         self._checked: set[str] = set()
@@ -392,8 +395,16 @@ class BlockWeights:
 
     def begin(self) -> None:
         """Read ahead from now on, in a thread of its own."""
-        self._pool, self._last = ThreadPoolExecutor(1, thread_name_prefix="outlierlens-block"), ""
-        self._pool.submit(int).result()  # its thread begins now, where no interrupt comes between
+        self._asked, self._last = SimpleQueue(), ""
+        self._thread = threading.Thread(target=self._serve, args=(self._asked,), name="outlierlens-block", daemon=True)
+        self._thread.start()
+
+    def _serve(self, asked: SimpleQueue[Any]) -> None:
+        for door, answer in iter(asked.get, None):
+            try:
+                answer.put(self._read(door))
+            except BaseException as error:  # whoever waits for it raises it
+                answer.put(error)
 
     def end(self) -> None:
         """Leave nothing behind: no weights of blocks, no thread."""
@@ -402,9 +413,10 @@ class BlockWeights:
         self.open = ""
         self._coming.clear()
         self._held.clear()
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-            self._pool = None
+        if self._asked is not None and self._thread is not None:
+            self._asked.put(None)
+            self._thread.join()
+        self._asked = self._thread = None
 
     def fill(self, door: str) -> None:
         """Have the weights of `door` in memory, and of no other.
@@ -415,12 +427,11 @@ class BlockWeights:
         if self.open == door:
             return
         self.free()
-        if self._pool is None:
-            tensors = self._read(door)
-        else:
-            coming = self._coming.pop(door, None)
-            tensors = coming.result() if coming is not None else self._read(door)
-            self._read_ahead(door)
+        coming = self._coming.pop(door, None)
+        tensors = self._read(door) if coming is None else coming.get()
+        if isinstance(tensors, BaseException):
+            raise tensors
+        self._read_ahead(door)
         self.open = door
         try:
             self._put(door, tensors)
@@ -455,18 +466,20 @@ class BlockWeights:
     def _read(self, door: str) -> dict[str, torch.Tensor]:
         with torch.inference_mode(False):  # else no values of theirs could be changed
             found = dict(self.reader.tensors([key for key in self.keys[door] if key not in self._held]))
-        if self._pool is not None:
+        if self._asked is not None:
             self._held |= {key: one for key, one in found.items() if key in self._shared}
         return found | {key: self._held[key] for key in self.keys[door] if key in self._held}
 
     def _read_ahead(self, door: str) -> None:
         """Have the next door's bytes on their way: the one that came next before, else the next of the same list."""
-        assert self._pool is not None
+        if self._asked is None:
+            return
         place, (path, _, number) = self.order.index(door), door.rpartition(".")
         following = self._after.get(door) or next(iter(self.order[place + 1 : place + 2]), "")
         known = door in self._after or (number.isdigit() and following == f"{path}.{int(number) + 1}")
         if known and following not in self._coming and following != door:
-            self._coming = {following: self._pool.submit(self._read, following)}
+            self._coming = {following: SimpleQueue()}
+            self._asked.put((following, self._coming[following]))
 
     def _place(self, name: str) -> tuple[dict[str, Any], str]:
         path, _, leaf = name.rpartition(".")
