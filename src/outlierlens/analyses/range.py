@@ -97,7 +97,7 @@ class RangeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RangeCall(RangeOptions):
-    """What is measured, and for whom the list is written."""
+    """Options of the measurement, and the tool that the list is written for."""
 
     export: Annotated[tuple[str, str] | None, Flag(read="options:parse_export")] = None
     """TOOL:FILE: write for this tool which modules fp16 does not hold: autocast, onnxruntime, tensorrt, llama.cpp."""
