@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
+from outlierlens.analyses.compare_copy import CopyOpening, CopyOptions, QuantizedCopy, copied
 from outlierlens.analyses.compare_updates import UpdateCheck, UpdateOptions, update_check
 from outlierlens.analyses.compare_weights import ChangeSums, Followed, Key, SharedTensors, correlation, shift
 from outlierlens.analyses.fingerprint import FingerprintOptions, fingerprint
@@ -53,9 +54,9 @@ class CompareOptions:
     """How checkpoints are compared."""
 
     dims: DimsOrFind = FIND
-    """Also follow these: 308,381; find: what the rule finds."""
+    """Also follow these: 308,381; find: those that the rule finds."""
     scan: Annotated[ScanOptions, ASKED] = ScanOptions()
-    """The rule, and how models are opened; its `max_read` also limits what is read of a hub's model."""
+    """The rule, and how models are opened; its `max_read` also limits the bytes read from a hub."""
     other_revision: str | None = None
     """Hub revision of the other models; default: that of --model-args."""
 
@@ -73,8 +74,12 @@ class CompareCall:
     """Models after, named likewise."""
     options: Annotated[CompareOptions, Flat()] = CompareOptions()
     """How they are compared."""
+    copy: Annotated[bool | None, Flag("--copy/--no-copy")] = None
+    """Take the model after for a rounded copy, and measure its error. Default: where it stores codes and the base does not."""
+    texts: Annotated[CopyOptions, Flat()] = CopyOptions()
+    """What a copy is read on."""
     values: bool = False
-    """Of two models the sensitive values, as `verify` does; exit code 3 if any moved."""
+    """Compare the sensitive values of two models, as `verify` does; exit code 3 if any moved."""
     updates: bool = False
     """Updates of a federated round, one client each; exit code 3 if one falls on outlier entries beyond its share."""
     deep: bool = False
@@ -83,6 +88,11 @@ class CompareCall:
     """--updates: what flags a client."""
 
     def __post_init__(self) -> None:
+        wanted = "--copy" if self.copy else "--data" if self.texts.data else ""
+        if wanted and (self.copy is False or len(self.others) > 1 or self.values or self.updates):
+            raise BadInput(
+                f"{wanted} holds one quantized copy against its original; name two, without --values and --updates"
+            )
         if self.values and (self.updates or len(self.others) > 1):
             raise BadInput("--values holds one model against another; name two, without --updates")
         if self.deep and not (self.values or self.updates):
@@ -154,7 +164,7 @@ class StreamChange(Row):
 class Agreement(Row):
     """How alike z is before and after, in the scale or the bias of one stream."""
 
-    note = "The listed: outliers of either model, and those asked for."
+    note = "Listed dimensions: outliers of either model, and those of --dims."
 
     model: str
     """after"""
@@ -164,9 +174,9 @@ class Agreement(Row):
     r: float
     """r: Pearson correlation over dimensions × layers, in [−1, 1]"""
     r_named: float | None
-    """r of the listed: the same over the listed dimensions; none for fewer than three values"""
+    """r of listed dimensions: the same over the listed dimensions; none for fewer than three values"""
     moved_named: float | None
-    """mean |Δz| of the listed"""
+    """mean |Δz| of listed dimensions"""
     moved_others: float
     """of the others: mean |Δz| of all other dimensions"""
 
@@ -210,7 +220,11 @@ class Comparison(Finding):
             parts = [f"{few(dims, 12) or 'none'} {fate}" for fate, dims in found.items()]
             yield f"{models}: {'; '.join(parts) if any(found.values()) else 'no outlier in either model'}."
             for one in streams:
-                more = "; as many came as went: the outliers moved, the basis may have turned" if one.turned else ""
+                more = (
+                    "; the same number came and went: the outliers moved, the basis may have turned"
+                    if one.turned
+                    else ""
+                )
                 if one.stayed or one.came or one.went:
                     yield f"{models}, {one.stream}: {percent(one.jaccard)} of the outliers in common (Jaccard){more}."
                 elif len(streams) > 1:
@@ -287,9 +301,9 @@ def compare(
     *,
     command: str = "",
 ) -> Comparison:
-    """What became of the outliers of `base` in each of `others`: names of models, scans, or files of scans.
+    """Compare the outliers of `base` with those of each of `others`: names of models, scans, or files of scans.
 
-    Of scans alone the weights are not read, so that how far they moved is left out.
+    With scans alone the weights are not read, and their movement is left out.
 
     Raises:
         BadInput: nothing to compare with, or a model of another type, depth or width, rule or view.
@@ -328,8 +342,8 @@ def _openings(options: CompareOptions) -> tuple[ScanOptions, ScanOptions]:
     return replace(scan, adapter=None), replace(scan, revision=options.other_revision or scan.revision)
 
 
-def run(session: "Session", call: CompareCall) -> "Comparison | Verification | UpdateCheck | Outcomes":
-    """What the command finds: of models, of their sensitive values or updates, or of runs of `lab pretrain`."""
+def run(session: "Session", call: CompareCall) -> "Comparison | QuantizedCopy | Verification | UpdateCheck | Outcomes":
+    """What the command finds: of models, of a copy, of sensitive values or updates, or of runs of `lab pretrain`."""
     scan, names = session.scanning(call.options.scan), (call.base, *call.others)
     stored = [_stored(name) for name in names]
     if call.updates or call.values:
@@ -341,6 +355,10 @@ def run(session: "Session", call: CompareCall) -> "Comparison | Verification | U
         earlier, later = _openings(replace(call.options, scan=scan))
         before = fingerprint(call.base, FingerprintOptions(scan=earlier, dims=call.options.dims, deep=call.deep))
         return verify(call.others[0], before, later, deep=call.deep, against=call.base)
+    if len(names) == 2 and stored == [None, None] and call.copy is not False:
+        how = CopyOpening(call.copy, call.options.dims, *_openings(replace(call.options, scan=scan)))
+        if (found := copied(session, call.base, names[1], call.texts, how)) is not None:
+            return found
     outcomes = [one for one in stored if isinstance(one, Outcomes)]
     if outcomes and scan.adapter is not None:
         raise BadInput("--model-args adapter belongs to a model; name the models in the runs")
@@ -349,7 +367,7 @@ def run(session: "Session", call: CompareCall) -> "Comparison | Verification | U
     if outcomes:
         other = next(name for name, one in zip(names, stored, strict=True) if not isinstance(one, Outcomes))
         raise BadInput(
-            f"{other} is no run of `lab pretrain`, and the others are; name runs alone, or the models in them"
+            f"{other} is not a run of `lab pretrain`, and the others are; name runs alone, or the models in them"
         )
     base, *others = (one if isinstance(one, Scan) else name for name, one in zip(names, stored, strict=True))
     return compare(base, others, replace(call.options, scan=scan), command=session.command)

@@ -30,6 +30,7 @@ from outlierlens.analyses.observe_patches import (
     patch_rows,
     patches,
 )
+from outlierlens.checkpoints.imatrix import ALIKE, NO_ENTRY
 from outlierlens.data.media.items import Items
 from outlierlens.data.texts import Data
 from outlierlens.detection.activations import ObserveOptions, Observer, partly
@@ -45,7 +46,7 @@ from outlierlens.results.row_store import Keep, kept_rows
 from outlierlens.results.rows import More, Quiet, Row
 from outlierlens.view.charts.base import Chart, place
 from outlierlens.view.pictures import Lines
-from outlierlens.view.section import FineShare, Rows, Section, cell_text, number, percent, these
+from outlierlens.view.section import FineShare, Rows, Section, cell_text, listed, number, percent, these
 
 if TYPE_CHECKING:
     from outlierlens.session import Session
@@ -64,9 +65,9 @@ class ObserveCall:
     """By which rule, how, and what else is written."""
 
     rule: Literal["all"] | None = None
-    """all: every published definition, on weights too, beside nulls. Default: luo, massive and llm.int8."""
+    """all: every published definition, on weights too, compared with nulls. Default: luo, massive and llm.int8."""
     max_length: Annotated[int | None, Ge(2)] = None
-    """Tokens of a text at most. Default: 128."""
+    """Maximum number of tokens per text. Default: 128."""
     options: Annotated[ObserveOptions, Flat("stack", "n_sigma")] = ObserveOptions()
     """How to observe."""
     imatrix: Path | None = None
@@ -172,6 +173,8 @@ class Observation(Finding):
         stacks: every statistic of each stream. idle: streams of which no block ran, so that nothing is known.
         passages: token vectors of one input, to be drawn.
         high_norm: of pictures, the patches of high norm; see `analyses.observe_patches`.
+        never_fed, without_entry: of an importance matrix, GGUF's names of tensors and experts that read nothing, and of the
+            blocks' linears that it lacks.
     """
 
     title = "Activations"
@@ -189,7 +192,7 @@ class Observation(Finding):
     neurons: tuple[LargestNeuron, ...] = ()
     """Largest neurons"""
     moments: tuple[SecondMoments, ...] = ()
-    """Second moments of what linears read"""
+    """Second moments of the inputs of linears"""
     patches: tuple[PatchNorms, ...] = ()
     """Norms of patches"""
     patch_places: tuple[PatchPlace, ...] = ()
@@ -204,6 +207,8 @@ class Observation(Finding):
     stacks: tuple[StackObservation, ...] = ()
     idle: tuple[str, ...] = ()
     passages: tuple[Passage, ...] = ()
+    never_fed: tuple[str, ...] = ()
+    without_entry: tuple[str, ...] = ()
 
     def sentences(self) -> Iterator[str]:
         """What rules find, how large that is, who is the extreme of most token vectors, and what was counted."""
@@ -306,7 +311,7 @@ class Observation(Finding):
         if name == "moments" and not verbose:
             parts = dict.fromkeys(one.part for one in self.moments)
             rows = tuple(max((one for one in self.moments if one.part == part), key=_standing) for part in parts)
-            note = "Of each kind the layer where the largest stands out most; --verbose shows all."
+            note = "One layer per kind, that of the largest ratio; --verbose shows all."
         return super().laid_out(name, rows, head, note, verbose=verbose)
 
     def records(self, which: str = "") -> Iterator[dict[str, Any]]:
@@ -362,7 +367,7 @@ def _high_norm_said(found: Observation, high: HighNorm) -> Iterator[str]:
     flat = f"; {percent(high.flat)} are among the flattest quarter of their image" if np.isfinite(high.flat) else ""
     place = found.patch_places[0]
     yield (
-        f"They stand out in {blocks}, most often at {place.patch} ({place.images:,} images); {percent(high.border)} lie at the "
+        f"They occur in {blocks}, most often at {place.patch} ({place.images:,} images); {percent(high.border)} lie at the "
         f"border, of all patches {percent(high.border_all)}{flat}."
     )
     if found.patch_dims:
@@ -376,7 +381,7 @@ def _high_norm_said(found: Observation, high: HighNorm) -> Iterator[str]:
         written = ", ".join(f"{one.neuron} ({percent(one.share)})" for one in found.patch_neurons)
         yield f"MLP neurons that write what sets them apart: {written}."
     else:
-        yield f"No MLP neuron is named that writes them: {high.why or 'none writes 5 % of what sets them apart'}."
+        yield f"No MLP neuron is named that writes them: {high.why or 'none writes 5 % of their difference to the rest'}."
 
 
 def _standing(one: SecondMoments) -> float:
@@ -384,6 +389,10 @@ def _standing(one: SecondMoments) -> float:
 
 
 def _moments_said(found: Observation) -> Iterator[str]:
+    if found.never_fed:
+        yield f"No token reached {listed(found.never_fed)}: {ALIKE}."
+    if found.without_entry:
+        yield f"No entry of {listed(found.without_entry)}: {NO_ENTRY}."
     names = tuple(dict.fromkeys(name for one in found.moments for name in one.outliers))
     if not names:
         yield 'No root of a second moment passes the rule "massive"; what is large at few tokens alone does not show in it.'
@@ -457,10 +466,10 @@ def observe(
     command: str = "",
     rows: Path | Keep | None = None,
 ) -> Observation:
-    """Statistics of every layer and dimension over `texts`, with special tokens and without.
+    """Measure every layer and dimension over `texts`, with special tokens and without.
 
     `texts` may be pictures or recordings (`media.Items`): a token is then a patch, or a frame of sound. With `rows`,
-    every layer is kept there, and a pass that was stopped goes on.
+    every layer is kept there, and a stopped pass continues.
 
     Raises:
         BadInput: the model reads no such data or has no tokenizer (or processor), a state is NaN or infinite, or the
