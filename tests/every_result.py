@@ -16,6 +16,7 @@ import frequency_results
 import geometry_results
 import layer_story_results
 import mask_results
+import memory_checkpoint
 import observation_results
 import origin_models
 import plan_results
@@ -32,6 +33,7 @@ import synthetic_tasks
 import trace_results
 from outlierlens.analyses.atlas_lookup import lookup
 from outlierlens.analyses.compare import compare
+from outlierlens.analyses.compare_copy import copy_error
 from outlierlens.analyses.observe import Observation, observed_rows
 from outlierlens.analyses.track import track
 from outlierlens.detection.rules import ActivationOutlier
@@ -58,6 +60,9 @@ def made_in(folder: Path) -> dict[str, Any]:
     }
     made |= {
         "Comparison": compare(data.scan, data.scan),
+        "QuantizedCopy": copy_error(
+            weights := memory_checkpoint.of_model("llama", "CausalLM"), weights.rounded("BF16"), (5,)
+        ),
         "Lookup": lookup("mini-planted"),
     }
     made["Sweep"] = synthetic_report.sweep()

@@ -52,7 +52,7 @@ def converted(model: Any, architecture: str) -> tuple[dict[str, np.ndarray], dic
     import gguf
 
     number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    table = gguf.get_tensor_name_map(number, 8)
+    table = gguf.get_tensor_name_map(number, model.config.num_hidden_layers)
     stored, expected = {}, {}
 
     def put(asked: str, values: np.ndarray) -> None:

@@ -81,19 +81,21 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Reads the weights alone: the shared outlier dimensions of each stream, and how far all weights moved. "
         "With --values whether sensitive values differ, as `verify` would; with --updates whether the updates of a "
         "federated round fall on outlier entries: exit code 3 if so, 2 where nothing could be compared. Run directories "
-        "of `lab pretrain` are compared by loss, outlier dimensions, damage and INT8, seeds of one recipe together.",
+        "of `lab pretrain` are compared by loss, outlier dimensions, damage and INT8, seeds of one recipe together. "
+        "A quantized copy is recognized by its codes: the error of each linear and block, and with --data of outputs and loss.",
         home="analyses.compare", python="compare", options="CompareCall", takes=MODELS,
         shared={
             "subfolder": None,
             "adapter": Override(help="Folder of a LoRA adapter (PEFT): look at the models after with it on."),
         },
-        result="Comparison", also=("analyses.compare_updates:UpdateCheck",),
+        result="Comparison", also=("analyses.compare_updates:UpdateCheck", "analyses.compare_copy:QuantizedCopy"),
         gate="flagged",
         examples=(
             "compare mini-bert mini-planted  # what stayed, came and went",
             "compare mini-bert mini-planted --dims 8,24",
             "compare mini-planted mini-planted --values  # whether sensitive values differ",
             "compare mini-planted mini-planted --updates  # a client's update",
+            "compare mini-planted mini-planted --copy --data reviews --limit 4  # a rounded copy",
         ),
     ),
     Experiment(
@@ -448,12 +450,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "range", "compress",
         "Find the largest |x| of every tensor, and formats that hold it.\n\n"
         "Layer by layer.",
-        home="analyses.range", python="range_of", options="RangeOptions", takes=CONDITIONS,
+        home="analyses.range", python="range_of", options="RangeCall", takes=CONDITIONS,
         shared=UNLABELLED | {"limit": Override(64), "verbose": Override(help="Show every layer of every kind too.")},
         result="Ranges",
         examples=(
             "range mini-planted --data reviews --limit 4",
             "range mini-planted --weights  # the checkpoint alone, without torch",
+            "range mini-planted --data reviews --limit 4 --export autocast:keep.py  # what fp16 does not hold, in float32",
         ),
     ),
     Experiment(

@@ -31,10 +31,15 @@ def test_experts_are_weighed_by_what_they_read(tmp_path: Path) -> None:
     # Two experts of two inputs: 3 vectors of Σ x² (3, 6), 1 vector of (5, 2); a third one that read nothing.
     sums = {"blk.0.ffn_down_exps.weight": (np.array([[3.0, 6.0], [5.0, 2.0], [0.0, 0.0]]), np.array([3, 1, 0]))}
     sums["blk.0.ffn_up.weight"] = np.zeros((1, 2)), np.array([0])
+    sums["blk.1.ffn_down_exps.weight"] = np.array([[0.0], [8.0], [0.0]]), np.array([0, 2, 0])
     found = read_imatrix(write_gguf(tmp_path / "m", sums))
     np.testing.assert_allclose(found.entries["blk.0.ffn_down_exps.weight"].moments, [2.0, 2.0])
     assert found.entries["blk.0.ffn_down_exps.weight"].vectors == 4
-    assert found.empty == ("blk.0.ffn_up.weight",)
+    assert sorted(found.unfed) == [
+        "blk.0.ffn_down_exps.weight, expert 2",
+        "blk.0.ffn_up.weight",
+        "blk.1.ffn_down_exps.weight, experts 0, 2",
+    ]
 
 
 def test_damaged_files_are_refused_in_one_line(tmp_path: Path) -> None:
@@ -97,6 +102,34 @@ def test_observe_names_neurons_and_dimensions(tmp_path: Path) -> None:
     (whole,) = found.sections(verbose=True)
     assert [len(one.tables[0].rows) for one in (section, whole)] == [8, 22]
     assert len(list(found.records())) == 22
+
+
+def test_what_no_token_reached_stands_first(tmp_path: Path) -> None:
+    """Of a mixture whose router never picks expert 2 of layer 1, and whose queries of layer 0 have no entry."""
+    checkpoint, n = of_model("mixtral", "CausalLM"), 4
+    parts = dict.fromkeys(
+        ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps"), 16
+    )
+    experts, down = checkpoint.tensors["model.layers.0.mlp.experts.down_proj"].shape[::2]
+    assert experts == n
+    sums = {}
+    for layer in range(3):
+        for part, width in {**parts, "ffn_down_exps": down}.items():
+            counts = np.full(n if part.endswith("exps") else 1, 5)
+            counts[2:3] = 0 if layer == 1 else 5
+            sums[f"blk.{layer}.{part}.weight"] = np.ones((len(counts), width)) * counts[:, None], counts
+    del sums["blk.0.attn_q.weight"]
+    found = Observation(**second_moments(checkpoint, write_gguf(tmp_path / "m", sums), ActivationRules()))
+    assert sorted(found.never_fed) == [f"blk.1.ffn_{part}_exps.weight, expert 2" for part in ("down", "gate", "up")]
+    assert found.without_entry == ("blk.0.attn_q.weight",)
+    unfed, absent, *_ = found.sentences()
+    assert unfed.startswith("No token reached blk.1.ffn_")
+    assert unfed.endswith("llama-quantize weighs all inputs alike.")
+    assert absent.startswith("No entry of blk.0.attn_q.weight: llama-quantize rounds a linear")
+    del sums["blk.2.ffn_down_exps.weight"]
+    sums["blk.0.attn_q.weight"] = np.ones((1, 16)), np.array([5])
+    without = second_moments(checkpoint, write_gguf(tmp_path / "n", sums), ActivationRules())["without_entry"]
+    assert without == ("blk.2.ffn_down_exps.weight",)
 
 
 def test_a_matrix_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
+from outlierlens.analyses.compare_copy import CopyOpening, CopyOptions, QuantizedCopy, copied
 from outlierlens.analyses.compare_updates import UpdateCheck, UpdateOptions, update_check
 from outlierlens.analyses.compare_weights import ChangeSums, Followed, Key, SharedTensors, correlation, shift
 from outlierlens.analyses.fingerprint import FingerprintOptions, fingerprint
@@ -73,6 +74,10 @@ class CompareCall:
     """Models after, named likewise."""
     options: Annotated[CompareOptions, Flat()] = CompareOptions()
     """How they are compared."""
+    copy: Annotated[bool | None, Flag("--copy/--no-copy")] = None
+    """Take the model after for a rounded copy, and measure its error. Default: where it stores codes and the base does not."""
+    texts: Annotated[CopyOptions, Flat()] = CopyOptions()
+    """What a copy is read on."""
     values: bool = False
     """Compare the sensitive values of two models, as `verify` does; exit code 3 if any moved."""
     updates: bool = False
@@ -83,6 +88,11 @@ class CompareCall:
     """--updates: what flags a client."""
 
     def __post_init__(self) -> None:
+        wanted = "--copy" if self.copy else "--data" if self.texts.data else ""
+        if wanted and (self.copy is False or len(self.others) > 1 or self.values or self.updates):
+            raise BadInput(
+                f"{wanted} holds one quantized copy against its original; name two, without --values and --updates"
+            )
         if self.values and (self.updates or len(self.others) > 1):
             raise BadInput("--values holds one model against another; name two, without --updates")
         if self.deep and not (self.values or self.updates):
@@ -332,8 +342,8 @@ def _openings(options: CompareOptions) -> tuple[ScanOptions, ScanOptions]:
     return replace(scan, adapter=None), replace(scan, revision=options.other_revision or scan.revision)
 
 
-def run(session: "Session", call: CompareCall) -> "Comparison | Verification | UpdateCheck | Outcomes":
-    """What the command finds: of models, of their sensitive values or updates, or of runs of `lab pretrain`."""
+def run(session: "Session", call: CompareCall) -> "Comparison | QuantizedCopy | Verification | UpdateCheck | Outcomes":
+    """What the command finds: of models, of a copy, of sensitive values or updates, or of runs of `lab pretrain`."""
     scan, names = session.scanning(call.options.scan), (call.base, *call.others)
     stored = [_stored(name) for name in names]
     if call.updates or call.values:
@@ -345,6 +355,10 @@ def run(session: "Session", call: CompareCall) -> "Comparison | Verification | U
         earlier, later = _openings(replace(call.options, scan=scan))
         before = fingerprint(call.base, FingerprintOptions(scan=earlier, dims=call.options.dims, deep=call.deep))
         return verify(call.others[0], before, later, deep=call.deep, against=call.base)
+    if len(names) == 2 and stored == [None, None] and call.copy is not False:
+        how = CopyOpening(call.copy, call.options.dims, *_openings(replace(call.options, scan=scan)))
+        if (found := copied(session, call.base, names[1], call.texts, how)) is not None:
+            return found
     outcomes = [one for one in stored if isinstance(one, Outcomes)]
     if outcomes and scan.adapter is not None:
         raise BadInput("--model-args adapter belongs to a model; name the models in the runs")

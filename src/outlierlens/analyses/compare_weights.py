@@ -13,6 +13,8 @@ import numpy as np
 from outlierlens.analyses.fingerprint_values import canonical
 from outlierlens.architectures import BoundStack, Param
 from outlierlens.checkpoints import Checkpoint
+from outlierlens.checkpoints.gguf import GGUFCheckpoint
+from outlierlens.checkpoints.gguf_model import GgufWeights
 from outlierlens.detection.weights import StackScan, View, sites_of
 from outlierlens.statistics.ranks import pearson
 
@@ -52,10 +54,13 @@ class SharedTensors:
     def __init__(
         self, first: Checkpoint, second: Checkpoint, stacks: Sequence[BoundStack], others: Sequence[BoundStack]
     ):
-        self.first, self.second, self.stacks = first, second, stacks
-        ours, theirs = _relative_names(first, stacks), _relative_names(second, others)
+        self.first, self.second = (
+            GgufWeights(one) if isinstance(one, GGUFCheckpoint) else one for one in (first, second)
+        )
+        self.stacks = stacks
+        ours, theirs = _relative_names(self.first, stacks), _relative_names(self.second, others)
         both = [key for key in sorted(ours.keys() & theirs.keys())
-                if first.tensors[ours[key]].shape == second.tensors[theirs[key]].shape]  # fmt: skip
+                if self.first.tensors[ours[key]].shape == self.second.tensors[theirs[key]].shape]  # fmt: skip
         self.names = [(ours[key], theirs[key]) for key in both]
         alone = f"{len(ours) - len(both)} in the base alone, {len(theirs) - len(both)} in this one alone"
         self.said = f"{len(both)} tensors in both, {alone}"

@@ -30,6 +30,7 @@ from outlierlens.analyses.observe_patches import (
     patch_rows,
     patches,
 )
+from outlierlens.checkpoints.imatrix import ALIKE, NO_ENTRY
 from outlierlens.data.media.items import Items
 from outlierlens.data.texts import Data
 from outlierlens.detection.activations import ObserveOptions, Observer, partly
@@ -45,7 +46,7 @@ from outlierlens.results.row_store import Keep, kept_rows
 from outlierlens.results.rows import More, Quiet, Row
 from outlierlens.view.charts.base import Chart, place
 from outlierlens.view.pictures import Lines
-from outlierlens.view.section import FineShare, Rows, Section, cell_text, number, percent, these
+from outlierlens.view.section import FineShare, Rows, Section, cell_text, listed, number, percent, these
 
 if TYPE_CHECKING:
     from outlierlens.session import Session
@@ -172,6 +173,8 @@ class Observation(Finding):
         stacks: every statistic of each stream. idle: streams of which no block ran, so that nothing is known.
         passages: token vectors of one input, to be drawn.
         high_norm: of pictures, the patches of high norm; see `analyses.observe_patches`.
+        never_fed, without_entry: of an importance matrix, GGUF's names of tensors and experts that read nothing, and of the
+            blocks' linears that it lacks.
     """
 
     title = "Activations"
@@ -204,6 +207,8 @@ class Observation(Finding):
     stacks: tuple[StackObservation, ...] = ()
     idle: tuple[str, ...] = ()
     passages: tuple[Passage, ...] = ()
+    never_fed: tuple[str, ...] = ()
+    without_entry: tuple[str, ...] = ()
 
     def sentences(self) -> Iterator[str]:
         """What rules find, how large that is, who is the extreme of most token vectors, and what was counted."""
@@ -384,6 +389,10 @@ def _standing(one: SecondMoments) -> float:
 
 
 def _moments_said(found: Observation) -> Iterator[str]:
+    if found.never_fed:
+        yield f"No token reached {listed(found.never_fed)}: {ALIKE}."
+    if found.without_entry:
+        yield f"No entry of {listed(found.without_entry)}: {NO_ENTRY}."
     names = tuple(dict.fromkeys(name for one in found.moments for name in one.outliers))
     if not names:
         yield 'No root of a second moment passes the rule "massive"; what is large at few tokens alone does not show in it.'

@@ -9,7 +9,7 @@ at few tokens may be missed.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,10 +17,11 @@ from typing import Annotated, Any
 import numpy as np
 
 from outlierlens.architectures import family_of
+from outlierlens.architectures.bind import NUMBERED
 from outlierlens.architectures.rows import stacks_of
 from outlierlens.architectures.stack import BLOCK, Gguf
 from outlierlens.checkpoints import Checkpoint
-from outlierlens.checkpoints.imatrix import ImatrixEntry, read_imatrix
+from outlierlens.checkpoints.imatrix import Imatrix, ImatrixEntry, read_imatrix
 from outlierlens.detection.rules import ActivationRules
 from outlierlens.errors import BadInput
 from outlierlens.results.document import Provenance
@@ -87,8 +88,6 @@ def second_moments(checkpoint: Checkpoint, path: Path, rules: ActivationRules) -
         notes.append(
             f"{len(strangers):,} tensors of {path.name} that the family's row does not name, such as {strangers[0]}"
         )
-    if found.empty:
-        notes.append(f"{len(found.empty):,} tensors of {path.name} read nothing, such as {found.empty[0]}")
     about = About(
         data=f"{path.name}{f' ({found.data})' if found.data else ''}", inputs="chunks", n_texts=found.n_chunks,
         data_digest=hashlib.sha256(path.read_bytes()).hexdigest(), max_length=found.chunk_size,
@@ -96,7 +95,25 @@ def second_moments(checkpoint: Checkpoint, path: Path, rules: ActivationRules) -
     )  # fmt: skip
     moments.sort(key=lambda one: -1 if one.layer is None else one.layer)
     provenance = Provenance.now(checkpoint.name, checkpoint.header_digest(), adapter=checkpoint.adapter)
-    return {"provenance": provenance, "about": about, "moments": tuple(moments), "notes": tuple(notes)}
+    return {
+        "provenance": provenance, "about": about, "moments": tuple(moments), "never_fed": found.unfed,
+        "without_entry": tuple(_without_entry(checkpoint, row, found)), "notes": tuple(notes),
+    }  # fmt: skip
+
+
+def _without_entry(checkpoint: Checkpoint, row: Gguf, found: Imatrix) -> Iterator[str]:
+    """GGUF's names of the blocks' linears that the model has and the matrix does not."""
+    many = (name for name, one in checkpoint.tensors.items() if len(one.shape) > 1)
+    matrices = {NUMBERED.sub(".experts", name).removesuffix(".weight") for name in many}
+    blocks = {int(match[1]) for name in found.entries if (match := BLOCK.match(name))}
+    depth = checkpoint.config.get(stacks_of(checkpoint.config, checkpoint.name)[0].layers, max(blocks, default=-1) + 1)
+    for layer in range(depth):
+        for module in row.inner:
+            name = f"blk.{layer}.{module}.weight"
+            inside = row.translate(name).name.removesuffix(".weight").partition(f".{layer}.")[2]
+            is_matrix = any(one.endswith(f".{layer}.{inside}") for one in matrices)
+            if is_matrix and name not in found.entries and name not in found.unfed:
+                yield name
 
 
 def _row(checkpoint: Checkpoint, entries: Mapping[str, ImatrixEntry], path: Path) -> Gguf:

@@ -9,16 +9,18 @@ a tool cannot keep the inputs of a linear apart from its weights, the whole line
 that have comments carry it.
 """
 
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from outlierlens.analyses.quantize_places import find_places
 from outlierlens.analyses.quantize_rounding import KeptLinear
 from outlierlens.analyses.quantize_schemes import FINE, GGUF, LEVELS, Scheme, SchemePair, parse
 from outlierlens.architectures import family_of
-from outlierlens.errors import BadInput, comment, literal
+from outlierlens.errors import BadInput, comment, literal, need
 
 if TYPE_CHECKING:
     from outlierlens.models.load import LoadedModel
@@ -43,6 +45,24 @@ class Target:
     outside: tuple[str, ...] = ()
 
 
+Wide = Literal["autocast", "onnxruntime", "tensorrt", "gguf"]  # tools that can be told which modules stay in float32
+
+
+@dataclass(frozen=True)
+class WideModules:
+    """What fp16 does not hold.
+
+    Attributes:
+        modules: paths that must run in float32. norms: those whose sum of squares alone overflows.
+        linears: those that read or give such a number. file: the ONNX file of the model, if it is one.
+    """
+
+    modules: tuple[str, ...]
+    norms: tuple[str, ...] = ()
+    linears: tuple[str, ...] = ()
+    file: Path | None = None
+
+
 Protections = Mapping[str, Any]  # what is said of a linear by its path, None of one that stays as it is
 
 
@@ -55,6 +75,8 @@ class Exporter:
         called: (recipe of one linear, scheme of the plan) -> what it calls that; None where it has no such thing.
         lines: (what is said of every linear of the blocks, of those kept, target) -> the file of a plan.
         use: how the file is handed over, in its first comment; "" where the format has no comments.
+        wide_norms: whether norms stand in that file too, for the tool sums their squares in fp16.
+        wide: (what fp16 does not hold, target) -> the file that keeps it in float32; None where it has none.
         spares: template of a list of what it should leave alone, with $ignore or $keep: modules as patterns of YAML, with
             their channels; "" for none.
     """
@@ -64,6 +86,8 @@ class Exporter:
     called: Callable[[SchemePair, SchemePair], Any] = lambda *_: None
     lines: Callable[[Any, Protections, Target], list[str]] = lambda *_: []
     use: str = ""
+    wide: Callable[[WideModules, Target], list[str]] | None = None
+    wide_norms: bool = False
     spares: str = ""
 
 
@@ -102,6 +126,23 @@ def export(tool: str, kept: Sequence[KeptLinear], *, scheme: SchemePair, target:
     n = f"{len(kept):,} linear{'s' if len(kept) != 1 else ''}"
     head = [f"{target.model}: {scheme.name}, {n} kept in higher precision. {row.use}", *remarks] if row.use else []
     return "\n".join([*map(comment, head), *row.lines(base, called, target)]) + "\n", remarks
+
+
+def wide_export(tool: str, wide: WideModules, target: Target) -> tuple[str, tuple[str, ...]]:
+    """(the text of the file by which `tool` keeps modules in float32 where all else is fp16, remarks); BadInput as `export`."""
+    row = tool_named(tool, "wide")
+    assert row.wide is not None
+    remarks = []
+    if wide.norms and not row.wide_norms:
+        remarks.append(
+            f"{len(wide.norms):,} norms overflow in their sum of squares alone, which {row.title} holds in float32"
+        )
+    if wide.file and row.wide_norms and not nodes_of(wide.file, (*wide.modules, *wide.norms)):
+        remarks.append(
+            f"{wide.file}: no node is called after these modules; export it again without graph optimization"
+        )
+    head = [] if tool == "gguf" else [comment(f"{target.model}: modules that fp16 does not hold, in float32.")]
+    return "\n".join([*head, *row.wide(wide, target)]) + "\n", tuple(remarks)
 
 
 def own_scheme(tool: str, loaded: "LoadedModel", stack: str | None = None) -> str:
@@ -349,6 +390,120 @@ def _mlx_file(base: Any, kept: Protections, target: Target) -> list[str]:
     ]
 
 
+# What stays in float32
+
+# https://docs.pytorch.org/docs/stable/amp.html: a region with enabled=False inside another runs in the types of its inputs.
+AUTOCAST = '''\
+import torch
+
+
+def wide(value):
+    """Floats of a value in float32."""
+    if isinstance(value, torch.Tensor):
+        return value.float() if value.is_floating_point() else value
+    return type(value)(map(wide, value)) if type(value) in (tuple, list) else value
+
+
+def in_float32(forward):
+    def run(*args, **named):
+        given = next(one for one in (*args, *named.values()) if isinstance(one, torch.Tensor))
+        with torch.autocast(given.device.type, enabled=False):
+            return forward(*map(wide, args), **{name: wide(value) for name, value in named.items()})
+
+    return run
+
+
+def keep_float32(model):
+    """Have MODULES of a model with float32 weights run in float32 inside torch.autocast."""
+    for name in MODULES:
+        module = model.get_submodule(name)
+        module.forward = in_float32(module.forward)
+
+
+# keep_float32(model)
+# with torch.autocast("cuda", torch.float16):
+#     model(**inputs)
+'''
+
+
+def _autocast(wide: WideModules, _: Target) -> list[str]:
+    return [*_python("MODULES", list(wide.modules)), *AUTOCAST.splitlines()]
+
+
+def belongs(name: str, scopes: str, modules: Sequence[str]) -> bool:
+    """Whether an ONNX node is of one of these modules, by its name ("/model/layers.1/mlp/Mul") or its exporter's scopes."""
+    places = [name.rpartition("/")[0].strip("/").replace("/", "."), *re.findall(r"'([^']*)'", scopes)]
+    return any(f".{module}." in f".{place}." for place in places for module in modules)
+
+
+def node_names(model: Any, modules: Sequence[str]) -> list[str]:
+    """Names of the nodes of an ONNX model that belong to these modules."""
+    found = []
+    for node in model.graph.node:
+        scopes = [one.value for one in node.metadata_props if one.key == "pkg.torch.onnx.name_scopes"]
+        if belongs(node.name, "".join(scopes), modules):
+            found.append(node.name)
+    return found
+
+
+def nodes_of(file: Path, modules: Sequence[str]) -> list[str]:
+    """`node_names` of a file, also where it was exported without the head whose prefix the modules have."""
+    onnx = need("onnx", "onnx", "reading ONNX files")
+    model = onnx.load(str(file), load_external_data=False)
+    return node_names(model, modules) or node_names(model, [one.partition(".")[2] for one in modules if "." in one])
+
+
+# https://onnxruntime.ai/docs/performance/model-optimizations: float16 (keep_io_types, node_block_list), quantization
+# (nodes_to_exclude).
+def _onnxruntime(wide: WideModules, _: Target) -> list[str]:
+    modules = [*wide.modules, *wide.norms]
+    known = _python("NODES", nodes_of(wide.file, modules)) if wide.file else []
+    return [
+        "import re", "from typing import Any, Sequence", "", *_python("MODULES", modules), *known, "", "",
+        *inspect.getsource(belongs).splitlines(), "", "", *inspect.getsource(node_names).splitlines(), "", "",
+        *map(comment, (
+            "from onnxconverter_common import float16",
+            "float16.convert_float_to_float16(model, keep_io_types=True, node_block_list=node_names(model, MODULES))",
+            "quantize_static(…, nodes_to_exclude=node_names(model, MODULES))",
+        )),
+    ]  # fmt: skip
+
+
+# https://docs.nvidia.com/deeplearning/tensorrt: ILayer.precision, set_output_type; layers are called as the nodes of the file.
+TENSORRT = '''\
+def keep_float32(network, float32):
+    """Set the layers of these modules to float32, which is tensorrt.float32; `network` is what trt.OnnxParser filled."""
+    for number in range(network.num_layers):
+        layer = network.get_layer(number)
+        if belongs(layer.name, "", MODULES):
+            layer.precision = float32
+            for output in range(layer.num_outputs):
+                layer.set_output_type(output, float32)
+
+
+# config.set_flag(trt.BuilderFlag.FP16)
+# config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
+# keep_float32(network, trt.float32)
+'''
+
+
+def _tensorrt(wide: WideModules, _: Target) -> list[str]:
+    modules, known = [*wide.modules, *wide.norms], []
+    if wide.file and (names := nodes_of(wide.file, modules)):
+        types = ",".join(f"{name}:fp32" for name in names)
+        known = [
+            comment(f"trtexec --fp16 --precisionConstraints=obey --layerPrecisions={types} --layerOutputTypes={types}")
+        ]
+    return [
+        *known, "import re", "from typing import Sequence", "", *_python("MODULES", modules), "", "",
+        *inspect.getsource(belongs).splitlines(), "", "", *TENSORRT.splitlines(),
+    ]  # fmt: skip
+
+
+def _gguf_wide(wide: WideModules, target: Target) -> list[str]:
+    return [f"{re.escape(_gguf_name(path, target))}=f32" for path in dict.fromkeys(wide.linears)]
+
+
 # Lists of what to leave alone
 
 # https://docs.vllm.ai/projects/llm-compressor: recipes of one modifier.
@@ -419,7 +574,9 @@ TOOLS: dict[str, Exporter] = {
     "bitsandbytes": Exporter(
         title="bitsandbytes", own=(FINE.name,), called=_bitsandbytes, lines=_bitsandbytes_file,
     ),
-    "gguf": Exporter(title="llama-quantize", own=("q4_0/none",), called=_gguf, lines=_gguf_file),
+    "gguf": Exporter(
+        title="llama-quantize", own=("q4_0/none",), called=_gguf, lines=_gguf_file, wide=_gguf_wide,
+    ),
     "modelopt": Exporter(
         title="ModelOpt", own=("int8-channel/int8-tensor",), called=_modelopt, lines=_modelopt_file,
         use="mtq.quantize(model, config, forward_loop)",
@@ -428,6 +585,9 @@ TOOLS: dict[str, Exporter] = {
         title="MLX", own=("int4-group64-asym/none", "int4-group32-asym/none"), called=_mlx, lines=_mlx_file,
         use="mlx_lm.convert(…, quantize=True, quant_predicate=quant_predicate)",
     ),
+    "autocast": Exporter(title="torch.autocast", wide=_autocast),
+    "onnxruntime": Exporter(title="ONNX Runtime", wide=_onnxruntime, wide_norms=True),
+    "tensorrt": Exporter(title="TensorRT", wide=_tensorrt, wide_norms=True),
     "sparsegpt": Exporter(title="llm-compressor", spares=RECIPE),
     "torch-pruning": Exporter(title="Torch-Pruning", spares=IMPORTANCE),
 }  # fmt: skip

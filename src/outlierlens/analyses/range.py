@@ -11,24 +11,28 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import numpy as np
 from annotated_types import Ge
 
+from outlierlens.analyses.plan_exports import TOOLS, Target, Wide, WideModules, wide_export
 from outlierlens.analyses.range_pass import BINS, CacheErrors, Key, RangePass, TensorPeak, below, median_of
 from outlierlens.architectures import NO_EXPERT
 from outlierlens.architectures.derived import gates
 from outlierlens.checkpoints import Checkpoint
+from outlierlens.checkpoints.imatrix import ALIKE, NO_ENTRY
 from outlierlens.data.texts import Data
 from outlierlens.detection.weights import opened
 from outlierlens.errors import BadInput
 from outlierlens.models.passes import Progress, in_windows, read_together, reading_of
-from outlierlens.options import Flag, check
+from outlierlens.options import Flag, check, written_for
 from outlierlens.results.advice import Advice, about, fitted
 from outlierlens.results.document import Provenance
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.rows import More, Quiet, Row
+from outlierlens.results.safe_files import check_file, write_text
 from outlierlens.view.pictures import Lines, Picture, Strips
 from outlierlens.view.section import Count, FineShare, Rows, listed, number
 
@@ -89,6 +93,24 @@ class RangeOptions:
         check(self)
         if self.weights and self.cache:
             raise BadInput("--cache runs the model and --weights does not; give one of them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangeCall(RangeOptions):
+    """Options of the measurement, and the tool that the list is written for."""
+
+    export: Annotated[tuple[str, str] | None, Flag(read="options:parse_export")] = None
+    """TOOL:FILE: write for this tool which modules fp16 does not hold: autocast, onnxruntime, tensorrt, llama.cpp."""
+
+    @property
+    def tool(self) -> str:
+        """For whom the list is written; "" for nobody."""
+        return "" if self.export is None else written_for(self.export, get_args(Wide), {"llama.cpp": "gguf"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tool and self.weights:
+            raise BadInput("--export lists what a running model needs, and --weights runs nothing; give one of them")
 
 
 # --- what is found -----------------------------------------------------------------------------------------------
@@ -207,6 +229,19 @@ class CacheError(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NarrowModule(Row):
+    """A module that reads, gives or sums up a number beyond fp16's largest."""
+
+    module: str
+    around: str
+    """keep in float32: the module, or the one around it where the input is made between modules"""
+    largest: float
+    """largest: |x|; of a norm Σx²"""
+    norm: bool
+    """sum of a norm: which most kernels hold in float32"""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ranges(Finding):
     """The number range of every tensor of a running model, or of its stored weights.
 
@@ -227,10 +262,18 @@ class Ranges(Finding):
     """Stored weights"""
     cache: tuple[CacheError, ...] = ()
     """Rounded keys and values"""
+    beyond: tuple[NarrowModule, ...] = ()
+    """(What fp16 does not hold)"""
     every: int = 1
     skipped: dict[str, str] = field(default_factory=dict)
     never_fed: tuple[str, ...] = ()
     normed: tuple[str, ...] = ()
+
+    @property
+    def float32(self) -> tuple[str, ...]:
+        """Modules that cannot run in fp16, without those inside others and without norms that overflow in their sum alone."""
+        names = dict.fromkeys(one.around for one in self.beyond if not one.norm)
+        return tuple(name for name in names if not any(name.startswith(f"{other}.") for other in names))
 
     def of(self, kind: str) -> tuple[TensorRange, ...]:
         """The rows of one kind, in order of layers; raises BadInput with the kinds there are."""
@@ -325,6 +368,8 @@ class Ranges(Finding):
             fits = _fits(most.fp16) if most.fp16 >= 1 else "overflows, unless the kernel holds it in float32"
             place = most.place(self.about.inputs)
             yield f"Inside operations the largest number is {number(most.largest)}, at {place}: in fp16 it {fits}."
+        if keep := self.float32:
+            yield f"Keep in float32 where all else is fp16: {listed(keep)}; --export TOOL:FILE writes the list."
         yield f"{'; '.join(map(self.verdict, forms[1:]))}: unscaled, of that same value."
         for form in NARROW if self.weights else ():
             over, under = (sum(getattr(one, f"{side}_{form}") for one in self.weights) for side in ("over", "below"))
@@ -362,6 +407,10 @@ class Ranges(Finding):
             some, n = list(self.never_fed[:UNFED]), len(self.never_fed)
             names = listed(some) if n <= UNFED else f"{', '.join(some)} and {n - UNFED:,} more"
             yield f"These {self.about.inputs} do not reach: {names}. Their range is unknown."
+            if self.about.inputs == "texts":
+                experts = [name for name in self.never_fed if "experts" in name]
+                does = [f"of experts, {ALIKE}"] * bool(experts) + [NO_ENTRY] * (len(experts) < n)
+                yield f"An importance matrix of these texts has nothing for them: {'; '.join(does)}."
 
 
 def headroom(largest: float, form: str) -> float:
@@ -419,6 +468,7 @@ def range_of(
         tensors=tensor_rows(one),
         experts=expert_rows(one),
         cache=tuple(CacheError(**row) for row in one.cache.relative()) if one.cache else (),
+        beyond=tuple(NarrowModule(**row) for row in one.beyond(FORMATS["fp16"][0])),
         every=options.every,
         never_fed=one.never_fed(),
         normed=tuple(stack.name for stack in loaded.stacks if stack.stack.norm_site == "stream"),
@@ -520,10 +570,31 @@ def _weight_range(checkpoint: Checkpoint, name: str) -> WeightRange:
     return WeightRange(name=name, stored=info.dtype, largest=largest, n_values=n_values, nan=nan, **room, **counts)
 
 
-def run(session: "Session", options: RangeOptions) -> Ranges:
-    """The analysis, as the command runs it."""
+def run(session: "Session", options: RangeCall) -> Ranges:
+    """The analysis, as the command runs it; with --export what fp16 does not hold is written for a tool too."""
+    check_file(Path(options.export[1]) if options.export else None, replace=session.output.overwrite)
     if options.weights:
         with opened(session.subject.model, session.scanning()) as checkpoint:
             return weights_range(checkpoint, progress=session.progress)
     data = session.task_reading.read(offline=session.loading.offline)
-    return range_of(session.loaded, data, options, progress=session.progress)
+    found = range_of(session.loaded, data, options, progress=session.progress)
+    session.then = partial(_write, session, options, found) if options.export else None
+    return found
+
+
+def _write(session: "Session", options: RangeCall, found: Ranges) -> None:
+    norms, linears = (tuple(one.module for one in found.beyond if one.norm is norm) for norm in (True, False))
+    with opened(session.subject.model, session.scanning()) as checkpoint:
+        file = getattr(checkpoint, "path", None) if checkpoint.kind == "onnx" else None
+    target = Target(model=session.loaded.name, config=session.loaded.config, linears=linears)
+    text, remarks = wide_export(options.tool, WideModules(found.float32, norms, linears, file), target)
+    path = write_text(Path((options.export or ("", ""))[1]), text)
+    over = [row.name for row in found.tensors if row.fp16 < 1 and row.kind in (*STREAM[:2], "logits")]
+    outside = (
+        f"{listed(over)} overflows outside of modules too: keep sums and head in float32, or repair --fit fp16"
+        if over
+        else ""
+    )
+    for remark in filter(None, (*remarks, outside)):
+        session.notice(f"note: {remark}")
+    session.notice(f"{path}: {len(found.float32):,} modules that {TOOLS[options.tool].title} keeps in float32")

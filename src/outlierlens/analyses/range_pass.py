@@ -74,11 +74,13 @@ class RangeTally:
 
     every: int
     found: dict[Key, TensorPeak] = field(default_factory=dict)
+    modules: dict[tuple[str, str], float] = field(default_factory=dict)  # largest |x| by module and kind of tensor
     sides: dict[str, Any] = field(default_factory=dict)  # of the batch that runs; `begin` says what they are
     texts: tuple[int, ...] = ()
     _samples: dict[str, Any] = field(default_factory=dict)
     _last: Any = None  # the tensor that came last, and what it was taken for: several linears read one
-    _keys: set[Key] = field(default_factory=set)
+    _keys: dict[Key, Any] = field(default_factory=dict)  # of that tensor: its largest |x|
+    _of: list[tuple[str, str, Any]] = field(default_factory=list)  # module, kind, and largest |x| of this batch
     _seen: list[tuple[Any, ...]] = field(default_factory=list)  # maxima of this batch, still on the device
 
     def begin(self, sides: "dict[str, Side]", texts: tuple[int, ...]) -> None:
@@ -104,13 +106,14 @@ class RangeTally:
         if not states.numel():
             return
         if self._last is None or _place(self._last) != _place(states):
-            self._last, self._keys = states, set()
+            self._last, self._keys = states, {}
         if key in self._keys:
+            self._of.append((module, key[1], self._keys[key]))
             return
-        self._keys.add(key)
         flat = states.reshape(-1, states.shape[-1])
         sizes = states.amax(-1).maximum(-states.amin(-1))  # much faster than one pass of `aminmax` over rows
         kept = self.peak(key, module, sizes, flat, rows)
+        self._keys[key] = self._of[-1][2]
         chosen = self._samples[key[0]]
         if rows is not None:
             sample = flat[torch.isin(rows, chosen)]
@@ -142,6 +145,7 @@ class RangeTally:
             dim = vector.nan_to_num(nan=math.inf, posinf=math.inf).argmax()
         place = torch.stack([row if rows is None else rows[row], dim, sizes.isnan().any().to(row)])
         self._seen.append((key, module, known, value, place))
+        self._of.append((module, key[1], value))
         expert = key[2].partition(":")[2]
         return self.found.setdefault(key, TensorPeak(expert=int(expert) if expert else NO_EXPERT))
 
@@ -150,8 +154,11 @@ class RangeTally:
         import torch
 
         seen, self._seen, self._last = self._seen, [], None
+        of, self._of = self._of, []
         if not seen:
             return
+        for (module, kind, _), size in zip(of, torch.stack([one[2] for one in of]).tolist(), strict=True):
+            self.modules[module, kind] = max(size, self.modules.get((module, kind), 0.0))
         values, places = (torch.stack([one[column] for one in seen]).tolist() for column in (3, 4))
         tokens = {name: side.tokens.cpu() for name, side in self.sides.items()}
         for (key, module, known, *_), value, (row, dim, nan) in zip(seen, values, places, strict=True):
@@ -345,7 +352,8 @@ class RangePass:
     def consume(self, batch: Batch) -> None:
         """Run the model on a batch and take all its tensors."""
         mine = copy.copy(self)  # where the pass stands is its own: others may run meanwhile
-        mine.tally, mine.running = RangeTally(self.every, self.tally.found), [copy.copy(one) for one in self.running]
+        mine.tally = RangeTally(self.every, self.tally.found, self.tally.modules)
+        mine.running = [copy.copy(one) for one in self.running]
         mine._read(batch)
         mine.tally, mine.running = self.tally, []  # a mode of torch's holds `mine` until the collector comes
         self.n_tokens += int(batch.valid.sum())
@@ -471,6 +479,26 @@ class RangePass:
                 made = head(flat.index_select(0, some))
                 sizes = made.amax(-1).maximum(-made.amin(-1))
                 self.tally.peak(self.running[-1].key("logits", "head"), "", sizes, made, some)
+
+    def beyond(self, limit: float) -> Iterator[dict[str, Any]]:
+        """Modules that read, give or (a norm) sum up more than `limit`, each with what must not run in such a format.
+
+        That is the module; or the one around it, where the input is made between modules (gate times up, attention).
+        """
+        modules = dict(self.loaded.model.named_modules())
+        for (module, kind), size in sorted(self.tally.modules.items()):
+            if size > limit and module and not kind.startswith("stream"):
+                made_around = kind in ("MLP inner", "attention mix") or module not in modules
+                around = module.rpartition(".")[0] if made_around else module
+                yield {"module": module, "around": around, "largest": size, "norm": kind == "norm sum of squares"}
+        for (stack, kind, layer), peak in self.tally.found.items():
+            if kind in ("q·k", "attention logits") and peak.largest > limit:
+                one = next(one for one in self.running if one.stack.name == stack)
+                block = f"{one.stack.blocks[int(layer)]}."
+                for place in one.places:
+                    if place.reads == "attention mix" and place.name.startswith(block):
+                        around = place.name.rpartition(".")[0]
+                        yield {"module": place.name, "around": around, "largest": peak.largest, "norm": False}
 
     def never_fed(self) -> tuple[str, ...]:
         """Modules, and experts of packed ones, that no token reached."""

@@ -13,13 +13,14 @@ experts of Mixtral, and five of our architectures it does not know (BERT, GPT-Ne
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from outlierlens.architectures.stack import BLOCK, Gguf
+from outlierlens.checkpoints.base import Checkpoint, TensorInfo
 from outlierlens.checkpoints.gguf import FAMILIES, GGUFCheckpoint
 from outlierlens.errors import BadFile, UnknownArchitecture
 
@@ -42,15 +43,34 @@ class GgufModel:
     left_out: tuple[str, ...]
     stored: dict[str, tuple[str, ...]]
 
-    def values(self) -> Iterator[tuple[str, np.ndarray]]:
-        """(name, values) in the order of `shapes`, one at a time."""
-        for name, stored in self.stored.items():
+    def values(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, np.ndarray]]:
+        """(name, values), one at a time; of all in the order of `shapes` where none are named."""
+        for name in self.stored if names is None else names:
+            stored = self.stored[name]
             parts = [values for one in stored for _, values in self.checkpoint.read([one])]
             if len(parts) > 1:
                 yield name, _joined(parts, self.family, is_bias=name.endswith("_bias"))
             else:
                 order = self.checkpoint.translation(stored[0]).order
                 yield name, _ORDERS[order](parts[0], self.config, name) if order else parts[0]
+
+
+class GgufWeights(Checkpoint):
+    """The tensors of an open GGUF file as Hugging Face has them, rows in its order; raises as `whole`."""
+
+    kind = "gguf"
+
+    def __init__(self, checkpoint: GGUFCheckpoint):
+        self.checkpoint, self.model, self.name = checkpoint, whole(checkpoint), checkpoint.name
+        self.config, self.total_bytes, self.bytes_read = self.model.config, checkpoint.total_bytes, 0
+        stored = {name: [checkpoint.tensors[one] for one in parts] for name, parts in self.model.stored.items()}
+        self.tensors = {
+            name: TensorInfo(parts[0].dtype, self.model.shapes[name], sum(one.nbytes for one in parts))
+            for name, parts in stored.items()
+        }
+
+    def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
+        return self.model.values(names)
 
 
 def whole(checkpoint: GGUFCheckpoint) -> GgufModel:

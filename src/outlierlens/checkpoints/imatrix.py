@@ -18,6 +18,11 @@ from outlierlens.checkpoints.gguf_header import read_header
 from outlierlens.errors import BadFile
 
 _DATASETS = "imatrix.datasets"
+# What llama-quantize does (tools/quantize/quantize.cpp, load_imatrix; src/llama-quant.cpp, tensor_requires_imatrix).
+ALIKE = "llama-quantize weighs all inputs alike"
+NO_ENTRY = (
+    "llama-quantize rounds a linear without entry as without a matrix, and stops there for IQ1, IQ2, IQ3_XXS and Q2_K_S"
+)
 
 
 @dataclass(frozen=True)
@@ -37,14 +42,14 @@ class ImatrixEntry:
 class Imatrix:
     """An importance matrix: entries by GGUF's name of the weight, texts that were read, chunks and tokens of each (0: unknown).
 
-    `empty` are tensors that read nothing.
+    `unfed` are tensors that read nothing, and experts that did not: "blk.0.ffn_down_exps.weight, experts 2, 5".
     """
 
     entries: Mapping[str, ImatrixEntry]
     data: str
     n_chunks: int
     chunk_size: int
-    empty: tuple[str, ...] = ()
+    unfed: tuple[str, ...] = ()
 
 
 def read_imatrix(path: Path) -> Imatrix:
@@ -61,7 +66,7 @@ def read_imatrix(path: Path) -> Imatrix:
             f"{path}: is a GGUF file but no importance matrix (general.type); name one that llama-imatrix wrote"
         )
     entries: dict[str, ImatrixEntry] = {}
-    empty = []
+    unfed = []
     with GGUFCheckpoint(path, name=str(path)) as checkpoint:
         for stored in checkpoint.tensors:
             name = stored.removesuffix(".in_sum2")
@@ -77,15 +82,16 @@ def read_imatrix(path: Path) -> Imatrix:
             total = float(counts.sum())
             if total > 0:
                 entries[name] = ImatrixEntry(sums.reshape(counts.size, -1).sum(0) / total, int(total))
-            else:
-                empty.append(name)
+            if idle := np.flatnonzero(counts.ravel() == 0).tolist():
+                experts = f", expert{'s' if len(idle) > 1 else ''} {', '.join(map(str, idle))}" if total else ""
+                unfed.append(f"{name}{experts}")
     if not entries:
         raise BadFile(f"{path}: no tensor of it has read anything; make it of a longer text")
     listed = metadata.get(_DATASETS)
     data = ", ".join(map(str, listed)) if isinstance(listed, list) else ""
     chunks, size = (metadata.get(f"imatrix.chunk_{what}") for what in ("count", "size"))
     return Imatrix(
-        entries, data, chunks if isinstance(chunks, int) else 0, size if isinstance(size, int) else 0, tuple(empty)
+        entries, data, chunks if isinstance(chunks, int) else 0, size if isinstance(size, int) else 0, tuple(unfed)
     )
 
 

@@ -73,7 +73,7 @@ class OnnxCheckpoint(Checkpoint):
             MissingExtra: onnx is not installed.
             BadFile: the file is malformed, or points outside its folder.
         """
-        self._path, self.name = path, name
+        self.path, self.name = path, name
         onnx = need("onnx", "onnx", "reading ONNX files")
         graph = _parse(onnx, path)
         if len(graph.initializer) > MAX_TENSORS:
@@ -108,7 +108,7 @@ class OnnxCheckpoint(Checkpoint):
         if source.scale:
             scale = self._decode(source.scale)
             zero = self._decode(source.zero_point) if source.zero_point else np.zeros_like(scale)
-            shape, where = values.shape, f"{self._path}: {name}"
+            shape, where = values.shape, f"{self.path}: {name}"
             values = (values - _spread(zero, shape, source, where)) * _spread(scale, shape, source, where)
         if source.transposed:
             values = values.T
@@ -120,7 +120,7 @@ class OnnxCheckpoint(Checkpoint):
         """Values of an initializer as float32 (float64 where stored so), int32 wider than any quantized type."""
         tensor, place = self._stored[stored], self._placed[stored]
         if place.dtype not in _STORED:
-            raise BadFile(f"{self._path}: {stored}: cannot read type {place.dtype}; known types: {', '.join(_STORED)}")
+            raise BadFile(f"{self.path}: {stored}: cannot read type {place.dtype}; known types: {', '.join(_STORED)}")
         code, field = _STORED[place.dtype]
         if place.file is not None:
             with place.file.open("rb") as file:
