@@ -4,7 +4,8 @@
     python benchmarks/by_block.py speed --rounds 2         # three ways in turn, from a local disk
     python benchmarks/by_block.py link                     # from a source of 100 MB/s; accelerate's conditions are extrapolated
     python benchmarks/by_block.py breaks                   # 20 connections break; the values stay the same
-    python benchmarks/by_block.py memory                   # 20 conditions x 16 texts x 64 tokens, above torch and transformers
+    python benchmarks/by_block.py memory                   # 20 conditions x 16 texts x 64 tokens, above torch and transformers;
+                                                           # states that wait in memory, and in a file
 
 The model is a random Llama of TinyLlama's shape (1.1 B, bfloat16, computed in float32) with a tokenizer of words, written to
 --folder once (2.2 GB); --layers makes it shallower. A condition is a dimension's weights at zero, its value `ablate`'s causal
@@ -80,6 +81,8 @@ def child(given: argparse.Namespace) -> None:
         zip(WAYS, ({"by_block": False}, {"device_map": places}, {"by_block": True}), strict=True)
     )
     loaded = load_model(given.source, LoadOptions(notice=lambda _: None, **how[given.way]))
+    if given.filed and loaded.blocks is not None:
+        loaded.blocks.memory = loaded.blocks.bytes_for(0, 0)
     random = torch.Generator().manual_seed(1)
     ids = torch.randint(0, WORDS, (given.texts, given.tokens), generator=random)
     texts = [" ".join(f"w{one}" for one in row) for row in ids.tolist()]
@@ -212,7 +215,10 @@ def compare(given: argparse.Namespace, folder: Path, _: int) -> None:
 
 
 def weigh(given: argparse.Namespace, folder: Path, _: int) -> None:
-    run(given, "by block", str(folder), given.conditions or 20, texts=given.texts)
+    found = [
+        run(given, "by block", str(folder), given.conditions or 20, texts=given.texts, filed=filed) for filed in (0, 1)
+    ]
+    print(f"  values equal: {'yes' if found[0]['values'] == found[1]['values'] else 'NO'}")
 
 
 def from_link(given: argparse.Namespace, folder: Path, _: int) -> None:
@@ -236,7 +242,7 @@ MEASURES = {"bytes": count, "speed": compare, "link": from_link, "breaks": break
 def main() -> None:
     given = asked(
         __doc__, {"what": "bytes"}, folder=tempfile.gettempdir(), layers=LAYERS, rounds=2, threads=1, conditions=0, texts=16,
-        tokens=64, way="", source="", rate=0.0,
+        tokens=64, way="", source="", rate=0.0, filed=0,
     )  # fmt: skip
     if given.what == "child":
         return child(given)

@@ -144,7 +144,7 @@ def png(pixels):
 
 
 def write_pictures(folder, pixels, labels, names=COLOURS):
-    """One .png a picture, in one sub-folder a class."""
+    """One .png a picture, in one sub-folder per class."""
     from PIL import Image
 
     for number, (one, label) in enumerate(zip(pixels, labels, strict=True)):
@@ -172,7 +172,7 @@ def write_wav(path, samples, rate=RATE, *, width=2, channels=1):
 
 
 def write_sounds(folder, recordings, labels, names=TONES):
-    """One .wav a recording, in one sub-folder a class."""
+    """One .wav a recording, in one sub-folder per class."""
     for number, (one, label) in enumerate(zip(recordings, labels, strict=True)):
         write_wav(Path(folder) / names[label] / f"{number:03}.wav", one)
     return folder

@@ -1,8 +1,8 @@
-"""Kovaleva et al. (2021), figure 2: a fine-tuned model with one dimension off at a time, a panel a task.
+"""Kovaleva et al. (2021), figure 2: a fine-tuned model with one dimension ablated at a time, one panel per task.
 
     python examples/kovaleva_2021/figure_2.py --data glue/ --tasks rte,cola,stsb,sst2 --model distilbert-cased --full
 
-The model is fine-tuned on each task and every dimension is switched off in turn, without training again. The paper does so to
+The model is fine-tuned on each task and every dimension is ablated in turn, without training again. The paper does so to
 BERT-base on nine tasks of GLUE; the default here is one task, trained for two passes over 6,000 examples at a rate that suits a
 small model, and read on 200. `--full` trains as Puccetti et al. did and reads the whole dev split: minutes to hours a task.
 `--data` is a folder with one folder a task (glue/sst2/train.parquet, …); without it the hub's copies are read. Half a minute.

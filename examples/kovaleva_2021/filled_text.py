@@ -16,7 +16,9 @@ import outlierlens as ol
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="mini-planted", help="sample, folder or hub id")
-    parser.add_argument("--dims", type=int, nargs="+", help="dimensions to switch off; default: what the weights name")
+    parser.add_argument(
+        "--dims", type=int, nargs="+", help="dimensions to ablate; default: those that the weights name"
+    )
     parser.add_argument("--data", default="reviews", help="texts: a file, a hub id, or reviews / excerpt (packaged)")
     parser.add_argument("--limit", type=int, default=64, help="texts")
     parser.add_argument("-o", "--output", type=Path, default=Path("runs/kovaleva_2021/filled_text"), help="folder")

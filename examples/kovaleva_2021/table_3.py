@@ -1,8 +1,8 @@
-"""Kovaleva et al. (2021), table 3: GLUE with the outliers off, beside random sets of the same size.
+"""Kovaleva et al. (2021), table 3: GLUE with the outliers ablated, against random sets of the same size.
 
     python examples/kovaleva_2021/table_3.py --data glue/ --tasks rte,cola,stsb,sst2,mnli --model distilbert-cased --full
 
-The paper switches off two dimensions of BERT-base and compares with random ones; here they are what the rule names in the
+The paper ablates two dimensions of BERT-base and compares with random ones; here they are what the rule names in the
 fine-tuned model, with intervals and 1,000 random sets (19 without `--full`). The default is one task, trained for two passes
 over 2,000 examples at a rate that suits a small model, and read on 200. `--data` is a folder with one folder a task; without
 it the hub's copies are read. Twenty seconds; with `--full` minutes to hours a task.

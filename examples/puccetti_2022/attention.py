@@ -3,7 +3,7 @@
     python examples/puccetti_2022/attention.py --model minilm-l6 --dims 223 127 --data wikitext/test.parquet
 
 Correlation, by layer, of |h| with the attention that a token receives, over all dimensions; the share that special tokens
-receive intact, with the outliers off and with random dimensions off. Ten seconds.
+receive intact, with the outliers ablated and with random ones ablated. Ten seconds.
 """
 
 import argparse

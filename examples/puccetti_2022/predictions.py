@@ -2,7 +2,7 @@
 
     python examples/puccetti_2022/predictions.py --model roberta-base --dims 77 588 --counts counts.parquet --data wiki.txt
 
-The paper reads unmasked and masked text with the dimensions off in all layers; here also with the last hidden state and the
+The paper reads unmasked and masked text with the dimensions ablated in all layers; here also with the last hidden state and the
 product with the vocabulary changed, as Macocco et al. (2025) do, and beside random sets. Without `--counts` the texts' own
 tokens are counted, which says little. Half a minute.
 """

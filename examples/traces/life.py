@@ -28,7 +28,7 @@ def shuffled_(model: torch.nn.Module, seed: int) -> None:
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     asked.add_argument("--model", default="mini-planted")
-    asked.add_argument("--dim", type=int, help="default: the one that stands out most")
+    asked.add_argument("--dim", type=int, help="default: the most extreme one")
     asked.add_argument("--data", default="excerpt")
     asked.add_argument("--limit", type=int, default=20)
     asked.add_argument("-o", "--output", type=Path, default=Path("runs/life"))

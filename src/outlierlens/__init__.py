@@ -1,4 +1,4 @@
-"""Find the handful of dimensions a Transformer cannot live without, switch them off, and measure what breaks.
+"""Find the handful of dimensions a Transformer cannot live without, ablate them, and measure what breaks.
 
 import outlierlens as ol
 

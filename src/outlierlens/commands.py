@@ -250,7 +250,7 @@ def given_model(model: Any) -> Any:
     live, tokenizer = model if isinstance(model, tuple) and len(model) == 2 else (model, None)
     if not callable(getattr(live, "named_parameters", None)):
         raise BadInput(
-            f"an object of type {type(model).__name__} is no model; give its name or folder, the model itself, "
+            f"an object of type {type(model).__name__} is not a model; give its name or folder, the model itself, "
             "or (model, tokenizer)"
         )
     if tokenizer is None and (source := getattr(getattr(live, "config", None), "_name_or_path", "")):
@@ -329,7 +329,7 @@ def in_notebook() -> bool:
 
 @contextmanager
 def notebook_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar below the cell, which is gone when the work is done; called with what is done, how much, of how much."""
+    """A bar below the cell, which is gone when the work is done; called with stage, number done and total."""
     from IPython.display import HTML, display
 
     handle: Any = display(HTML(""), display_id=True)

@@ -59,7 +59,7 @@ class UnknownArchitecture(OutlierlensError):
 
 
 class UnknownModel(OutlierlensError):
-    """A model name that is no file, directory, sample or hub id."""
+    """A model name that is not a file, directory, sample or hub id."""
 
 
 class TooMuchToRead(OutlierlensError):
@@ -103,7 +103,7 @@ def of_the_disk(error: BaseException) -> OSError | None:
 
 
 def of_a_library(error: BaseException) -> str:
-    """What to say of an error that comes of what a stranger's files hold, "" of any other.
+    """Message for an error that a stranger's files cause, "" for any other.
 
     Of the tokenizers library: a bare Exception, from a line of transformers that calls it. Of a model's own code in
     transformers: what its config.json asks for and it cannot do.
@@ -231,7 +231,7 @@ def literal(value: Any, *, indent: int | None = None) -> str:
 
 
 def seen(text: str) -> str:
-    """JSON with what steers a terminal, ends a line elsewhere or has no UTF-8 escaped, but for pairs, which TOML lacks."""
+    """JSON with terminal controls, other line ends and lone surrogates escaped, but for pairs, which TOML lacks."""
     return re.sub(
         r"[^ -~\n\U00010000-\U0010ffff]", lambda one: one[0] if one[0].isprintable() else f"\\u{ord(one[0]):04x}", text
     )
@@ -276,7 +276,7 @@ def _octal(word: str) -> str:
 
 @contextmanager
 def showing(found: Any, *given: Any) -> Iterator[None]:
-    """Raise BadInput for what is no error of ours: values of a file may be well typed each and not fit together.
+    """Raise BadInput for foreign errors: values of a file may be well typed each and not fit together.
 
     With arguments that the user has `given`, which may be wrong themselves, errors stay as they are.
     """

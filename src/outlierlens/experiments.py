@@ -23,14 +23,14 @@ UNLABELLED: dict[str, Override | None] = dict.fromkeys(
 # Of commands that keep what they measure in a run directory.
 RUN_DIRECTORY: dict[str, Override | None] = {
     "chart": None,
-    "overwrite": Override(help="Start again: drop what was measured."),
+    "overwrite": Override(help="Start again: drop finished measurements."),
 }
 GLUE_MODEL: dict[str, Override | None] = {
     "model": Override(help="Pre-trained model: sample, directory or hub id."), "verbose": None, "adapter": None,
     "output": Override(help="Run directory. Default: runs/MODEL-PAPER."),
 }  # fmt: skip
 GLUE = (
-    "fine-tune, switch them off without training again, beside random sets.\n\n"
+    "fine-tune, ablate them without training again, compare with random sets.\n\n"
     "Everything is kept in the run directory as it is made: the same command continues a stopped run."
 )
 WHOLE: dict[str, Override | None] = dict.fromkeys(
@@ -45,7 +45,7 @@ def _glue(paper: str, authors: str, folder: str) -> Experiment:
         f"--tuned sst2=tuned/seed-42/model --data paper/glue --random 1 --matched 0 -o {folder}"
     )
     return Experiment(
-        f"replicate {paper}-glue", "compare with papers", f"GLUE with outliers off as in {authors}: {GLUE}",
+        f"replicate {paper}-glue", "compare with papers", f"GLUE with outliers ablated as in {authors}: {GLUE}",
         home="replicate.glue", measure="replicate.command:glue", odd=True, writes="folder", options=paper.upper(),
         takes=("subject", "options", "output", "loading"), shared=RUN_DIRECTORY | GLUE_MODEL, result="Replication",
         examples=(call, f"{call} --json  # the same run again: nothing is measured twice"),
@@ -78,7 +78,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "compare", "find",
         "Compare checkpoints: outliers that stayed, came and went.\n\n"
-        "Of each stream which outlier dimensions are shared, and how far all weights moved. From the weights alone. "
+        "Reads the weights alone: the shared outlier dimensions of each stream, and how far all weights moved. "
         "With --values whether sensitive values differ, as `verify` would; with --updates whether the updates of a "
         "federated round fall on outlier entries: exit code 3 if so, 2 where nothing could be compared. Run directories "
         "of `lab pretrain` are compared by loss, outlier dimensions, damage and INT8, seeds of one recipe together. "
@@ -144,7 +144,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "observe", "find",
         "Measure every layer and dimension in one pass over texts.\n\n"
-        "Texts, or images, or recordings. What is counted is kept in runs/MODEL-observe: the same command goes on.",
+        "Reads texts, images or recordings. Counts are kept in runs/MODEL-observe: the same command continues a stopped run.",
         home="analyses.observe", python="observe", options="ObserveCall", takes=CONDITIONS,
         shared=UNLABELLED | {"verbose": Override(help="Also list dimensions far from the mean.")},
         result="Observation", also=("analyses.definitions:Definitions",),
@@ -155,12 +155,12 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         ),
     ),
     Experiment(
-        "ablate", "switch off",
-        "Switch dimensions off; measure what breaks, beside controls.\n\n"
+        "ablate", "ablate",
+        "Ablate dimensions; measure what breaks, against controls.\n\n"
         "Controls are random sets and matched ones of the same size. Several modes (--modes all) tell a fixed bias from "
-        "information: zero, means, shuffled, scaled, beside random dimensions. With --predictions COUNTS, what the "
-        "model predicts: frequent tokens, or rare ones? What is measured is kept in runs/MODEL-ablate: the same command "
-        "goes on.",
+        "information: zero, means, shuffled, scaled, against random dimensions. With --predictions COUNTS, what the "
+        "model predicts: frequent tokens, or rare ones? Measurements are kept in runs/MODEL-ablate: the same command "
+        "continues a stopped run.",
         home="analyses.ablate", places=("save",), python="ablate", options="Command", takes=CONDITIONS,
         shared={
             "limit": Override(
@@ -178,8 +178,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         ),
     ),
     Experiment(
-        "sweep", "switch off",
-        "Switch off every dimension in turn; rank what breaks.\n\n"
+        "sweep", "ablate",
+        "Ablate every dimension in turn; rank what breaks.\n\n"
         "Or sets of dimensions, or layer by layer; with intervals. Every measurement is kept as it is made: the same "
         "command continues a stopped run.",
         home="analyses.sweep.measure", python="sweep", options="analyses.sweep.options:SweepCall", takes=CONDITIONS,
@@ -187,7 +187,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         examples=(
             "sweep mini-planted --dims 8,24 --data reviews --limit 4 --random 2 --matched 0 -o sweep.json",
             "sweep mini-planted --dims 8 --windows single --data reviews --limit 4 --random 2 --matched 0"
-            "  # off in one layer at a time",
+            "  # ablated in one layer at a time",
         ),
     ),
     Experiment(
@@ -229,7 +229,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "track", "train",
         "Find when dimensions became outliers over a training run.\n\n"
-        "And where the loss was then. Of each checkpoint only the norm vectors are read. `report MODEL --result FILE` "
+        "And where the loss was then. Only the norm vectors of each checkpoint are read. `report MODEL --result FILE` "
         "puts what -o writes into a report.",
         home="analyses.track", python="track", options="TrackCall", takes=MODELS, shared={"revision": None, "adapter": None},
         result="Track",
@@ -260,7 +260,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "lab finetune", "train",
         "Fine-tune a model on a labelled task, the best epoch of each seed kept; stopped runs continue.\n\n"
-        "With --recover dimensions of a fine-tuned model go off, and it is fine-tuned again, free and held at zero, against "
+        "With --recover, ablate dimensions of a fine-tuned model and fine-tune it again, free and held at zero, against "
         "random ones.",
         home="analyses.finetune", measure="analyses.recover:run", python="finetune", options="Finetuning",
         takes=SPLITS, writes="folder",
@@ -277,7 +277,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         examples=(
             "lab finetune mini-planted --task classify --data labelled --epochs 1 --batch-size 8 --max-length 16 -o tuned",
             "lab finetune mini-planted --task classify --data labelled --epochs 1 --batch-size 8 --max-length 16 --dims "
-            "8,24 --hold -o tuned-off  # two dimensions off, and held at zero",
+            "8,24 --hold -o tuned-off  # two dimensions ablated, and held at zero",
             "lab finetune tuned/seed-42/model --task classify --data labelled --recover --dims 8 --epochs 1 --batch-size 8 "
             "--max-length 16 --random 0 -o recovered  # does it recover from losing dimension 8?",
         ),
@@ -321,8 +321,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "embed", "embed",
         "Score, repair and export sentence vectors of every layer.\n\n"
         "By whether cosines say how alike sentences are, or that a word means the same. With --export FOLDER, write a "
-        "sentence-transformers model of one layer with a fix in it, loadable without this package, and check it. What "
-        "is scored is kept in runs/MODEL-embed: the same command goes on.",
+        "sentence-transformers model of one layer with a fix in it, loadable without this package, and check it. "
+        "Scores are kept in runs/MODEL-embed: the same command continues a stopped run.",
         home="analyses.embed", python="embed", options="EmbedCall", takes=VECTORS, places=("export",),
         shared={"verbose": Override(help="Show every way to choose a layer, and every layer too.")},
         result="Similarity", also=("analyses.embed_export:EmbedderExport",),
@@ -344,10 +344,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "geometry", "explain",
-        "Measure how vectors lie: anisotropy, isotropy, by layer and fix.\n\n"
+        "Measure anisotropy and isotropy of vectors, by layer and fix.\n\n"
         "Anisotropy, self-similarity and isotropy, before and after fixes. With --bands COUNTS, how vectors of frequent "
-        "and rare tokens differ, with outlier dimensions on and off. What is measured is kept in runs/MODEL-geometry: "
-        "the same command goes on.",
+        "and rare tokens differ, intact and with outlier dimensions ablated. "
+        "Measurements are kept in runs/MODEL-geometry: the same command continues a stopped run.",
         home="analyses.geometry", python="geometry", options="GeometryCall", takes=REPAIRED,
         shared={
             "data": Override(REQUIRED, help="Sentences, one per row: .txt, .jsonl, .csv, .tsv, .parquet, hub id; or images."),
@@ -365,8 +365,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "frequency", "explain",
         "Measure how closely dimensions follow token frequency.\n\n"
-        "Outliers against all other dimensions. What is measured is kept in runs/MODEL-frequency: the same command goes "
-        "on.",
+        "Outliers against all other dimensions. Measurements are kept in runs/MODEL-frequency: the same command continues "
+        "a stopped run.",
         home="analyses.frequency", python="frequency", options="FrequencyCall", takes=TOKENS,
         shared={"data": TEXT}, result="Frequency", places=("write_counts",),
         examples=(
@@ -378,9 +378,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "attention", "explain",
-        "Measure where attention goes, with dimensions on and off.\n\n"
-        "On texts, or images, or recordings. Attention received by each token, its correlation with every dimension, and "
-        "attention sinks. Every pass is kept in runs/MODEL-attention: the same command goes on.",
+        "Measure where attention goes, intact and with dimensions ablated.\n\n"
+        "Reads texts, images or recordings. Attention received by each token, its correlation with every dimension, and "
+        "attention sinks. Passes are kept in runs/MODEL-attention: the same command continues a stopped run.",
         home="analyses.attention", python="attention", options="AttentionOptions", takes=DATA, result="Attention",
         examples=(
             "attention mini-planted --data texts.txt --limit 4 --random 1",
@@ -393,8 +393,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Train one linear probe per layer that predicts each token's position, and name the dimensions it reads (Luo et "
         "al. 2021). With --one-dimension, how much of a labelled task each single dimension of a fine-tuned model "
         "carries (Rudman et al. 2023). With --frozen, linear classifiers of a labelled task on frozen mean vectors of "
-        "every layer, raw and repaired (Luo et al. 2021). Layers that are done are kept in runs/MODEL-probe: the same "
-        "command goes on.",
+        "every layer, raw and repaired (Luo et al. 2021). Finished layers are kept in runs/MODEL-probe: the same "
+        "command continues a stopped run.",
         home="analyses.probe", python="probe", options="ProbeCall",
         takes=("subject", "splits", "options", "vectors", "fitting", "output", "loading"),
         shared={
@@ -404,11 +404,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
                                    "examples."),
             "text_column": Override(help="Column that holds the text."),
             "task": Override(help="--one-dimension, --frozen: sst2, sst5, imdb, cola, …; or classify."),
-            "metric": Override(help="Of a --task: f1, mcc, … Default: the task's first."),
+            "metric": Override(help="Metric of --task: f1, mcc, … Default: the task's first."),
             "labels": Override(help="--one-dimension: the model's labels in the order of its outputs, if its config has none."),
             "pair_column": Override(help="--one-dimension, classify: the second text."),
             "label_column": Override(help="classify: the label."),
-            "max_length": Override(None, help="Tokens per text at most. Default: 128; of a --task 256 (--frozen --full: all)."),
+            "max_length": Override(None, help="Maximum number of tokens per text. Default: 128; --task: 256, --full: all."),
             "fixes": Override(help="--frozen: raw, clip, centre, standardize, abtt:3, whiten:256, by commas."),
             **dict.fromkeys(("limit", "measure", "split", "max_seconds")),
         },
@@ -423,7 +423,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "quantize", "compress",
-        "Round weights and inputs: what it costs, what outliers save.\n\n"
+        "Quantize weights and inputs; measure the cost, and outliers' part of it.\n\n"
         "Where the error lies, and what keeping outliers gives back.",
         home="analyses.quantize", python="quantize", options="QuantizeOptions", shared={"limit": LIMIT},
         result="Quantization",
@@ -435,8 +435,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "plan", "compress",
-        "Find what must stay in high precision, and how surely.\n\n"
-        "When a model is rounded; against random choices.",
+        "Find the weights to keep in high precision, with error bounds.\n\n"
+        "For a quantized model; compared with random choices.",
         home="analyses.plan", places=("to",), python="plan", options="PlanCall", shared={"limit": Override(64)},
         result="PrecisionPlan",
         examples=(
@@ -473,8 +473,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "mask", "explain",
-        "Find what to leave out before an autoencoder is trained.\n\n"
-        "Or before a steering vector is made: tokens and dimensions of hidden states. Of texts, or images, or recordings.",
+        "Find tokens and dimensions to leave out of SAE training.\n\n"
+        "Also for steering vectors. Reads texts, images or recordings.",
         home="analyses.mask", places=("to",), python="mask", options="MaskCall", takes=DATA,
         shared={"limit": Override(64, least=4), "verbose": Override(help="Show every block too.")},
         result="Mask",
@@ -500,7 +500,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "lab attack", "train",
         "Measure how much damage few edits of sensitive values do, and how many of them verify finds; all in memory.\n\n"
-        "What is measured is kept in runs/MODEL-attack: the same command goes on.",
+        "Measurements are kept in runs/MODEL-attack: the same command continues a stopped run.",
         home="analyses.attack", python="attack", options="AttackOptions",
         shared={"data": Override(REQUIRED, help="Text to measure damage on: a file or a hub id."), "limit": Override(28)},
         result="Attack",
@@ -514,12 +514,12 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "report", "show",
         "Run the main analyses and write one self-contained page.\n\n"
         "A model in place of the command is reported, too. "
-        "Outliers, statistics of states, and what switching off breaks against controls. MODEL may also be the "
+        "Outliers, statistics of states, and what ablation breaks, against controls. MODEL may also be the "
         "results.json of an earlier report: the page is then made again, without torch. With --compare A B each model "
         "that has no finished report is measured, in a folder of its own, and one page shows both.",
         home="report", odd=True, writes="folder", options="ReportOptions", takes=("options", "reading", "output", "loading"),
         shared={
-            "data": Override("", help="Text, as elsewhere. Default: shipped text, reviews for packaged samples, else excerpt."),
+            "data": Override("", help="Text: a file or a hub id. Default: shipped reviews for packaged samples, else excerpt."),
             "limit": LIMIT, "output": Override(help="Run directory. Default: runs/MODEL."),
             "chart": None, "json": None, "verbose": None,
         },
@@ -531,7 +531,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "explore", "show",
-        "Open a live page: dimensions off, beside random ones off.",
+        "Open a live page: dimensions ablated, against random ones.",
         home="explore", measure=".command:run", options=".state:ExploreOptions",
         takes=("subject", "options", "output", "loading"),
         shared={
@@ -546,7 +546,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "doctor", "show",
-        "Print versions, devices and caches, and what is missing.\n\n"
+        "Print versions, devices, caches and missing packages.\n\n"
         "For which command something is missing; changes nothing. Exit code 0; 1 where something that is installed is "
         "broken.",
         home="cli", measure=".doctor", odd=True, options=".doctor:DoctorOptions", takes=("options", "output"),
@@ -558,7 +558,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "fetch", "show",
-        "List the sample models, or fetch those that are named.\n\n"
+        "List the sample models, or fetch some.\n\n"
         "Into the user's cache, verified by hash; existing files are kept.",
         home="cli", measure=".samples:fetch", odd=True, options=".samples:FetchOptions",
         takes=("options", "output"),

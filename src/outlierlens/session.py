@@ -76,13 +76,13 @@ class Loading(ModelSource):
     tokenizer: Annotated[str | None, Flag(into=MODEL_ARGS)] = None
     """Read texts with the tokenizer of this folder, sample or hub id."""
     trust_remote_code: Annotated[bool, Flag(into=MODEL_ARGS)] = False
-    """Run code that the model brings. Off."""
+    """Run code that comes with the model. Default: no."""
     by_block: Annotated[bool | None, Flag("--by-block/--no-by-block")] = None
     """Read weights when their block runs: for a model larger than memory. Default: where it does not fit."""
     memory: Annotated[int | None, Flag("--memory", read="options:parse_bytes")] = None
-    """Memory that reading block by block may take beside the libraries, such as 6GB."""
+    """Memory for reading block by block, without the libraries: 6GB."""
     keep_weights: bool = False
-    """Keep what is read block by block from a hub in its cache on this disk. Off: nothing is kept."""
+    """Keep weights that are read block by block in the hub's cache on this disk. Default: no."""
 
 
 def row_of(arch: Path | None, family: str | None) -> Path | str | None:

@@ -217,7 +217,7 @@ def test_clip_is_post_hoc_and_copies() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"dims": []}, "no dimension to switch off"),
+        ({"dims": []}, "no dimension to ablate"),
         ({"dims": [3, 3]}, "repeated"),
         ({"dims": [-1]}, "dimension -1 does not exist; stream 'model': dimensions 0 to 15"),
         ({"dims": [1.5]}, "dimension 1.5 does not exist"),

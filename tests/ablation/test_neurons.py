@@ -68,7 +68,7 @@ def test_names_are_read_and_printed_in_one_way() -> None:
             Neuron.parse(bad)
     assert parse_dims("11:1229,12:40,12:41") == {11: (1229,), 12: (40, 41)}
     assert parse_dims("0:1,2,3:4") == {0: (1, 2), 3: (4,)}
-    with pytest.raises(BadInput, match=r"11:3:1229 is a neuron of an expert, .* goes layer by layer"):
+    with pytest.raises(BadInput, match=r"11:3:1229 is a neuron of an expert, .* layer by layer"):
         parse_dims("2:7; 11:3:1229")
     assert parse_dims("10,11:678,5") == {10: (678, 5), 11: (678, 5)}  # layers before the first colon
 
@@ -196,7 +196,7 @@ def test_ablate_names_neurons_by_block_and_number() -> None:
     again = from_json(to_json(found))
     assert to_json(again) == to_json(found)
     (section,) = found.sections()
-    assert section.title == "Switched off: 1:4"
+    assert section.title == "Ablation: 1:4"
     assert "1:4" in section.sentences[0]
     assert not any("dimensions" in table.columns for table in section.tables)
     by_layers = ablate(model, TEXTS, [4], AblateOptions(stack="mlp", layers=(1,), n_random=0, n_matched=0))

@@ -144,7 +144,7 @@ def test_a_set_that_leaves_no_number_is_reported_without_a_p() -> None:
     found = ablate(loaded, TEXTS, [2], AblateOptions(modes=("scale:1e38",), n_random=3, n_matched=0))
     assert math.isnan(found.chosen.change.value)
     assert found.families[0].p is None
-    assert "with these dimensions off the masked loss is no number (NaN) on 18 of 18 texts" in found.notes[-1]
+    assert "with these dimensions ablated the masked loss is NaN on 18 of 18 texts" in found.notes[-1]
 
 
 def test_saved_model_has_the_dimensions_off(tmp_path: Path) -> None:
@@ -205,6 +205,6 @@ def test_what_matched_sets_tell_of_size() -> None:
         return size_alone(beside, change, judged)
 
     assert told(family="random") == told(judged="harmless") == ""
-    assert told() == "; none does as much: size alone does not explain the damage"
-    assert told(change=1.5) == "; some do as much: size alone may explain the damage"
+    assert told() == "; none does this damage: size alone does not explain it"
+    assert told(change=1.5) == "; some do at least this damage: size alone may explain it"
     assert told(closeness=0.79).startswith("; their weights reach 79% of these, so whether size alone explains")

@@ -73,7 +73,7 @@ def test_noise_alone_names_no_block(original: Memory) -> None:
     noisy = {key: value * (1 + 1e-2 * random.standard_normal(value.shape)) for key, value in original.arrays.items()}
     found = copy_error(original, original.with_arrays(noisy), (5,))
     assert found.first is None
-    assert next(found.sentences()).startswith("No block stands out")
+    assert next(found.sentences()).startswith("No block has a large error")
     assert found.median == pytest.approx(1e-2, rel=0.1)
 
 

@@ -128,14 +128,14 @@ def test_one_large_edit_in_a_noisy_update_is_flagged_by_its_peak(base: Path, tmp
 def test_no_change_and_no_number(base: Path, tmp_path: Path) -> None:
     same = update_check(str(base), [str(base)], UpdateOptions(dims=(OUTLIER,), n_draws=9))
     assert (same.flagged, same.clients[0].share) == ((), 0.0)
-    assert next(same.sentences()).startswith("Nothing changed in what was read")
+    assert next(same.sentences()).startswith("None of the ")
     tensors = load_file(base / "model.safetensors")
     tensors["embeddings.LayerNorm.bias"][0] = float("nan")
     (tmp_path / "c").mkdir()
     save_file(tensors, tmp_path / "c" / "model.safetensors")
     (tmp_path / "c" / "config.json").write_bytes((base / "config.json").read_bytes())
     (one,) = update_check(str(base), [str(tmp_path / "c")], UpdateOptions(dims=(OUTLIER,), n_draws=9)).clients
-    assert one.why == ("has values that are no finite numbers",)
+    assert one.why == ("has values that are not finite numbers",)
 
 
 def test_another_model_and_another_format(base: Path, tmp_path: Path) -> None:

@@ -257,7 +257,7 @@ def test_other_families_say_what_does_not_apply(name: str, words: Any) -> None:
     assert there.about.stack == loaded.stacks[0].name
     if name == "t5":
         assert there.of("super-weight").n is not None
-        assert there.of("puccetti").why_not.endswith("has no bias, and the rule wants both lists")
+        assert there.of("puccetti").why_not.endswith("has no bias, and the rule needs both lists")
     else:
         assert there.weights == ()
         assert there.of("super-weight").why_not == ("" if name == "mixtral" else albert)
@@ -341,7 +341,7 @@ def test_a_column_that_writes_everywhere_is_no_single_weight(words: Any) -> None
         loaded.model.encoder.layer[AT].output.dense.weight[:, COLUMN] = 8.0
     weights, stopped = super_weights(loaded, loaded.stacks[0], "w1 w2 w3", LIMITS)
     assert weights == ()
-    assert stopped.startswith("what still spikes above 50 is no single weight's doing: layer 1 (")
+    assert stopped.startswith("no single weight makes the remaining spikes above 50: layer 1 (")
     limits = LIMITS | {"super_left": 1, "super_rounds": 2}
     weights, stopped = super_weights(loaded, loaded.stacks[0], "w1 w2 w3", limits)
     assert len(weights) == 2

@@ -123,7 +123,7 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no such folder; --data holds one folder per task"):
         read_sts(TASKS["stsb"], tmp_path)
     write(tmp_path, "sickr", "test", pairs_of(("a", "b"), ("c", "d"), [0.5, 3], "sickr"))
-    with pytest.raises(BadInput, match=r"row 1: score 0\.5 is off the scale of sickr, 1 to 5"):
+    with pytest.raises(BadInput, match=r"row 1: score 0\.5 is outside the scale of sickr, 1 to 5"):
         read_sts(TASKS["sickr"], tmp_path)
     write(tmp_path, "stsb", "test", pairs_of(("a",), ("c",), [1]))
     with pytest.raises(BadInput, match="1 pair has no rank correlation; read at least 2"):
@@ -325,9 +325,7 @@ def test_evaluated_sentences_reach_neither_fit_nor_choice(words: Any) -> None:
     assert rhos(again).tolist() == rhos(found).tolist()
     with pytest.raises(BadInput, match="are evaluated ones, so 0 is left to fit on; give other texts"):
         embed(loaded, [task], options, fit=Texts("test.parquet", task.sentences))
-    with pytest.raises(
-        BadInput, match="these fixes need a text to fit on, and there is none beside the evaluated ones"
-    ):
+    with pytest.raises(BadInput, match="these fixes need a text to fit on, and all texts here are evaluated"):
         embed(loaded, [task], options)
     with pytest.raises(BadInput, match="at least one set of pairs, each once"):
         embed(loaded, [task, task], options, fit=fit)

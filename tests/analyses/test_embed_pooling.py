@@ -103,7 +103,7 @@ def test_without_a_description_it_is_the_librarys_default(tmp_path: Path) -> Non
         ([TRANSFORMER, POOLING], {"pooling_mode": ["cls", "mean"]}, BadInput, "its own pooling is cls and mean"),
         ([TRANSFORMER], {}, BadInput, r"modules.json names no Pooling \(Transformer\)"),
         ([TRANSFORMER, POOLING], None, BadFile, "1_Pooling/config.json, which modules.json names, is missing"),
-        ({"no": "list"}, {}, BadFile, "modules.json is no list of modules"),
+        ({"no": "list"}, {}, BadFile, "modules.json is not a list of modules"),
         ([TRANSFORMER, POOLING | {"path": "../../etc"}], {}, BadFile, "which is no folder beside it"),
         ([TRANSFORMER, POOLING | {"path": "/etc"}], {}, BadFile, "which is no folder beside it"),
     ],

@@ -200,10 +200,10 @@ def test_a_planted_needle_is_followed_from_its_token_and_position_to_the_norms(t
     assert [place.likewise for place in found.of(5)] == [0] * 5
     assert found.of(2) == ()
     assert list(found.sentences()) == [
-        "5: first stands out in token [CLS] (z +4.3 within the row; no other dimension does); then position row 0 · position "
-        "table · layer 0, output.LayerNorm, scale and on.",
+        "5: is first an outlier in token [CLS] (z +4.3 within the row; no other dimension does); then position row 0 · "
+        "position table · layer 0, output.LayerNorm, scale and on.",
         "5 is the minimum of position row 0 and of no other of the 8 rows.",
-        "2: stands out nowhere in the weights read.",
+        "2: is not an outlier in the weights read.",
     ]
     assert found.notes == ()
     assert found.bytes_read <= found.total_bytes

@@ -112,7 +112,7 @@ def test_the_layers_do_nothing_where_the_head_reads_none_of_them(causal: Any) ->
 
 def test_the_last_hidden_state_and_the_logits_are_one_without_a_transform(causal: Any, words: Any) -> None:
     assert [one.off for one in causal.predicted] == ["nothing", "layers", "last_hidden"]
-    assert "last_hidden and logits are one" in causal.notes[0]
+    assert "last_hidden and logits are the same" in causal.notes[0]
     loaded = planted.causal(words)
     alone = predictions(
         loaded, TEXTS, planted.counts(), [planted.FREQUENCY], replace(FEW, interventions=("logits",), n_random=0)

@@ -86,7 +86,7 @@ def test_newly_zero_values_of_a_model(family: str, values: int, folder: Any) -> 
     assert not found.holds
     assert found.verdict == (
         "broken: safe to prune except 3 (outlier), 5, removed in up to 2 of 3 layers (the constraint allows fewer than 2); "
-        "no single weight stands out in the MLPs"
+        "no single weight is an outlier in the MLPs"
     )
     assert found.bytes_read < found.total_bytes
     three = PruneCheckOptions(rule=Removal(min_layer_fraction=1.0), dims=(3,))
@@ -95,7 +95,7 @@ def test_newly_zero_values_of_a_model(family: str, values: int, folder: Any) -> 
     assert (
         again.verdict
         == "holds: no position is removed in 3 of 3 layers or more; outliers removed in some layers: 3 (2); "
-        "no single weight stands out in the MLPs"
+        "no single weight is an outlier in the MLPs"
     )
 
 
@@ -203,7 +203,7 @@ def test_the_constraint_can_be_about_outliers_alone(folder: Any) -> None:
     assert found.holds
     assert found.verdict == (
         "holds: no outlier is removed in 2 of 3 layers or more; 1 other positions are; "
-        "no single weight stands out in the MLPs"
+        "no single weight is an outlier in the MLPs"
     )
     assert not prune_check(folder("bert"), pruned, PruneCheckOptions(rule=rule, dims=(5,))).holds
 

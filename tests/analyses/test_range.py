@@ -373,7 +373,7 @@ def test_an_expert_that_no_token_reached_is_named(words: Any) -> None:
     }
     assert set(found.never_fed) == names
     never, then, *_ = found.sentences()
-    assert never.startswith("Never fed by these texts: model.layers.")
+    assert never.startswith("These texts do not reach: model.layers.")
     assert then.endswith("has nothing for them: of experts, llama-quantize weighs all inputs alike.")
     (note,) = (note for note in found.notes if "reached" in note)
     assert note.startswith(f"no token reached {len(unread)} of {4 * len(model.model.layers)} experts")

@@ -188,7 +188,7 @@ def test_what_cannot_be_done(tuned: Any, tmp_path: Path) -> None:
     model, (train, dev) = tuned
     with pytest.raises(BadInput, match=r"the rule finds no dimension in its weights; name some with --dims"):
         recover(model, train, dev, tmp_path / "a", options("find"), how())
-    with pytest.raises(BadInput, match="recover chooses itself what each fine-tuning switches off"):
+    with pytest.raises(BadInput, match="recover sets the dimensions of each fine-tuning itself"):
         RecoverOptions(settings=FinetuneSettings(off=(1,)))
     other = load_model(model, LoadOptions(dtype="float32", device="cpu"))
     other.model.config.id2label = {0: "LABEL_0", 1: "LABEL_1"}  # type: ignore[union-attr]

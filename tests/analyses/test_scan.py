@@ -213,12 +213,12 @@ def test_every_kind_of_result_is_read_in_a_fresh_process_and_shown_as_a_table(tm
     ("text", "message"),
     [
         ("{", "not valid JSON"),
-        ("[]", "kind None is no result"),
+        ("[]", "kind None is not a result"),
         ('{"kind": "Scan"}', "format_version None; this version reads 1"),
         ('{"kind": "Scan", "format_version": 99}', "format_version 99"),
         ('{"kind": "Scan", "format_version": 1}', "provenance is missing"),
         ('{"kind": "Scan", "format_version": 1, "provenance": 3}', "expected an object for Provenance, found int"),
-        ('{"kind": "Sc<an", "format_version": 1}', "is no result of outlierlens"),
+        ('{"kind": "Sc<an", "format_version": 1}', "is not a result of outlierlens"),
     ],
 )
 def test_broken_results_are_one_clear_line(text: str, message: str) -> None:

@@ -361,7 +361,7 @@ def test_a_loss_that_is_no_number_is_said_to_be_none(
     assert section.tables[0].rows[0][:3] == ("5", None, None)
     assert "∞" not in str(section.tables)
     assert found.heavy[0] == lost
-    assert "With 5 off, each on its own, the causal loss is infinite or undefined." in section.sentences[0]
+    assert "With 5 ablated, each alone, the causal loss is infinite or undefined." in section.sentences[0]
 
 
 def test_neurons_of_a_block_are_swept_as_disable_switches_them_off(llama: LoadedModel) -> None:

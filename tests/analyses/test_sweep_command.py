@@ -88,7 +88,7 @@ def test_found_means_what_the_weights_name(swept: Any, model_folder: Any) -> Non
         (["--sets", "0:3,5"], "cannot read sets '0:3,5'; write 100,247;507,100"),
         (["--precision", "much"], "cannot read --precision 'much'; write exact, or a number such as 0.01"),
         (["--ray", "workers=2"], "write --ray ADDRESS,workers=4, or --ray local,workers=4"),
-        (["--chart", "x.gif"], "the ending says what is drawn; use .html, .svg, .png, .json"),
+        (["--chart", "x.gif"], "the ending sets the format; use .html, .svg, .png, .json"),
         (["--plan", "3,5"], "--plan '3,5' names no layers; write 0-9:896;10-16:678,896, or use --sets"),
         (["--mode", "embeddings"], "embeddings belongs to mode writes, not to mode 'weights'"),
     ],
@@ -163,7 +163,7 @@ def test_a_signal_keeps_the_rows_and_prints_the_command_that_goes_on(
     finally:
         signal.signal(signal.SIGINT, asked)
     assert (ended, stdout) == (code, "")
-    assert f"{word}; {kept().parent} keeps what was measured; go on with: outlierlens sweep" in err
+    assert f"{word}; {kept().parent} keeps the finished measurements; continue with: outlierlens sweep" in err
     assert "--overwrite" not in err
     assert signal.getsignal(signal.SIGTERM) is before
     rows = kept().read_bytes()

@@ -134,7 +134,9 @@ def test_sigterm_ends_the_real_command_with_143_and_the_line_that_resumes_it(
     assert (status, out) == (143, "")
     (line,) = [line for line in err.splitlines() if line.startswith("terminated")]
     rows = rows_in(tmp_path)
-    assert line.startswith(f"terminated; {rows.parent} keeps what was measured; go on with: outlierlens sweep ")
+    assert line.startswith(
+        f"terminated; {rows.parent} keeps the finished measurements; continue with: outlierlens sweep "
+    )
     again = shlex.split(line.partition("go on with: ")[2])
     assert again == ["outlierlens", *words]
     assert measured_rows(rows)

@@ -380,7 +380,7 @@ def test_room_counts_machines_that_are_up() -> None:
             "127.0.0.1:1",
             r"no Ray cluster answers at 127.0.0.1:1 \(Connection refused\); start one there with ray start",
         ),
-        ("nonsense", r"'nonsense' is no address of a Ray cluster; use auto, host:port or ray://host:port"),
+        ("nonsense", r"'nonsense' is not an address of a Ray cluster; use auto, host:port or ray://host:port"),
     ],
 )
 def test_an_address_without_a_cluster(address: str, message: str) -> None:

@@ -299,7 +299,7 @@ def test_pre_norm_models_are_followed_by_the_weights_that_scan_reads(llamas: Pat
     for step in read.steps.tolist():
         assert scan(str(llamas / f"checkpoint-{step}")).stacks[0].dims == ((5,) if step >= 300 else ())
     assert next(read.sentences()).endswith(
-        "these come to stand 3 sigma out in 50 % of the layers or more: 5 (weight norm, from step 300)."
+        "these dimensions reach 3 sigma or more in 50 % of the layers: 5 (weight norm, from step 300)."
     )
 
 
@@ -308,9 +308,7 @@ def test_a_norm_is_followed_where_it_is_named_and_the_first_line_says_so(llamas:
     assert (read.view, read.site, read.scale_name) == ("reading", "input_layernorm", "scale")
     assert read.scale.mean(axis=1).tolist() == [100.0, 200.0, 300.0, 400.0, 1000.0]
     said = next(read.sentences())
-    assert said.startswith(
-        "Over 5 recorded steps from 100 to 1,000 of input_layernorm no dimension comes to stand 3 sigma"
-    )
+    assert said.startswith("Over 5 recorded steps from 100 to 1,000 of input_layernorm no dimension reaches 3 sigma")
 
 
 def test_what_is_read_of_linears_is_said_and_has_a_limit(llamas: Path) -> None:

@@ -73,14 +73,17 @@ def test_sentences_claim_no_more_than_the_numbers_hold(found: Track) -> None:
     assert "the loss was still falling" in said(replace(found, events=unsettled))[-1]
     assert "is open: no loss curve" in said(replace(found, events=()))[-1]
     assert said(replace(found, emergences=())) == [
-        "Over 21 recorded steps from 0 to 10,000 no dimension comes to stand 3 sigma out in 50 % of the layers.",
+        "Over 21 recorded steps from 0 to 10,000 no dimension reaches 3 sigma or more in 50 % of the layers.",
     ]
     gone = said(changed(found, passes="neither", step=None, seen=(500, 1500), lead=UNKNOWN))
-    assert gone[1] == "7 did so at some step and fell back."
+    assert gone[1] == "7 reached it at some step and fell back."
     planted = said(changed(found, step=0, after=None))
     assert "7 (scale and bias, already at step 0)" in planted[0]
     assert len(planted) == 2
-    assert planted[-1] == "Dimensions that stood out at the first recorded step have no onset to compare with the loss."
+    assert (
+        planted[-1]
+        == "Dimensions that were outliers at the first recorded step have no onset to compare with the loss."
+    )
     alone = said(changed(found, passes="scale"))
     assert "7 (scale, from step 3,000)" in alone[0]
 

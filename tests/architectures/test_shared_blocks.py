@@ -80,7 +80,7 @@ def test_weights_are_off_in_all_layers_of_a_block_or_in_none(family: str, ablati
     loaded = model_of(family, words)
     before = {name: values.clone() for name, values in loaded.model.state_dict().items()}
     for layers, said in GROUPS[family]:
-        says = f"layers {said} run one block, whose weights are off in all of these layers or in none; name all"
+        says = f"layers {said} run one block, whose weights are ablated in all of these layers or in none; name all"
         with pytest.raises(BadInput, match=says), ablation(loaded, [3], layers=layers[:1]):
             pass
         with pytest.raises(BadInput, match=says), ablation(loaded, {**dict.fromkeys(layers, (3,)), layers[0]: (3, 5)}):
@@ -160,7 +160,7 @@ def test_a_paper_s_single_layers_are_edited_where_weights_are_shared(tmp_path: P
         n_matched=1, limit=20, layers=True,
     )  # fmt: skip
     made = replicate("tiny", options, tmp_path / "run", load=LoadOptions(dtype="float32", device="cpu"))
-    assert "layer by layer, dimensions are off in what a layer gives, as layers share their weights" in made.notes
+    assert "layer by layer, dimensions are ablated in the layer's output, as layers share their weights" in made.notes
     assert [row.layer for row in made.by_layer] == [0, 1, 2]
     (by_layer,) = (load(path) for path in (tmp_path / "run").rglob("*.json") if "layer" in path.stem)
     assert by_layer.mode == "edited_hidden zero"

@@ -48,7 +48,7 @@ def test_damaged_files_are_refused_in_one_line(tmp_path: Path) -> None:
         read_imatrix(write_gguf(tmp_path / "model", one, kind="model"))
     with pytest.raises(BadFile, match="has 4 values for 3 counts"):
         read_imatrix(write_gguf(tmp_path / "counts", {KEYS: (np.ones((1, 4)), np.ones(3))}))
-    with pytest.raises(BadFile, match="holds a value that is no sum of squares"):
+    with pytest.raises(BadFile, match="holds a value that is not a sum of squares"):
         read_imatrix(write_gguf(tmp_path / "inf", {KEYS: (np.full((1, 4), np.inf), np.ones(1))}))
     with pytest.raises(BadFile, match="no tensor of it has read anything"):
         read_imatrix(write_gguf(tmp_path / "none", {KEYS: (np.zeros((1, 4)), np.zeros(1))}))

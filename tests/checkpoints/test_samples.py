@@ -134,7 +134,7 @@ def test_offline_a_sample_is_not_fetched_and_the_command_is_named(
     remedy = "with a network, run: outlierlens fetch tiny (ready without: mini-bert, mini-planted)"
     with pytest.raises(Offline) as caught:
         ask("tiny", LoadOptions(offline=True)) if ask is load_model else ask("tiny", offline=True)
-    where = f"sample 'tiny' is not in the cache {bench.root}, and the network is switched off"
+    where = f"sample 'tiny' is not in the cache {bench.root}, and the network is not to be used"
     assert str(caught.value) == f"{where} (--model-args offline); {remedy}"
     bench.patch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(Offline) as caught:

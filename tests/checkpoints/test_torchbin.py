@@ -106,7 +106,7 @@ def test_a_nested_state_dict_is_unwrapped_and_other_entries_are_noted(tmp_path: 
     torch.save({"epoch": 3, "state_dict": collections.OrderedDict(w=torch.ones(2), step=7)}, path)
     with TorchCheckpoint(path, name="m", config={}) as checkpoint:
         assert list(checkpoint.tensors) == ["w"]
-        assert checkpoint.notes == ("model.pt: entries that are no tensors were ignored: step",)
+        assert checkpoint.notes == ("model.pt: entries that are not tensors were ignored: step",)
 
 
 def test_shards_are_read_through_their_index(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_pickle_that_runs_code_is_refused_and_runs_nothing(tmp_path: Path, kin
         ),
         ([torch.ones(2)], "holds a list, not named tensors; save the model's state_dict()"),
         ({"epoch": 3}, "holds no named tensors; save the model's state_dict()"),
-        ({5: torch.ones(2)}, "stored under 5, which is no name; save the model's state_dict()"),
+        ({5: torch.ones(2)}, "stored under 5, which is not a name; save the model's state_dict()"),
     ],
 )
 def test_what_is_no_state_of_plain_tensors_is_refused(tmp_path: Path, content: object, expected: str) -> None:

@@ -573,7 +573,7 @@ REFUSED = {
     layers_apart: r"has its layers cut over files \(layer_\*\), which is not read; save the model as one",
     a_piece_less: r"'model\.lm_head\.weight': its 3 pieces do not fill \[40, 16\]; .* run `python -m torch\.distr",
     a_piece_elsewhere: r"'model\.lm_head\.weight': a piece \[20, 8\] at \[39, 0\] is not of \[40, 16\]",
-    a_file_elsewhere: r"lies in '\.\./__0_0\.distcp', which is no plain file beside it, or is packed",
+    a_file_elsewhere: r"lies in '\.\./__0_0\.distcp', which is not a plain file beside it, or is packed",
     without_metadata: r"\.metadata: is missing, and is written last: the checkpoint is not whole; take another step",
     without_a_file: r"__1_0\.distcp: this file is named by \.metadata but missing",
 }
@@ -687,7 +687,7 @@ def test_arrays_that_are_no_plain_numbers_or_packed_are_refused(tmp_path: Path) 
     (tmp_path / "h.msgpack").write_bytes(packed_arrays({"w": {"__msgpack_chunked_array__": True}}))
     expected = {
         "a.npz": r"'w\.npy' is compressed, which is not read; write it with np\.savez, not savez_compressed",
-        "b.npz": "no plain numbers",
+        "b.npz": "not plain numbers",
         "c.npz": "truncated", "d.msgpack": "holds no named arrays", "e.msgpack": "4,294,967,295 bytes or items are claimed",
         "g.msgpack": r"claims \[127\] but stores 24 bytes", "h.msgpack": "cut into chunks, which is not read",
     }  # fmt: skip

@@ -75,7 +75,9 @@ def test_report(family: str, head: str, kind: str, model_folder: Any, text: str,
         17 if family == "t5" else 9
     )  # observed once; with each stream: intact, chosen, 4 random sets and 2 matched ones
     assert re.search(
-        rf": \d+ texts, read {n_times} times: about [\d.]+ s; .*rows\.jsonl keeps what is finished$", err, re.MULTILINE
+        rf": \d+ texts, read {n_times} times: about [\d.]+ s; .*rows\.jsonl keeps finished measurements$",
+        err,
+        re.MULTILINE,
     ), err
     assert stdout.strip().endswith("report.html")
     assert {path.name for path in out.iterdir()} >= {"report.html", "results.json", "manifest.json", "charts"}
@@ -176,7 +178,7 @@ def test_ctrl_c_keeps_the_rows_and_prints_the_command_that_goes_on(
     monkeypatch.setattr(MaskedLoss, "per_text", interrupted)
     code, _, err = run(*arguments, "--overwrite")
     assert code == 130
-    assert "rows.jsonl keeps what was measured; go on with: outlierlens report" in err
+    assert "rows.jsonl keeps the finished measurements; continue with: outlierlens report" in err
     assert "--overwrite" not in err
     kept = (out / "rows.jsonl").read_text().splitlines()
     assert len(kept) == 1 + 2

@@ -182,7 +182,7 @@ BAD: list[tuple[str, Any, list[dict[str, Any]], str]] = [
     ("number too high", RTE, pairs(0, 1, 2), "row 3: unknown label 2; the labels of glue:rte"),
     ("number below 0", RTE, pairs(-1, 1), r"row 1: unknown label -1, which marks an unlabelled row \(remove it\); the labels"),
     (
-        "off the scale", find_task("stsb"), pairs(4.5, -1.0),
+        "outside the scale", find_task("stsb"), pairs(4.5, -1.0),
         r"row 2: label -1.0, which marks an unlabelled row \(remove it\) is outside 0 to 5, the scale of glue:stsb",
     ),
     ("above the scale", find_task("stsb"), pairs(5.1), "row 1: label 5.1 is outside 0 to 5"),
@@ -343,7 +343,7 @@ def test_labels_of_words(tmp_path: Path) -> None:
     [
         (
             [{"words": "a dog", "tags": ["X"]}],
-            "row 1: words and tags must hold lists, one label a word; use .jsonl or .parquet",
+            "row 1: words and tags must hold lists, one label per word; use .jsonl or .parquet",
         ),
         ([{"words": ["a"], "tags": ["X"]}, {"words": ["a", "b"], "tags": ["X"]}], "row 2: 2 words and 1 labels"),
         ([{"words": ["a", 3], "tags": ["X", "Y"]}], "row 1: words and tags must hold lists"),

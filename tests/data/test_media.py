@@ -106,8 +106,8 @@ def test_a_table_holds_paths_or_bytes(tmp_path: Path) -> None:
         ("/etc/hostname", r"leads out of"),
         ("none.png", r"row 1: no such file: 'none.png' beside the table"),
         ("", r"row 1: a str where the image should be; need a path or the bytes of a file"),
-        ("a\0.png", r"row 1: 'a\\x00.png' is no name of a file"),
-        ("x" * 5000, r"row 1: 'x{100}' is no name of a file"),
+        ("a\0.png", r"row 1: 'a\\x00.png' is not a name of a file"),
+        ("x" * 5000, r"row 1: 'x{100}' is not a name of a file"),
     ],
 )
 def test_paths_of_a_table_stay_beside_it(tmp_path: Path, path: str, message: str) -> None:
@@ -153,7 +153,7 @@ def test_pictures_are_upright_grey_or_coloured_and_of_8_bits() -> None:
     assert np.array_equal(picture(buffer.getvalue(), "turned.png"), np.rot90(wide, -1))
     assert picture(made.png(wide), "grey", channels=1).shape == (2, 3, 1)
     assert np.array_equal(picture(made.png(wide[:, :, 0]), "one"), np.repeat(wide[:, :, :1], 3, axis=2))
-    with pytest.raises(BadInput, match=r"deep\.png: more than 8 bits a channel \(mode I;16\)"):
+    with pytest.raises(BadInput, match=r"deep\.png: more than 8 bits per channel \(mode I;16\)"):
         picture(made.png(np.zeros((2, 2), dtype=np.uint16)), "deep.png")
 
 

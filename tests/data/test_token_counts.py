@@ -204,7 +204,7 @@ def test_damaged_and_missing_files_are_said(pieces: Any, tmp_path: Path, monkeyp
     with pytest.raises(BadInput, match="has no tokenizer beside it"):
         read_counts(path, None)
     monkeypatch.setattr(token_counts, "LARGEST_VOCABULARY", 9)
-    with pytest.raises(BadFile, match=r"10 rows of [\d,]+ bytes are no vocabulary \(at most 9\)"):
+    with pytest.raises(BadFile, match=r"10 rows of [\d,]+ bytes are not a vocabulary \(at most 9\)"):
         read_counts(path, pieces)
     monkeypatch.setattr(token_counts, "MAX_BYTES", 100)
     with pytest.raises(BadFile, match="bytes is too large for token counts"):

@@ -270,7 +270,7 @@ def replace_options(explorer: Explorer, options: LoadOptions) -> Explorer:
         ({"text": " \n "}, "there is no text to read"),
         ({"text": "w " * 10_000}, "this text has 20,000 letters, and the page reads 2,000 at most"),
         ({"dims": (128,)}, "dimension 128 does not exist; stream 'model': dimensions 0 to 127"),
-        ({"dims": tuple(range(65))}, "65 dimensions are chosen; this page switches off 64 at most"),
+        ({"dims": tuple(range(65))}, "65 dimensions are chosen; this page ablates at most 64"),
         ({"first": 3, "last": 2}, "layers 3 to 2 cannot be; model has layers 0 to 3"),
         ({"last": 4}, "layers 0 to 4 cannot be"),
         ({"mode": "melt"}, "mode is 'melt'; it must be one of weights"),
@@ -638,5 +638,5 @@ def test_a_failure_is_said_and_the_next_request_is_answered(
     monkeypatch.undo()
     first, rest = shown._shown(*asked.values())
     assert "This cannot be shown" not in str([first, rest])
-    assert "off in layers" in str(first)
+    assert "ablated in layers" in str(first)
     assert Selection.from_query(rest[-2][1:]).dims == (8,)

@@ -269,7 +269,7 @@ def test_a_link_restores_everything(servers: dict[str, str], visit: Any) -> None
     assert page.locator("#ol-text textarea").input_value() == TEXT
     assert page.locator("#ol-listed input:checked").count() == 1
     assert page.locator("#ol-others :is(input, textarea)").input_value() == "17"
-    assert "8, 17 off in layers 1–2, mode zero" in page.locator("#ol-said").inner_text()
+    assert "8, 17 ablated in layers 1–2, mode zero" in page.locator("#ol-said").inner_text()
     shown, losses = page.url, one.losses()
     again = visit(servers["planted"])
     again.page.goto(shown)

@@ -363,7 +363,7 @@ def test_what_does_not_fit_is_named(
     ):
         observe(models("image"), data["audio"])
     made.write_wav(tmp_path / "w" / "low" / "a.wav", np.zeros(200), rate=8000)
-    with pytest.raises(BadInput, match=r"a\.wav: 8,000 samples a second; .* reads 1,000; resample it first"):
+    with pytest.raises(BadInput, match=r"a\.wav: 8,000 samples per second; .* reads 1,000; resample it first"):
         observe(models("audio"), read_items("audio", tmp_path / "w"))
     made.write_wav(tmp_path / "short" / "a.wav", np.zeros(50))
     made.write_wav(tmp_path / "short" / "b.wav", np.zeros(5))

@@ -105,9 +105,9 @@ def test_a_finished_run_becomes_the_sample_the_same_twice(
         "| 128 held-out texts | 3.456 nats per masked token |",
         "| past 3 sigma in half of the layers, scale and bias both | 7 |",
         "| … scale alone; bias alone | 4, 9; none |",
-        "| these off (7) | +0.250 nats [+0.125, +0.375]; random sets of that size +0.010 in the median, +0.050 at",
-        "| worst single dimension off (11) | +0.500 nats [+0.400, +0.600]; median of all +0.020, 95th percentile +0.040 |",
-        "| INT8, weights and inputs rounded per tensor | +0.100 nats [+0.062, +0.140] |",
+        "| these ablated (7) | +0.250 nats [+0.125, +0.375]; random sets of that size +0.010 in the median, +0.050 at",
+        "| worst single dimension ablated (11) | +0.500 nats [+0.400, +0.600]; median of all +0.020, 95th percentile +0.040 |",
+        "| INT8, weights and inputs quantized per tensor | +0.100 nats [+0.062, +0.140] |",
         "6,000 steps of 32 rows (12,288,000 tokens), seed 3, 30 % of the tokens to predict",
         "every 100th review is held out",
     ):

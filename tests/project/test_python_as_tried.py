@@ -107,7 +107,7 @@ def test_names_sentences_and_one_number_measure_what_objects_measure() -> None:
     [
         (
             lambda: ol.observe(3, SENTENCES),
-            "an object of type int is no model; give its name or folder, the model itself",
+            "an object of type int is not a model; give its name or folder, the model itself",
         ),
         (lambda: ol.observe("mini-planted", []), "texts is neither sentences nor token ids"),
         (lambda: ol.observe("mini-planted", [1.5]), "texts is neither sentences nor token ids"),
@@ -141,7 +141,7 @@ def test_a_chart_is_saved_as_its_ending_says(tmp_path: Path) -> None:
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
     assert b"<svg" in made.save(str(tmp_path / "x.svg")).read_bytes()
     assert json.loads(made.save(tmp_path / "x.json").read_text("utf-8"))["mark" if "mark" in made.spec else "layer"]
-    with pytest.raises(BadInput, match=r"the ending says what is drawn; use \.png, \.svg, \.json"):
+    with pytest.raises(BadInput, match=r"the ending sets the format; use \.png, \.svg, \.json"):
         made.save(tmp_path / "x.gif")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.json", "x.png", "x.svg"]
 

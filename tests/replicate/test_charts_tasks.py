@@ -32,7 +32,7 @@ def test_a_panel_for_each_task_with_the_metric_and_every_dimension() -> None:
     assert (off["change"], off["low"], off["high"]) == (0.31, 0.29, 0.33)
     texts = [{row["text"] for row in values(panel) if "text" in row} for panel in panels]
     assert texts == [{"143", "283", "557"}] * 4
-    assert chart.title == "distilbert-base-cased: one dimension off at a time, 4 tasks"
+    assert chart.title == "distilbert-base-cased: one dimension ablated at a time, 4 tasks"
     assert all(
         "type" not in layer.get("encoding", {}).get("y", {}).get("scale", {}) for layer in panels[1]["layer"]
     )  # linear

@@ -60,7 +60,7 @@ def test_what_does_not_belong_together_is_refused(sweep: Sweep) -> None:
     found = frequency(sweep)
     with pytest.raises(BadInput, match="windows 'all'; sweep with --windows single"):
         layer_story(replace(sweep, windows="all"), frequency=found)
-    with pytest.raises(BadInput, match="give what frequency or attention measured"):
+    with pytest.raises(BadInput, match="give the result of frequency or attention"):
         layer_story(sweep)
     elsewhere = replace(found, provenance=replace(found.provenance, fingerprint="other"))
     with pytest.raises(BadInput, match=r"the sweep is of .*, frequency of .*, with other weights or another stream"):

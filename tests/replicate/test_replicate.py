@@ -188,8 +188,8 @@ def test_where_the_rule_names_nothing_the_strongest_two_are_off_which_is_said(pl
     assert len(model.dims) == 2
     assert not model.by_rule
     assert model.named_by == "largest |z| in the weights, as the scan names none"
-    assert any("the scan names no outlier" in note and "which is no finding" in note for note in made.notes)
-    assert next(made.sentences()).startswith("tiny: what was switched off (not by the rule) costs at least 5 times")
+    assert any("the scan names no outlier" in note and "which is not a finding" in note for note in made.notes)
+    assert next(made.sentences()).startswith("tiny: the ablated dimensions (not by the rule) cost at least 5 times")
 
 
 def test_dims_override_the_rule(place: Path, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_where_the_weights_name_nothing_the_strongest_are_a_fallback_that_is_sai
     found = made_of(place, "plain-run", model="plain", parts=("frequency",))
     assert len(found.dims) == 2
     assert found.about.named_by == "largest |z| in the weights, as the scan names none"
-    assert any("are the 2 of largest |z| in the weights, which is no finding" in note for note in found.notes)
+    assert any("are the 2 of largest |z| in the weights, which is not a finding" in note for note in found.notes)
     alone = made_of(place, "alone", parts=("layers",))
     assert alone.parts == ()
     assert any(

@@ -40,8 +40,8 @@ def test_every_row_of_a_table_has_its_cells(data: Any) -> None:
 
 def test_nothing_measured_is_said(data: Any) -> None:
     text = plain(card(synthetic_report.changed(data, observation=None, damages=(), sweeps=(), tracks=())))
-    assert "What switching them off does was not measured." in text
-    assert "Switched off:" not in text
+    assert "The effect of ablating them was not measured." in text
+    assert "Ablation:" not in text
     assert "Run observe and ablate before relying on this" in text
 
 

@@ -159,7 +159,7 @@ def test_nothing_found_and_nothing_else_measured():
 
 def test_found_but_no_damage_measured():
     bare = synthetic.report_data(observed=False, damages=())
-    assert bare.finding()[1] == "What switching them off does was not measured."
+    assert bare.finding()[1] == "The effect of ablating them was not measured."
     assert [step.topic for step in bare.advice()] == ["prune", "trust"]
     assert bare.advice()[0].text == (
         "Until it is measured what they do, leave dimensions 100, 247 and 507 alone when you prune or edit."
@@ -210,9 +210,7 @@ def test_infinite_loss_is_said():
     damage = synthetic.damage(fills=False)
     chosen = replace(damage.chosen, change=Estimate(float("inf")), perplexity=float("inf"))
     data = synthetic.report_data(observed=False, damages=(replace(damage, conditions=(damage.intact, chosen)),))
-    assert (
-        data.finding()[1] == "With 100, 247, 507 off the causal loss is infinite or undefined, which no scale can show."
-    )
+    assert data.finding()[1] == "With 100, 247, 507 ablated the causal loss is infinite or undefined."
     assert "×∞" in render(data)
 
 
@@ -403,7 +401,7 @@ def test_a_run_directory_holds_page_results_charts_and_manifest(run, data):
     manifest = json.loads((run.directory / "manifest.json").read_text("utf-8"))
     assert names == {*manifest["files"], "manifest.json"}
     assert {path.relative_to(run.directory).as_posix() for path in run.files} == names
-    assert {f"charts/switched-off.{kind}" for kind in ("svg", "png", "vl.json")} <= names
+    assert {f"charts/ablation.{kind}" for kind in ("svg", "png", "vl.json")} <= names
     for name, entry in manifest["files"].items():
         content = (run.directory / name).read_bytes()
         assert entry == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -428,7 +426,7 @@ def test_a_run_is_not_overwritten_unless_asked_and_then_leaves_nothing_stale(mon
     one, two = (synthetic.damage(fills=False), synthetic.damage(chosen=1.0, fills=False))
     written = write(synthetic.report_data(observed=False, damages=(one, two)), directory)
     assert written.notes == (files.NO_PICTURES,)
-    assert (directory / "charts" / "switched-off-2.vl.json").is_file()
+    assert (directory / "charts" / "ablation-2.vl.json").is_file()
     assert not list(directory.rglob("*.svg"))
     (directory / "charts" / "mine.svg").write_text("kept")
     with pytest.raises(BadInput, match=r"holds manifest\.json already; choose another directory or pass --overwrite"):
@@ -436,7 +434,7 @@ def test_a_run_is_not_overwritten_unless_asked_and_then_leaves_nothing_stale(mon
     (directory / "rows.jsonl").write_text("{}\n")
     data = synthetic.report_data(observed=False, damages=(one,))
     write(data, directory, overwrite=True, also=[directory / "rows.jsonl"])
-    assert not (directory / "charts" / "switched-off-2.vl.json").exists()
+    assert not (directory / "charts" / "ablation-2.vl.json").exists()
     assert (directory / "charts" / "mine.svg").read_text() == "kept"
     assert "rows.jsonl" in json.loads((directory / "manifest.json").read_text("utf-8"))["files"]
     assert not [path for path in directory.rglob("*") if path.name.endswith(".part")]

@@ -46,7 +46,7 @@ def test_models_of_different_width_and_depth_are_shown_and_not_compared(base: Re
     assert said[0] == (
         "smollm2-135m has 3 outlier dimensions: 100, 247 and 507; small has 2 outlier dimensions: 5 and 100."
     )
-    assert "small: What switching them off does was not measured." in said
+    assert "small: The effect of ablating them was not measured." in said
     assert said[-1].startswith("No dimension is held against its counterpart: smollm2-135m has other streams")
     assert [section.name[:2] for section in both.page_sections()] == ["a-", "a-", "a-", "b-"]
 
@@ -115,7 +115,7 @@ def test_its_files_and_the_way_there_from_finished_runs(base: ReportData, run: A
     manifest = json.loads((out / "manifest.json").read_text("utf-8"))
     assert [one["model"] for one in manifest["models"]] == ["smollm2-135m", "tuned"]
     assert manifest["finding"][0] == "smollm2-135m → tuned: none stayed; 31 came; 100, 247, 507 went."
-    charts = {"against-other-checkpoints", "a-weights-scale", "a-switched-off", "b-weights-scale"}
+    charts = {"against-other-checkpoints", "a-weights-scale", "a-ablation", "b-weights-scale"}
     assert {"report.html", *(f"charts/{name}.vl.json" for name in charts)} <= set(manifest["files"])
     page = (out / "report.html").read_text("utf-8")
     assert page.count('href="../../base/report.html"') == 2

@@ -85,13 +85,13 @@ def test_axe_finds_nothing(opened: Any, name: str, width: int, dark: bool) -> No
 
 def test_the_first_screen_has_the_loss_and_a_word_for_each_question(opened: Any) -> None:
     page = opened("report")
-    picture = page.locator("#chart-switched-off .chart svg").bounding_box()
+    picture = page.locator("#chart-ablation .chart svg").bounding_box()
     assert picture["y"] + picture["height"] < 900
     words = page.locator(".verdicts li").all_inner_texts()
     assert [word.rpartition("?")[2].strip() for word in words][:2] == ["yes", "yes"]
     for link in page.locator(".verdicts a").all():
         assert page.locator(link.get_attribute("href")).count() == 1
-    assert page.locator("#chart-switched-off").count() == 1
+    assert page.locator("#chart-ablation").count() == 1
 
 
 def test_tables_sort_by_keys_and_commands_are_copied(opened: Any) -> None:

@@ -109,7 +109,7 @@ def test_every_section_that_joins_says_its_model() -> None:
 def test_two_results_of_a_kind_have_charts_of_their_own() -> None:
     first = treated_results.ablation()
     second = replace(first, about=replace(first.about, data="other.txt"))
-    name = "switched-off"
+    name = "ablation"
     assert [section.charts[0].name for section in sections_of((first, second))] == [name, f"{name}-2"]
 
 
@@ -122,16 +122,15 @@ def test_a_report_is_drawn_again_with_more_results(tmp_path: Path, run: Any) -> 
     code, _, err = run("report", results, "--result", str(tmp_path / "beyond.json"))
     assert code == 0, err
     page = (tmp_path / "run" / "report.html").read_text()
-    assert '<h2 id="switched-off">Switched off: 3, 7</h2>' in page
+    assert '<h2 id="ablation">Ablation: 3, 7</h2>' in page
     assert "mostly a bias that is fixed for each position" in page
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert "charts/switched-off.vl.json" in manifest["files"]
+    assert "charts/ablation.vl.json" in manifest["files"]
     data = load(results)
     assert isinstance(data, ReportData)
     assert data.of(Ablation)[0].verdict("3, 7") == "by position"
     assert (
-        "Measured on smollm2-135m." in page
-        or "smollm2-135m" in page.partition('id="switched-off"')[2].partition("<h2")[0]
+        "Measured on smollm2-135m." in page or "smollm2-135m" in page.partition('id="ablation"')[2].partition("<h2")[0]
     )
     code, _, err = run("report", results, "--result", str(tmp_path / "other.json"))
     assert code == 1

@@ -28,7 +28,7 @@ def page(sweep: Sweep) -> str:
 def test_the_strongest_lowers_the_metric(mcc: Sweep) -> None:
     (first, *others) = mcc.sentences()
     assert first.startswith(
-        "Of 768 dimensions switched off one at a time, 557 lowers the mcc on glue:cola most: "
+        "Of 768 dimensions ablated one at a time, 557 lowers the mcc on glue:cola most: "
         "0.49 → 0.18 (lost +0.31, 95 % interval +0.29 to +0.33)"
     )
     assert any("above twice the tolerance (0.02 of mcc)" in one for one in others)
@@ -37,7 +37,7 @@ def test_the_strongest_lowers_the_metric(mcc: Sweep) -> None:
 def test_what_may_be_chance_is_no_loss() -> None:
     (first, *_) = task_sweep("glue:rte", "accuracy", 0.66, strong={5: 0.0199}, dims=(5,)).sentences()
     assert first == (
-        "Of one dimension switched off one at a time none is shown to lower the accuracy on glue:rte: the largest loss, 5, is "
+        "Of one dimension ablated one at a time none is shown to lower the accuracy on glue:rte: the largest loss, 5, is "
         "0.66 → 0.64 (lost +0.0199, 95 % interval -0.0001 to +0.0399)."
     )
 
@@ -48,7 +48,7 @@ def test_damage_is_said_as_from_and_to() -> None:
     )
     damage = replace(damage, about=replace(damage.about, metric="accuracy", unit="1 − accuracy"))
     said = synthetic.report_data(damages=(damage,)).finding()
-    assert any("off the accuracy on glue:rte changes by +0.34 accuracy lost" in one for one in said), said
+    assert any("ablated the accuracy on glue:rte changes by +0.34 accuracy lost" in one for one in said), said
 
 
 def test_a_screen_that_left_nothing_out_says_so(mcc: Sweep) -> None:

@@ -29,13 +29,13 @@ def test_scan_and_sweep_alone_make_a_whole_page(page, sweep):
     data = report_of(sweep)
     text = Page(page).text
     assert data.finding()[1] == next(sweep.sentences())
-    assert "What switching them off does was not measured" not in text
-    assert "Switched off in turn" in text
+    assert "The effect of ablating them was not measured" not in text
+    assert "Ablated in turn" in text
     assert "In the running model" not in text
     assert "What breaks" not in text
     steps = {step.topic: step for step in data.advice()}
     assert steps["prune"].text.startswith("When you prune or edit, leave dimensions 31, 100,")
-    assert steps["prune"].because.startswith("507 off: +8.4 nats per token")
+    assert steps["prune"].because.startswith("507 ablated: +8.4 nats per token")
     assert steps["trust"].because == "not measured here: observe"
     assert [tile.value for tile in tiles(data)[:2]] == ["3", "×4,450"]
     assert tiles(data)[1].alarming

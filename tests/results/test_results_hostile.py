@@ -44,8 +44,8 @@ def test_an_array_is_of_numbers_and_costs_what_it_holds(value: Any, message: str
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": []}, "kind None is no result"),
-        ({"kind": {"a": 1}}, "kind None is no result"),
+        ({"kind": []}, "kind None is not a result"),
+        ({"kind": {"a": 1}}, "kind None is not a result"),
         ({"format_version": 10**4000}, "format_version 1000"),
         ({"notes": 7}, "notes: expected tuple"),
     ],

@@ -68,5 +68,5 @@ def test_correlations_are_scipy_s() -> None:
         assert found[2] == 0
         for dim in (0, 1, 3):
             assert found[dim] == pytest.approx(theirs(targets, said[:, dim]).statistic)
-    with pytest.raises(BadInput, match="'mcc' is no metric of a regression"):
+    with pytest.raises(BadInput, match="'mcc' is not a metric of a regression"):
         correlations("mcc", targets, said)

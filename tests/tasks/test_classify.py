@@ -178,7 +178,7 @@ def test_tokens_against_a_plain_loop(family: str, made: Made) -> None:
     assert score.weights.tolist() == [len(words) for words in examples.words]
     assert np.average(*score.per_text()[:1], weights=score.weights) == pytest.approx((flat != truth).mean())
     with pytest.raises(
-        BadInput, match="token f1 is no mean over texts, so no text has a value of it; use measure loss"
+        BadInput, match="token f1 is not a mean over texts, so no text has a value of it; use measure loss"
     ):
         LabelledScore(loaded, replace(examples, task=with_metric(examples.task, "token f1")), TaskOptions())
 

@@ -61,7 +61,8 @@ def test_four_texts_are_timed_and_the_rest_goes_by_length(clock: Any) -> None:
     assert forecast(clock, 5) == f"8 texts, read 5 times: about 40 s; {keeps}"
     assert forecast(clock, 5, share=2, inputs="images") == f"8 images, read 10 times: about 80 s; {keeps}"
     assert (
-        forecast(clock, 5, rows=Path("r.jsonl")) == "8 texts, read 5 times: about 40 s; r.jsonl keeps what is finished"
+        forecast(clock, 5, rows=Path("r.jsonl"))
+        == "8 texts, read 5 times: about 40 s; r.jsonl keeps finished measurements"
     )
     assert forecast(clock, 5, most=True).startswith("8 texts, read at most 5 times: at most 40 s")
     # entering takes 3 s for each measurement, however often it reads
@@ -94,5 +95,5 @@ def test_ablate_says_it_before_the_work(loaded: LoadedModel, reviews: Texts, tmp
     assert 3 <= n_read <= 1 + n_controls
     assert first.endswith("an interrupted run keeps nothing (no file for rows)")
     assert f"read {n_read} times" in second
-    assert second.endswith(f"{rows} keeps what is finished")
+    assert second.endswith(f"{rows} keeps finished measurements")
     assert n_read_of(third) < n_read

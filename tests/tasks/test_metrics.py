@@ -111,7 +111,7 @@ def test_bad_requests() -> None:
         ends(Statistic("mcc", two), two, np.zeros(3), seed=0)
     with pytest.raises(BadInput, match="there is no item to take the mcc of"):
         interval("mcc", two[:0], (two[:0],), seed=0)
-    with pytest.raises(BadInput, match="2 and 3 values with 2 weights; there must be as many of each"):
+    with pytest.raises(BadInput, match="2 and 3 values with 2 weights; there must be the same number of each"):
         paired_interval(two, np.zeros(3), seed=0)
     with pytest.raises(BadInput, match=r"values outside \[0, 1\] are no shares"):
         paired_interval(two, two * 2, seed=0)

@@ -42,7 +42,7 @@ def test_recovery_and_columns(run: Any, base: str, data: str, tmp_path: Path) ->
     ("more", "message"),
     [
         (("--seeds", "one"), "cannot read seeds 'one'; write 42,43"),
-        (("--dims", "0-3:7"), "dimensions are switched off in all layers here: write 308,381"),
+        (("--dims", "0-3:7"), "dimensions are ablated in all layers here: write 308,381"),
     ],
 )
 def test_refusals_are_one_line_and_write_nothing(

@@ -32,7 +32,7 @@ def test_seeds_of_a_recipe_make_one_row() -> None:
     first, second = runs.recipes()
     assert (first["recipe"], first["seeds"], first["loss"]) == ("a", 2, (4.5, 4.0, 5.0))
     assert (first["found"], first["one-sided"]) == ((0.5, 0.0, 1.0), (1.5, 0.0, 3.0))
-    assert first["found off"][0] == 1.0, "a seed without a named dimension has no such damage"
+    assert first["found ablated"][0] == 1.0, "a seed without a named dimension has no such damage"
     assert (second["recipe"], second["seeds"], second["loss"]) == ("b", 1, (9.0, 9.0, 9.0))
     assert from_json(to_json(runs)) == runs
     rows = list(runs.records())

@@ -76,7 +76,7 @@ def test_every_chart_compiles_and_is_written_as_svg_and_png():
     drawn = charts_of(synthetic.report_data(scan_result=scan, observed=observation, damages=damages))
     assert [chart.name for chart in drawn] == [
         "weights-scale", "weights-bias", "token-vectors", "average-vectors", "extreme-shares", "largest-values",
-        "switched-off", "switched-off-2",
+        "ablation", "ablation-2",
     ]  # fmt: skip
     for chart in drawn:
         plain = chart.plain()
@@ -120,7 +120,7 @@ def test_weight_map_draws_needles_in_every_layer_and_others_from_two_sigma():
 
 def test_weight_map_of_nothing_says_so_and_near_names_get_lines_of_their_own():
     (chart,) = charts.weight_maps(synthetic.stack_scan(needles=()))
-    assert "No dimension stands out" in chart.reading
+    assert "No dimension is an outlier" in chart.reading
     assert len(chart.spec["layer"]) == 1
     (near,) = charts.weight_maps(synthetic.stack_scan(needles=(100, 103, 106)))
     lines = [layer for layer in near.spec["layer"] if layer["mark"]["type"] == "text"]
@@ -193,7 +193,7 @@ def test_an_ablation_draws_the_chosen_set_in_every_family_of_controls():
     assert [(row["family"], row["change"]) for row in dots["data"]["values"]] == [("random", 6.9), ("matched", 6.9)]
     assert "(symmetric log scale)" in dots["encoding"]["x"]["title"][-1]
     assert panel["title"]["text"] == "coloured: 100, 247, 507; grey: control sets"
-    assert chart.title == "smollm2-135m, dimensions 100, 247, 507: switched off"
+    assert chart.title == "smollm2-135m, dimensions 100, 247, 507: ablation"
     assert "changes by +6.9 nats per token" in chart.reading
     assert "rank p = 0.05" in chart.reading
     plain = synthetic.damage(chosen=0.02, random=0.02, matched=0.01).chart()

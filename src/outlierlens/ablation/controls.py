@@ -89,7 +89,7 @@ def random_families(
 
 
 def relabelled(plan: Plan, drawn: Sequence[int]) -> Plan:
-    """`plan` with each of its dimensions, in ascending order, replaced by one of `drawn` in every layer it is off in.
+    """`plan` with each of its dimensions, in ascending order, replaced by one of `drawn` in every layer of its ablation.
 
     A dimension that is off in several layers stays one dimension: what is compared is which positions, not how many.
     """

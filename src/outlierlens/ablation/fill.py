@@ -241,7 +241,7 @@ def continuation(loaded: LoadedModel, text: str) -> tuple[str, str] | None:
 def filled(
     loaded: LoadedModel, work: Exercise, now: Filling, intact: Filling, *, label: str, dims: tuple[int, ...]
 ) -> FilledPassage:
-    """The exercise as filled `now`, each blank judged against what the intact model put there.
+    """The exercise as filled `now`, each blank judged against the intact model's fill.
 
     A masked model is held to the words that it is shown as well: those that the intact model repeats and this one does not
     stand in the passage as "changed".
@@ -316,7 +316,7 @@ class Reply(Row):
     off: str
     """condition"""
     dims: str
-    """off"""
+    """ablated"""
     filled: Annotated[str | None, Quiet]
     fill: FilledPassage | None
     """passage"""

@@ -61,7 +61,7 @@ def task_for(mode: Mode, options: TaskOptions) -> TaskOptions:
 
 @dataclass(frozen=True)
 class Switch:
-    """How dimensions are switched off in one run.
+    """How dimensions are ablated in one run.
 
     Attributes:
         mode: "weights" (zeroed_weights), "norms" (zeroed_norms), "zero" / "mean" / "scale" / "resample" (edited_hidden),
@@ -137,7 +137,7 @@ def check_save(directory: Path, *modes: str) -> None:
 
 
 def mode_by_layer(stack: "BoundStack") -> Mode:
-    """How one layer alone is switched off: by its weights, or by what it gives where several layers share their weights.
+    """How one layer alone is ablated: by its weights, or by what it gives where several layers share their weights.
 
     Where blocks end in a norm of the stream, as all that share them do, the two are the same.
     """
@@ -351,7 +351,7 @@ def tasks_of_parts(
             continue
         if task.statistic is not None:
             raise BadInput(
-                f"{task.metric} is no mean over texts, so what a mode recovers is undefined; measure the loss "
+                f"{task.metric} is not a mean over texts, so the share that a mode recovers is undefined; measure the loss "
                 f"(--task measure=loss, TaskOptions(measure='loss')), or one mode"
             )
         tasks.append(task)

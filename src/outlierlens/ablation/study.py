@@ -35,7 +35,7 @@ from outlierlens.view.section import Change, Count, P
 
 @dataclass(frozen=True)
 class Condition:
-    """Something that is done to a model while it reads; what is entered yields how many values it sets.
+    """A change of a model while it reads; its context yields the number of values that it sets.
 
     Attributes:
         family: "chosen", "random", "ordinary", "matched", or a name of its own. label: "random 3".
@@ -79,7 +79,7 @@ class Measurement(Row):
     label: str
     """condition"""
     dims: str
-    """off: positions, layer by layer where layers differ"""
+    """ablated: positions, layer by layer where layers differ"""
     value: Estimate
     """{score}: mean over texts, weighted by tokens"""
     perplexity: float | None = None
@@ -93,7 +93,7 @@ class Measurement(Row):
     also: Annotated[dict[str, float], Quiet]
     """further numbers of the task by name"""
     per_text: Annotated[tuple[float, ...], "text", Quiet]
-    """value of each text, in the order of the data; of a metric that is no mean, its predictions"""
+    """value of each text, in the order of the data; of a metric that is not a mean, its predictions"""
 
 
 M = TypeVar("M", bound=Measurement)
@@ -117,7 +117,7 @@ class Control(Row):
     times_mean: float | None
     """× mean"""
     p: Annotated[float | None, P]
-    """rank p: (1 + number of controls that do as much) / (1 + n), of the family that a random set is exchangeable with"""
+    """rank p: (1 + number of controls that do at least this) / (1 + n), of the family that a random set is exchangeable with"""
     closeness: Annotated[float | None, More] = None
     """closeness: of matched sets, median of their magnitudes over the wanted ones"""
     change: Annotated[Estimate, Change, Quiet]

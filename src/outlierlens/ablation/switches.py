@@ -50,7 +50,7 @@ def zeroed_weights(
 
     Kovaleva et al. (2021). Post-norm blocks: 2·|D|·L values (48 for two dimensions of BERT-base). Others: the weights
     of the last linear that write to the dimension, and its bias: (d_ff + 1)·|D|·L in GPT-2, d_ff·|D|·L in Llama.
-    Norms that multiply by 1 + weight are set to −1. Of an MLP axis ("mlp"): the neurons' columns of the last linear.
+    Norms that multiply by 1 + weight are set to −1. On an MLP axis ("mlp"): the neurons' columns of the last linear.
 
     Raises:
         BadInput: an unknown layer or dimension, or some alone of the layers that run one block (ALBERT).
@@ -454,7 +454,7 @@ def plan_dims(
             raise BadInput(f"layer {layer} does not exist; stream {bound.name!r} has layers 0 to {bound.n_layers - 1}")
         check_dims(off, width, f"stream {bound.name!r}")
     if not any(plan.values()):
-        raise BadInput("no dimension to switch off; give at least one")
+        raise BadInput("no dimension to ablate; give at least one")
     return plan
 
 
@@ -466,8 +466,8 @@ def check_shared(bound: BoundStack, plan: Mapping[int, Sequence[int]]) -> None:
     for layers in bound.block_layers:
         if len({frozenset(plan.get(layer, ())) for layer in layers}) > 1:
             raise BadInput(
-                f"stream {bound.name!r}: layers {runs(layers)} run one block, whose weights are off in all of these layers or "
-                f"in none; name all of them, or edit what each layer gives (mode zero)"
+                f"stream {bound.name!r}: layers {runs(layers)} run one block, whose weights are ablated in all of these "
+                f"layers or in none; name all of them, or edit what each layer gives (mode zero)"
             )
 
 

@@ -73,11 +73,11 @@ SMALL = 0.05  # nats per token (a factor of 1.05 in perplexity), or cosine dista
 SEVERAL_TEXTS = 32  # that are read for several modes, where no number is given
 RULE = (
     "Zero does damage where the 95 % interval of its change is above 0 and the change above that of every random set. What a "
-    "mode recovers is the share of that damage which it does not do. Fixed: the whole 95 % interval of the mean's share "
+    "mode recovers is 1 minus its share of that damage. Fixed: the whole 95 % interval of the mean's share "
     "is above one half. By position: not fixed, and that of the mean at each position is. Information: both intervals are "
-    "below one half. Otherwise unclear. Without an interval of zero's change there are too few texts for a verdict. Place: the "
-    "first token, where keeping it alone recovers more than half; the other tokens, where zeroing the first alone leaves more "
-    "than half; both, where neither does; else unclear."
+    "below one half. Otherwise unclear. Without an interval of zero's change there are too few texts for a verdict. Place: "
+    "the first token, where keeping it alone recovers more than half. The other tokens, where zeroing the first alone leaves "
+    "more than half. Both, where neither does. Otherwise unclear."
 )
 SAYS: dict[Verdict, str] = {
     "too few texts": "no verdict",
@@ -94,7 +94,7 @@ PLACES: dict[Place, str] = {
 }
 CONTROLS = {
     "random": "sets of the same size, drawn from all {kind}s",
-    "ordinary": "random sets without a {kind} that was switched off or found",
+    "ordinary": "random sets without a {kind} that was ablated or found",
     "matched": "in every layer other positions, with weights as large",
 }
 
@@ -111,15 +111,15 @@ def parse_modes(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class AblateOptions(Extent):
-    """What to switch off, how, and beside which controls."""
+    """Dimensions to ablate, modes and controls."""
 
     modes: Annotated[tuple[str, ...], Flag(read="analyses.ablate:parse_modes", words="weights")] = ("weights",)
     """weights, norms, writes; of hidden states zero, mean, position-mean, resample, scale:F, scale-once:F. Several, or all (5
     random sets each), tell a fixed bias from information."""
     tokens: Literal["all", "first", "rest"] = "all"
-    """Of hidden states: which tokens are edited; rest leaves the first one as it is."""
+    """For modes of hidden states: the tokens that are edited; rest leaves the first one as it is."""
     layers: Annotated[tuple[int, ...] | None, Flag(read="options:parse_layers")] = None
-    """Layers to switch off in: 0-3,7. Default: all."""
+    """Layers in which to ablate: 0-3,7. Default: all."""
     stack: str | None = None
     """Which stream, where there are several: encoder, decoder. mlp (encoder.mlp): neurons of the blocks' MLPs."""
     embeddings: Annotated[bool, Flag(into="--modes")] = False
@@ -127,7 +127,7 @@ class AblateOptions(Extent):
     each: bool = False
     """Measure each dimension alone too."""
     avoid: Annotated[tuple[int, ...] | None, Flag(hidden=True)] = None
-    """Dimensions no ordinary or matched set may hold; default: what scan finds."""
+    """Dimensions no ordinary or matched set may hold; default: those that scan finds."""
     n_folds: Annotated[int, Flag(hidden=True), Ge(2)] = 4
     """Several modes: parts of the texts; each gets the means of the others."""
     passage: Annotated[str | None, Flag(hidden=True)] = None
@@ -161,19 +161,19 @@ class AblateOptions(Extent):
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What the command is asked beside that: which dimensions, how long texts are, and whether a copy is kept."""
+    """Further options of the command: which dimensions, how long texts are, and whether a copy is kept."""
 
     dims: Annotated[Dims | Find, Flag(read="options:planned_dims", words=FIND)] = FIND
-    """308,381, or by layer: 0-9:896;10-16:678; neurons: 11:1229,12:40; find: what scan names in the weights, else observe on
-    the texts, else the strongest."""
+    """308,381, or by layer: 0-9:896;10-16:678; neurons: 11:1229,12:40; find: those that scan names in the weights, else
+    observe on the texts, else the strongest."""
     options: Annotated[AblateOptions, Flat()] = AblateOptions()
-    """How they go off."""
+    """How the dimensions are ablated."""
     words: Annotated[PredictionCall, Flat()] = PredictionCall()
     """What the model predicts then, in place of its loss."""
     max_length: Annotated[int | None, Ge(2)] = None
-    """Tokens of a text at most. Default: 128; labelled: 256."""
+    """Maximum number of tokens per text. Default: 128; labelled: 256."""
     save: Path | None = None
-    """Write a copy of the model with the dimensions off."""
+    """Write a copy of the model with the dimensions ablated."""
 
 
 # --- what is found -----------------------------------------------------------------------------------------------
@@ -193,12 +193,12 @@ class Damage(Measurement):
     random_sets: Annotated[tuple[tuple[int, ...], ...], Quiet] = ()
     """random sets: their dimensions"""
     p: Annotated[float | None, P] = None
-    """p: (1 + number of random sets that change as much) / (1 + n)"""
+    """p: (1 + number of random sets with at least this change) / (1 + n)"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ablation(Finding):
-    """What switching dimensions off does to a model, beside controls.
+    """The effect of ablating dimensions on a model, against controls.
 
     Attributes:
         conditions: the intact model, then each set under each mode, the whole set under the first mode first.
@@ -208,7 +208,7 @@ class Ablation(Finding):
         texts, weights: then numbers of the texts in the order of their values, and what each counts.
     """
 
-    title = "Switched off"
+    title = "Ablation"
 
     conditions: tuple[Damage, ...]
     """Conditions"""
@@ -280,10 +280,10 @@ class Ablation(Finding):
                 ),
             )
         elif self.judged == "harmless" and not self.compares:
-            need, stand = ("need", "they stand") if len(dims) > 1 else ("needs", "it stands")
+            need, are = ("need", "they are outliers") if len(dims) > 1 else ("needs", "it is an outlier")
             yield Advice(
                 "prune",
-                f"{these(dims).capitalize()} {need} no protection on this task: {stand} out, but the model does without.",
+                f"{these(dims).capitalize()} {need} no protection on this task, though {are}.",
                 f"{why}, no more than random sets",
                 until=("Sweep",),
             )
@@ -351,12 +351,12 @@ class Ablation(Finding):
             return
         about, change = self.about, self.chosen.change
         if not math.isfinite(change.value):
-            yield f"With {few(about.dims)} off the {about.measured} is infinite or undefined, which no scale can show."
+            yield f"With {few(about.dims)} ablated the {about.measured} is infinite or undefined."
         else:
             why = no_interval(about.n_texts, metric=about.metric)
             ends = f"{change.low:+.3g} to {change.high:+.3g}" if change.settled else f"not settled: {why}"
             yield (
-                f"With {few(about.dims)} off the {about.measured} changes by {change.value:+.3g} {about.of_change} "
+                f"With {few(about.dims)} ablated the {about.measured} changes by {change.value:+.3g} {about.of_change} "
                 f"(95 % interval {ends})."
             )
         for one in self.families:
@@ -367,7 +367,7 @@ class Ablation(Finding):
                     f"{one.percentile_95:+.3g}, mean {one.mean:+.3g}{rank}{size_alone(one, change.value, self.judged)}."
                 )
         values = f", {self.chosen.n_set:,} values set" if self.chosen.n_set else ""
-        yield f"{said}, off {off:.4g}; mode {self.chosen.mode}{values}."
+        yield f"{said}, ablated {off:.4g}; mode {self.chosen.mode}{values}."
 
     def _says(self, dims: str) -> str:
         measured = {one.mode for one in self.modes if one.dims == dims}
@@ -430,18 +430,18 @@ def ablate(
     progress: Progress | None = None,
     rows: Path | Keep | None = None,
 ) -> Ablation:
-    """Measure `loaded` intact, with `dims` off in one or several ways, and with control sets off.
+    """Measure `loaded` intact, with `dims` ablated in one or several modes, and with control sets ablated.
 
-    Of one mode the controls are random, ordinary and matched sets; of several, random sets treated alike, and each part of the
+    With one mode the controls are random, ordinary and matched sets; with several, random sets, and each part of the
     texts gets the means of the others. With `rows`, every finished condition is kept there and is not measured again.
 
     Args:
         dims: a sequence, or {layer: dims} where layers differ (a random set then replaces each dimension by one other in every
-            layer it is off in); "find" is what the scan names, else the rules on activations, else the strongest.
+            layer of its ablation); "find" is what the scan names, else the rules on activations, else the strongest.
 
     Raises:
         BadInput: unknown dimension, layer or mode; no usable text; a mode that the model does not allow; for several modes
-            fewer than two usable texts, or a metric that is no mean over texts.
+            fewer than two usable texts, or a metric that is not a mean over texts.
     """
     options = reaching(loaded, texts, options or AblateOptions())
     stack = loaded.axis(options.stack)
@@ -475,7 +475,7 @@ def run(session: "Session", command: Command) -> Ablation | Predictions:
 def _save(session: "Session", folder: Path, options: AblateOptions, found: Ablation) -> None:
     axis = session.loaded.axis(found.about.stack)
     switch = Switch(session.loaded, axis, cast(Any, options.modes[0]), options.embeddings)
-    session.notice(f"{folder}: model with {switch.save(found.chosen.plan, folder):,} values off")
+    session.notice(f"{folder}: model with {switch.save(found.chosen.plan, folder):,} values ablated")
 
 
 @dataclass(frozen=True)
@@ -532,8 +532,8 @@ def _single(work: _Work, progress: Progress | None, rows: Path | Keep | None) ->
         notes.append("the passage is not continued: of a model read block by block each word would read all weights")
     if n_lost := int(np.isnan(mine[0].values).sum()):
         notes.append(
-            f"with these dimensions off the {task.name} is no number (NaN) on {n_lost:,} of {task.n_texts:,} {texts.plural}: "
-            f"there is no change to give, and no p"
+            f"with these dimensions ablated the {task.name} is NaN on {n_lost:,} of {task.n_texts:,} {texts.plural}: "
+            f"the change and its p are undefined"
         )
     return work.finding(
         study, notes,
@@ -547,9 +547,7 @@ def _several(work: _Work, progress: Progress | None, rows: Path | Keep | None) -
     """Several modes, zero first where it is among them, beside random sets treated alike; parts get the means of others."""
     loaded, options = work.loaded, work.options
     if work.stack.reads:
-        raise BadInput(
-            f"--stack {work.stack.name}: neurons are switched off in one mode; name one of weights, zero, mean"
-        )
+        raise BadInput(f"--stack {work.stack.name}: neurons are ablated in one mode; name one of weights, zero, mean")
     modes = sorted(options.treatments, key=lambda one: one.name != ZERO)
     n = N_RANDOM if options.n_random is None else options.n_random
     controls = [random_plans(loaded, work.stack, one, n=n, seed=options.seed) for one in work.plans]

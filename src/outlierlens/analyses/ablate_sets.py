@@ -62,7 +62,7 @@ def found_dims(
 
 
 def random_plans(loaded: LoadedModel, stack: "BoundStack", plan: Plan, *, n: int, seed: int) -> list[Plan]:
-    """`n` random sets of as many dimensions; those of several tested sets are the same as far as they can be."""
+    """`n` random sets of the same size; those of several tested sets are the same as far as they can be."""
     dims, width = dims_of(plan), stream_width(loaded.model, stack)
     drawn = random_sets(width, len(dims), n=n, seed=seed, other_than=dims) if n else ()
     return [relabelled(plan, one) for one in drawn]
@@ -97,18 +97,18 @@ def control_sets(
 
 
 def size_alone(control: Control, change: float, judged: str) -> str:
-    """What sets of weights as large tell of a damage: whether size alone may explain it; "" of other controls and no damage."""
+    """Whether the size of weights alone may explain a damage, by the matched sets; "" without such sets or damage."""
     if control.family != "matched" or judged != "damaging":
         return ""
     if control.closeness is not None and control.closeness < CLOSE:
         return f"; their weights reach {control.closeness:.0%} of these, so whether size alone explains the damage stays open"
     if change > max(control.sets):
-        return "; none does as much: size alone does not explain the damage"
-    return "; some do as much: size alone may explain the damage"
+        return "; none does this damage: size alone does not explain it"
+    return "; some do at least this damage: size alone may explain it"
 
 
 def check_neurons(stack: "BoundStack", dims: Dims | Find, options: "AblateOptions") -> None:
-    """Raise BadInput where neurons are named without their block, or with what belongs to dimensions."""
+    """Raise BadInput where neurons are named without their block, or with options of dimensions."""
     if dims == FIND:
         raise BadInput(f"--stack {stack.name}: a neuron is named with its block; write --dims 11:1229")
     if not isinstance(dims, Mapping) and options.layers is None:

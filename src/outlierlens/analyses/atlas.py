@@ -90,15 +90,15 @@ class BuildCall:
     query: Annotated[Query | None, Flag(read="analyses.atlas_names:query")] = None
     """Ask the hub instead: task=fill-mask,family=bert,downloads=1000; also author, search."""
     limit: Annotated[int | None, Ge(1)] = None
-    """Only the first N of them."""
+    """Use only the first N names."""
     update: bool = False
-    """Ask the present revision of names that have rows, and look at new ones."""
+    """Check names that have rows for a new revision, and scan it."""
     parallel: Annotated[int, Ge(1)] = 16
-    """Models at once, in each process."""
+    """Models at once per process."""
     rate: Annotated[float | None, Flag(read="options:number_or_none", words="10"), Gt(0)] = 10.0
-    """Requests a second to the hub, of all processes together; none: no limit."""
+    """Requests per second to the hub, over all processes; none: no limit."""
     max_read: Annotated[int, Flag(read="options:parse_bytes", words="500MB"), Ge(1)] = MAX_READ
-    """Most bytes of one model."""
+    """Maximum bytes per model."""
     max_total: Annotated[int | None, Flag(read="options:parse_bytes"), Ge(1)] = None
     """Start no further model once this many bytes were read."""
     machines: Annotated[Machines, Flat("ray", "workers", "cpus_per_worker")] = Machines()
@@ -302,7 +302,7 @@ def build(
     total: int | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> BuildSummary:
-    """Look at every model that the store has no row of, and keep what is found; `total` is how many names there are.
+    """Look at every model that the store has no row of, and keep its row; `total` is the number of names.
 
     Raises:
         RemoteError: the hub gave none of `MAX_UNREACHABLE` models in a row. What was found is kept.
@@ -345,7 +345,7 @@ def build(
 
 
 def run(session: "Session", call: BuildCall) -> None:
-    """Look at what is asked for, and say what came of it."""
+    """Scan the models that are named, and report the numbers."""
     output, folder = session.output, session.output.output
     assert folder is not None  # its row asks for one
     access = HubAccess(session.loading.token, call.max_read, call.parallel, call.rate)

@@ -88,7 +88,7 @@ class StreamOutlier(Row):
     layers: Annotated[tuple[int, ...], LayerRuns]
     """layers: in which |z| of the scale passes"""
     p_holm: Annotated[float, P]
-    """p holm: under independent positions a layer, corrected over the dimensions of the stream"""
+    """p holm: under independent positions per layer, corrected over the dimensions of the stream"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ class Relative(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class AblationCost(Row):
-    """What switching dimensions off cost when it was measured, against random sets of the same size."""
+    """Measured cost of ablating dimensions, against random sets of the same size."""
 
     model: str
     dims: tuple[int, ...]
@@ -157,7 +157,7 @@ class AtlasStream(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class Lookup(Finding):
-    """What is known of a model, and who its relatives are.
+    """Outlier dimensions of a model by an atlas, and its relatives.
 
     Attributes:
         known: whether the atlas has it by name; otherwise its norms were read.
@@ -172,7 +172,7 @@ class Lookup(Finding):
     relatives: tuple[Relative, ...] = ()
     """Nearest in the atlas"""
     costs: tuple[AblationCost, ...] = ()
-    """What switching them off cost"""
+    """Cost of ablating them"""
     streams: tuple[AtlasStream, ...]
     """(Streams)"""
     family: str
@@ -190,10 +190,10 @@ class Lookup(Finding):
         for stream in self.streams:
             name = self.provenance.subject + (f", {stream.stack}" if len(self.streams) > 1 else "")
             n, dims = len(stream.dims), few(stream.dims, 12)
-            stand = f"dimensions {dims} stand out" if n > 1 else f"dimension {dims} stands out"
+            stand = f"dimensions {dims} are outliers" if n > 1 else f"dimension {dims} is an outlier"
             yield (
                 f"{name} ({family}{number_of_layers(stream.layers)} of {stream.width}, {stream.norm}): "
-                f"{stand if n else 'no dimension stands out'} at {stream.site}."
+                f"{stand if n else 'no dimension is an outlier'} at {stream.site}."
             )
             yield self._parent(stream)
         if self.known:
@@ -359,7 +359,7 @@ def named(model: str, origins: Mapping[str, str]) -> str | None:
 
 
 def costs() -> list[AblationCost]:
-    """What was measured of the models of the package's atlas."""
+    """Measured costs of the models of the package's atlas."""
     return [AblationCost(**one | {"dims": tuple(one["dims"])}) for one in json.loads(COSTS.read_text("utf-8"))]
 
 

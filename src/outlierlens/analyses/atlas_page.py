@@ -35,7 +35,7 @@ MAX_BYTES = 4_000_000  # of the models of one page
 MAX_GROUPS = 300  # families by shape that the index lists
 INDEX, SHARD = "index.html", "models-{:03}.html"
 MARK = b"<title>Atlas of outlier dimensions</title>"  # of a page of ours
-SITES = {"stream": "post-norm", "write": "norm on what is written", "read": "pre-norm"}
+SITES = {"stream": "post-norm", "write": "norm on writes", "read": "pre-norm"}
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,9 @@ def write_site(rows: Iterable[AtlasRow], folder: Path) -> list[Path]:
     """
     for path in sorted(folder.glob("*")) if folder.is_dir() else [folder] * folder.exists():
         if path == folder or path.is_symlink() or path.suffix != ".html" or MARK not in path.read_bytes():
-            raise BadInput(f"{path} is no page of an atlas, and a site is a folder of its own; name a new one with -o")
+            raise BadInput(
+                f"{path} is not a page of an atlas, and a site needs a folder of its own; name a new one with -o"
+            )
     models = models_of(rows)
     if not models:
         raise BadInput("the atlas has no rows yet; `outlierlens atlas build` makes them")

@@ -49,7 +49,7 @@ class AtlasOutlier:
         z_scale: of largest magnitude over the layers, with its sign; z_bias likewise, None where the norm has no bias.
         sign: of z_scale: −1 or 1.
         layers: 0-based layers in which |z| of the scale passes the rule's threshold.
-        p_holm: under independent positions a layer, corrected over the dimensions of the stream.
+        p_holm: under independent positions per layer, corrected over the dimensions of the stream.
     """
 
     dim: int

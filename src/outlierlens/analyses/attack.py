@@ -57,7 +57,7 @@ class AttackOptions:
     kinds: Annotated[tuple[str, ...], Flag(read="options:parse_names", words=",".join(KINDS))] = KINDS
     """zero, swap, sign-flip, exponent-flip, separated by commas; each is measured alone."""
     dims: DimsOrFind = FIND
-    """The outlier dimensions: 100,247; find: what the weights name."""
+    """The outlier dimensions: 100,247; find: those that the weights name."""
     n_search: Annotated[int, Flag(hidden=True), Ge(1)] = 4
     """Texts that choose the edits; the others measure damage."""
     bound: Annotated[float, Flag(hidden=True), Gt(0), Lt(float("inf"))] = 10.0
@@ -117,9 +117,9 @@ class EditDamage(Row):
     enough: Annotated[int | None, Count] = None
     """edits for the factor: with the whole budget, the fewest of the budgets' edits that multiply the loss by it"""
     random: Annotated[tuple[float, ...], Draws, Change] = ()
-    """random: with the whole budget, change under each random set of as many edits of the same values"""
+    """random: with the whole budget, change under each random set of the same number of edits of the same values"""
     p: Annotated[float | None, P] = None
-    """rank p: (1 + number of random sets that change as much) / (1 + n)"""
+    """rank p: (1 + number of random sets with at least this change) / (1 + n)"""
     caught: Annotated[int | None, Count] = None
     """verify finds: of the whole budget's edits, each made alone"""
 
@@ -148,7 +148,7 @@ class AttackEdit(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class Attack(Finding):
-    """The smallest edits with the largest damage, by kind, beside random ones.
+    """The smallest edits with the largest damage, by kind, against random ones.
 
     Attributes:
         points: each kind at each budget. edits: what is changed there.
@@ -160,13 +160,13 @@ class Attack(Finding):
     pictures = (
         Lines(rows="points", x="budget", y="change", by="kind", title="Damage by budget"),
         Strips(
-            rows="points", x="change", y="kind", draws="random", title="With the whole budget, beside random edits",
+            rows="points", x="change", y="kind", draws="random", title="With the whole budget, against random edits",
             greys="{n} random sets of edits", where=lambda row: row.caught is not None,
         ),
     )  # fmt: skip
 
     points: tuple[EditDamage, ...]
-    """Edits: Of values that a fingerprint holds; verify is asked of each edit alone."""
+    """Edits: All change values that a fingerprint holds. verify checks each edit alone."""
     edits: tuple[AttackEdit, ...]
     """(Edited values)"""
     budget: int
@@ -207,7 +207,7 @@ class Attack(Finding):
         for one in self.kinds:
             if one.random:
                 random = f"{float(np.median(one.random)):+.2g}"
-                yield f"{one.kind.capitalize()}: {one.change.value:+.3g}; as many random edits: median {random}."
+                yield f"{one.kind.capitalize()}: {one.change.value:+.3g}; the same number of random edits: median {random}."
 
     def laid_out(self, name: str, rows: tuple[Row, ...], head: str, note: str, *, verbose: bool) -> Rows:
         """Of the budgets only the whole one, unless all is shown."""

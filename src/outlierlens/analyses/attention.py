@@ -70,14 +70,14 @@ PANELS = {
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionOptions:
-    """What is measured, and how."""
+    """Settings of the measurement."""
 
     dims: DimsOrFind = FIND
-    """308,381; find: what scan finds, or the two strongest."""
+    """308,381; find: those that scan finds, or the two strongest."""
     stack: str | None = None
     """Which stream, where there are several: encoder, decoder."""
     mode: Annotated[Mode, Flag(read="ablation.mode_names:named_mode", words="weights")] = "weights"
-    """How dimensions go off in all layers: weights, norms, zero, mean, scale or writes."""
+    """How dimensions are ablated in all layers: weights, norms, zero, mean, scale or writes."""
     factor: Annotated[float, Flag(into="--mode")] = 0.5
     """Factor of mode scale."""
     embeddings: Annotated[bool, Flag(into="--mode")] = False
@@ -89,9 +89,9 @@ class AttentionOptions:
     paper_compat: bool = False
     """Correlate as the released code: texts are padded to --max-length, padding tokens count as queries; 10 random controls."""
     max_length: Annotated[int, Ge(2)] = 128
-    """Tokens of a text (or window) at most."""
+    """Maximum number of tokens per text (or window)."""
     batch_size: Annotated[int, Flag(hidden=True), Ge(1)] = 32
-    """Texts in one forward pass."""
+    """Texts per forward pass."""
     n_bootstrap: Annotated[int, Flag(hidden=True), Ge(20)] = 200
     """Bootstrap draws of the texts."""
     seed: Annotated[int, Ge(0)] = 0
@@ -112,19 +112,19 @@ class AttentionFigure(Row):
 
     note = (
         "first, special, delimiter, punctuation: share of a query's attention on the text's first token, on special tokens, "
-        "delimiters, and punctuation that is no special token. mass: sum of a query's weights. entropy: of its weights, in "
+        "delimiters, and punctuation that is not a special token. mass: sum of a query's weights. entropy: of its weights, in "
         "nats; relative_entropy: over the logarithm of the number of keys that it sees, where that is two or more. sink_heads: "
         "share of heads whose mean attention on the first token is above the threshold."
     )
     layer: str
     measure: str
     state: str
-    """state: intact, or with the dimensions off"""
+    """state: intact, or with the dimensions ablated"""
     value: Estimate
     change: Annotated[Estimate, Change] = UNKNOWN
     """change from intact: the same texts drawn again for both"""
     random: Annotated[tuple[float, ...], Draws] = ()
-    """random: the value with each random set off"""
+    """random: the value with each random set ablated"""
     p: Annotated[float | None, P] = None
     """rank p: of |change| among the random sets"""
     uniform: float | None = None
@@ -156,9 +156,9 @@ class KeyCorrelation(Row):
     others_95: Annotated[float, Change]
     """others 95 %"""
     off: Annotated[float, Change]
-    """with it off: NaN where the dimension is 0 everywhere"""
+    """with it ablated: NaN where the dimension is 0 everywhere"""
     random: Annotated[tuple[float, ...], Quiet] = ()
-    """r with each random set off"""
+    """r with each random set ablated"""
 
     @property
     def others(self) -> tuple[float, ...]:
@@ -196,7 +196,7 @@ def _drawn(field: str, wanted: str, row: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(Finding):
-    """Vertical attention and attention sinks of a model, intact, with dimensions off, and with random dimensions off.
+    """Vertical attention and attention sinks of a model: intact, with dimensions ablated, and with random ones ablated.
 
     Attributes:
         hides: whether some layer hides keys from queries (causal, or a window), beside padding.
@@ -218,7 +218,7 @@ class Attention(Finding):
         ),
         *(
             Lines(rows="figures", x="layer", y="value", by="state", draws="random", title=title,
-                  greys="{n} random sets off", where=partial(_drawn, "measure", measure))
+                  greys="{n} random sets ablated", where=partial(_drawn, "measure", measure))
             for measure, title in PANELS.items()
         ),
     )  # fmt: skip
@@ -318,7 +318,7 @@ class Attention(Finding):
                 f"{self.dims[place]}: {number(float(r[layer, head, place]))}."
             )
         yield (
-            f"{self.n_special:,} of the tokens are special; {self.heads.shape[3]} heads in each layer; dimensions off by "
+            f"{self.n_special:,} of the tokens are special; {self.heads.shape[3]} heads in each layer; dimensions ablated by "
             f"{self.mode}."
         )
 
@@ -331,11 +331,11 @@ def attention(
     loaded: LoadedModel, texts: Data, options: AttentionOptions | None = None, *,
     progress: Progress | None = None, rows: Path | Keep | None = None,
 ) -> Attention:  # fmt: skip
-    """Vertical attention, its correlation with every dimension, and attention sinks: intact, outliers off, random ones off.
+    """Measure vertical attention, its correlation with every dimension, and sinks: intact, outliers or random ones ablated.
 
-    The named dimensions are those asked for, or those that the scan of the weights finds, or the strongest where it finds
+    The named dimensions are `dims`, or those that the scan of the weights finds, or the strongest where it finds
     none. Attention is eager meanwhile. `progress` is called with (label, texts done, texts). With `rows`, every pass is kept
-    there and is not read again. Of pictures and recordings (`media.Items`) the keys are patches and frames.
+    there and is not read again. With pictures and recordings (`media.Items`) the keys are patches and frames.
 
     Raises:
         BadInput: attention that cannot be eager, a family whose weights cannot be had, an unknown dimension or stream, or a
@@ -369,8 +369,8 @@ def attention(
     }  # fmt: skip
     sets = random_sets(width, len(named.dims), n=options.n_random, seed=options.seed, other_than=named.dims)
     others = np.setdiff1d(np.arange(width), named.dims).tolist()
-    passes: dict[str, tuple[int, ...]] = {"intact": (), f"dimensions {named.dims} off": named.dims}
-    passes |= {f"random dimensions {dims} off": dims for dims in sets}
+    passes: dict[str, tuple[int, ...]] = {"intact": (), f"dimensions {named.dims} ablated": named.dims}
+    passes |= {f"random dimensions {dims} ablated": dims for dims in sets}
     with kept_rows(rows, identity, loaded.notice) as kept:
         if {*passes} - {*kept.done}:
             switch = switch.with_means(texts, length=tokens.max_length, batch_size=options.batch_size)

@@ -108,7 +108,7 @@ def padded(tokens: Tokens, pad_id: int) -> Tokens:
 
 @dataclass(frozen=True)
 class MapSums:
-    """What is kept of a layer's maps of a batch.
+    """Sums over a layer's maps of a batch.
 
     Attributes:
         columns: attention that each key receives, by mean, float64 [batch, token, head]; 0 at padding.

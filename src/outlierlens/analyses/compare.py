@@ -54,9 +54,9 @@ class CompareOptions:
     """How checkpoints are compared."""
 
     dims: DimsOrFind = FIND
-    """Also follow these: 308,381; find: what the rule finds."""
+    """Also follow these: 308,381; find: those that the rule finds."""
     scan: Annotated[ScanOptions, ASKED] = ScanOptions()
-    """The rule, and how models are opened; its `max_read` also limits what is read of a hub's model."""
+    """The rule, and how models are opened; its `max_read` also limits the bytes read from a hub."""
     other_revision: str | None = None
     """Hub revision of the other models; default: that of --model-args."""
 
@@ -79,7 +79,7 @@ class CompareCall:
     texts: Annotated[CopyOptions, Flat()] = CopyOptions()
     """What a copy is read on."""
     values: bool = False
-    """Of two models the sensitive values, as `verify` does; exit code 3 if any moved."""
+    """Compare the sensitive values of two models, as `verify` does; exit code 3 if any moved."""
     updates: bool = False
     """Updates of a federated round, one client each; exit code 3 if one falls on outlier entries beyond its share."""
     deep: bool = False
@@ -164,7 +164,7 @@ class StreamChange(Row):
 class Agreement(Row):
     """How alike z is before and after, in the scale or the bias of one stream."""
 
-    note = "The listed: outliers of either model, and those asked for."
+    note = "Listed dimensions: outliers of either model, and those of --dims."
 
     model: str
     """after"""
@@ -174,9 +174,9 @@ class Agreement(Row):
     r: float
     """r: Pearson correlation over dimensions × layers, in [−1, 1]"""
     r_named: float | None
-    """r of the listed: the same over the listed dimensions; none for fewer than three values"""
+    """r of listed dimensions: the same over the listed dimensions; none for fewer than three values"""
     moved_named: float | None
-    """mean |Δz| of the listed"""
+    """mean |Δz| of listed dimensions"""
     moved_others: float
     """of the others: mean |Δz| of all other dimensions"""
 
@@ -220,7 +220,11 @@ class Comparison(Finding):
             parts = [f"{few(dims, 12) or 'none'} {fate}" for fate, dims in found.items()]
             yield f"{models}: {'; '.join(parts) if any(found.values()) else 'no outlier in either model'}."
             for one in streams:
-                more = "; as many came as went: the outliers moved, the basis may have turned" if one.turned else ""
+                more = (
+                    "; the same number came and went: the outliers moved, the basis may have turned"
+                    if one.turned
+                    else ""
+                )
                 if one.stayed or one.came or one.went:
                     yield f"{models}, {one.stream}: {percent(one.jaccard)} of the outliers in common (Jaccard){more}."
                 elif len(streams) > 1:
@@ -297,9 +301,9 @@ def compare(
     *,
     command: str = "",
 ) -> Comparison:
-    """What became of the outliers of `base` in each of `others`: names of models, scans, or files of scans.
+    """Compare the outliers of `base` with those of each of `others`: names of models, scans, or files of scans.
 
-    Of scans alone the weights are not read, so that how far they moved is left out.
+    With scans alone the weights are not read, and their movement is left out.
 
     Raises:
         BadInput: nothing to compare with, or a model of another type, depth or width, rule or view.
@@ -363,7 +367,7 @@ def run(session: "Session", call: CompareCall) -> "Comparison | QuantizedCopy | 
     if outcomes:
         other = next(name for name, one in zip(names, stored, strict=True) if not isinstance(one, Outcomes))
         raise BadInput(
-            f"{other} is no run of `lab pretrain`, and the others are; name runs alone, or the models in them"
+            f"{other} is not a run of `lab pretrain`, and the others are; name runs alone, or the models in them"
         )
     base, *others = (one if isinstance(one, Scan) else name for name, one in zip(names, stored, strict=True))
     return compare(base, others, replace(call.options, scan=scan), command=session.command)

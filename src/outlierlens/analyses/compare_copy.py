@@ -55,10 +55,10 @@ SHOWN = 12  # linears of the table, without --verbose
 
 @dataclass(frozen=True, kw_only=True)
 class CopyOptions:
-    """What a quantized copy is read on."""
+    """The texts that a quantized copy is compared on."""
 
     data: str | None = None
-    """Of a quantized copy: texts to run the original on, with its own weights and with the copy's."""
+    """A quantized copy: texts to run the original on, with its own weights and with the copy's."""
     limit: Annotated[int | None, Ge(1)] = None
     """--data: use the first N texts."""
     max_length: Annotated[int, Ge(2)] = 128
@@ -113,7 +113,7 @@ class LayerError(Row):
     largest_error: float
     """its ‖w − w′‖ / ‖w‖"""
     output: float = math.nan
-    """output: ‖h′ − h‖ / ‖h‖ of what the block gives, over tokens and dimensions"""
+    """output: ‖h′ − h‖ / ‖h‖ of the block's output, over tokens and dimensions"""
     others: float = math.nan
     """output, other dimensions: the same without the outlier dimensions"""
 
@@ -200,7 +200,7 @@ class QuantizedCopy(Finding):
             )
         else:
             yield (
-                f"No block stands out: the largest error of a linear is {_share(most.largest_error)} of its norm "
+                f"No block has a large error: the largest error of a linear is {_share(most.largest_error)} of its norm "
                 f"({most.largest} of block {most.layer}), the median {_share(self.median)} (large: {TIMES:g} times that)."
             )
         if self.apart:

@@ -44,7 +44,7 @@ class UpdateOptions:
     """What counts as an outlier entry, and what as too much."""
 
     dims: DimsOrFind = FIND
-    """The outlier dimensions: 100,247; find: what the weights name."""
+    """The outlier dimensions: 100,247; find: those that the weights name."""
     deep: bool = False
     """Read every tensor, not only norms and biases of the stream."""
     alpha: Annotated[float, Flag(hidden=True), Gt(0), Lt(1)] = 0.01
@@ -76,7 +76,7 @@ class ClientUpdate(Row):
     ratio: float
     """times its share: the share over the outlier entries' share of all entries"""
     p: Annotated[float, P]
-    """rank p: of the share, among different random sets of as many dimensions of the same tensors"""
+    """rank p: of the share, among different random sets of the same number of dimensions in the same tensors"""
     peak: float
     """peak: largest |change| of an outlier entry over the largest elsewhere"""
     n_top_outlier: Annotated[int, Count]
@@ -86,7 +86,7 @@ class ClientUpdate(Row):
     expected_top: float
     """expected: outlier entries among the largest by chance"""
     top_p: Annotated[float, P]
-    """p: probability of as many or more if the largest entries lay anywhere (hypergeometric)"""
+    """p: probability of this number or more if the largest entries lay anywhere (hypergeometric)"""
     z: Annotated[float | None, Change] = None
     """robust z: how far log(times its share) is above the clients' median; none with fewer than three"""
     top_z: Annotated[float | None, Quiet] = None
@@ -136,7 +136,7 @@ class UpdateCheck(Finding):
                 f"largest entries; {base}."
             )
         elif not any(client.n_changed for client in self.clients):
-            yield f"Nothing changed in what was read ({self.n_entries:,} entries)."
+            yield f"None of the {self.n_entries:,} entries that were read changed."
         else:
             largest = max(client.ratio for client in self.clients)
             yield f"No update touches outlier entries beyond its share (at most {largest:.3g} times); {base}."
@@ -306,7 +306,7 @@ def _judged(updates: Sequence[_Update], options: UpdateOptions) -> Iterator[Clie
     all_z = robust_z(np.log(np.maximum(ratios, 1e-6))).tolist() if several else [None] * len(updates)
     all_top_z = robust_z(np.log1p(tops)).tolist() if several else all_z
     for one, ratio, on_top, z, top_z in zip(updates, ratios, tops, all_z, all_top_z, strict=True):
-        why = [] if one.finite else ["has values that are no finite numbers"]
+        why = [] if one.finite else ["has values that are not finite numbers"]
         n_top, p, on, elsewhere = int((one.top > 0).sum()), one.p(), one.largest[True], one.largest[False]
         top_p = hypergeometric_tail(one.n_entries, one.n_outlier, n_top, on_top)
         peak = on / elsewhere if elsewhere else math.inf if on else 0.0

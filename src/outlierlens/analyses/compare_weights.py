@@ -28,7 +28,7 @@ Role = tuple[str, Param | None, Key]  # a group, the parameter that a rule looks
 
 @dataclass
 class ChangeSums:
-    """Of a group of weights: how many values, and the sums of squares of their change and of themselves before."""
+    """A group of weights: how many values, and the sums of squares of their change and of themselves before."""
 
     n: int = 0
     change: float = 0.0

@@ -146,7 +146,7 @@ NOT_OF_NEURONS = {
     ),
     "rudman": "is of the vector that stands for a text, whose entries are dimensions",
     "macocco": "is of the stream's last layer, whose entries are dimensions",
-    "bondarenko-ffn": "is of what the last linear writes, which are dimensions",
+    "bondarenko-ffn": "measures the output of the last linear, whose entries are dimensions",
 }
 NAMES = tuple(one.name for one in DEFINITIONS)
 LIMITS: dict[str, float] = {
@@ -176,7 +176,7 @@ def parse_thresholds(given: Sequence[str]) -> dict[str, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class DefinitionOptions:
-    """What is held against the definitions, and how texts are read."""
+    """Definitions, nulls and thresholds, and how texts are read."""
 
     nulls: Annotated[
         tuple[Null, ...], Flag(read="analyses.definitions:parse_nulls", words="random,shuffled,rotated")
@@ -195,9 +195,9 @@ class DefinitionOptions:
     special: bool = True
     """Whether special tokens ([CLS], [SEP], <s>) count too."""
     max_length: Annotated[int, Ge(2)] = 128
-    """Tokens of a text at most."""
+    """Maximum number of tokens per text."""
     batch_size: Annotated[int, Ge(1)] = 32
-    """Texts in one forward pass."""
+    """Texts per forward pass."""
     histogram_bytes: int = 500_000_000
     """Memory for the quantiles of macocco, in each basis; beyond it, dimensions with the largest |h| only."""
 
@@ -292,11 +292,11 @@ class LayerNumbers(Row):
     he_kurtosis: float
     """He: mean_j(s_j²) / mean_j(s_j)², s_j the mean over tokens of h_j², in [1, width]; 1 is even"""
     bondarenko_out: float
-    """Bondarenko out: kurtosis over all tokens × dimensions of a text of what the block puts out, mean over texts"""
+    """Bondarenko out: kurtosis of the block's output over all tokens × dimensions of a text, mean over texts"""
     inf_norm: float
     """inf norm: mean over texts of the largest |h|"""
     bondarenko_ffn: float
-    """Bondarenko ffn: the same kurtosis of what the MLP's last linear writes"""
+    """Bondarenko ffn: the same kurtosis of the output of the MLP's last linear"""
     gamma: float
     """γ: ‖mean‖ / ‖standard deviation‖ of the states"""
 
@@ -454,7 +454,7 @@ def weights_definitions(checkpoint: Checkpoint, options: ScanOptions) -> Definit
         TooMuchToRead: the blocks' last linears have to be read, and are more than `options.max_read` bytes.
     """
     if is_mlp(options.stack):
-        raise BadInput("no definition on weights says anything of neurons; name a stream, or leave --stack out")
+        raise BadInput("no definition on weights applies to neurons; name a stream, or leave --stack out")
     stack, rule = streams_of(bound_stacks(checkpoint, options.row), options.stack, checkpoint.name)[0], options.rule
     check_size(checkpoint, sites_of(stack, "last"), options, instead="")
     given = {"n_sigma": rule.n_sigma, "min_layer_fraction": rule.min_layer_fraction}
@@ -485,7 +485,7 @@ class _Judge:
         self.activations(seen)
         stream = next(one for one in loaded.stacks if one.blocks == self.stack.blocks)
         if not isinstance(texts, Texts):
-            self.nothing("searched on a prompt, and these data are no texts", "super-weight")
+            self.nothing("searched on a prompt, and these data are not texts", "super-weight")
             return
         try:
             last_linears(stream, live_parameters(loaded.model))

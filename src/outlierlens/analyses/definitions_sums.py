@@ -52,7 +52,7 @@ FINAL = "final norm"  # the row behind the last block: what the model's final no
 
 
 def judged(seen: "Basis", options: "DefinitionOptions") -> Iterator[tuple[str, Pairs, tuple[int, ...]]]:
-    """Of each definition on activations: its name, {layer: {dimension: the number it compares}} and the pooled dimensions."""
+    """Definitions on activations: its name, {layer: {dimension: the number it compares}} and the pooled dimensions."""
     pooled: dict[str, Pairs] = {"luo": {}, "llm.int8": {}, "massive": {}}
     for one in activation_outliers(seen.measured, options.observing.rules):
         for layer, strength in zip(one.layers, one.strength, strict=True):
@@ -73,7 +73,7 @@ def judged(seen: "Basis", options: "DefinitionOptions") -> Iterator[tuple[str, P
 def judged_weights(
     checkpoint: Checkpoint, stack: BoundStack, limits: Mapping[str, float], digest: Any
 ) -> Iterator[tuple[str, Pairs, str]]:
-    """Of each definition on weights: its name, |z| (luo-rank: ranks) by layer and dimension, and why it says nothing."""
+    """Definitions on weights: its name, |z| (luo-rank: ranks) by layer and dimension, and why it says nothing."""
     layers, (site,) = stack.weight_layers, sites_of(stack, "last")
     measured, _ = measure(checkpoint, site, digest)
     kovaleva = Rule("kovaleva", limits["n_sigma"], limits["min_layer_fraction"])
@@ -81,7 +81,7 @@ def judged_weights(
         past: Pairs = {}
         for one, layer, sizes in _past(measured, rule, layers, "z"):
             past.setdefault(layer, {})[one.dim] = max(map(abs, sizes))
-        no_bias = f"{site.name} has no bias, and the rule wants both lists"
+        no_bias = f"{site.name} has no bias, and the rule needs both lists"
         yield rule.name, past, no_bias if rule.name == "puccetti" and measured.bias is None else ""
     norms = {one: [layer for layer in layers if some[layer]] for one, some in stack.norms.items()}
     norms = {one: present for one, present in norms.items() if len(present) > 1}
@@ -264,7 +264,7 @@ def _unwritten(loaded: LoadedModel, stack: BoundStack) -> str:
 
 
 class Basis:
-    """What is gathered in one basis, the model's own or that of `turn` [dim, dim]; once finished, float64 arrays.
+    """Sums in one basis, the model's own or that of `turn` [dim, dim]; once finished, float64 arrays.
 
     Attributes:
         layers: "embeddings", the blocks, and "final norm" where there is one; of an MLP axis the blocks alone.

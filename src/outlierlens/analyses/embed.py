@@ -86,7 +86,7 @@ class EmbedOptions:
     read: Annotated[ReadOptions, Flag(hidden=True)] = field(default_factory=lambda: ReadOptions(final_norm=True))
     """Layers, stream, batches, budget; the vector of a layer is what the model's final norm makes of it, if it has one."""
     fixes: Annotated[tuple[FixSpec, ...], Flag(hidden=True, read="vectors.fixes:parse_fixes")] = parse_fixes(USUAL)
-    """What is tried; raw vectors always are."""
+    """Fixes to try; raw vectors are always included."""
     clip: Annotated[str, Flag(hidden=True)] = "auto"
     """Which dimensions are clipped, as `vectors.clip.resolve_clipping` reads it."""
     fit_limit: Annotated[int, Flag(hidden=True), Ge(2)] = Fitting.fit_limit
@@ -117,7 +117,7 @@ class EmbedCall:
     export: Path | None = None
     """Write a sentence-transformers model of one layer with a fix in it to this folder instead; it must not exist."""
     made: Annotated[ExportOptions, Flat("fix", "layer", "normalize")] = ExportOptions()
-    """--export: what is written."""
+    """--export: layer, fix and format of the folder."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -134,7 +134,7 @@ class EmbedCall:
 
 @dataclass(frozen=True, kw_only=True)
 class FixScore(Row):
-    """A fix at a layer that was chosen some way, beside raw vectors whose layer was chosen alike."""
+    """A fix at a layer that was chosen some way, against raw vectors whose layer was chosen alike."""
 
     data: str
     fix: str
@@ -154,7 +154,7 @@ class FixScore(Row):
     """raw layer"""
     raw: float
     says: str = ""
-    """says: "helps", "hurts", "no difference" or "not settled\""""
+    """verdict: "helps", "hurts", "no difference" or "not settled\""""
     chosen_on: Annotated[str, More] = ""
     """chosen on"""
 
@@ -216,7 +216,7 @@ class Similarity(Finding):
         clipped: dimensions by layer. clipping: where they come from.
     """
 
-    title = "What vectors say is alike"
+    title = "Similarity by cosine"
 
     choices: tuple[FixScore, ...]
     """What each fix changes: --verbose shows every way to choose a layer."""
@@ -326,7 +326,7 @@ def embed(
     dev: Sequence[TextPairs] = (),
     rows: Path | Keep | None = None,
 ) -> Similarity:
-    """How well cosines say what is alike, of sets of sentence pairs, or of words in context: train, then validation.
+    """Score cosines against people's judgement: sets of sentence pairs, or words in context (train, then validation).
 
     `fit` is the text that fixes are fitted on, evaluated sentences left out; `dev` are other sentence pairs, to choose a layer
     on. With `rows`, every layer after every fix is kept there and is not measured again.

@@ -56,7 +56,7 @@ LIBRARY = "sentence-transformers"
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """What is written, and how the text that its fix is fitted on is read."""
+    """Layer, fix and format of the folder, and how the text to fit on is read."""
 
     fix: Annotated[FixSpec, Flag(read="analyses.embed_export:one_fix")] = FixSpec("raw")
     """--export: raw, clip, centre, standardize, abtt:3, whiten, whiten:256."""
@@ -65,9 +65,9 @@ class ExportOptions:
     normalize: Annotated[bool, Flag("--normalize/--no-normalize")] = False
     """--export: end with vectors of length 1."""
     max_length: Annotated[int, Ge(2), Flag(hidden=True)] = 128
-    """Tokens of a text at most, or fewer where the model has no more positions."""
+    """Maximum number of tokens per text; the model's number of positions if that is smaller."""
     batch_size: Annotated[int, Ge(1), Flag(hidden=True)] = 32
-    """Texts in one forward pass."""
+    """Texts per forward pass."""
     seed: Annotated[int, Ge(0), Flag(hidden=True)] = 0
     """Seed of everything random."""
     clip: Annotated[str, Flag(hidden=True)] = "auto"
@@ -243,7 +243,7 @@ def _bare(loaded: LoadedModel) -> Any:
 
     model: Any = loaded.model
     if not isinstance(model, transformers.PreTrainedModel):
-        raise BadInput(f"{loaded.name}: a {type(model).__name__} is no transformers model, so it cannot be exported")
+        raise BadInput(f"{loaded.name}: a {type(model).__name__} is not a transformers model, so it cannot be exported")
     if loaded.config.get("is_encoder_decoder"):
         raise BadInput(
             f"{loaded.name}: an encoder-decoder has no single output to pool; export an encoder or a decoder alone"
@@ -254,7 +254,7 @@ def _bare(loaded: LoadedModel) -> Any:
     base: Any = model.base_model
     if not type(base).__module__.startswith("transformers."):
         raise BadInput(
-            f"{loaded.name}: {type(base).__name__} is no class of transformers, so sentence-transformers cannot read it; "
+            f"{loaded.name}: {type(base).__name__} is not a class of transformers, so sentence-transformers cannot read it; "
             f"export a model of a family that transformers has"
         )
     return base
@@ -292,7 +292,7 @@ def _unusable(model: str, layer: int, of_blocks: int, error: Exception) -> BadIn
     if layer == EMBEDDINGS:
         return BadInput(f"{model}: a model without blocks cannot be run ({text}); choose --layer 0 or later")
     if layer + 1 < of_blocks:
-        return BadInput(f"{model}: what is left of it cannot be run ({text}); use --layer last")
+        return BadInput(f"{model}: the shortened model cannot be run ({text}); use --layer last")
     return BadInput(f"{model}: its output is not the pooled layer ({text}), so it cannot be exported")
 
 
@@ -510,7 +510,7 @@ def _notes(short: ShorterModel, fix: Fix) -> Iterator[str]:
         shrunk = f"; the covariance is shrunk by {fix.shrinkage:.3f}" if fix.shrinkage else ""
         yield f"fitted on {fix.n_fitted:,} vectors, fewer than {ENOUGH} for each of the {width} dimensions{shrunk}"
     if short.layer == EMBEDDINGS:
-        yield "no block is left: a vector is the mean of what goes into the first block"
+        yield "no block is left: a vector is the mean of the first block's input"
 
 
 def card(found: EmbedderExport) -> str:

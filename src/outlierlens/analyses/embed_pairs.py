@@ -195,7 +195,7 @@ def read_sts(
     off = np.flatnonzero((truth < task.low) | (truth > task.high))
     if len(off):
         raise BadInput(
-            f"{read.source}, row {off[0] + 1}: score {truth[off[0]]:g} is off the scale of {task.name}, {task.low:g} to "
+            f"{read.source}, row {off[0] + 1}: score {truth[off[0]]:g} is outside the scale of {task.name}, {task.low:g} to "
             f"{task.high:g}; these are other scores"
         )
     if len(truth) < 2:

@@ -119,7 +119,7 @@ class PairPass:
         self.fits = self.moves or (self.clips and options.clip == "auto")
         if self.fits and fit is None:
             raise BadInput(
-                "these fixes need a text to fit on, and there is none beside the evaluated ones; name one with --fit-data"
+                "these fixes need a text to fit on, and all texts here are evaluated; name another with --fit-data"
             )
         self.identity: dict[str, Any] = {
             "model": fingerprint(loaded.model), "reader": reader_digest(loaded),
@@ -245,7 +245,7 @@ def own_pooling(name: str, options: LoadOptions | None = None) -> Pooling:
     if modules is None:
         return Pooling("mean", True, length)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise BadFile(f"{name}: modules.json is no list of modules; fetch the model again")
+        raise BadFile(f"{name}: modules.json is not a list of modules; fetch the model again")
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
     if "Pooling" not in kinds:
         raise BadInput(f"{name}: modules.json names no Pooling ({', '.join(kinds)}); use --pooling mean, first or last")

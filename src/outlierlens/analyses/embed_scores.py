@@ -153,7 +153,7 @@ def chosen(cosines: np.ndarray, truth: np.ndarray, thresholds: Sequence[float] |
 def crossed(
     cosines: np.ndarray, truth: np.ndarray, folds: np.ndarray, thresholds: Sequence[float] | None
 ) -> np.ndarray:
-    """What is said of each pair, bool [pair], where layer and threshold are chosen on the other folds.
+    """The answer for each pair, bool [pair], where layer and threshold are chosen on the other folds.
 
     A single fold has no others: all its pairs are called the same.
     """

@@ -64,13 +64,13 @@ class FinetuneSettings:
     learning_rate: Annotated[float, Flag("--lr"), Gt(0), Lt(1)] = 2e-5
     """Learning rate at its peak; from there it falls linearly to 0."""
     batch: Annotated[int, Flag("--batch-size"), Ge(1)] = 32
-    """Examples of a step."""
+    """Examples per step."""
     weight_decay: Annotated[float, Flag(hidden=True), Ge(0), Lt(1)] = 0.01
     """Weight decay of AdamW; norms and biases have none."""
     warmup: Annotated[float, Flag(hidden=True), Ge(0), Lt(1)] = 0.0
     """Share of the steps in which the rate rises."""
     max_length: Annotated[int, Ge(2)] = LABELLED_TOKENS
-    """Tokens of an example at most."""
+    """Maximum number of tokens per example."""
     train_limit: Annotated[int | None, Ge(2)] = None
     """Train on N examples drawn at random."""
     precision: str = "float32"
@@ -91,7 +91,7 @@ class FinetuneSettings:
         if self.precision not in PRECISIONS:
             raise BadInput(f"precision is {self.precision!r}; use one of {', '.join(PRECISIONS)}")
         if (self.hold or self.stack) and not self.off:
-            raise BadInput("hold and stack say what becomes of the dimensions off; name at least one dimension")
+            raise BadInput("hold and stack are about the ablated dimensions; name at least one dimension")
 
     def to_dict(self) -> dict[str, Any]:
         """The settings that decide the numbers, as JSON has them."""
@@ -101,7 +101,7 @@ class FinetuneSettings:
 
 def off_dims(text: str) -> tuple[int, ...]:
     """ "308,381" -> (308, 381), of --dims."""
-    return plain_dims(text, "--dims", "dimensions are switched off in all layers here: write 308,381")
+    return plain_dims(text, "--dims", "dimensions are ablated in all layers here: write 308,381")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,12 +117,12 @@ class Finetuning:
             *("save_steps", "off", "hold", "stack"),
         ),
     ] = FinetuneSettings()
-    """Of every run; its `seed` is one of `seeds`."""
+    """Settings of every run; its `seed` is one of `seeds`."""
     report_to: Annotated[tuple[str, ...], Flag(read="options:parse_names")] = ()
     """Where the Trainer logs too: tensorboard, wandb, mlflow, trackio; comma-separated."""
     recover: bool = False
-    """Ask whether a fine-tuned model recovers: --dims (default: what scan finds) off, then fine-tuned again, free and held at
-    zero, beside random dimensions and nothing off."""
+    """Ask whether a fine-tuned model recovers: --dims (default: those that scan finds) ablated, then fine-tuned again,
+    free and held at zero, against random dimensions and no ablation."""
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 1
     """With --recover: random sets of the same size, treated alike."""
 

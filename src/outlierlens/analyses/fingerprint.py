@@ -51,7 +51,7 @@ class FingerprintOptions:
     scan: Annotated[ScanOptions, Flat("max_read")] = field(default_factory=ScanOptions)
     """The rule that finds the outlier dimensions, limits on reading, and how the model is opened."""
     dims: DimsOrFind = FIND
-    """The dangerous dimensions, in every stream: 308,381; find: what scan finds."""
+    """The dangerous dimensions, in every stream: 308,381; find: those that scan finds."""
     deep: bool = False
     """Also embedding columns and hashes of whole tensors; reads everything."""
 
@@ -297,7 +297,7 @@ def _notes(
 
 
 def digest_of(found: Fingerprint) -> str:
-    """SHA-256 of what was recorded, field by field: a later version's new fields leave it as it is."""
+    """SHA-256 of the record, field by field: a later version's new fields leave it as it is."""
     parts: list[Any] = [found.layout, found.model_type, found.deep]
     parts += [[one.name, one.n_layers, one.hidden_size, one.dims, one.named_by] for one in found.streams]
     for e in found.entries:

@@ -170,7 +170,7 @@ class Verification(Finding):
         yield f"{self.provenance.subject} {self.verdict}."
         yield from (f"Outlier entries of stream {one.name}: dimensions {one.listing}." for one in self.streams)
         if quiet := Counter(one.fate for one in self.tensors if not _stands_out(one)):
-            yield f"Of the others, {', '.join(f'{n:,} tensors are {fate}' for fate, n in quiet.items())}."
+            yield f"Other tensors: {', '.join(f'{n:,} {fate}' for fate, n in quiet.items())}."
         yield bytes_said(self.bytes_read, self.total_bytes)
         yield "A match says that these values are those recorded, not who made the model."
 
@@ -198,7 +198,7 @@ def verify(
     """Compare `model` (sample, directory, file or hub id) with `baseline`; `options` say how it is opened.
 
     Raises:
-        BadInput: `deep` is asked of a fingerprint that was taken without.
+        BadInput: `deep` with a fingerprint that was taken without it.
         UnknownModel, UnknownArchitecture, BadFile, Offline, RemoteError: see those.
     """
     options = options or ScanOptions()
@@ -312,7 +312,7 @@ class _Check:
             if not self.checkpoint.packed_by(entry.stored):
                 # A norm of a head that was not recorded changes nothing of what was.
                 fails = entry.on_stream or entry.layer is not None
-                self.add("extra", "not among what was recorded", fails=fails, **entry.place)
+                self.add("extra", "not in the fingerprint", fails=fails, **entry.place)
 
     def compare(self, record: TensorRecord, entry: SensitiveValues, values: np.ndarray) -> None:
         """One entry's values with the recorded ones."""

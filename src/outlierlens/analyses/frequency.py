@@ -76,10 +76,10 @@ SAYS = {"more": "more closely", "less": "less closely", "unclear": "no more clea
 
 @dataclass(frozen=True, kw_only=True)
 class FrequencyOptions:
-    """What is measured, and how."""
+    """Settings of the measurement."""
 
     dims: DimsOrFind = FIND
-    """Compare these with all others: 308,381; find: what the weights name."""
+    """Compare these with all others: 308,381; find: those that the weights name."""
     n_bootstrap: Annotated[int, Flag(hidden=True), Ge(FEWEST_DRAWS)] = 200
     """Bootstrap draws of the texts."""
     n_sample: Annotated[int, Flag(hidden=True), Ge(FEWEST)] = 2048
@@ -96,7 +96,7 @@ class FrequencyOptions:
     read: Annotated[ReadOptions, Flag(hidden=True)] = ReadOptions()
     """How the model is run; its budget bounds the memory of draws, sampled tokens and types together."""
     max_length: Annotated[int, Flag(hidden=True), Ge(2)] = 128
-    """Tokens of a text."""
+    """Maximum number of tokens per text."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -115,7 +115,7 @@ class FrequencyCall:
     write_counts: Path | None = None
     """Write the counts to this file (parquet), which --counts, ablate --predictions and geometry --bands read."""
     measured: Annotated[FrequencyOptions, Flat()] = FrequencyOptions()
-    """What is measured; how texts are read is a group of its own."""
+    """Settings of the measurement; texts have a group of their own."""
 
 
 # --- what is found ---------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class Contrast(Row):
     difference: Annotated[Estimate, Change]
     """difference: with its interval over texts; by ranks and over types there is none"""
     p: Annotated[float, P]
-    """rank p: share of random sets of as many dimensions whose mean |r| is as large; of one dimension, its rank over all"""
+    """rank p: share of random sets of the same size whose mean |r| is at least this; for one dimension, its rank over all"""
 
     @property
     def verdict(self) -> str:

@@ -46,7 +46,7 @@ CHUNK_VALUES = 2**18  # of a CPU's work at a time, so that it stays in the cache
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What is known of every id: `count` float64 [id], `special` bool [id], `shared` bool [id] (not told apart)."""
+    """Facts about every id: `count` float64 [id], `special` bool [id], `shared` bool [id] (not told apart)."""
 
     count: np.ndarray
     special: np.ndarray

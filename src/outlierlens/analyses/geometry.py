@@ -57,7 +57,7 @@ TOP, COLUMNS = 10, 3  # dimensions of largest contribution that are kept, and th
 STATES = {
     "raw": "As they are",
     "clip": "With the dimensions zero in the vectors",
-    "off": "With the dimensions off in the network",
+    "off": "With the dimensions ablated in the network",
 }
 DRAWN = ("n_pairs", "n_words", "min_sentences", "max_contexts", "max_tokens", "skip_first")
 BANDS = ("n_bands", "tokens_per_band", "mode", "embeddings", "n_random")
@@ -68,22 +68,22 @@ BANDS = ("n_bands", "tokens_per_band", "mode", "embeddings", "n_random")
 
 @dataclass(frozen=True, kw_only=True)
 class GeometryOptions:
-    """What is measured, and how; the last ones of the command line are of bands of token frequency."""
+    """Settings of the measurement; the last ones of the command line are of bands of token frequency."""
 
     drawing: Annotated[Drawing, Flat(*DRAWN)] = Drawing()
-    """How much is drawn."""
+    """Sizes of the samples."""
     dims: DimsOrFind = FIND
-    """308,381: say their share of the cosine too; with --bands: clip these and switch them off. find: what the weights name."""
+    """308,381: also give their share of the cosine; with --bands: clip and ablate them. find: those that the weights name."""
     n_bootstrap: Annotated[int, Flag(hidden=True), Ge(20)] = 500
     """Bootstrap draws of the sentences."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""
     n_bands: Annotated[int, Flag(hidden=True), Ge(2)] = 5
-    """With --bands: number of bands of frequency, with as many occurrences each."""
+    """With --bands: number of bands of frequency, with equal numbers of occurrences."""
     tokens_per_band: Annotated[int, Flag(hidden=True), Ge(LEAST)] = 1000
     """With --bands: at most N tokens from each band, one per text."""
     mode: Literal["weights", "norms", "zero", "mean", "writes", "none"] = "weights"
-    """With --bands: how dimensions go off in all blocks, in a second pass; none: leave that out."""
+    """With --bands: how dimensions are ablated in all blocks, in a second pass; none: no second pass."""
     embeddings: Annotated[bool, Flag(into="--mode")] = False
     """Mode writes: the embeddings' writes too."""
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 19
@@ -97,7 +97,7 @@ class GeometryOptions:
     read: Annotated[ReadOptions, Flag(hidden=True)] = ReadOptions()
     """How the model is run."""
     max_length: Annotated[int, Flag(hidden=True), Ge(2)] = 128
-    """Tokens of a text."""
+    """Maximum number of tokens per text."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -116,7 +116,7 @@ class GeometryCall:
     bands: str | None = None
     """Compare tokens by frequency instead: token counts, or a corpus to count (as frequency --counts), several by commas."""
     options: Annotated[GeometryOptions, Flat()] = GeometryOptions()
-    """What is measured."""
+    """Settings of the measurement."""
 
 
 # --- what is found -----------------------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ class BandFigure(Row):
     change: Annotated[Estimate, Change] = UNKNOWN
     """change from raw: the same texts drawn again for both"""
     random: Annotated[tuple[float, ...], Draws, Change] = ()
-    """random: change by each random set of as many other dimensions, clipped alike"""
+    """random: change by each random set of the same number of other dimensions, clipped alike"""
     p: Annotated[float | None, P] = None
     """p: rank of |change| among the random sets"""
 
@@ -333,7 +333,7 @@ def _over_layers(measure: str, row: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class FrequencyBands(Finding):
-    """Norms and cosines of tokens by corpus frequency, at every layer, raw, clipped and with dimensions off.
+    """Norms and cosines of tokens by corpus frequency, at every layer: raw, clipped and with dimensions ablated.
 
     Attributes:
         counts: where frequencies come from. unknown, unknown_types: share of the tokens, and number of types, without one.
@@ -388,7 +388,7 @@ class FrequencyBands(Finding):
         yield (
             f"{self.about.n_tokens:,} tokens of {self.n_read:,} texts, {'with' if self.special else 'without'} special tokens; "
             f"frequencies of {self.counts}, {self.unknown:.1%} of the tokens ({self.unknown_types:,} of {self.n_types:,} "
-            f"types) without one{f'; dimensions off inside the network by {self.mode}' if self.mode else ''}."
+            f"types) without one{f'; dimensions ablated inside the network by {self.mode}' if self.mode else ''}."
         )
 
 
@@ -405,7 +405,7 @@ def geometry(
 ) -> Geometry:
     """Anisotropy, self-similarity, intra-sentence similarity, IsoScore, effective rank and cosine shares of every layer.
 
-    Of pictures and recordings (`media.Items`) each is what a sentence is; they have no words.
+    Each picture or recording (`media.Items`) counts as a sentence; they have no words.
 
     `fit` is the text that fixes are fitted on, measured sentences left out; without it, the sentences of `texts` that no
     measure reads. Where that leaves none and no fix is asked for, raw vectors alone are measured. With `rows`, every layer
@@ -482,11 +482,11 @@ def _notes(work: Space, rows: list[LayerGeometry]) -> Iterator[str]:
         least = drawing.min_sentences
         yield f"{n:,} words instead of {drawing.n_words:,}: no more occur in at least {least} sentences"
     if (n := drawn["n_tokens"]) < few:
-        rests = f"the effective rank rests on {n:,} token vectors, fewer than {ENOUGH} a dimension"
+        rests = f"the effective rank rests on {n:,} token vectors, fewer than {ENOUGH} per dimension"
         yield f"{rests}: it is too small, also that of isotropic vectors"
     short = {row.fix: row.n_fitted for row in rows if row.fix.startswith("whiten") and row.n_fitted < few}
     for fix, n in short.items():
-        yield f"{fix}: {n:,} token vectors to fit on are fewer than {ENOUGH} a dimension, so the covariance is shrunk"
+        yield f"{fix}: {n:,} token vectors to fit on are fewer than {ENOUGH} per dimension, so the covariance is shrunk"
     if work.clips:
         yield f"clipping {work.clipping.name}: {work.clipping.source}"
 
@@ -499,7 +499,7 @@ def frequency_bands(
     *,
     rows: Path | Keep | None = None,
 ) -> FrequencyBands:
-    """Norms and cosines of tokens by band of corpus frequency, at every layer, raw, clipped and with dimensions off.
+    """Norms and cosines of tokens by band of corpus frequency, at every layer: raw, clipped and with dimensions ablated.
 
     With `rows`, every layer in every state is kept there and is not measured again.
 

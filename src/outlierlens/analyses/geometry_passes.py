@@ -134,7 +134,7 @@ class Space(LayerPass):
 
     @cached_property
     def sample(self) -> SpanSample:
-        """What is measured."""
+        """Settings of the measurement."""
         return draw(self.tokens, self.options.drawing, self.options.seed)
 
     @property
@@ -249,7 +249,7 @@ class Bands(LayerPass):
 
     @cached_property
     def sample(self) -> "BandedTokens":
-        """What is measured."""
+        """Settings of the measurement."""
         return draw_bands(self.tokens, self.counts, self.vocabulary, self.options)
 
     @property
@@ -275,7 +275,7 @@ class Bands(LayerPass):
                 size = options.read.batch_size
                 switch = switch.with_means(self.texts, length=self.tokens.max_length, batch_size=size)
                 with switch.off(dict.fromkeys(range(self.stack.n_layers), self.dims)):
-                    self.read(self._clips({states["off"]: ()}), kept, "reading, dimensions off")
+                    self.read(self._clips({states["off"]: ()}), kept, "reading, dimensions ablated")
         self.random = [self._replicates(kept, f"{RANDOM} {dims}") for dims in self.sets]
         return {state: self._replicates(kept, name) for state, name in states.items()}
 
@@ -296,7 +296,7 @@ class Bands(LayerPass):
 
 @dataclass(frozen=True)
 class BandedTokens:
-    """Text, place in it, id, band and count of each token that is measured [token], band after band; what is said of them."""
+    """Text, place in it, id, band and count of each token that is measured [token], band after band; notes about them."""
 
     text: np.ndarray
     place: np.ndarray

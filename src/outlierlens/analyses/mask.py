@@ -62,9 +62,9 @@ class MaskOptions:
     stack: str | None = None
     """Which stream, where there are several: encoder, decoder."""
     max_length: Annotated[int, Ge(2)] = 128
-    """Tokens of a text at most, or fewer where the model has no more positions."""
+    """Maximum number of tokens per text; the model's number of positions if that is smaller."""
     batch_size: Annotated[int, Flag(hidden=True), Ge(1)] = 32
-    """Texts of a forward pass."""
+    """Texts per forward pass."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of the split into texts that make the mask and texts that judge it."""
 
@@ -119,7 +119,7 @@ class LayerSinks(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class MaskOutlier(Row):
-    """A dimension that stands out in the masked block."""
+    """An outlier dimension of the masked block."""
 
     dim: int
     """dimension"""
@@ -130,7 +130,7 @@ class MaskOutlier(Row):
     sink_share: Annotated[float, Share]
     """held by sinks: the share of its sum of squares"""
     every_token: bool
-    """on other tokens too: whether it stands out on tokens that are no sinks; else it does through sinks alone"""
+    """on other tokens too: whether it is an outlier on tokens that are not sinks; else it is one through sinks alone"""
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Mask(Finding):
     )
 
     dimensions: tuple[MaskOutlier, ...]
-    """Dimensions that stand out"""
+    """Outlier dimensions"""
     blocks: tuple[LayerSinks, ...]
     """Sinks by block"""
     layer: int
@@ -219,16 +219,16 @@ class Mask(Finding):
             yield "No token has to be left out."
         if held.n_sinks:
             yield (
-                f"On {held.n_texts:,} {self.about.inputs} that did not make it, the mask leaves out {percent(held.recall)} of "
+                f"On {held.n_texts:,} held-out {self.about.inputs} the mask leaves out {percent(held.recall)} of "
                 f"{held.n_sinks:,} sinks and {FineShare(held.false_share).written()} of the other tokens; it misses one in "
                 f"{held.n_missed_texts:,} of {held.n_sink_texts:,} {self.about.inputs} with one, so in at most "
                 f"{percent(held.missed_at_most)} of such {self.about.inputs} (95 % bound)."
             )
         else:
-            yield f"The {held.n_texts:,} {self.about.inputs} that did not make it hold no sink."
+            yield f"The {held.n_texts:,} held-out {self.about.inputs} hold no sink."
         if self.dims:
-            stand = "stand" if self.dims[1:] else "stands"
-            yield f"{', '.join(self.about.dims)} {stand} out on the other tokens too: clip, standardise or leave out."
+            are = "are outliers" if self.dims[1:] else "is an outlier"
+            yield f"{', '.join(self.about.dims)} {are} on the other tokens too: clip, standardise or leave out."
 
 
 # --- how it is measured ------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def mask(
 ) -> Mask:  # fmt: skip
     """Tokens and dimensions to leave out of one block's output, from half of `texts`, judged on the other half.
 
-    Of pictures and recordings (`media.Items`) tokens are patches and frames; their position is all that they share.
+    With pictures and recordings (`media.Items`) tokens are patches and frames; they share their position alone.
 
     Raises:
         BadInput: fewer than four texts with tokens, no such block, a model that reads no text, or a state that is not finite.
@@ -524,16 +524,16 @@ def export(tool: Tool, found: Mask) -> str:
     elif tool == "heretic":
         clipped = (
             f"The {n} largest of {width} entries of a hidden state are clipped to the next one: dimensions "
-            f"{', '.join(found.about.dims)} stand out."
+            f"{', '.join(found.about.dims)} are outliers."
         )
-        none = "No dimension stands out on tokens that are no sinks: nothing to clip."
+        none = "No dimension is an outlier on tokens that are not sinks: nothing to clip."
         lines += [f"# {clipped if n else none}", f"winsorization_quantile = {(width - 1 - n) / (width - 1):.6f}"]
     else:
         lines += [
             f"DIMS = {list(found.dims)}",
             f"NORM = {found.threshold:.6g}  # longer hidden states are sinks: leave them out of means\n\n",
             "def without_outliers(direction):",
-            '    """`direction` [..., dim] with 0 in the dimensions that stand out; its length may be set anew."""',
+            '    """`direction` [..., dim] with 0 in the outlier dimensions; its length may be set anew."""',
             "    direction = direction.clone()\n    direction[..., DIMS] = 0\n    return direction",
         ]
     return "\n".join(lines) + "\n"

@@ -65,9 +65,9 @@ class ObserveCall:
     """By which rule, how, and what else is written."""
 
     rule: Literal["all"] | None = None
-    """all: every published definition, on weights too, beside nulls. Default: luo, massive and llm.int8."""
+    """all: every published definition, on weights too, compared with nulls. Default: luo, massive and llm.int8."""
     max_length: Annotated[int | None, Ge(2)] = None
-    """Tokens of a text at most. Default: 128."""
+    """Maximum number of tokens per text. Default: 128."""
     options: Annotated[ObserveOptions, Flat("stack", "n_sigma")] = ObserveOptions()
     """How to observe."""
     imatrix: Path | None = None
@@ -192,7 +192,7 @@ class Observation(Finding):
     neurons: tuple[LargestNeuron, ...] = ()
     """Largest neurons"""
     moments: tuple[SecondMoments, ...] = ()
-    """Second moments of what linears read"""
+    """Second moments of the inputs of linears"""
     patches: tuple[PatchNorms, ...] = ()
     """Norms of patches"""
     patch_places: tuple[PatchPlace, ...] = ()
@@ -311,7 +311,7 @@ class Observation(Finding):
         if name == "moments" and not verbose:
             parts = dict.fromkeys(one.part for one in self.moments)
             rows = tuple(max((one for one in self.moments if one.part == part), key=_standing) for part in parts)
-            note = "Of each kind the layer where the largest stands out most; --verbose shows all."
+            note = "One layer per kind, that of the largest ratio; --verbose shows all."
         return super().laid_out(name, rows, head, note, verbose=verbose)
 
     def records(self, which: str = "") -> Iterator[dict[str, Any]]:
@@ -367,7 +367,7 @@ def _high_norm_said(found: Observation, high: HighNorm) -> Iterator[str]:
     flat = f"; {percent(high.flat)} are among the flattest quarter of their image" if np.isfinite(high.flat) else ""
     place = found.patch_places[0]
     yield (
-        f"They stand out in {blocks}, most often at {place.patch} ({place.images:,} images); {percent(high.border)} lie at the "
+        f"They occur in {blocks}, most often at {place.patch} ({place.images:,} images); {percent(high.border)} lie at the "
         f"border, of all patches {percent(high.border_all)}{flat}."
     )
     if found.patch_dims:
@@ -381,7 +381,7 @@ def _high_norm_said(found: Observation, high: HighNorm) -> Iterator[str]:
         written = ", ".join(f"{one.neuron} ({percent(one.share)})" for one in found.patch_neurons)
         yield f"MLP neurons that write what sets them apart: {written}."
     else:
-        yield f"No MLP neuron is named that writes them: {high.why or 'none writes 5 % of what sets them apart'}."
+        yield f"No MLP neuron is named that writes them: {high.why or 'none writes 5 % of their difference to the rest'}."
 
 
 def _standing(one: SecondMoments) -> float:
@@ -466,10 +466,10 @@ def observe(
     command: str = "",
     rows: Path | Keep | None = None,
 ) -> Observation:
-    """Statistics of every layer and dimension over `texts`, with special tokens and without.
+    """Measure every layer and dimension over `texts`, with special tokens and without.
 
     `texts` may be pictures or recordings (`media.Items`): a token is then a patch, or a frame of sound. With `rows`,
-    every layer is kept there, and a pass that was stopped goes on.
+    every layer is kept there, and a stopped pass continues.
 
     Raises:
         BadInput: the model reads no such data or has no tokenizer (or processor), a state is NaN or infinite, or the

@@ -32,9 +32,9 @@ from outlierlens.view.section import Count
 
 @dataclass(frozen=True, kw_only=True)
 class SecondMoments(Row):
-    """Mean x² of what one linear reads, in squared activation units."""
+    """Mean x² of one linear's inputs, in squared activation units."""
 
-    note = "x²: mean over what was read. Found: root above 100 and above 1,000 times the median root."
+    note = "x²: mean over all inputs. Found: root above 100 and above 1,000 times the median root."
     path: Annotated[str, Quiet]
     """of the module in Hugging Face's names"""
     layer: int | None

@@ -109,7 +109,7 @@ class PatchNeuron(Row):
 
 @dataclass(frozen=True)
 class HighNorm:
-    """What there is to say of patches of high norm, at the block where they stand out most; `block` is "" without any.
+    """Patches of high norm, at the block where they are most extreme; `block` is "" without any.
 
     Attributes:
         n, n_patches: of high norm, and in all. n_images, n_read: pictures with one, and in all. most: in one picture.

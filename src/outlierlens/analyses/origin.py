@@ -73,11 +73,11 @@ class OriginOptions:
     """Which dimensions to follow, in every stack or {stack: dimensions}, and how to read the model."""
 
     dims: Annotated[Dims, Flag(read="options:chosen_dims", words=FIND)] = FIND
-    """Follow these: 557,143; find: what the rule finds."""
+    """Follow these: 557,143; find: those that the rule finds."""
     named_by: Annotated[str, Flag(hidden=True)] = "given"
     """How `dims` were chosen, in words."""
     scan: Annotated[ScanOptions, ASKED] = ScanOptions()
-    """The rule, whose n_sigma also says what stands out; where the model is, and what the rule may read to name dimensions.
+    """The rule, whose n_sigma is also the threshold here; where the model is, and what the rule may read to name dimensions.
     Tables and linears of any size are read, in parts; beyond `max_read` bytes `notice` is told."""
 
     def __post_init__(self) -> None:
@@ -89,17 +89,17 @@ class OriginOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class OriginPlace(Row):
-    """A place of the stream where a dimension stands out; places are in the order of the stream."""
+    """A place of the stream where a dimension is an outlier; places are in the order of the stream."""
 
     stream: str = ""
     dim: int
     """dimension"""
     where: str
-    """stands out in"""
+    """outlier in"""
     why: str
     """by"""
     likewise: int
-    """others: dimensions that stand out there by the same measure"""
+    """others: dimensions that are outliers there by the same measure"""
 
     @property
     def said(self) -> str:
@@ -237,8 +237,8 @@ class NormRank(Row):
 
     stream: str = ""
     role: Annotated[str, Quiet]
-    """embedding norm, reads (only scales what a part of the block reads), after a write (a norm of the stream or of what was
-    written, before the last), last (the block's last operation), final norm, or embedding projection"""
+    """embedding norm, reads (only scales the input of a part of the block), after a write (a norm of the stream or of a write,
+    before the last), last (the block's last operation), final norm, or embedding projection"""
     module: str
     """norm: its name, relative to the block"""
     part: str
@@ -277,7 +277,7 @@ class NormRank(Row):
             return f"{self.role}, {self.part}"
         if self.role == PROJECTION:
             return self.module  # its part is the last word of its name
-        return f"{self.module}, {self.part}{' (scales what is read)' * (self.role == 'reads')}"
+        return f"{self.module}, {self.part}{' (scales inputs)' * (self.role == 'reads')}"
 
 
 def _of_panel(stream: str, module: str, part: str, row: NormRank) -> bool:
@@ -336,7 +336,7 @@ class Origin(Finding):
     title = "Where they come from"
 
     places: tuple[OriginPlace, ...] = ()
-    """(Where they stand out)"""
+    """(Where they are outliers)"""
     entries: tuple[EmbeddingEntry, ...] = ()
     """Embedding tables"""
     tables: tuple[EmbeddingTable, ...] = ()
@@ -370,7 +370,7 @@ class Origin(Finding):
             name, places = f"{stream} {dim}".strip(), self.of(dim, stream)
             more = f"; then {' · '.join(place.where for place in places[1:4])}" if places[1:] else ""
             where = (
-                f"first stands out in {places[0].said}{more}" if places else "stands out nowhere in the weights read"
+                f"is first an outlier in {places[0].said}{more}" if places else "is not an outlier in the weights read"
             )
             yield f"{name}: {where}{' and on' * (len(places) > 4)}."
             rows = (one for one in self.entries if (one.stream, one.table, one.dim) == (stream, "position", dim))
@@ -424,7 +424,7 @@ def signed(value: float) -> str:
 
 
 def places_in_table(table: EmbeddingTable, entry: EmbeddingEntry, rule: Rule) -> Iterator[OriginPlace]:
-    """Where a dimension stands out in an embedding table."""
+    """Where a dimension is an outlier in an embedding table."""
     place = partial(OriginPlace, stream=entry.stream, dim=entry.dim)
     if (n := table.first(entry)) and rule.passes(entry.first_z or 0.0):
         why = f"z {signed(entry.first_z or 0.0)} within the row"
@@ -446,7 +446,7 @@ def places_in_table(table: EmbeddingTable, entry: EmbeddingEntry, rule: Rule) ->
 
 
 def places_in_norms(norms: Iterable[NormRank], rule: Rule) -> list[OriginPlace]:
-    """Where one dimension first stands out in each norm or write, in the order of the stream."""
+    """Where one dimension is first an outlier in each norm or write, in the order of the stream."""
     found: list[tuple[float, OriginPlace]] = []
     for name, rows in groupby(norms, key=lambda row: row.name):
         mine = list(rows)
@@ -466,7 +466,7 @@ def places_in_norms(norms: Iterable[NormRank], rule: Rule) -> list[OriginPlace]:
 
 
 def origin(model: str, options: OriginOptions | None = None) -> Origin:
-    """Say where outlier dimensions of `model` come from: a sample, directory, file or hub id.
+    """Trace outlier dimensions of `model` to their sources: a sample, directory, file or hub id.
 
     Raises:
         UnknownModel, UnknownArchitecture, BadFile, Offline, RemoteError: see those.

@@ -180,11 +180,11 @@ class OriginWeights:
 
 
 def missing(stack: BoundStack, names: Mapping[str, str], notes: list[str]) -> None:
-    """Say which tables are not there, and why, of {kind: name} of those that are."""
+    """Missing tables, and why, of {kind: name} of those that are."""
     projected = ", ".join(stack.stack.embedding_linears)
     if projected and "token" not in names:
         notes.append(
-            f"what is embedded has another width than the stream and is projected into it by {projected}, so rows of its "
+            f"the embeddings have another width than the stream and are projected into it by {projected}, so rows of its "
             "tables have no dimension of the stream: the projection's own rows are measured"
         )
     if "position" not in names:

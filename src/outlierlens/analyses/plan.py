@@ -66,16 +66,16 @@ def parse_share(text: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """What is rounded, and what may be kept."""
+    """Schemes to quantize by, and limits on kept entries."""
 
     scheme: str | None = None
     """WEIGHTS/INPUTS as of `quantize`: int4-group64/none, … Default: int8-tensor/int8-tensor; with --export the tool's own."""
     keep: Annotated[float, Flag(read="analyses.plan:parse_share", words="4%"), Gt(0), Le(1)] = 0.04
     """Share of the linears' weights that may stay: 4% or 0.04."""
     bits: Annotated[int, Ge(8)] = 16
-    """What is kept stays as it is (16), or becomes int8-channel/int8-token (8)."""
+    """Format of the kept entries: unchanged (16), or int8-channel/int8-token (8)."""
     grain: Grain | None = None
-    """Keep single neurons, dimensions and inputs too (column), or linears alone, which is what tools can be told (linear).
+    """Keep single neurons, dimensions and inputs too (column), or linears alone, which tools can keep (linear).
     Default: column; with --export or --bits 8 linear."""
     tolerance: Annotated[float, Ge(0), Lt(float("inf"))] = 0.01
     """Keep nothing that gives back less than this, in the task's unit."""
@@ -100,11 +100,11 @@ class PlanOptions:
     def __post_init__(self) -> None:
         check(self)
         if self.bits not in (16, 8):
-            raise BadInput(f"bits is {self.bits}; what is kept stays in 16 bits or in 8")
+            raise BadInput(f"bits is {self.bits}; kept entries have 16 bits or 8")
         if self.bits == 8 and self.grain == "column":
             raise BadInput("--bits 8 is for whole linears, columns stay in 16 bits; add --grain linear")
         if self.bits == 8 and self.scheme == FINE.name:
-            raise BadInput(f"--bits 8 keeps what {FINE.name} keeps: nothing beside --scheme {FINE.name}; leave it out")
+            raise BadInput(f"--bits 8 keeps entries in {FINE.name}, which is also --scheme; leave --bits out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,16 +136,16 @@ class PlanStep(Row):
     """An entry that was nominated, with what keeping it gives back, those before it kept."""
 
     path: str
-    """stays: a linear, a neuron (11:1229), a dimension (507), a part of every block, or every linear"""
+    """entry: a linear, a neuron (11:1229), a dimension (507), a part of every block, or every linear"""
     what: What
     """part"""
     reason: str
     gain: Annotated[Estimate, Change]
-    """gives back ({unit}): on the texts that confirm, which had no part in naming it"""
+    """gain ({unit}): on the confirming texts, which did not choose it"""
     nominated: Annotated[Estimate, Change, More]
-    """on the texts that nominate: which chose it, so it is too large by chance"""
+    """gain, nominating texts: they chose it, so it is too large by chance"""
     share: Annotated[float, FineShare]
-    """weights kept: share of the linears' weights, once it stays"""
+    """weights kept: share of the linears' weights, with it"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,13 +160,13 @@ class PlanSetting(Row):
     """rounded, plan, random or rule"""
     setting: str
     n_linears: Annotated[int, Count]
-    """linears: of which something is kept"""
+    """linears: number with a kept part"""
     share: Annotated[float, FineShare]
     """weights kept: share of the linears' weights"""
     n_weights: Annotated[int, Count, Quiet]
     """weights kept"""
     n_bytes: Annotated[int, Count]
-    """more bytes: than with all rounded"""
+    """more bytes: than with all quantized"""
     change: Annotated[Estimate, Change]
     """change ({unit}): the {task} minus the intact model's, paired by text"""
     value: Annotated[Estimate, More]
@@ -180,13 +180,13 @@ class Sensitivity(Row):
     """What rounding one entry may cost, and does."""
 
     path: str
-    """stays: a linear, a neuron, a dimension, a part of every block, or every linear"""
+    """entry: a linear, a neuron, a dimension, a part of every block, or every linear"""
     what: What
     """part"""
     reason: str
     """why: the largest value among them, and how far it lies above the median |x|"""
     n_weights: Annotated[int, Count, More]
-    """weights: that stay with it"""
+    """weights: number that is kept with it"""
     estimate: float
     """estimate: of the cost, by gradient and rounding error to second order; of the relative error without gradients"""
     ratio: float
@@ -194,16 +194,16 @@ class Sensitivity(Row):
     error: float
     """error: Σ (rounded − x)² / Σ x²"""
     gain: Annotated[Estimate, Change]
-    """gives back alone: on the texts that nominate; none where it was not measured"""
+    """gain alone: on the nominating texts; none where it was not measured"""
     n_texts: int | None
     """texts: that it was measured on"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionPlan(Finding):
-    """What stays in `bits` bits while all else is rounded by `scheme`."""
+    """Entries to keep in `bits` bits while all else is quantized by `scheme`."""
 
-    title = "What stays in high precision"
+    title = "Entries to keep in high precision"
     pictures = (
         Strips(
             rows="settings", x="change", y="setting", draws="random", greys="{n} random choices of the same sizes kept",
@@ -215,11 +215,11 @@ class PrecisionPlan(Finding):
     settings: tuple[PlanSetting, ...]
     """Loss on texts that judge: Intervals of changes are paired by text."""
     steps: tuple[PlanStep, ...]
-    """What stays: Each gives this back with those above it kept."""
+    """Kept entries: The gain of each, with those above it kept."""
     sensitivities: tuple[Sensitivity, ...]
-    """Sensitivity: In the order of the cheap estimates, which decides what is measured."""
+    """Sensitivity: In the order of the cheap estimates, by which entries are chosen for measurement."""
     kept: tuple[KeptLinear, ...]
-    """what stays of each linear"""
+    """kept part of each linear"""
     refused: PlanStep | None
     """the entry that was nominated after the plan and not confirmed; None where none was left"""
     scheme: str
@@ -238,11 +238,11 @@ class PrecisionPlan(Finding):
     intact: Estimate
     """value of the intact model, on the judging texts"""
     cost: Estimate
-    """value all rounded − intact, on the confirming texts"""
+    """value all quantized − intact, on the confirming texts"""
     floor: float
     """what an entry has to give back to be named"""
     regained: Estimate
-    """value all rounded − value with the plan, on the judging texts"""
+    """value all quantized − value with the plan, on the judging texts"""
     share_regained: Estimate
     """that over what rounding costs"""
     beyond_random: Estimate | None
@@ -291,7 +291,7 @@ class PrecisionPlan(Finding):
             "nothing": f"{self.scheme} costs {cost}, and no single entry surely gives back {self.floor:.2g} or more",
             "keep": f"Keep {left} (random {cell_text(Change(np.mean(random or math.nan)))})",
             "no use": f"{left}, not more than random choices do",
-            "not tried": f"{left}, no random choices beside",
+            "not tried": f"{left}, without random choices to compare",
         }[self.says]
 
     @property
@@ -320,7 +320,7 @@ class PrecisionPlan(Finding):
         if self.steps:
             yield f"The plan gives back {self.share_regained.percent()} of the cost; of its entries {self.most_per_byte}."
         if one := self.refused:
-            yield f"Next was {one.path} ({one.what}), which was not confirmed: {one.gain.written()} {self.about.unit}."
+            yield f"{one.path} ({one.what}) came next and was not confirmed: {one.gain.written()} {self.about.unit}."
         yield (
             f"Intact {self.intact.value:z.4f} {self.about.unit}; {self.n_nominating:,} texts nominate, "
             f"{self.n_confirming:,} confirm, {self.n_judging:,} judge; {self.evaluations:,} forward passes of a text."
@@ -341,9 +341,9 @@ def plan(
     rows: Path | Keep | None = None,
     progress: Progress | None = None,
 ) -> PrecisionPlan:
-    """Choose what stays in higher precision, and judge it on texts that had no part in the choice; the model is left as it was.
+    """Choose the entries to keep in higher precision, and judge them on other texts; the model is unchanged.
 
-    With `rows`, what is measured is appended to that file, and what is found there is not measured again.
+    With `rows`, measurements are appended to that file, and those found there are not repeated.
 
     Raises:
         BadInput: fewer than four texts, a scheme that does not fit the weights, a budget that holds nothing.
@@ -353,7 +353,7 @@ def plan(
     rounding = rounded(loaded, study.recipe, stack=study.stack.name, places=study.places)
     with study.study, rounding as study.model:
         study.announce()
-        study.report("all rounded")
+        study.report("all quantized")
         confirming = study.split["confirming"]
         values = study.score(frozenset(), None, "confirming", 0, len(confirming))
         cost = estimated(values - study.intact[confirming], study.weights[confirming])
@@ -517,7 +517,7 @@ class PlanStudy:
         entries = [trial.entry for trial in search.steps]
         n = len(entries)
         drawn = [every.drawn(entries, options.seed, number) for number in range(options.n_random if n else 0)]
-        rounded = self.setting("rounded", "all rounded", [])
+        rounded = self.setting("rounded", "all quantized", [])
         names = [*(f"first {k} of the plan" for k in range(1, n)), "plan"]
         curve = [self.setting("plan", names[k], entries[: k + 1]) for k in range(n)]
         random = [self.setting("random", f"random draw {k}", kept) for k, kept in enumerate(drawn, 1)]
@@ -569,7 +569,7 @@ class PlanStudy:
             return f"{where} of {place.part} in block {place.layer}: {times}"
         if one.ratio >= STANDS_OUT:
             return f"{'reads' if what == 'inputs' else 'weighs'} {where}: {times}"
-        return f"no value stands out ({times}); error {_brief(one.error):.2g} of its square"
+        return f"no value is an outlier ({times}); error {_brief(one.error):.2g} of its square"
 
     def _step(self, known: dict[Entry, Sensitivity], trial: Trial) -> PlanStep:
         return PlanStep(

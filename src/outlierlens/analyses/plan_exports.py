@@ -110,7 +110,7 @@ def export(tool: str, kept: Sequence[KeptLinear], *, scheme: SchemePair, target:
     """
     row = tool_named(tool, "own")
     if unknown := [one.path for one in kept if one.path not in set(target.linears)]:
-        raise BadInput(f"{target.model}: {unknown[0]} is no linear of its blocks; make the plan of this model")
+        raise BadInput(f"{target.model}: {unknown[0]} is not a linear of its blocks; make the plan of this model")
     if parts := [one.path for one in kept if one.columns or one.rows]:
         raise BadInput(
             f"{row.title} keeps whole linears, and the plan keeps columns of {parts[0]}; make it with --grain linear"

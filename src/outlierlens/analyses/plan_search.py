@@ -413,7 +413,7 @@ def _largest(sizes: "Tensor", n: int) -> list[int]:
 Group = Literal["nominating", "confirming"]
 Score = Callable[[frozenset[Entry], Entry | None, Group, int, int], np.ndarray]
 """The value of each text [text] of a group from one place to another, with these entries kept, one more if it is named, and
-all else rounded; what is named beside the same entries is asked for after these alone."""
+all else quantized; a value with one more entry is asked for after that without it."""
 
 
 def estimated(values: np.ndarray, weights: np.ndarray) -> Estimate:

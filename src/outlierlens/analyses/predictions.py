@@ -60,9 +60,9 @@ if TYPE_CHECKING:
     from outlierlens.view.charts.base import Spec
 
 INTERVENTIONS = {
-    "layers": "off in all layers",
-    "last_hidden": "off in the last hidden state alone",
-    "logits": "off in the product with the vocabulary alone",
+    "layers": "ablated in all layers",
+    "last_hidden": "ablated in the last hidden state alone",
+    "logits": "ablated in the product with the vocabulary alone",
 }
 NOTHING = "nothing"  # that is off
 MAIN = ("log_frequency", "expected_log_frequency")
@@ -86,7 +86,7 @@ class PredictionOptions:
     n_bootstrap: Annotated[int, Flag(hidden=True), Ge(20)] = 1000
     """Predictions: bootstrap draws of the texts."""
     mode: Mode = "weights"
-    """How dimensions are off in all layers: weights, norms, zero, mean, resample or writes."""
+    """How dimensions are ablated in all layers: weights, norms, zero, mean, resample or writes."""
     layers: tuple[int, ...] | None = None
     """Those of "layers"; None takes all."""
     stack: str | None = None
@@ -113,7 +113,7 @@ class PredictionOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionCall:
-    """What `ablate` is asked for predictions, beside its own options."""
+    """Options of `ablate --predictions`, in addition to those of `ablate`."""
 
     predictions: str | None = None
     """Compare what the model predicts, in place of its loss: a corpus, or token counts, several by commas."""
@@ -134,6 +134,7 @@ class Prediction(Row):
 
     input: str
     off: str
+    """ablated"""
     accuracy: Annotated[float, FineShare]
     """accuracy: share of predictions that are the text's own token"""
     surprisal: float
@@ -163,7 +164,7 @@ class Prediction(Row):
     n_types: Annotated[int, Count]
     """types: different tokens predicted"""
     says: str
-    """says: the tokens predicted most often, with their share of predictions"""
+    """top tokens: those predicted most often, with their share of predictions"""
     n_set: Annotated[int | None, Count, More]
     """values set: parameters; none where hidden states are edited"""
     covered: Annotated[tuple[float, ...], "point", Quiet]
@@ -179,6 +180,7 @@ class MeasureChange(Row):
 
     input: str
     off: str
+    """ablated"""
     measure: str
     """measure: see `Prediction`"""
     intact: Annotated[float, More]
@@ -186,7 +188,7 @@ class MeasureChange(Row):
     change: Annotated[Estimate, Change]
     """change: ablated − intact, paired by text; intervals of means are a BCa bootstrap's, of others a jackknife's"""
     random: Annotated[tuple[float, ...], Draws, Change]
-    """random: the same change with each random set of as many dimensions off"""
+    """random: the same change with each random set of the same size ablated"""
     p: Annotated[float | None, P]
     """p: (1 + number of random sets whose change is as large, either way) / (1 + n)"""
 
@@ -200,10 +202,11 @@ class MeasureChange(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class CurvePoint(Row):
-    """How many of the predictions, or of the corpus' tokens, are among so many of the corpus' most frequent types."""
+    """How many of the predictions, or of the corpus' tokens, are among the N most frequent types of the corpus."""
 
     input: str
     off: str
+    """ablated"""
     rank: int
     """most frequent types of the corpus"""
     covered: float
@@ -212,7 +215,7 @@ class CurvePoint(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class Predictions(Finding):
-    """What a model predicts with dimensions off, beside what it predicts intact and with random dimensions off.
+    """What a model predicts with dimensions ablated, against the intact model and random ablations.
 
     Attributes:
         changes: by input, intervention and measure. predicted: by input, intact and under each intervention.
@@ -223,13 +226,13 @@ class Predictions(Finding):
         ranks: at which curves are told. corpus_covered: that of the corpus' own tokens.
     """
 
-    title = "What the model predicts with dimensions off"
+    title = "What the model predicts with dimensions ablated"
 
     changes: tuple[MeasureChange, ...]
     """Corpus frequency of predicted tokens: Ablated − intact, in nats of its logarithm; every measure with --verbose. \
 Intervals over texts; p by rank of the size among random sets."""
     predicted: tuple[Prediction, ...]
-    """What is predicted: Surprisal, entropy and divergences (KL) in nats."""
+    """Predictions: Surprisal, entropy and divergences (KL) in nats."""
     n_positions: dict[str, int]
     n_texts: dict[str, int]
     random_sets: tuple[tuple[int, ...], ...]
@@ -243,7 +246,7 @@ Intervals over texts; p by rank of the size among random sets."""
 
     def prediction(self, input: str, off: str = NOTHING) -> Prediction:
         """What is predicted intact, or under an intervention; raises BadInput with what there is."""
-        return pick(self.predicted, f"no {off!r} off on input {input!r} in this result", input=input, off=off)
+        return pick(self.predicted, f"no ablation of {off!r} on input {input!r} in this result", input=input, off=off)
 
     def change(self, input: str, off: str, measure: str = "log_frequency") -> MeasureChange:
         """What an intervention does to a measure; raises BadInput with what there is."""
@@ -275,8 +278,8 @@ Intervals over texts; p by rank of the size among random sets."""
         read = ", ".join(f"{name} {n:,} tokens of {self.n_texts[name]:,} texts" for name, n in self.n_positions.items())
         n_random = len(self.changes[0].random)
         yield (
-            f"Predicted: {read}; frequencies of {self.n_counted:,} tokens ({self.counts}); off in all layers by {self.mode}, "
-            f"beside {n_random} random sets of as many dimensions."
+            f"Predicted: {read}; frequencies of {self.n_counted:,} tokens ({self.counts}); "
+            f"dimensions ablated in all layers by {self.mode}, against {n_random} random sets of the same size."
         )
 
     def laid_out(self, name: str, rows: tuple[Any, ...], head: str, note: str, *, verbose: bool) -> Rows:
@@ -482,12 +485,10 @@ def _interventions(task: TalliedLoss, switch: Switch, options: PredictionOptions
     without = tuple(one for one in wanted if one != "logits")
     if task.reads_last_hidden():
         if {"last_hidden", "logits"} <= set(wanted):
-            notes.append(
-                "what is multiplied with the vocabulary is the last hidden state: last_hidden and logits are one"
-            )
+            notes.append("the vocabulary head reads the last hidden state: last_hidden and logits are the same")
             wanted = without
     elif "logits" in wanted and own != width:
-        widths = f"what is multiplied with the vocabulary has {own} dimensions, the stream {width}"
+        widths = f"the vocabulary head reads {own} dimensions, the stream has {width}"
         if asked:
             raise BadInput(f"intervention logits: {widths}; leave it out")
         notes.append(f"logits left out: {widths}")

@@ -220,7 +220,7 @@ class PredictionTally:
         import torch
 
         if not bool(torch.isfinite(logits).all()):
-            raise BadInput(f"logits are NaN or infinite, intact or with dimensions off; {USE_FLOAT32}")
+            raise BadInput(f"logits are NaN or infinite, intact or with dimensions ablated; {USE_FLOAT32}")
         log = logits.log_softmax(-1)
         probability = log.exp()
         best = log.argmax(-1)

@@ -27,7 +27,7 @@ class PretrainOptions:
     """Which recipe is trained, and what of it is changed."""
 
     recipe: Annotated[str | None, Flag(argument=True)] = None
-    """A recipe that is shipped, or a .toml file. None: the shipped ones are listed, with what they are for."""
+    """A recipe that is shipped, or a .toml file. None: the shipped ones are listed, with their purposes."""
     whole: Annotated[bool, Flag("--print")] = False
     """Print the complete recipe and stop."""
     data: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class PretrainOptions:
     seed: Annotated[int | None, Ge(0)] = None
     """Seed, in place of the recipe's."""
     no_measure: bool = False
-    """Train only: measure neither damage nor INT8 afterwards."""
+    """Train only: do not measure damage or INT8 afterwards."""
     report_to: Annotated[tuple[str, ...], Flag(read="options:parse_names")] = ()
     """Where the Trainer logs too: tensorboard, wandb, mlflow, trackio; comma-separated."""
 

@@ -73,7 +73,7 @@ def measure(run: "PretrainingRun", options: OutcomeOptions | None = None, *, com
     mode: Mode = "weights" if loaded.stack().ends_in_norm else "zero"
     states = seen.stacks[0].view()  # row 0 is the embeddings
     off, random = _found_off(loaded, texts, both or (*scale_alone, *bias_alone), mode, options, task_options)
-    options.progress(f"switching off each of {found.hidden_size} dimensions")
+    options.progress(f"ablating each of {found.hidden_size} dimensions")
     swept = sweep(
         loaded,
         texts,

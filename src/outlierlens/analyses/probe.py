@@ -83,11 +83,11 @@ class ProbeOptions:
     full: bool = False
     """The paper's protocol: 10 epochs, all texts trained on and evaluated (else up to 40,000 tokens); --frozen: whole texts."""
     epochs: Annotated[int | None, Ge(1)] = None
-    """Passes over what is trained on. Default: 1; with --full or --frozen 10."""
+    """Passes over the training data. Default: 1; with --full or --frozen 10."""
     lr: Annotated[float | None, Gt(0), Lt(10)] = None
     """Learning rate of Adam; the papers do not state theirs. Default: 0.003, --frozen 0.01."""
     train_batch: Annotated[int | None, Flag(hidden=True), Ge(1)] = None
-    """Tokens of a training step, --frozen: examples. Default: 128; --frozen the paper's (sst2 768, sst5 1536)."""
+    """Tokens per training step, --frozen: examples. Default: 128; --frozen the paper's (sst2 768, sst5 1536)."""
     positions: Annotated[int | None, Ge(2)] = None
     """Most positions. Default: the tokens of the longest text."""
     redraws: Annotated[int, Flag(hidden=True), Ge(0)] = REDRAWS
@@ -95,9 +95,9 @@ class ProbeOptions:
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""
     read: Annotated[ReadOptions, Flag(hidden=True)] = ReadOptions()
-    """Of the forward passes: layers, stream, batch, final norm."""
+    """Settings of the forward passes: layers, stream, batch, final norm."""
     max_length: Annotated[int, Flag(hidden=True), Ge(2)] = 128
-    """Tokens of a text."""
+    """Maximum number of tokens per text."""
     special: Annotated[bool, Flag(hidden=True)] = False
     """Train on and evaluate special tokens too. They count as positions either way."""
 
@@ -194,7 +194,7 @@ class LayerProbe(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeContribution(Row):
-    """What one of the dimensions that are clipped in some layer adds in each, beside the others."""
+    """What one of the clipped dimensions adds in each layer, against the others."""
 
     layer: str
     of: str
@@ -331,9 +331,9 @@ def probe(
     *,
     rows: Path | Keep | None = None,
 ) -> PositionProbe:
-    """One linear probe without bias a layer, trained on `split.train`, evaluated on `split.dev` (Luo et al. 2021, section 3).
+    """One linear probe without bias per layer, trained on `split.train`, evaluated on `split.dev` (Luo et al. 2021, section 3).
 
-    The layers that `rows` do not hold are trained by one forward pass an epoch and evaluated by one more. Contributions are
+    The layers that `rows` do not hold are trained by one forward pass per epoch and evaluated by one more. Contributions are
     |w · v| of single tokens, absolute first and averaged over all evaluated tokens then; the paper leaves both the row and the
     order open.
 

@@ -63,7 +63,7 @@ def protocol_of(task: LabelledTask) -> ProbeProtocol:
 
 @dataclass(frozen=True)
 class Splits:
-    """Examples of one task that share no text between splits.
+    """Examples for one task that share no text between splits.
 
     Attributes:
         held_out: whether dev was drawn from train.

@@ -58,21 +58,21 @@ class FrozenOptions:
     bias: bool = False
     """--frozen: classifiers with a constant for each class; the paper's have none."""
     read: Annotated[ReadOptions, Flag(hidden=True)] = ReadOptions()
-    """How vectors are read; its progress is told of training too."""
+    """How vectors are read; its progress also reports training."""
     special: Annotated[bool, Flag(hidden=True)] = False
     """Whether special tokens count in the mean."""
     fixes: Annotated[tuple[FixSpec, ...], Flag(hidden=True, read="vectors.fixes:parse_fixes")] = parse_fixes(USUAL)
     """Repairs; raw vectors are always measured, since changes are against them."""
     fit_limit: Annotated[int, Ge(2), Flag(hidden=True)] = Fitting.fit_limit
-    """Training vectors that repairs are fitted on at most."""
+    """Maximum number of training vectors that repairs are fitted on."""
     max_length: Annotated[int | None, Ge(2), Flag(hidden=True)] = MAX_LENGTH
-    """Tokens of a text at most; None is all that the model has positions for."""
+    """Maximum number of tokens per text; None is the model's number of positions."""
     epochs: Annotated[int, Ge(1), Flag(hidden=True)] = TrainOptions.epochs
     """Passes over the training vectors."""
     lr: Annotated[float, Gt(0), Flag(hidden=True)] = TrainOptions.lr
     """Learning rate of Adam; the paper does not state its own."""
     train_batch: Annotated[int | None, Ge(1), Flag(hidden=True)] = None
-    """Examples of a step. None is the paper's (sst2 768, sst5 1536), or 128."""
+    """Examples per step. None is the paper's (sst2 768, sst5 1536), or 128."""
     seed: Annotated[int, Ge(0), Flag(hidden=True)] = 0
     """Seed of everything random."""
 

@@ -52,17 +52,17 @@ class OneDimOptions:
     """How sentence vectors are read, and what is fitted to them."""
 
     dims: Annotated[tuple[int, ...], Flag(read="options:plain_dims")] = ()
-    """--one-dimension: name these (308,381) beside what the weights and the variances name."""
+    """--one-dimension: name these (308,381) as well as those that weights and variances name."""
     pooling: Literal["auto", "first", "last", "mean"] = "auto"
     """--one-dimension: first, last (token) or mean; auto: first where there is a [CLS], else last."""
     read: Annotated[ReadOptions, Flag(hidden=True)] = ReadOptions()
-    """Of the forward passes: layers, stream, batch, and the budget that vectors may take."""
+    """Settings of the forward passes: layers, stream, batch, and memory for vectors."""
     limit: Annotated[int | None, Flag(hidden=True), Ge(2)] = 5000
     """Training examples to fit on, drawn at random."""
     labels: Annotated[tuple[str, ...] | None, Flag(hidden=True)] = None
     """The model's labels in the order of its outputs, if its config has none."""
     max_length: Annotated[int, Flag(hidden=True), Ge(2)] = 256
-    """Tokens of a text at most."""
+    """Maximum number of tokens per text."""
     seed: Annotated[int, Flag(hidden=True), Ge(0)] = 0
     """Seed of everything random."""
 
@@ -110,7 +110,7 @@ class LayerOneDim(Row):
     )
     layer: str
     best: int
-    """best on train: the dimension, chosen on training examples, so that its dev value is no maximum over noise"""
+    """best on train: the dimension, chosen on training examples, so that its dev value is not a maximum over noise"""
     value: Estimate
     """{metric}: of it on the dev set"""
     rho_variance: Annotated[float, Change]

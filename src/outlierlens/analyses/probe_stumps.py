@@ -62,7 +62,7 @@ def fit_intervals(
     """
     n, width = values.shape
     if not n or n != len(labels):
-        raise BadInput(f"{n} vectors for {len(labels)} labels; need at least one and as many of each")
+        raise BadInput(f"{n} vectors for {len(labels)} labels; need at least one vector, and one label per vector")
     if not np.isfinite(values).all():
         raise BadInput(f"a sentence vector holds a value that is not finite; {USE_FLOAT32}")
     weights = np.ones(n) if weights is None else np.asarray(weights, dtype=np.float64)

@@ -57,7 +57,7 @@ N_DRAWS = 2000
 
 @dataclass(frozen=True)
 class Split:
-    """Texts to train on and to evaluate, both in an order drawn by the seed, and what is to be said of them."""
+    """Texts to train on and to evaluate, both in an order drawn by the seed, and notes about them."""
 
     train: Texts
     dev: Texts
@@ -207,7 +207,7 @@ def counted(
 
 
 def taken(batch: TokenBatch, special: bool, n_positions: int) -> "Dealt":
-    """Tokens of a batch that count, text after text: (states [layer, token, dim] float32, positions [token], row [token]).
+    """Tokens per batch that count, text after text: (states [layer, token, dim] float32, positions [token], row [token]).
 
     Raises:
         BadInput: a state is not finite.

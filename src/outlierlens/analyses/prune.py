@@ -55,7 +55,7 @@ class Outliers:
     """Which positions of which stream are the outliers."""
 
     dims: DimsOrFind = FIND
-    """The outliers: 308,381; find: what scan finds in the weights."""
+    """The outliers: 308,381; find: those that scan finds in the weights."""
     stack: str | None = None
     """Which stream, where there are several: encoder, decoder."""
 
@@ -68,7 +68,7 @@ class PruneCheckOptions(Outliers):
     """How to check; without `stack` every stream."""
 
     rule: Annotated[Removal, Flat("min_layer_fraction", "only_outliers")] = Removal()
-    """When a position is removed and what breaks the constraint."""
+    """Thresholds of a removed position and of the constraint."""
     scan: Annotated[ScanOptions, Flat("max_read")] = field(default_factory=ScanOptions)
     """How models are opened and outliers found; revision and subfolder are of the first model."""
 
@@ -147,7 +147,7 @@ class WeightCheck(Row):
 
     note = (
         "By weights alone: the largest weight of each neuron that can become 10 times its block's median (`scan --stack mlp`). "
-        "`observe --rule all` finds such weights by what they do on a text."
+        "`observe --rule all` finds such weights by their effect on a text."
     )
 
     neuron: str
@@ -254,7 +254,7 @@ class PruneCheck(Finding):
             of = f"{_some(one.place for one in lost)} (the first {lost[0].times_median:,.0f} times its block's median)"
             return f"single weights that can carry a layer's output are gone: {of}", True
         stay = f"single weights that can carry a layer's output stay: {len(weights)} of {len(weights)}"
-        return stay if weights else "no single weight stands out in the MLPs", False
+        return stay if weights else "no single weight is an outlier in the MLPs", False
 
 
 def _some(named: Iterable[str]) -> str:
@@ -263,7 +263,7 @@ def _some(named: Iterable[str]) -> str:
 
 
 def prune_check(before: str, after: str, options: PruneCheckOptions | None = None) -> PruneCheck:
-    """Say which positions of the residual stream a pruning removed in too many layers, and which outliers it hit.
+    """Find the positions of the residual stream that a pruning removed in too many layers, and the outliers among them.
 
     `before` is the intact model and `after` the pruned one, or masks; those of a state dict of `torch.nn.utils.prune` will do.
 
@@ -351,7 +351,7 @@ def _positions(pruned: PrunedStream, stream: StreamCheck, outliers: tuple[int, .
 
 @dataclass(frozen=True, kw_only=True)
 class PruneTestOptions(Outliers):
-    """What to force the budget onto, and beside what; 0 sets of a control family leave it out."""
+    """Positions to force the budget onto, and controls; 0 sets of a control family leave it out."""
 
     sparsity: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Share of the last operations' weights to prune; 0: the number of weights of --dims."""
@@ -380,7 +380,7 @@ class PruningCondition(Measurement):
 
 @dataclass(frozen=True, kw_only=True)
 class PruneTest(Finding):
-    """The same number of weights pruned by magnitude, and forced onto one position, beside controls."""
+    """The same number of weights pruned by magnitude, and forced onto one position, against controls."""
 
     title = "Prune test"
     pictures = (Strips(rows="controls", x="change", y="family", draws="sets", greys="control sets", captioned=False),)

@@ -128,7 +128,7 @@ class PrunedStream:
 
 
 class Evidence:
-    """The intact model, and what says what was pruned."""
+    """The intact model, and masks or the pruned model."""
 
     def __init__(self, model: Checkpoint, second: Checkpoint, options: "PruneCheckOptions"):
         self.model, self.second, self.options = model, second, options

@@ -36,7 +36,7 @@ class ProtectOptions:
     """What to protect."""
 
     dims: DimsOrFind = FIND
-    """The outliers: 308,381; find: what scan finds in the weights."""
+    """The outliers: 308,381; find: those that scan finds in the weights."""
     stack: str | None = None
     """Which stream, where there are several: encoder, decoder."""
     layers: Literal["enough", "all"] = "enough"

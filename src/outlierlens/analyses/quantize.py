@@ -47,7 +47,7 @@ Says = Literal["free", "keep", "no use", "unclear", "not tried"]
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizeOptions:
-    """What is rounded, and what is kept in high precision."""
+    """Schemes to quantize by, and dimensions to keep in high precision."""
 
     recipes: Annotated[tuple[SchemePair, ...] | None, Flag("--schemes", read="analyses.quantize_schemes:parse_all")] = (
         None
@@ -55,7 +55,7 @@ class QuantizeOptions:
     """WEIGHTS/INPUTS by commas: int8, int4, e4m3, e5m2 or none, each per -tensor, -channel (weights), -token (inputs),
     -group32 (weights), integers also -asym. Default: int8 per tensor, and per channel and token."""
     dims: DimsOrFind = FIND
-    """Keep these: 308,381; find: what weights or activations name."""
+    """Keep these: 308,381; find: those that weights or activations name."""
     stack: str | None = None
     """Which stream, where there are several."""
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 5
@@ -98,9 +98,9 @@ class Setting(Row):
     noise: float = math.nan
     """noise: standard deviation between runs whose first block reads noise of 1e-6; the interval holds it"""
     regained: Annotated[Estimate, Change] = UNKNOWN
-    """given back: the value all rounded minus this one"""
+    """gain: the value all quantized minus this one"""
     regained_noise: Annotated[float, More] = math.nan
-    """noise of that"""
+    """noise of the gain"""
     kept: Annotated[float, Share]
     """kept: share of the linears' weights in high precision; with large inputs kept, of their inputs"""
     value: Annotated[Estimate, More]
@@ -119,7 +119,7 @@ class OutlierGain(Row):
 
     note = (
         "free: the interval of the cost holds 0. keep: keeping the outliers gives something back, and more than random "
-        "dimensions do. no use: rounding costs, and that cannot be said."
+        "dimensions do. no use: quantizing costs, and neither holds."
     )
     scheme: str
     """weights / inputs"""
@@ -155,9 +155,9 @@ class BlockError(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class Quantization(Finding):
-    """A model rounded by several schemes."""
+    """A model quantized by several schemes."""
 
-    title: ClassVar[str] = "Rounded to few bits"
+    title: ClassVar[str] = "Quantized to few bits"
 
     settings: tuple[Setting, ...]
     """Cost by scheme: Dimensions are kept in high precision where they are read and written."""
@@ -166,7 +166,7 @@ class Quantization(Finding):
     draws: tuple[Setting, ...]
     """(Random dimensions kept)"""
     blocks: tuple[BlockError, ...]
-    """Error of the blocks' outputs: Of the last block; --verbose lists each."""
+    """Error of the blocks' outputs: The last block; --verbose lists each."""
     alpha: float | None
     """of "smoothed"; None where no scheme rounds inputs or it was not asked for"""
     threshold: float | None
@@ -311,7 +311,7 @@ def quantize(
     progress: Progress | None = None,
     rows: Path | Keep | None = None,
 ) -> Quantization:
-    """Measure `loaded` intact and rounded by every scheme, with what helps beside a control; the model is left as it was.
+    """Measure `loaded` intact and quantized by every scheme, with kept dimensions against controls; the model is unchanged.
 
     `calibration` are the texts that SmoothQuant's scales rest on; the measured texts themselves where none are given. With
     `rows`, every finished setting is appended to that file, and settings found there are not measured again.

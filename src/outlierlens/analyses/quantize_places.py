@@ -92,7 +92,9 @@ def find_places(loaded: LoadedModel, stack: str | None = None) -> tuple[LinearPl
         weight: Any = live.get(f"{name}.weight", module.weight)
         if is_multiplied_out(weight) or weight.device.type == "meta" or not weight.is_floating_point():
             what = "not loaded (meta device)" if weight.device.type == "meta" else f"of type {module.weight.dtype}"
-            raise BadInput(f"{name}.weight is {what} and cannot be rounded; load the model unquantized, on one device")
+            raise BadInput(
+                f"{name}.weight is {what} and cannot be quantized; load the model unquantized, on one device"
+            )
         transposed = kind == "conv1d"
         n_inputs = weight.shape[0 if transposed else 1]
         writes = name in writers
@@ -112,7 +114,7 @@ def find_places(loaded: LoadedModel, stack: str | None = None) -> tuple[LinearPl
 def cast_notes(places: Iterable[LinearPlace]) -> tuple[str, ...]:
     """A remark where linears are of a type that rounds once more what a scheme has rounded."""
     kinds = {str(place.weight().dtype).removeprefix("torch.") for place in places}
-    said = f"weights and inputs are {', '.join(sorted(kinds))}: what is rounded is rounded to that once more; "
+    said = f"weights and inputs are {', '.join(sorted(kinds))}: quantized values are rounded to that once more; "
     return (f"{said}--dtype float32 avoids it",) if kinds - {"float32", "float64"} else ()
 
 

@@ -69,9 +69,9 @@ class KeptLinear:
     weights: bool = False
     inputs: bool = False
     columns: tuple[int, ...] = ()
-    """Inputs that stay, with their weights; they take part in no range."""
+    """Inputs that are kept, with their weights; no range includes them."""
     rows: tuple[int, ...] = ()
-    """Outputs whose weights stay, multiplied with inputs that are not rounded; they take part in no range."""
+    """Outputs whose weights stay, multiplied with unquantized inputs; no range includes them."""
     bits: int = 16
 
     def recipe(self, scheme: SchemePair) -> SchemePair | None:
@@ -101,7 +101,7 @@ def rounded(
     """
     keeping = keeping or Keeping()
     if keeping.threshold is not None and recipe.inputs is None:
-        raise BadInput(f"{recipe.name} rounds no inputs, so there is nothing that a threshold could spare")
+        raise BadInput(f"{recipe.name} quantizes no inputs, so a threshold has nothing to keep")
     bound = loaded.stack(stack)
     if keeping.dims:
         plan_dims(bound, stream_width(loaded.model, bound), keeping.dims)

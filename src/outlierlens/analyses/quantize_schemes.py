@@ -146,7 +146,7 @@ class SchemePair:
             raise BadInput(f"{self.weights.name}: weights have no tokens; use tensor, channel or group{GROUP}")
         inputs = self.inputs
         if inputs is not None and (inputs.number in GGUF or inputs.grain not in ("tensor", "token", "group")):
-            raise BadInput(f"{inputs.name}: inputs are rounded per tensor, per token or in groups of a token")
+            raise BadInput(f"{inputs.name}: inputs are quantized per tensor, per token or in groups of a token")
 
     @property
     def name(self) -> str:

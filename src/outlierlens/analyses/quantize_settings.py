@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 ERROR_TEXTS = 8  # whose hidden states are compared, block by block
 MAX_KEPT_BYTES = 4_000_000_000
 MOST_SEEN = 8  # dimensions that are taken from activations where the weights name none
-ROUNDED, KEPT, RANDOM = "all rounded", "outliers kept", "random kept"
+ROUNDED, KEPT, RANDOM = "all quantized", "outliers kept", "random kept"
 MIXED, SMOOTHED = "large inputs kept", "smoothed"  # LLM.int8's decomposition; SmoothQuant
 
 

@@ -76,12 +76,12 @@ BLOCK = 2**22  # stored values that are held at once, where the file allows it
 
 @dataclass(frozen=True, kw_only=True)
 class RangeOptions:
-    """What is measured, and how."""
+    """Settings of the measurement."""
 
     max_length: Annotated[int, Ge(2)] = 128
-    """Tokens of a text at most."""
+    """Maximum number of tokens per text."""
     batch_size: Annotated[int, Flag(hidden=True), Ge(1)] = 16
-    """Texts in one forward pass."""
+    """Texts per forward pass."""
     every: Annotated[int, Flag(hidden=True), Ge(1)] = 16
     """Medians and shares rest on every n-th token vector; 1 takes all. Maxima always rest on all."""
     cache: bool = False
@@ -97,7 +97,7 @@ class RangeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RangeCall(RangeOptions):
-    """What is measured, and for whom the list is written."""
+    """Options of the measurement, and the tool that the list is written for."""
 
     export: Annotated[tuple[str, str] | None, Flag(read="options:parse_export")] = None
     """TOOL:FILE: write for this tool which modules fp16 does not hold: autocast, onnxruntime, tensorrt, llama.cpp."""
@@ -153,7 +153,7 @@ class TensorRange(Row):
     median: Annotated[float, More] = math.nan
     """median: |x|, interpolated within an eighth of the range of one exponent or less"""
     module: Annotated[str, More]
-    """module: that with the largest value; "" where the tensor is no module's own"""
+    """module: that with the largest value; "" where no module owns the tensor"""
     text: Annotated[int, Quiet]
     """number of the text; −1 where rows cannot be told"""
     token: Annotated[int, Quiet]
@@ -406,7 +406,7 @@ class Ranges(Finding):
         if self.never_fed:
             some, n = list(self.never_fed[:UNFED]), len(self.never_fed)
             names = listed(some) if n <= UNFED else f"{', '.join(some)} and {n - UNFED:,} more"
-            yield f"Never fed by these {self.about.inputs}: {names}. Nothing is known of their range."
+            yield f"These {self.about.inputs} do not reach: {names}. Their range is unknown."
             if self.about.inputs == "texts":
                 experts = [name for name in self.never_fed if "experts" in name]
                 does = [f"of experts, {ALIKE}"] * bool(experts) + [NO_ENTRY] * (len(experts) < n)
@@ -486,7 +486,7 @@ def tensor_rows(one: RangePass) -> tuple[TensorRange, ...]:
 
 
 def expert_rows(one: RangePass) -> tuple[TensorRange, ...]:
-    """What it found of what the last linear of each expert reads and gives."""
+    """Ranges of the inputs and outputs of the last linear of each expert."""
     kept = {
         key: each for key, each in one.tally.found.items() if ":" in key[2] and key[1] in ("MLP inner", "MLP output")
     }
@@ -524,7 +524,7 @@ def _unseen(one: RangePass) -> tuple[str, ...]:
 
 
 def weights_range(checkpoint: Checkpoint, *, progress: Progress | None = None) -> Ranges:
-    """What can be said without running: every stored tensor of floating-point values against each format.
+    """Ranges that need no run: every stored tensor of floating-point values against each format.
 
     Codes with scales are multiplied out. NaN is counted apart: it is no size.
 

@@ -42,7 +42,7 @@ HEAD_ROWS = 256  # tokens whose logits are held at once
 
 @dataclass
 class TensorPeak:
-    """What is kept of one tensor, or an expert's: its largest |x| with its place, sampled values by bin [bin], any NaN."""
+    """Statistics of one tensor, or an expert's: its largest |x| with its place, sampled values by bin [bin], any NaN."""
 
     largest: float = -1.0
     text: int = -1

@@ -31,7 +31,7 @@ Piece = TypeVar("Piece")
 
 
 class Pool:
-    """As many tasks at once as `machines.workers`, or as the machines have room for, now and as they come and go.
+    """Run `machines.workers` tasks at once, or the number for which the machines have room, as they come and go.
 
     Attributes:
         losses: worker processes that a piece may end. patience: seconds without any machine for a worker.
@@ -85,7 +85,7 @@ class Pool:
                 elif time.monotonic() - seen > self.patience:
                     raise OutlierlensError(
                         f"no Ray worker could be had for {self.patience:.0f} s: each needs {self.cpus:g} CPUs and "
-                        f"{self.gpus:g} GPUs; add machines, or lower what a worker needs. What was measured is kept"
+                        f"{self.gpus:g} GPUs; add machines, or lower what a worker needs. Finished measurements are kept"
                     )
                 ready = [(running.pop(ref), self._answer(ref)) for ref in done]
         finally:
@@ -201,7 +201,7 @@ def _answers(address: str) -> None:
             raise MissingExtra(f"{address} needs Ray's client; run: pip install 'ray[client]'") from None
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
-        raise BadInput(f"{address!r} is no address of a Ray cluster; use auto, host:port or ray://host:port")
+        raise BadInput(f"{address!r} is not an address of a Ray cluster; use auto, host:port or ray://host:port")
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
     except OSError as error:

@@ -51,10 +51,10 @@ LOST = {"off": "off", "again": "trained again, free to regrow", "held": "trained
 
 @dataclass(frozen=True, kw_only=True)
 class RecoverOptions:
-    """What is switched off and fine-tuned again."""
+    """Dimensions to ablate, and how to fine-tune again."""
 
     dims: DimsOrFind = FIND
-    """Switch these off: 308,381; find: what the rule finds."""
+    """Dimensions to ablate: 308,381; find: those that the rule finds."""
     stack: str | None = None
     """Which stream, where there are several."""
     n_random: Annotated[int, Ge(0)] = 1
@@ -62,7 +62,7 @@ class RecoverOptions:
     seeds: tuple[int, ...] = (42,)
     """Seeds of fine-tuning, one run of each kind."""
     settings: FinetuneSettings = FinetuneSettings(epochs=3)
-    """Of every fine-tuning; `off`, `hold`, `stack` and `seed` are set by the others."""
+    """Settings of every fine-tuning; the other options set its `off`, `hold`, `stack` and `seed`."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of the random sets and of intervals."""
 
@@ -71,7 +71,7 @@ class RecoverOptions:
         if not self.seeds:
             raise BadInput("no seed to fine-tune with; name one or more")
         if self.settings.off:
-            raise BadInput("recover chooses itself what each fine-tuning switches off; give the dimensions as dims")
+            raise BadInput("recover sets the dimensions of each fine-tuning itself; give them as dims")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class Arm(Row):
 
     note = "Again: fine-tuned again, free to regrow. Held: fine-tuned again, held at zero. Off: not retrained."
     what: What
-    """off: nothing, the chosen dimensions, or a random set of the same size"""
+    """ablated: nothing, the chosen dimensions, or a random set of the same size"""
     state: State
     """model"""
     dims: tuple[int, ...]
@@ -92,11 +92,11 @@ class Arm(Row):
     lost: Annotated[Estimate, Change]
     """{metric} lost: intact minus this, paired by example; 0 to 0 where every example is predicted alike"""
     recovered: float | None = None
-    """recovered: share of what was lost when off that is back; none where that interval holds 0"""
+    """recovered: share of the loss by ablation that is back; none where that interval holds 0"""
     regrown: float
     """grown back: 1 is scale and bias as in the intact model, 0 is zero, below 0 further away; mean over dimensions"""
     each_regrown: Annotated[tuple[float, ...], Quiet]
-    """grown back: of each of the dimensions; of the chosen ones where none is off"""
+    """grown back: of each of the dimensions; of the chosen ones where none is ablated"""
     best_epoch: float | None = None
     """epoch: of the fine-tuning, chosen by the dev metric"""
     loss: Annotated[float, Quiet]
@@ -106,7 +106,7 @@ class Arm(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery(Finding):
-    """A fine-tuned model with dimensions off, and fine-tuned again without them.
+    """A fine-tuned model with dimensions ablated, and fine-tuned again without them.
 
     Attributes:
         settings: of the fine-tuning, by name. train: what it was trained on, n_train examples.
@@ -135,10 +135,10 @@ class Recovery(Finding):
             for state, words in LOST.items()
         }
         parts = "; ".join(f"{words} {np.mean(values):+z.3f}" for words, values in lost.items() if values)
-        yield f"{self.about.metric.capitalize()} lost with {these(self.dims)} of {self.about.stack} off: {parts}."
+        yield f"{self.about.metric.capitalize()} lost with {these(self.dims)} of {self.about.stack} ablated: {parts}."
         if any(math.isnan(arm.lost.low) for arm in self.arms):
             why = no_interval(self.about.n_texts, "dev examples", metric=self.about.metric)
-            yield f"Whether other examples lose as much is not settled: {why}."
+            yield f"Whether other examples lose the same is not settled: {why}."
         yield f"A run of AdamW can move a value by about {self.reach:.2g}."
 
 
@@ -181,7 +181,7 @@ def recover(
         trainings += [(what, "again", off, f"{name}-again"), (what, "held", off, f"{name}-held")]
     for what, state, off, name in trainings:
         more: dict[str, Any] = {"off": off, "hold": state == "held", "stack": options.stack} if off else {}
-        how.progress(f"{name}: fine-tuning again" + (f" with {', '.join(map(str, off))} off" if off else ""))
+        how.progress(f"{name}: fine-tuning again" + (f" with {', '.join(map(str, off))} ablated" if off else ""))
         settings = replace(options.settings, **more)
         for trained in finetune(model, train, dev, folder / name, settings, seeds=options.seeds, options=how).seeds:
             again = load_model(trained.folder, replace(how.load, dtype="float32", revision=None, subfolder=""))

@@ -66,11 +66,12 @@ class RepairOptions:
     fit: Literal["fp16", "bf16", "fp8", "int8"] | None = None
     """fp16, bf16, fp8 (e4m3): hidden states and what blocks hold fit its range. int8: the MLPs' inner spikes come down."""
     rotate: bool = False
-    """Turn the residual stream, so that no dimension stands out (RMS norms that read it). Outputs stay equal within 2e-4."""
+    """Turn the residual stream, so that no dimension is an outlier (needs RMS norms before its readers). Outputs stay
+    equal within 2e-4."""
     margin: Annotated[int, Ge(1)] = MARGIN
     """Room between the largest value seen and the largest that the format holds."""
     max_length: Annotated[int, Ge(2)] = 128
-    """Tokens of a text at most, or fewer where the model has no more positions."""
+    """Maximum number of tokens per text; the model's number of positions if that is smaller."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of the random tokens of the check, and of the rotation."""
 
@@ -285,7 +286,7 @@ def repair(
 def plan_for(
     loaded: LoadedModel, sizes: Sizes, arguments: Arguments, fit: str, *, margin: int
 ) -> "tuple[RewritingPlan, int, Factors]":
-    """(what changes, the stream's exponent, pairs with their exponents) for what was seen; `arguments` decide about int8.
+    """(what changes, the stream's exponent, pairs with their exponents) for the measured ranges; `arguments` decide about int8.
 
     Raises:
         BadInput: no factor passes through this family.
@@ -302,7 +303,7 @@ def plan_for(
 
 
 def best_balance(loaded: LoadedModel, sizes: Sizes, arguments: Arguments) -> "Factors":
-    """Of the factors of `BALANCES` those with which outputs in int8 are nearest to float32; [] where none is nearer.
+    """The factors of `BALANCES` with which outputs in int8 are nearest to float32; [] where none is nearer.
 
     What leaves the inputs goes into the weights, which are rounded too: how much pays is measured, not assumed.
     """

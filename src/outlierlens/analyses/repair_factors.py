@@ -145,7 +145,7 @@ class Sizes:
 
 
 def check_of(loaded: LoadedModel, data: Data, *, max_length: int, seed: int) -> CheckData:
-    """Batches of `data`, then two of random tokens, or one of noise beside pictures and recordings.
+    """Batches of `data`, then two of random tokens, or one of noise for pictures and recordings.
 
     Raises:
         BadInput: the data reaches but a part of the model, or holds no token that its tokenizer knows; or weights are codes.

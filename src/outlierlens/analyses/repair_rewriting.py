@@ -415,7 +415,7 @@ def _refuse_turn(loaded: LoadedModel) -> None:
         if bound.stack.norm_site != "read":
             raise BadInput(f"{where}: its norms stand on the stream or on writes; only pre-norm families are turned")
         if bound.stack.write_scales or bound.embedding_norm:
-            raise BadInput(f"{where}: a scale of single dimensions stands on what is written; it cannot be turned")
+            raise BadInput(f"{where}: its writes pass a scale of single dimensions, so it cannot be turned")
         if packed := expert_kinds(loaded, bound):
             raise BadInput(
                 f"{where}: the weights of its experts are one parameter ({next(iter(packed))}); they cannot be turned"

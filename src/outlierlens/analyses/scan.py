@@ -77,7 +77,7 @@ class ScanCall:
     rule: Literal[RuleName, "all"] = "kovaleva"
     """kovaleva, puccetti or luo; all: every published definition that rests on weights alone, of one model."""
     settings: Annotated[Rule, Flat("n_sigma", "min_layer_fraction", "same_layer", "top_k")] = Rule()
-    """What the rule asks."""
+    """The rule and its thresholds."""
     scan: Annotated[ScanOptions, Flat("view", "stack", "max_read")] = ScanOptions()
     """What it may read."""
     propose: bool = False
@@ -200,7 +200,7 @@ class Scan(Finding):
         yield Advice(
             "prune",
             f"Until it is measured what they do, leave {' and '.join(named)} alone when you prune or edit.",
-            "they stand out in the same place in many layers",
+            "they are outliers in many layers",
             tuple(
                 about(self.provenance, "prune protect", "--export", "torch-pruning", dims=dims, stack=stream)
                 for stream, dims in found.items()
@@ -436,7 +436,7 @@ def _weight_map(
     reading += (
         f"Columns of marks are the named dimensions; layers at {stack.threshold.sigmas} or more (filled): {listed}."
         if counts
-        else "No dimension stands out in the same place in enough layers."
+        else "No dimension is an outlier in enough layers."
     )
     return chart(
         name=f"{prefix}weights-{part}",

@@ -169,7 +169,7 @@ def scaled(loaded: LoadedModel, stack: BoundStack, places: Sequence[Place], fact
 
 
 def random_places(loaded: LoadedModel, stack: BoundStack, places: Sequence[Place], *, seed: int) -> list[Place]:
-    """As many weights as `places` in the same last linears, drawn with `seed` from all others."""
+    """The same number of weights as `places` in the same last linears, drawn with `seed` from all others."""
     random = np.random.default_rng([seed, 53])
     found: list[Place] = []
     for place in places:
@@ -183,7 +183,7 @@ def random_places(loaded: LoadedModel, stack: BoundStack, places: Sequence[Place
 
 
 def largest_places(loaded: LoadedModel, stack: BoundStack, places: Sequence[Place]) -> list[Place]:
-    """As many weights as `places` in the same last linears: those of largest |weight| that are not among them."""
+    """The same number of weights as `places` in the same last linears: those of largest |weight| that are not among them."""
     found: list[Place] = []
     for mlp in dict.fromkeys(place[:-2] for place in places):
         mine = [place for place in places if place[:-2] == mlp]
@@ -249,7 +249,7 @@ def super_weights(
         layers = ", ".join(mlp.row for mlp in large)
         stopped = f"{rounds} weights are removed, the limit; layers {layers} still spike above {spike:g}"
     elif refused:
-        stopped = f"what still spikes above {spike:g} is no single weight's doing: layer {', '.join(refused.values())}"
+        stopped = f"no single weight makes the remaining spikes above {spike:g}: layer {', '.join(refused.values())}"
     return tuple(found), stopped
 
 

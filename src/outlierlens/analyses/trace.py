@@ -63,7 +63,7 @@ class TraceOptions:
     """Which dimension is followed, and how."""
 
     dim: Annotated[int | None, Flag("--dims"), Ge(0)] = None
-    """The dimension. Default: the one whose largest value is largest beside its block's root mean square."""
+    """The dimension. Default: the one whose largest value is largest relative to its block's root mean square."""
     stack: str | None = None
     """Which stream, where there are several: encoder, decoder."""
     n_random: Annotated[int, Flag("--random"), Ge(1)] = 3
@@ -279,14 +279,14 @@ as far. Heads that read it lose over half on every other text (by the interval);
             makes = f"make{'s' * (len(self.writers) == 1)} {percent(sum(one.share for one in self.writers))}"
             yield f"{said[:1].upper()}{said[1:]} {makes} of {what} ({number(self.lift)})."
         else:
-            yield "No single writer: no few parts of the model carry it."
+            yield "No small set of parts writes it."
         if self.trials:
             zero, back, *random = (one.change for one in self.trials)
             values, n = [one.value for one in random], len(self.weights)
             yield (
                 f"{self.about.task.capitalize()} ({self.about.unit}) with {n} single weight{'s' * (n > 1)} "
-                f"at 0: {zero.written()}; with the dimension put back at its tokens: {back.written()}; with as many random "
-                f"weights of the same size at 0: {min(values):+.3g} to {max(values):+.3g}."
+                f"at 0: {zero.written()}; with the dimension put back at its tokens: {back.written()}; "
+                f"with the same number of random weights of the same size at 0: {min(values):+.3g} to {max(values):+.3g}."
             )
         yield (
             f"It makes {percent(peak.share_largest)} of the sum of squares that a norm divides by at that token, and "
@@ -326,9 +326,9 @@ def trace(
     loaded: LoadedModel, texts: Data, options: TraceOptions | None = None, *,
     progress: Progress | None = None, rows: Path | Keep | None = None,
 ) -> Trace:  # fmt: skip
-    """The life of one dimension of `loaded`, on `texts`, which may be pictures or recordings (`media.Items`).
+    """Follow one dimension of `loaded`, on `texts`, which may be pictures or recordings (`media.Items`).
 
-    With `rows`, what the model loses under every condition is kept there and is not measured again.
+    With `rows`, the loss under every condition is kept there and is not measured again.
 
     Raises:
         BadInput: an unknown dimension or stream, one that the data do not reach, no text with two tokens, a model of which a
@@ -369,7 +369,7 @@ def trace(
         about=About(
             data=texts.source, data_digest=texts.digest, inputs=texts.plural, task=task.name, unit=task.unit,
             stack=stack.name, layers=tuple(range(stack.n_layers)), dims=(str(dim),),
-            named_by="the largest value beside its block's root mean square" if options.dim is None else "given",
+            named_by="the largest value relative to its block's root mean square" if options.dim is None else "given",
             n_texts=len({one for batch in batches for one in batch.texts}), n_tokens=n_tokens,
             max_length=options.task.max_length,
         ),

@@ -201,7 +201,7 @@ def refuse(loaded: LoadedModel, stack: BoundStack) -> None:
                 f"{what}: {name[:-2]} writes as a bare parameter, whose inputs cannot be seen; it has no account"
             )
         if lone := [one.name for one in weights if one.name.endswith(".weight") and live[one.name].ndim < 2]:
-            raise BadInput(f"{what}: {lone[0]} multiplies one by one and is no linear; it has no account")
+            raise BadInput(f"{what}: {lone[0]} multiplies one by one and is not a linear; it has no account")
     if any(map(is_multiplied_out, live.values())):
         raise BadInput(
             f"{what}: its linears round what they read (bitsandbytes), so it has no account; load it unquantized"

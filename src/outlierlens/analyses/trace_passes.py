@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 def overview(
     stack: BoundStack, loaded: LoadedModel, run: Callable[[Batch], None], batches: Sequence[Batch]
 ) -> tuple[int, np.ndarray, np.ndarray, int]:
-    """(the dimension whose largest |value| is largest beside its layer's root mean square, means over tokens that are not first
-    [layer + 1, dim], mean over tokens of each one's median |value| [layer + 1], tokens)."""
+    """(the dimension whose largest |value| is largest relative to its layer's root mean square, means over tokens that are not
+    first [layer + 1, dim], mean over tokens of each one's median |value| [layer + 1], tokens)."""
     largest: dict[int, np.ndarray] = {}
     sums: dict[int, list[Any]] = {}
 

@@ -53,7 +53,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class TrackOptions:
-    """What is tracked, what counts as an outlier, and how checkpoints are reached."""
+    """Dimensions to follow, the rule, and how checkpoints are reached."""
 
     revisions: Annotated[tuple[str, ...], Flag(read="options:parse_names")] = ()
     """Hub revisions of one model: step0,step512,step1000."""
@@ -62,9 +62,9 @@ class TrackOptions:
     log: Path | None = None
     """trainer_state.json, or JSON lines with step and loss. Default: the one in the run."""
     rule: Annotated[Rule, Flat("n_sigma", "min_layer_fraction")] = Rule("kovaleva")
-    """When a dimension stands out at a step."""
+    """When a dimension is an outlier at a step."""
     dims: Annotated[tuple[int, ...], Flag(read="options:plain_dims")] = ()
-    """Follow these too, whatever they do: 507,100."""
+    """Also follow these: 507,100."""
     layer: Annotated[int | None, Flag(hidden=True), Ge(0)] = None
     """Layer that is drawn. Default: the middle."""
     seed: Annotated[int, Ge(0)] = 0
@@ -89,7 +89,7 @@ class TrackCall:
     checkpoints: Annotated[tuple[str, ...], Flag(argument=True)]
     """Folder of checkpoints, checkpoints, hub ids with steps in their names, a file of watch rows, mini-bert."""
     options: Annotated[TrackOptions, Flat()] = TrackOptions()
-    """What is followed, and how checkpoints are reached."""
+    """Dimensions to follow, and how checkpoints are reached."""
 
 
 # --- what is found -----------------------------------------------------------------------------------------------
@@ -100,13 +100,13 @@ class Emergence(Row):
     """One dimension over training."""
 
     note = (
-        "Steps are those that were recorded. Against the loss plateau: minus means that the dimension stood out first; the "
-        "interval takes both ends at their worst."
+        "Steps are those that were recorded. Against the loss plateau: minus means that the dimension was an outlier first; "
+        "the interval takes both ends at their worst."
     )
     dim: int
     """dimension"""
     passes: Passes
-    """stands out for: what is past n_sigma in enough layers at the last step"""
+    """outlier for: the dimensions past n_sigma in enough layers at the last step"""
     step: Annotated[int | None, Count] = None
     """for good from step: the first recorded step from which that holds to the end"""
     after: Annotated[int | None, Count] = None
@@ -126,7 +126,7 @@ class Emergence(Row):
     z_bias: float | None = None
     """|z| bias"""
     onset: Annotated[Estimate, Count] = UNKNOWN
-    """starts to leave: last step at the first level, of the mean |z| of what passes"""
+    """starts to leave: last step at the first level, of the mean |z| of the norms that pass"""
     onset_p: Annotated[float | None, P] = None
     """p: of no change at all; above 0.05 it is not settled that there is one"""
     lead: Annotated[Estimate, CountChange] = UNKNOWN
@@ -194,9 +194,7 @@ class Courses(Picture):
 
     def legend(self, found: Finding) -> str:
         """What its upright lines are."""
-        return (
-            "dashed: a dimension stands out for good; dotted: the loss starts its last steep fall, reaches its plateau"
-        )
+        return "dashed: a dimension is an outlier for good; dotted: the loss starts its last steep fall, reaches its plateau"
 
     def panel(self, found: Finding) -> Spec:
         """Its layers."""
@@ -216,7 +214,7 @@ class Courses(Picture):
             {"step": round(one.step.value), "what": f"the loss {one.event}"} for one in found.events if one.settled
         ]
         outs = [
-            {"step": one.step, "what": f"dimension {one.dim} stands out for good"}
+            {"step": one.step, "what": f"dimension {one.dim} is an outlier for good"}
             for one in found.emergences
             if one.step is not None
         ]
@@ -255,7 +253,7 @@ class Courses(Picture):
 
 @dataclass(frozen=True, kw_only=True)
 class Track(Finding):
-    """What ends the blocks of one stream, over training, trimmed to what is worth drawing, and what is read off them.
+    """What ends the blocks of one stream, over training, trimmed for drawing, and the events found in them.
 
     Attributes:
         source: "checkpoints", "revisions" or "watch rows".
@@ -286,7 +284,7 @@ class Track(Finding):
     )  # fmt: skip
 
     emergences: tuple[Emergence, ...] = ()
-    """When each stood out"""
+    """When each became an outlier"""
     events: tuple[LossEvent, ...] = ()
     """The loss"""
     courses: tuple[CoursePoint, ...] = ()
@@ -342,20 +340,20 @@ class Track(Finding):
         return next((one for one in self.events if one.event == "starts its last steep fall"), None)
 
     def sentences(self) -> Iterator[str]:
-        """Who stands out since when, when its distance began to grow, and whether that was before the loss settled."""
+        """When dimensions became outliers, when their distance began to grow, and whether that was before the loss settled."""
         span = f"Over {len(self.steps)} recorded steps from {int(self.steps[0]):,} to {int(self.steps[-1]):,}"
         span += f" of {self.site}" if self.view == "reading" else ""
-        out = f"{self.rule.sigmas} out in {self.rule.percent} of the layers"
+        past = f"{self.rule.sigmas} or more in {self.rule.percent} of the layers"
         passing = sorted((one for one in self.emergences if one.step is not None), key=lambda one: one.step or 0)
         emerged = [one for one in passing if one.after is not None]
         if passing:
             since = [f"{'from' if one.after is not None else 'already at'} step {one.step:,}" for one in passing]
             dims = [f"{one.dim} ({self._part(one)}, {step})" for one, step in zip(passing, since, strict=True)]
-            yield f"{span} these come to stand {out} or more: {listed(dims)}."
+            yield f"{span} these dimensions reach {past}: {listed(dims)}."
         else:
-            yield f"{span} no dimension comes to stand {out}."
+            yield f"{span} no dimension reaches {past}."
         if gone := [one.dim for one in self.emergences if one.passes == "neither" and one.seen]:
-            yield f"{listed(gone)} did so at some step and fell back."
+            yield f"{listed(gone)} reached it at some step and fell back."
         for one in emerged[:SAID]:
             if one.leaves:
                 yield f"Dimension {one.dim} starts to leave at step {one.onset.written(',.0f')}."
@@ -364,10 +362,10 @@ class Track(Finding):
         if emerged:
             yield from self._signs(emerged[0])
         elif passing:
-            yield "Dimensions that stood out at the first recorded step have no onset to compare with the loss."
+            yield "Dimensions that were outliers at the first recorded step have no onset to compare with the loss."
         if self.total_bytes:
             share = f"{self.bytes_read / self.total_bytes:.2%}".replace("%", " %")
-            yield f"Of the checkpoints' {self.total_bytes:,} bytes {self.bytes_read:,} were read ({share})."
+            yield f"{self.bytes_read:,} of the checkpoints' {self.total_bytes:,} bytes were read ({share})."
 
     def _part(self, one: Emergence) -> str:
         return one.passes.replace("scale", self.scale_name)
@@ -390,8 +388,8 @@ class Track(Finding):
                 0: "the recorded steps are too far apart to say which came first",
             }[one.lead.side()]
             yield (
-                f"Dimension {one.dim} stands out {_apart(one.lead)} the loss comes within {100 * SHARE:g} % of its fall from "
-                f"the run's final level (step {end.step.value:,.0f}; {_between(one.lead)}): {hint}."
+                f"Dimension {one.dim} becomes an outlier {_apart(one.lead)} the loss comes within {100 * SHARE:g} % of its "
+                f"fall from the run's final level (step {end.step.value:,.0f}; {_between(one.lead)}): {hint}."
             )
 
 
@@ -411,7 +409,7 @@ def _between(lead: Estimate) -> str:
 def track(
     checkpoints: Sequence[str | Path], options: TrackOptions | None = None, *, progress: Progress | None = None
 ) -> Track:
-    """When dimensions became outliers, and the loss beside, over checkpoints, revisions or one file of watch rows.
+    """Find when dimensions became outliers, compared with the loss, over checkpoints, revisions or one file of watch rows.
 
     Raises:
         BadInput: steps cannot be told, checkpoints of differing shape or kind, an unknown stream, layer or dimension.
@@ -432,7 +430,7 @@ def track(
         path = replace(path, curves={**path.curves, **read_log(options.log)})
     path = replace(path, curves=loss_curves(path.curves))
     if path.n_steps < 2:
-        raise BadInput(f"{path.model}: one step is no trajectory; name more checkpoints, or use `outlierlens scan`")
+        raise BadInput(f"{path.model}: one step is not a trajectory; name more checkpoints, or use `outlierlens scan`")
     found = summarize(path, options, "watch rows" if rows else "revisions" if options.revisions else "checkpoints")
     return replace(found, bytes_read=size[0], total_bytes=size[1], notes=(*found.notes, *notes))
 

@@ -73,7 +73,7 @@ _WRAPPED = re.compile(r"(?<=\.\d)((?:\d)*)(?:\._orig_mod|\._fsdp_wrapped_module|
 
 @dataclass(frozen=True)
 class Param:
-    """A parameter whose `axis` runs over the stream's dimensions; `off` is the value that switches one off.
+    """A parameter whose `axis` runs over the stream's dimensions; `off` is the value that ablates one.
 
     `times` is the parameter [dim] that multiplies what this one writes, "" where nothing does.
     """
@@ -307,8 +307,8 @@ class _Binder:
                 near = max(stack.layouts, key=lambda one: len({*one} & {*found}) - len({*one} ^ {*found}))
                 odd = ", ".join(sorted({*near} ^ {*found}))
                 raise BadFile(
-                    f"stack {stack.name!r}: {self.prefix}{block} is no kind of block that the row knows; it differs from the "
-                    f"nearest in {odd}; the checkpoint is incomplete, or its config is another one"
+                    f"stack {stack.name!r}: {self.prefix}{block} is not a kind of block that the row lists; it differs from "
+                    f"the nearest in {odd}; the checkpoint is incomplete, or its config is another one"
                 )
 
     def refuse_absent(self) -> None:

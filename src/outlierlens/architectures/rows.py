@@ -107,7 +107,7 @@ RowChoice = Path | str | None
 
 
 class Source(Protocol):
-    """As much of a checkpoint as choosing takes."""
+    """The parts of a checkpoint that choosing a row needs."""
 
     name: str
     config: dict[str, Any]

@@ -26,7 +26,7 @@ _EVERY = ("step", "freq", "frequency", "interval", "period", "every_n_layers")
 
 
 def read_stacks(row: Mapping[str, Any], model_type: str, *, told: bool = True) -> tuple[Stack, ...]:
-    """The stacks of a row, with what is not established as their notes, and what they rest on if that is to be `told`."""
+    """The stacks of a row, with gaps as their notes, and their evidence if that is to be `told`."""
     remarks = [f"the row of {model_type} was derived by experiment on {row['basis']}"] if told else []
     remarks += [f"not established of {model_type}: {remark}" for remark in row["unsettled"]]
     return tuple(stack_of({**table, "notes": remarks}, f"the row of {model_type}") for table in row["stacks"])
@@ -77,7 +77,7 @@ def _kind(value: Any) -> Any:
 
 
 def nearest(rows: Iterable[Mapping[str, Any]], config: Config) -> Mapping[str, Any] | None:
-    """Of the rows that serve a config, the one that knows most of what it says; None where none serves it."""
+    """The row that covers most keys of a config, among those that serve it; None where none does."""
     known = structure(config).keys()
     served = [row for row in rows if fits(row["structure"], config)]
     return max(served, key=lambda row: len(known & row["structure"].keys()), default=None)

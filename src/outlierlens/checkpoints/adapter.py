@@ -88,7 +88,7 @@ class AdapterChange:
 
 
 class Adapter:
-    """A LoRA of linears and tables, with what was trained whole beside it.
+    """A LoRA of linears and tables, with parameters that were trained whole.
 
     Attributes:
         folder: where it is, as it was named. base: the model that its config names; "" for none.
@@ -116,7 +116,7 @@ class Adapter:
                 self._sides.setdefault((found["module"], leaf), {})[found["side"]] = stored
                 self._tables |= {found["module"]} if found["table"] else set()
             elif "lora_" in name:
-                raise self._bad(f"{stored} is no part of plain LoRA")
+                raise self._bad(f"{stored} is not a part of plain LoRA")
             else:
                 self._whole[name] = stored
         if len(several) > 1:
@@ -177,7 +177,7 @@ class Adapter:
                 raise BadFile(f"{self.folder}: {module} has only side {', '.join(sides)} of its LoRA; save it again")
             down, up = (self.source.tensors[sides[side]].shape for side in "AB")
             if len(down) != 2 or len(up) != 2:
-                raise self._bad(f"the LoRA of {module} has {max(len(down), len(up))} axes, so {module} is no linear")
+                raise self._bad(f"the LoRA of {module} has {max(len(down), len(up))} axes, so {module} is not a linear")
             if (down[0], up[1]) != (r, r):
                 raise BadFile(
                     f"{self.folder}: {CONFIG} gives {module} r = {r:g}, and its tensors are {list(down)} and {list(up)}; "

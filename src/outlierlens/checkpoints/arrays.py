@@ -72,7 +72,7 @@ class NumpyCheckpoint(PiecedCheckpoint):
         word = dtype.name if dtype.byteorder in "<=|" else dtype.str
         if not item_bytes(word):
             raise BadFile(
-                f"{path}: {entry.filename!r:.80} holds values of {dtype.str!r:.40}, which are no plain numbers"
+                f"{path}: {entry.filename!r:.80} holds values of {dtype.str!r:.40}, which are not plain numbers"
             )
         self.bytes_read += begin.tell()
         strides = strides_of(shape[::-1])[::-1] if columns else strides_of(shape)

@@ -365,7 +365,7 @@ def parse_config(raw: bytes, where: str, *, strict: bool = False) -> dict[str, A
 
 def _count(digits: str) -> int:
     if digits == "-0":  # a number below 0 to other readers, which refuse it
-        raise ValueError("-0 is no count")
+        raise ValueError("-0 is not a count")
     return int(digits)
 
 

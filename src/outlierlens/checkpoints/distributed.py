@@ -113,7 +113,7 @@ class DistributedCheckpoint(PiecedCheckpoint):
         file, start, length = told["relative_path"], told["offset"], told["length"]
         plain = isinstance(file, str) and file not in ("", ".", "..") and not set(file) & set("/\\:\0")
         if not plain or is_too_long(file) or told.get("transform_descriptors"):
-            raise self._bad(f"{name!r} lies in {file!r:.60}, which is no plain file beside it, or is packed")
+            raise self._bad(f"{name!r} lies in {file!r:.60}, which is not a plain file beside it, or is packed")
         path = self.folder / file
         if not path.is_file():
             raise BadFile(

@@ -291,7 +291,7 @@ def parse_header(raw: bytes, file_size: int, where: str) -> dict[str, TensorSpan
     }
     about = header.get("__metadata__") or {}
     if not isinstance(about, dict) or not all(isinstance(value, str) for value in about.values()):
-        raise BadFile(f"{where}: the header's __metadata__ is no text by name; the file is corrupt, fetch it again")
+        raise BadFile(f"{where}: the header's __metadata__ is not a map of texts; the file is corrupt, fetch it again")
     previous_end, previous_name = base, ""
     for name, tensor in sorted(placed.items(), key=lambda item: (item[1].start, item[1].end)):
         if tensor.start < previous_end:

@@ -193,7 +193,7 @@ def _config(checkpoint: GGUFCheckpoint, family: Gguf) -> dict[str, Any]:
     n_heads, width = metadata[prefix + "attention.head_count"], metadata[prefix + "embedding_length"]
     if type(n_heads) is not int or type(width) is not int or n_heads < 1:
         raise BadFile(
-            f"{where}: {n_heads!r} heads of {width!r} dimensions in all are no sizes; convert the model again"
+            f"{where}: {n_heads!r} heads of {width!r} dimensions in all are not sizes; convert the model again"
         )
     if other := next((what for key, what in family.others.items() if prefix + key in metadata), None):
         raise BadFile(f"{where}: is of {other} and is not known here; take its folder")

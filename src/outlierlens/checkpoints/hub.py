@@ -207,7 +207,7 @@ class Repository:
 def open_hub(
     model: str, *, revision: str | None = None, subfolder: str = "", token: str | None = None, offline: bool = False
 ) -> Checkpoint:
-    """Open a model by its id; see `open_repository` for what is raised besides.
+    """Open a model by its id; see `open_repository` for further errors.
 
     Raises:
         Offline: the network is off and the local hub cache lacks the model.

@@ -98,5 +98,7 @@ def read_imatrix(path: Path) -> Imatrix:
 def _checked(path: Path, name: str, values: np.ndarray) -> np.ndarray:
     """The values as float64; raises BadFile where one is negative or no number."""
     if not np.isfinite(values).all() or (values < 0).any():
-        raise BadFile(f"{path}: {name!r} holds a value that is no sum of squares; the file is corrupt, make it again")
+        raise BadFile(
+            f"{path}: {name!r} holds a value that is not a sum of squares; the file is corrupt, make it again"
+        )
     return values.astype(np.float64)

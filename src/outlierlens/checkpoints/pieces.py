@@ -204,7 +204,7 @@ class PiecedCheckpoint(Checkpoint):
 
 
 def one_bytes(dtype: str, shape: Sequence[int]) -> int:
-    """Bytes of a tensor."""
+    """Number of bytes in a tensor."""
     return math.prod(shape) * item_bytes(dtype)
 
 

@@ -44,7 +44,7 @@ _sleep, _clock = time.sleep, time.monotonic
 
 
 class Rate:
-    """Requests a second to the hub that all threads of a process share; None is no limit."""
+    """Requests per second to the hub that all threads of a process share; None means without limit."""
 
     def __init__(self, per_second: float | None = None):
         self._step = 1 / per_second if per_second else 0.0
@@ -218,7 +218,7 @@ class Wire:
                 break
             took = _clock() - began
             if took > seconds and got < min(limit, least * took):
-                raise self._library.ReadTimeout(f"fewer than {least:,} bytes a second")
+                raise self._library.ReadTimeout(f"fewer than {least:,} bytes per second")
         return got
 
 
@@ -313,7 +313,7 @@ def shown(url: str) -> str:
 
 
 def hub_endpoint() -> str:
-    """The hub's address by HF_ENDPOINT, without a slash at its end; raises BadInput where that is no address."""
+    """The hub's address by HF_ENDPOINT, without a slash at its end; raises BadInput where that is not an address."""
     from huggingface_hub import constants
 
     endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")

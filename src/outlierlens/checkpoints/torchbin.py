@@ -81,11 +81,11 @@ class TorchCheckpoint(PiecedCheckpoint):
             raise BadFile(f"{path}: {len(stored):,} tensors, more than {MAX_TENSORS:,}")
         ignored = [str(key) for key in content if key not in stored]
         if ignored:
-            self.notes += (f"{path.name}: entries that are no tensors were ignored: {', '.join(ignored[:4])}",)
+            self.notes += (f"{path.name}: entries that are not tensors were ignored: {', '.join(ignored[:4])}",)
         for key, value in content.items():
             if not isinstance(key, str) and key in stored:
                 raise BadFile(
-                    f"{path}: a tensor is stored under {key!r:.40}, which is no name; save the model's state_dict()"
+                    f"{path}: a tensor is stored under {key!r:.40}, which is not a name; save the model's state_dict()"
                 )
             if isinstance(value, Record) and value.name.startswith("torch."):
                 raise BadFile(f"{path}: tensor {key!r} is stored as {value.name} makes it, not as plain values; {SAFE}")

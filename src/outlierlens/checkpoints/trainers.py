@@ -105,7 +105,7 @@ def same_model(path: Path) -> str:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """The files that make one model with this one, by rank; the file alone where it is no part.
+    """The files that make one model with this one, by rank; the file alone where it is not a part.
 
     Raises:
         BadFile: the trainer cut the model in a way that is not read, or a rank between others is missing.

@@ -27,7 +27,7 @@ from outlierlens.options.experiment import GROUP_NAMES, GROUPS, title
 
 
 class Usage(BadInput):
-    """Words that are no call of a command."""
+    """Words that do not call a command."""
 
     code = 2  # of the process
 

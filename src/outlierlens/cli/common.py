@@ -179,7 +179,7 @@ class _NullTerminal(io.StringIO):
 
 @contextmanager
 def resumable(rows: Path | None) -> Iterator[None]:
-    """On Ctrl-C or SIGTERM keep what is measured, say how to go on, and end with exit code 130 or 143."""
+    """On Ctrl-C or SIGTERM keep measurements, say how to continue, and end with exit code 130 or 143."""
     terminated = False
 
     def terminate(*_: Any) -> NoReturn:
@@ -197,7 +197,7 @@ def resumable(rows: Path | None) -> Iterator[None]:
         again = reproduce("--overwrite")
         kept = "nothing was kept"
         if rows:
-            there = f"{rows} keeps what was measured; go on with: {again}"
+            there = f"{rows} keeps the finished measurements; continue with: {again}"
             kept = there if rows.exists() else f"nothing was measured yet; start again with: {again}"
         warn(f"{'terminated' if terminated else 'interrupted'}; {kept}")
         raise SystemExit(143 if terminated else 130) from None
@@ -216,7 +216,7 @@ def check_chart(path: Path | None, *, replace: bool, remedy: str = "use --overwr
     if path is None:
         return
     if path.suffix.lower() not in CHART_KINDS:
-        raise BadInput(f"--chart {path}: the ending says what is drawn; use {', '.join(CHART_KINDS)}")
+        raise BadInput(f"--chart {path}: the ending sets the format; use {', '.join(CHART_KINDS)}")
     if path.suffix.lower() in (".svg", ".png"):
         need("vl_convert", "charts", f"drawing {path}")
     if path.is_file() and not replace:

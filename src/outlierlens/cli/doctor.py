@@ -212,7 +212,7 @@ def _cache() -> tuple[str, int | None, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions:
-    """What is looked at."""
+    """Whether to list devices."""
 
     devices: bool = False
     """Import torch too, and list what it computes on."""

@@ -83,7 +83,7 @@ def _batch_sizes(options: Any) -> list[tuple[tuple[str, ...], int]]:
 
 
 def answer(experiment: Experiment, session: Session, run: Callable[[], Any]) -> Any:
-    """What `run` finds, shown, written and drawn as the words asked; None where it wrote what was asked itself."""
+    """The result of `run`, shown, written and drawn as its options say; None where `run` wrote its output itself."""
     from outlierlens.results.document import to_json  # brings numpy, which --help does not need
 
     output = session.output

@@ -8,12 +8,12 @@ from textwrap import wrap
 from outlierlens.experiments import EXPERIMENTS
 from outlierlens.options.experiment import GROUP_NAMES, title
 
-ABOUT = "Find the handful of dimensions a Transformer cannot live without, switch them off, measure what breaks."
+ABOUT = "Find the handful of dimensions a Transformer cannot live without, ablate them, measure what breaks."
 # Commands of two words, by the first: what its help says, and the heading of the second words there.
 FAMILIES = {
-    "replicate": ("A paper's experiments for any model.", "Papers"),
-    "atlas": ("Outlier dimensions of many models: look one up, or build it.", "Atlas"),
-    "prune": ("What pruning may take, what it took, and what that costs.", "Pruning"),
+    "replicate": ("Run a paper's experiments on any model.", "Papers"),
+    "atlas": ("Look up outlier dimensions of many models, or scan more.", "Atlas"),
+    "prune": ("Protect outliers from pruning, check pruned models, measure the cost.", "Pruning"),
     "lab": ("Pre-train, fine-tune and attack models.", "Lab"),
 }
 PROGRAM = "This program"
@@ -28,8 +28,8 @@ def overview(width: int) -> str:
         family, _, name = row.name.rpartition(" ")
         rows[title(row.group)][family or name] = FAMILIES[family][0] if family else row.about.partition("\n\n")[0]
     rows[PROGRAM] = {
-        "--help": "This text; after a command, what it takes.",
-        "--version": "The version, and nothing else.",
+        "--help": "Show this text; after a command, its options.",
+        "--version": "Print the version.",
         "--install-completion": INSTALL,
         "--show-completion": SHOW,
     }

@@ -243,7 +243,7 @@ def _table(file: Path, parquet: Any) -> Any:
     unpacked = sum(about.row_group(n).total_byte_size for n in range(about.num_row_groups))
     if about.num_rows > LARGEST_VOCABULARY or unpacked > MAX_BYTES:
         raise BadFile(
-            f"{file}: {about.num_rows:,} rows of {unpacked:,} bytes are no vocabulary (at most {LARGEST_VOCABULARY:,})"
+            f"{file}: {about.num_rows:,} rows of {unpacked:,} bytes are not a vocabulary (at most {LARGEST_VOCABULARY:,})"
         )
     table = opened.read()
     table.validate(full=True)  # that texts are UTF-8 too

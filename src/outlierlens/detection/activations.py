@@ -78,9 +78,9 @@ class ObserveOptions:
     stack: str | None = None
     """One stream alone. mlp (encoder.mlp): what the last linear of each block's MLP reads, neuron by neuron."""
     max_length: int = 128
-    """Tokens of a text that are read, special tokens included."""
+    """Maximum number of tokens per text, special tokens included."""
     batch_size: Annotated[int, Ge(1)] = 32
-    """Texts in one forward pass."""
+    """Texts per forward pass."""
     n_sigma: Annotated[float, Gt(0), Lt(float("inf"))] = Rule.n_sigma
     """Threshold on the distance from the vector's own mean, in standard deviations (--verbose lists what exceeds it)."""
     rules: ActivationRules = ActivationRules()

@@ -58,10 +58,12 @@ def named_dims(
     strongest = tuple(sorted(scanned.strongest_dims(N_STRONGEST)))
     if not strongest:
         raise BadInput(
-            f"{loaded.name}: the weights of {scanned.site} are all equal, so none stands out; name dimensions"
+            f"{loaded.name}: the weights of {scanned.site} are all equal, so none is an outlier; name dimensions"
         )
     said = ", ".join(map(str, strongest))
-    note = f"the scan names no outlier; {said} are the {N_STRONGEST} of largest |z| in the weights, which is no finding"
+    note = (
+        f"the scan names no outlier; {said} are the {N_STRONGEST} of largest |z| in the weights, which is not a finding"
+    )
     return NamedDims(strongest, "largest |z| in the weights, as the scan names none", (), (note,))
 
 

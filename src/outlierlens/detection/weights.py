@@ -184,7 +184,7 @@ class StackScan(Row):
 class LargeNeuron(Row):
     """A neuron that its weights single out."""
 
-    note = "Of each neuron the largest value that any input of the norm before its MLP can give it."
+    note = "Largest value: the largest that any input of the norm before the MLP can give the neuron."
     model: str = ""
     """model: where several were scanned"""
     stack: Annotated[str, Quiet]
@@ -382,7 +382,7 @@ def _live_per_dim(values: "Tensor", param: Param) -> np.ndarray:
 
 
 def live_norms(values: "Tensor", param: Param) -> "Tensor":
-    """L2 norm of what lies at each dimension of a tensor in the parameter's shape, float32 [dim] on its device."""
+    """L2 norm of the entries at each dimension of a tensor in the parameter's shape, float32 [dim] on its device."""
     moved = values.detach().float().movedim(param.axis, 0)
     return moved.reshape(len(moved), -1).norm(dim=1)
 

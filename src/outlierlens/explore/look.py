@@ -74,8 +74,8 @@ class TurnedDims:
 
     @property
     def names(self) -> str:
-        """ "8, 24 off in layers 0–3"; "8, 24 × 0.5 in layers 0–3"; "nothing"."""
-        how = f"× {self.left:g}" if self.left else "off"
+        """ "8, 24 ablated in layers 0–3"; "8, 24 × 0.5 in layers 0–3"; "nothing"."""
+        how = f"× {self.left:g}" if self.left else "ablated"
         return f"{few(self.dims)} {how} in layers {runs(self.layers)}" if self.dims else "nothing"
 
     @property
@@ -91,6 +91,7 @@ class TextLoss(Row):
     note = "Intervals are over the text's predictions, as if each were independent: they do not cover other texts."
     condition: str
     off: Annotated[str, More]
+    """ablated"""
     loss: Estimate
     """{task}, {unit}"""
     perplexity: float | None = None
@@ -376,7 +377,7 @@ class Explorer:
         column = scanned.map_dims.index(dim)
         z = np.stack([one[:, column] for one in (scanned.z_scale, scanned.z_bias) if one.size])  # [vector, layer]
         past = np.flatnonzero(scanned.threshold.passes(z).any(0)).tolist()
-        where = f"layers {runs(past)} of {scanned.n_layers}" if past else "no layer stands out"
+        where = f"layers {runs(past)} of {scanned.n_layers}" if past else "not an outlier in any layer"
         return f"{dim} · {where} · |z| up to {np.abs(z).max():.1f}"
 
     def verdict(self, name: str = "") -> str:
@@ -424,7 +425,7 @@ class Explorer:
                 f"layers {state.first} to {state.last} cannot be; {stack.name} has layers 0 to {last}, the lower one first"
             )
         if len(state.dims) > MOST:
-            raise BadInput(f"{len(state.dims)} dimensions are chosen; this page switches off {MOST} at most")
+            raise BadInput(f"{len(state.dims)} dimensions are chosen; this page ablates at most {MOST}")
         width = stream_width(self.loaded.model, stack)
         plan = plan_dims(stack, width, state.dims or (0,), state.layers)
         mode = cast(Mode, "scale" if state.left else state.mode)

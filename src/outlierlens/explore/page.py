@@ -43,7 +43,7 @@ _QUIETLY: dict[str, Any] = {"show_progress": "minimal", "api_visibility": "priva
 
 
 def gradio() -> ModuleType:
-    """The library, with everything of it that connects to the outside switched off; raises MissingExtra."""
+    """The library, with all its outside connections disabled; raises MissingExtra."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     # Behind every answer it would sum up its own events, by means that pandas warns of; nobody reads them.
@@ -120,19 +120,19 @@ class _Page:
             with gr.Column(scale=1, min_width=280):
                 self._pieces("number")
             with gr.Column(scale=1, min_width=280):
-                put["left"] = gr.Slider(0, 1, 0, step=0.05, label="What is left of the set", elem_id="ol-left")
+                put["left"] = gr.Slider(0, 1, 0, step=0.05, label="Factor of the set", elem_id="ol-left")
         with gr.Row():
             with gr.Column(scale=1, min_width=300):
                 with gr.Row():
                     self.examples = {name: gr.Button(name, size="sm", min_width=80) for name in EXAMPLES}
                 put["text"] = gr.Textbox(label="Text (Ctrl+Enter shows it)", lines=4, max_lines=10, elem_id="ol-text")
                 self.run = gr.Button("Show", variant="primary", elem_id="ol-run")
-                stand_out = "The set: dimensions that stand out"
+                stand_out = "The set: outlier dimensions"
                 put["listed"] = gr.CheckboxGroup(self._choices(""), label=stand_out, elem_id="ol-listed")
                 put["others"] = gr.Textbox(label="And others, such as 17, 78", max_lines=1, elem_id="ol-others")
                 self.again = gr.Button("Another random set", size="sm", elem_id="ol-again")
                 choices = [(text, mode) for mode, text in MODES.items()]
-                put["mode"] = gr.Dropdown(choices, label="How it goes off, at 0", elem_id="ol-mode")
+                put["mode"] = gr.Dropdown(choices, label="Ablation, at factor 0", elem_id="ol-mode")
                 with gr.Row():
                     put["first"] = gr.Number(0, label="From layer", **layer)
                     put["last"] = gr.Number(most, label="to layer", **layer)

@@ -31,20 +31,20 @@ EXAMPLES = {
 
 @dataclass(frozen=True)
 class Selection:
-    """What is looked at: all that a permalink holds."""
+    """State of the page: all that a permalink holds."""
 
     text: str = ""
     """As typed; a page reads its first tokens."""
     dims: tuple[int, ...] = ()
     """The chosen set; none leaves the model intact."""
     left: Annotated[float, Ge(0), Le(1)] = 0.0
-    """What is left of the set, in [0, 1]: 0 is off by --mode, else the output of each block there times this."""
+    """Factor of the set, in [0, 1]: 0 ablates it by --mode, else each block's output there is multiplied by this."""
     mode: str = "weights"
-    """How the set goes off: weights, norms, zero, mean, resample or writes."""
+    """How the set is ablated: weights, norms, zero, mean, resample or writes."""
     first: Annotated[int, Ge(0)] = 0
-    """The first layer it is off in."""
+    """The first layer in which it is ablated."""
     last: Annotated[int | None, Ge(0)] = None
-    """The last layer it is off in, itself included; None is the model's last."""
+    """The last layer in which it is ablated, itself included; None is the model's last."""
     stack: str = ""
     """Which stream, where there are several: encoder, decoder."""
     seed: Annotated[int, Ge(0)] = 0
@@ -122,10 +122,10 @@ def shown_dims(text: str) -> tuple[int, ...] | Find:
 
 
 def span(layers: str) -> tuple[int, int]:
-    """(first, last) of "0-3"; raises BadInput for layers that are no range."""
+    """(first, last) of "0-3"; raises BadInput for layers that are not a range."""
     found = parse_layers(layers)
     if not found or list(found) != list(range(found[0], found[-1] + 1)):
-        raise BadInput(f"--layers {layers!r} is no range; explore switches off in a range such as 0-3")
+        raise BadInput(f"--layers {layers!r} is not a range; explore ablates in a range such as 0-3")
     return found[0], found[-1]
 
 
@@ -139,7 +139,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class ExploreOptions:
-    """What is looked at, and how it is shown."""
+    """The state of the page, and how it is shown."""
 
     place: Annotated[Place, Flat()] = Place()
     """Where the page is."""
@@ -148,11 +148,11 @@ class ExploreOptions:
     text: str | None = None
     """Text to look at. Default: a shipped one."""
     dims: Annotated[tuple[int, ...] | Find, Flag(read="explore.state:shown_dims", words=FIND)] = FIND
-    """308,381, or '' for none; find: what scan finds, or the strongest."""
+    """308,381, or '' for none; find: those that scan finds, or the strongest."""
     layers: Annotated[tuple[int, int] | None, Flag(read="explore.state:span")] = None
-    """Layers to switch off in: 0-3. Default: all."""
+    """Layers in which to ablate: 0-3. Default: all."""
     state: Annotated[Selection, Flat("left", "mode", "stack", "seed", "blank")] = Selection()
-    """The rest of what a permalink holds."""
+    """The other settings that a permalink holds."""
 
     def looked_at(self, start: Selection) -> Selection:
         """The state asked for; `start` has the text and the dimensions of who names none."""

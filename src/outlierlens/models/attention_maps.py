@@ -44,7 +44,7 @@ CHUNK = 2**24  # products of queries and keys that are held at once
 
 @dataclass(frozen=True)
 class MapLooks:
-    """What is called.
+    """Functions that look at attention maps.
 
     Attributes:
         read: (name, values) of "q", "k" and "v", [batch, token, head * dim], as they are multiplied; a key or value head that

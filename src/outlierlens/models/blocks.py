@@ -52,7 +52,7 @@ ONE_THREAD = "the model is read block by block by another thread; give each thre
 
 
 class RunMemory(NamedTuple):
-    """Bytes that a run takes beside the libraries.
+    """Bytes that a run takes, without the libraries.
 
     The largest block is there as it is stored, as it is computed, and once more as it is stored of the next one. Of a call that
     waits there are two states of each token: the embeddings and what the last block gave.

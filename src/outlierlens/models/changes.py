@@ -350,7 +350,7 @@ def _forget(scope: Scope, edit: Edit) -> None:
 
 
 def edited_copy(values: "Tensor", parameter: "Tensor") -> "Tensor":
-    """`values` of a parameter, with what the current scope sets of it in them."""
+    """`values` of a parameter, with the values that the current scope sets."""
     for scope in current_scope.get().chain:
         for edit in scope.edits:
             if edit.parameter is parameter:

@@ -76,7 +76,7 @@ def whole_float32(device: "torch.device") -> None:
 
 
 def tokens_at_once(device: "torch.device") -> int:
-    """Tokens of one forward pass that a device of this kind does best with."""
+    """Number of tokens per forward pass at which a device of this kind is fastest."""
     return TOKENS_AT_ONCE.get(device.type, TOKENS_AT_ONCE["cpu"])
 
 
@@ -124,7 +124,7 @@ def memory_kept() -> Iterator[None]:
 
 @contextmanager
 def memory_returned() -> Iterator[None]:
-    """Give back what is freed at once inside, whatever `memory_kept` says: for many passes that wait with their states.
+    """Give freed memory back at once inside, whatever `memory_kept` says: for many passes that wait with their states.
 
     Of a heap with states of hundreds of passes in it, nothing between them goes back: twice the memory (measured).
     """

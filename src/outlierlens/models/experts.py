@@ -191,9 +191,7 @@ def unreached(reached: Collection[tuple[int, int]], experts: Collection[tuple[in
     n, told = sum(map(len, missing.values())), list(missing.items())[:TOLD]
     listed = "; ".join(f"layer {layer}: {_few(numbers)}" for layer, numbers in told)
     more = f"; and some in {len(missing) - TOLD} other layers" if len(missing) > TOLD else ""
-    return (
-        f"no token reached {n:,} of {len(experts):,} experts, so nothing is known of their values ({listed}{more})",
-    )
+    return (f"no token reached {n:,} of {len(experts):,} experts, so their values are unknown ({listed}{more})",)
 
 
 def _few(numbers: Sequence[int]) -> str:

@@ -182,7 +182,7 @@ def written(
     """
     paths = last_operations(stack)
     if paths is None:
-        raise BadInput(f"stream {stack.name!r}: the blocks' last operation is no single module's output")
+        raise BadInput(f"stream {stack.name!r}: no single module gives the blocks' last operation")
     with ExitStack() as hooks:
         _hook(model, stack, layers, edit, hooks, paths)
         yield
@@ -237,7 +237,7 @@ def edited_calls(
     before: Mapping["nn.Module", Callable[["Tensor"], "Tensor"]],
     after: Mapping["nn.Module", Callable[[Any], Any]],
 ) -> Iterator[None]:
-    """Replace the first argument of each module of `before`, and the output of each of `after`, by what its function gives."""
+    """Replace the first argument of each module of `before`, and the output of each of `after`, by its function's result."""
     refuse_compiled(model)
 
     def enter(module: "nn.Module", args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -285,7 +285,7 @@ def running_masks(model: "nn.Module") -> Iterator[Sequence["Tensor"]]:
 
 @temporary
 def valid_tokens(model: "nn.Module") -> Iterator[Callable[["Tensor"], "Tensor"]]:
-    """Yield a function that tells which tokens of the running pass are no padding: bool [batch, token] for given states.
+    """Yield a function that tells which tokens of the running pass are not padding: bool [batch, token] for given states.
 
     It reads the pass's own attention masks; where none fits (a step of generation, no mask given) every token is valid. A
     speech model's mask is of samples: the model itself says which of its tokens that leaves.
@@ -450,7 +450,7 @@ def tapped_calls(
 
 @temporary
 def head_read(model: "nn.Module", look: Callable[["Tensor", Callable[["Tensor"], "Tensor"]], None]) -> Iterator[None]:
-    """Call `look(states, head)` with what the vocabulary head reads [batch, token, dim]; the pass computes one token of it.
+    """Call `look(states, head)` with the inputs of the vocabulary head [batch, token, dim]; the pass computes one token of it.
 
     `head(some)` gives the logits of some of them [..., vocabulary], unseen by any hook. Nothing is called without a head.
     """

@@ -129,7 +129,7 @@ def token_limit(loaded: LoadedModel, asked: int) -> int:
 
 
 def row_limit(loaded: LoadedModel, data: Data, asked: int) -> int:
-    """Tokens of a row of a forward pass at most; a picture has those it has, and of a recording seconds are cut."""
+    """Maximum number of tokens per row of a forward pass; a picture keeps all, recordings are cut by seconds."""
     return NO_LIMIT if isinstance(data, Items) else token_limit(loaded, asked)
 
 

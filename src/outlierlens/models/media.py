@@ -210,7 +210,7 @@ class Preparation:
         wanted = int(processor.sampling_rate)
         if sound.rate != wanted:
             raise BadInput(
-                f"{part.name}: {sound.rate:,} samples a second; {self.loaded.name} reads {wanted:,}; resample it first "
+                f"{part.name}: {sound.rate:,} samples per second; {self.loaded.name} reads {wanted:,}; resample it first "
                 f"(ffmpeg -i IN -ar {wanted} OUT.wav)"
             )
         features = {"return_attention_mask": True} if self.takes == "input_features" else {}
@@ -326,7 +326,7 @@ class Preparation:
 
 
 def frames(module: "nn.Module", n_samples: int) -> int:
-    """Tokens that a speech model makes of so many samples; raises BadInput for one that does not say."""
+    """Number of tokens that a speech model makes of N samples; raises BadInput for one that does not say."""
     count: Any = getattr(module, "_get_feat_extract_output_lengths", None)
     if count is None:
         raise BadInput(f"{type(module).__name__} does not say how many tokens it makes of a recording; use wav2vec2")

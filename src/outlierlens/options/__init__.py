@@ -52,7 +52,7 @@ def parse_dims(text: str) -> tuple[int, ...] | dict[int, tuple[int, ...]]:
         layers, _, dims = part.partition(":")
         if re.fullmatch(r"\s*\d+\s*:\s*\d+\s*", dims):
             raise BadInput(
-                f"{part.strip()} is a neuron of an expert, and what is named here goes layer by layer, without experts; "
+                f"{part.strip()} is a neuron of an expert, and dimensions are named here layer by layer, without experts; "
                 "observe --rule all and trace set single weights of experts to 0"
             )
         for layer in parse_layers(layers):

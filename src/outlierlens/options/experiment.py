@@ -31,7 +31,7 @@ GROUPS = {
     "source": "session:ModelSource",
     "loading": "session:Loading",
 }
-GROUP_NAMES = ("find", "switch off", "explain", "compare with papers", "train", "compress", "guard", "embed", "show")
+GROUP_NAMES = ("find", "ablate", "explain", "compare with papers", "train", "compress", "guard", "embed", "show")
 TEXTS = ("subject", "reading", "options", "output", "loading")
 
 

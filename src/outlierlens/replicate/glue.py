@@ -52,10 +52,10 @@ Kind = Literal["each", "all", "passing"]
 
 @dataclass(frozen=True, kw_only=True)
 class GlueOptions:
-    """What is replicated, and how."""
+    """Data, models and controls of the replication."""
 
     paper: Annotated[str, Flag(hidden=True)] = "kovaleva-glue"
-    """Whose protocol it is."""
+    """Authors of the protocol."""
     tasks: Annotated[tuple[str, ...], Flag(read="options:parse_names", words="rte,cola,stsb,sst2")] = (
         *("rte", "cola", "stsb", "sst2"),
     )
@@ -71,17 +71,17 @@ class GlueOptions:
     seeds: Annotated[tuple[int, ...], Flag(read="options:parse_seeds", words="42")] = (42,)
     """Seeds of fine-tuning, one model each: 42,43."""
     dims: DimsOrFind = FIND
-    """Switch these off, 308,381; find: those that the paper's rule names, or else the two of largest |z|."""
+    """Dimensions to ablate, 308,381; find: those that the paper's rule names, or else the two of largest |z|."""
     n_random: Annotated[int | None, Flag("--random"), Ge(0)] = None
     """Random sets (and dimensions). Default: the paper's 1,000."""
     n_matched: Annotated[int, Flag("--matched"), Ge(0)] = 19
-    """Sets as large, at other positions."""
+    """Sets with weights of the same size, at other positions."""
     every: bool = False
-    """Every single dimension too: Kovaleva's figure 2."""
+    """Also ablate every single dimension: Kovaleva's figure 2."""
     layers: bool = False
-    """Off in each single layer too, beside 19 random sets: Puccetti's windows."""
+    """Also ablate in each single layer, against 19 random sets: Puccetti's windows."""
     labels: Annotated[tuple[str, ...], Flag(into="--tasks", read="options:parse_names")] = ()
-    """Of one task: its models' labels in the order of their outputs, if their config has none."""
+    """With one task: its models' labels in the order of their outputs, if their config has none."""
     limit: Annotated[int | None, Ge(2)] = None
     """First N examples of the dev split."""
     seed: Annotated[int, Ge(0)] = 42
@@ -128,25 +128,26 @@ KOVALEVA, PUCCETTI = GlueOptions(), GlueOptions(paper="puccetti-glue")
 
 @dataclass(frozen=True, kw_only=True)
 class Loss(Row):
-    """What a fine-tuned model loses with some dimensions off, beside control sets of as many."""
+    """What a fine-tuned model loses with dimensions ablated, against control sets of the same size."""
 
     model: str
     kind: Annotated[Kind, Quiet]
     """each outlier, all of them (or the only one), or those that pass the test of 5 × random together"""
     off: str
+    """ablated"""
     layer: int | None = None
     dims: Annotated[tuple[int, ...], Quiet]
     task: Annotated[str, Quiet]
     metric: str
     intact: float
     value: float
-    """with them off"""
+    """with them ablated"""
     lost: Annotated[Estimate, Change]
     """metric lost: paired by example"""
     random: Annotated[tuple[float, ...], Draws, Change] = ()
-    """lost by each random set: of as many ordinary dimensions, in the same layers"""
+    """lost by each random set: of the same number of ordinary dimensions, in the same layers"""
     times_random: float | None = None
-    """× random: what is lost over the random sets' mean; none where that is not positive"""
+    """× random: the loss over the random sets' mean; none where that is not positive"""
     passes: str | None = None
     """≥ 5 ×: as Puccetti et al. (2022) ask, who ask for no interval: "in doubt" is one that reaches 0. Where random sets cost
     nothing on average, whether the interval lies above 0"""
@@ -206,12 +207,12 @@ class Replication(Finding):
         settings: the options that it was made with.
     """
 
-    title = "Outliers off in fine-tuned models"
+    title = "Outliers ablated in fine-tuned models"
 
     losses: tuple[Loss, ...] = ()
-    """Off in all layers, not trained again"""
+    """Ablated in all layers, not trained again"""
     by_layer: tuple[Loss, ...] = ()
-    """Off in one layer alone"""
+    """Ablated in one layer alone"""
     models: tuple[TaskModel, ...] = ()
     """Fine-tuned models"""
     published: tuple[PublishedNumber, ...] = ()
@@ -239,14 +240,14 @@ class Replication(Finding):
         tested = [row for row in self.losses if row.kind == "all" and row.passes]
         enough = [f"{row.model}{str(row.passes)[3:]}" for row in tested if row.passes != "no"]
         by_rule = all(one.by_rule for one in self.models)
-        what = "the outliers cost" if by_rule else "what was switched off (not by the rule) costs"
+        what = "the outliers cost" if by_rule else "the ablated dimensions (not by the rule) cost"
         where = f" ({'; '.join(enough)})" if enough else ""
         yield (
             f"{self.base}: {what} at least {ENOUGH:g} times what random sets cost in {len(enough)} of {len(tested)}{where}."
         )
         for one in self.models:
             yield (
-                f"{one.model}: {one.metric} {one.intact.written('.3f')} on {one.n_examples:,} examples of {one.task}; off: "
+                f"{one.model}: {one.metric} {one.intact.written('.3f')} on {one.n_examples:,} examples of {one.task}; ablated: "
                 f"{listed(one.dims)} ({one.named_by})."
             )
             if any(row.lost == Estimate(0, 0, 0) for row in (*self.losses, *self.by_layer) if row.model == one.model):
@@ -259,7 +260,7 @@ class Replication(Finding):
 def loss_of(
     sweep: Sweep, effect: Effect, kind: Kind, model: TaskModel, published: Sequence[PublishedNumber] = ()
 ) -> Loss:
-    """The row of one effect of a sweep of this model, beside its control sets.
+    """The row of one effect of a sweep of this model, with its control sets.
 
     Ordinary sets describe, and p is the rank among random ones. Where every single dimension was swept, those without a name
     are the ordinary ones, and p is the rank among all others.
@@ -300,7 +301,7 @@ def _finite(changes: Sequence[float]) -> np.ndarray:
 def losses_of(
     together: Sweep, singles: Sweep | None, model: TaskModel, published: Sequence[PublishedNumber] = ()
 ) -> tuple[Loss, ...]:
-    """Each outlier, where they are several, and all of them, off in all layers."""
+    """Each outlier, where there are several, and all of them, ablated in all layers."""
     alone = [(singles, singles.effect(dim)) for dim in model.dims if singles and len(model.dims) > 1]
     each = [loss_of(sweep, one, "each", model, published) for sweep, one in alone]
     return (*each, loss_of(together, together.effects[0], "all", model, published))
@@ -314,7 +315,7 @@ def passing(rows: Sequence[Loss]) -> tuple[int, ...]:
 
 
 def layers_of(sweep: Sweep, model: TaskModel) -> tuple[Loss, ...]:
-    """Each outlier and all of them off in every single layer, layer by layer."""
+    """Each outlier and all of them, ablated in every single layer, layer by layer."""
     effects = sorted(sweep.effects, key=lambda one: sweep.windows_swept.index(one.window))
     return tuple(loss_of(sweep, one, "all" if len(one.dims) == len(model.dims) else "each", model) for one in effects)
 
@@ -429,7 +430,9 @@ class _GlueWork:
             mode, few = mode_by_layer(stack), min(protocol.n_random, 19)
             by_layer = layers_of(run(LAYERS, dims=dims, sets=sets, windows="single", n_random=few, mode=mode), model)
             if mode != "weights":
-                notes.append("layer by layer, dimensions are off in what a layer gives, as layers share their weights")
+                notes.append(
+                    "layer by layer, dimensions are ablated in the layer's output, as layers share their weights"
+                )
         if reduced := [one.precision for one in self.done if one.precision]:
             worst = max(reduced, key=lambda precision: precision.deviation)
             notes.append(f"computed in {worst.dtype}; {worst.written(together.about.of_change)}")

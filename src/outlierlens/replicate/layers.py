@@ -39,7 +39,7 @@ class LayerLink(Row):
     """Damage by layer against one correlation by layer."""
 
     dims: str
-    """off"""
+    """ablated"""
     what: str
     """|r| with"""
     rho: Annotated[Estimate, Change]
@@ -55,10 +55,10 @@ class LayerLink(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerDamage(Row):
-    """One dimension or set off in one layer alone, beside r of |h| in the layer's output; of a set the mean |r|."""
+    """One dimension or set ablated in one layer alone, with r of |h| in the layer's output; for a set the mean |r|."""
 
     dims: str
-    """off"""
+    """ablated"""
     layer: int
     damage: Annotated[Estimate, Change]
     """{unit}: change of the {task}"""
@@ -76,7 +76,7 @@ def _lines(y: str) -> Lines:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerStory(Finding):
-    """Damage of single-layer windows beside the correlations of those layers."""
+    """Damage of single-layer windows against the correlations of those layers."""
 
     title = "Damage and correlation, layer by layer"
     pictures = tuple(map(_lines, ("damage", *SOURCES)))
@@ -84,7 +84,7 @@ class LayerStory(Finding):
     links: tuple[LayerLink, ...]
     """Damage and correlation over layers"""
     by_layer: tuple[LayerDamage, ...]
-    """Off in one layer alone"""
+    """Ablated in one layer alone"""
 
     def link(self, dims: str, what: str) -> LayerLink:
         """One of `links`; raises BadInput with those there are."""
@@ -112,7 +112,7 @@ def layer_story(
     if sweep.windows != "single":
         raise BadInput(f"this sweep has windows {sweep.windows!r}; sweep with --windows single")
     if frequency is None and attention is None:
-        raise BadInput("give what frequency or attention measured, or both, beside the sweep")
+        raise BadInput("give the result of frequency or attention, or both, with the sweep")
     of = sweep.provenance
     for one in filter(None, (frequency, attention)):
         if (one.provenance.fingerprint, one.about.stack) != (of.fingerprint, sweep.about.stack):

@@ -64,7 +64,7 @@ NAMES = ("origin", "probe", "geometry", "words", "sts", "frozen-sst2", "frozen-s
 
 @dataclass(frozen=True, kw_only=True)
 class LuoOptions(PaperOptions):
-    """What is replicated, and how."""
+    """Data, models and controls of the replication."""
 
     parts: Annotated[tuple[str, ...], Flag(read="options:parse_names", words=",".join(NAMES))] = NAMES
     """Which parts, by commas."""
@@ -137,7 +137,7 @@ class LuoReplication(PaperFinding):
         what = f"{clipped} (dimensions in layers)" if clipped else "no dimension"
         effects = [one for one in self.of_fix() if one.chosen == HELD_OUT] or list(self.of_fix())
         if not effects:
-            yield f"Clipped were {what}; no data set was measured."
+            yield f"No data set was measured; dimensions to clip: {clipped or 'none'}."
         else:
             chosen = "a layer chosen on other data" if effects[0].chosen == HELD_OUT else "the best layer"
             yield f"Clipping {what} {_said(effects)} (95 % intervals, {chosen})."
@@ -147,7 +147,7 @@ class LuoReplication(PaperFinding):
         if any(one.fix != CLIP for one in self.effects):
             yield "No interval is widened for the number of data sets and fixes: about one in twenty differs by chance."
         if not self.published:
-            yield "None of the paper's numbers are for this checkpoint, so none stand beside these."
+            yield "None of the paper's numbers are for this checkpoint, so none are compared."
         yield f"{self.provenance.subject}: clipped {self.clipping}."
 
 

@@ -24,7 +24,7 @@ from outlierlens.view.section import Change
 
 @dataclass(frozen=True)
 class Protocol:
-    """Of a table on GLUE: the rule that names the outliers, and the paper's number of random sets.
+    """Numbers of a table on GLUE: the rule that names the outliers, and the paper's number of random sets.
 
     `select` says whether outliers must also cost at least 5 times what random dimensions cost (Puccetti et al. 2022).
     """
@@ -43,13 +43,13 @@ class PublishedNumber(Row):
     data: str
     """data: "glue:mnli", "stsb\""""
     off: tuple[int, ...] = ()
-    """off: the dimensions"""
+    """ablated: the dimensions"""
     metric: str = ""
     """metric: none where it was not seen stated"""
     before: float | None
     """intact: of Luo et al. raw vectors; a metric in [−1, 1]"""
     after: float | None
-    """after: with the dimensions off; of Luo et al. clipped"""
+    """after: with the dimensions ablated; of Luo et al. clipped"""
     change: Annotated[float, Change]
     source: str
     """stands in"""

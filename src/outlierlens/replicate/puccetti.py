@@ -33,13 +33,13 @@ from outlierlens.tasks.base import TaskOptions
 
 MAX_LENGTH = 128  # tokens of a text, as in the paper
 HEAD = "head"  # that predicts words
-BESIDE = "beside"  # frequency or attention, which damage by layer is joined with
+BESIDE = "correlations"  # of frequency or attention, with which damage by layer is joined
 NAMES = ("frequency", "attention", "layers", "bands", "predictions")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PuccettiOptions(PaperOptions):
-    """What is replicated, and how."""
+    """Data, models and controls of the replication."""
 
     parts: Annotated[tuple[str, ...], Flag(read="options:parse_names", words=",".join(NAMES))] = NAMES
     """Which parts, by commas."""

@@ -49,7 +49,7 @@ class PaperPart:
 
 @dataclass(frozen=True, kw_only=True)
 class PaperOptions:
-    """What is asked of a paper of many parts; a paper names its parts."""
+    """Options of a paper of many parts; a paper names its parts."""
 
     parts: Annotated[tuple[str, ...], Flag(read="options:parse_names")] = ()
     """Which parts, by commas."""
@@ -58,7 +58,7 @@ class PaperOptions:
     stack: str | None = None
     """Which stream, where there are several."""
     batch_size: Annotated[int, Flag(hidden=True), Ge(1)] = 32
-    """Texts in one forward pass."""
+    """Texts per forward pass."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""
 

@@ -15,7 +15,7 @@ from outlierlens.session import Session
 
 
 def run(session: Session, options: ReportOptions) -> None:
-    """Measure, or read what is finished; write the page and say where it is."""
+    """Measure, or read finished results; write the page and print its path."""
     output = session.output
     check_file(options.card, replace=output.overwrite)  # before the work, not after it
     if options.card:

@@ -64,7 +64,7 @@ def report(
     model: "str | LoadedModel", texts: Texts | None = None, options: ReportOptions | None = None, *,
     folder: Path | str | None = None, overwrite: bool = False, progress: Progress | None = None,
 ) -> ReportData:  # fmt: skip
-    """Scan, observe, switch off against controls, and write `report.html` with its charts and numbers to `folder`.
+    """Scan, observe, ablate against controls, and write `report.html` with its charts and numbers to `folder`.
 
     `model` is a sample, directory, file or hub id, or a loaded model; `texts` are by default 16 that suit it; `folder` is by
     default runs/MODEL. An interrupted run goes on in its folder.
@@ -162,7 +162,7 @@ def _ablated(
             remove_rows(old)
     unread = [stack.name for stack in loaded.stacks if stack.name not in {s.stack for s in observed.stacks}]
     if unread:
-        return (), (f"nothing was switched off: stream {', '.join(unread)} needs inputs that texts do not give",)
+        return (), (f"nothing was ablated: stream {', '.join(unread)} needs inputs that texts do not give",)
     unannounced = replace(loaded, notice=lambda _: None)  # its time is in that of the report
     for stack in loaded.stacks:
         scanned = next((s for s in found.stacks if s.stack == stack.name), None)
@@ -173,11 +173,13 @@ def _ablated(
         given = job.options.dims != FIND
         dims: Any = job.options.dims if given else weights or by_activation[:2] or one_sided
         if not dims:
-            notes.append(f"stream {stack.name}: no rule found a dimension, so nothing was switched off")
+            notes.append(f"stream {stack.name}: no rule found a dimension, so nothing was ablated")
             continue
         if not given and not weights:
-            shown = "what the activations show" if by_activation else "what stands out in scale alone or in bias alone"
-            notes.append(f"stream {stack.name}: weights show none; switched off is {shown}")
+            shown = (
+                "those that the activations show" if by_activation else "the outliers of scale alone or of bias alone"
+            )
+            notes.append(f"stream {stack.name}: weights show none; the ablation is of {shown}")
         options = AblateOptions(
             stack=stack.name,
             avoid=tuple(sorted({*weights, *by_activation, *one_sided})),

@@ -24,11 +24,11 @@ class ReportOptions(Extent):
     model: Annotated[str, Flag(argument=True)] = ""
     """Sample name, directory, weight file or hub id; mini-* need no download. Default: mini-planted."""
     dims: Annotated[Dims | Find, Flag(read="options:planned_dims", words=FIND)] = FIND
-    """Switch these off: 308,381; find: what scan finds."""
+    """Dimensions to ablate: 308,381; find: those that scan finds."""
     max_length: Annotated[int, Ge(2)] = 128
-    """Tokens of a text (or window) at most."""
+    """Maximum number of tokens per text (or window)."""
     batch_size: Annotated[int, Flag(hidden=True), Ge(1)] = 16
-    """Texts in one forward pass."""
+    """Texts per forward pass."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""
     results: Annotated[tuple[Path, ...], Flag("--result")] = ()

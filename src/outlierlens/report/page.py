@@ -72,7 +72,7 @@ def tiles(data: ReportData) -> tuple[Tile, ...]:
         damage = data.damages[0]
         control, unit = damage.family("random"), measured(damage).removeprefix("the ")
         change = cost(damage, damage.chosen.change.value)
-        made.append(Tile(change, f"{unit} with {few(damage.dims)} off", damage.judged == "damaging"))
+        made.append(Tile(change, f"{unit} with {few(damage.dims)} ablated", damage.judged == "damaging"))
         if control is not None:
             rank = "" if control.p is None else f" (rank p = {control.p:.2g})"
             beside = f"median of {control.n} random {sets_of(len(damage.dims))}{rank}"
@@ -121,7 +121,7 @@ def _sweep_tiles(sweep: Sweep) -> Iterator[Tile]:
     unit = "perplexity" if known else sweep.about.of_change
     first, middle = max(singles, key=lambda e: e.change.value), float(np.median([e.change.value for e in singles]))
     shown = [f"×{factor(one)}" if known else f"{one:.2g}" for one in (first.change.value, middle)]
-    yield Tile(shown[0], f"{unit} with {first.label} off, the most of all", first.low > 2 * sweep.tolerance)
+    yield Tile(shown[0], f"{unit} with {first.label} ablated, the most of all", first.low > 2 * sweep.tolerance)
     yield Tile(shown[1], f"{unit}, median of {len(singles):,} single {sweep.about.kind}s")
 
 

@@ -32,7 +32,7 @@ ELSEWHERE = {
     "Observation": "the report observes the model itself",
     "ReportData": "give it in place of the model, or two of them to report --compare",
     "Fingerprint": "a record, not a finding; give what verify says of it",
-    "EmbedderExport": "it says what was written, and lies beside that model",
+    "EmbedderExport": "it describes the written folder, and lies in it",
     "Exploration": "the state of a live page; give the result of ablate",
 }
 # Results of several models or runs, which name them: no single one is that of a report.
@@ -136,7 +136,7 @@ class ReportData(Result):
             said.setdefault((step.topic, step.commands or step.text), step)
         steps = sorted(said.values(), key=lambda step: TOPICS.index(step.topic))
         if not steps:
-            why = "no damage beyond chance was shown" if self.scan.found() else "none stands out"
+            why = "no damage beyond chance was shown" if self.scan.found() else "none is an outlier"
             ask = about(self.provenance, "observe", "--rule", "all")  # fourteen definitions instead of one
             steps = [Advice("nothing", "No dimension needs special care by these measurements.", why, (ask,))]
         missing = [
@@ -160,7 +160,7 @@ class ReportData(Result):
         """In sentences, most important first; the first one stands alone. Of each finding of its own the first ones."""
         said = [*self.scan.headline(self.model)]
         if self.scan.found() and not self.damages and not self.sweeps:
-            said.append("What switching them off does was not measured.")
+            said.append("The effect of ablating them was not measured.")
         sections = sections_of((*self.damages, *self.sweeps, *self.tracks, *self.of(Observation)))
         return (*said, *(sentence for section in sections for sentence in section.sentences[:FIRST]))
 

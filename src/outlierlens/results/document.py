@@ -148,7 +148,7 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Digits:
-    """Beside the type of an array: how many significant digits of it a file keeps. Seven say all of a float32."""
+    """Metadata of an array's type: how many significant digits of it a file keeps. Seven say all of a float32."""
 
     n: int = 7
 
@@ -189,7 +189,7 @@ def _kind_of(document: Any, where: str) -> "type[Result]":
     if kind in HOMES and kind not in _KINDS:
         importlib.import_module(f"outlierlens.{HOMES[kind]}")
     if kind not in _KINDS:
-        raise BadFile(f"{where}: kind {kind!r:.40} is no result of outlierlens; known: {', '.join(HOMES)}")
+        raise BadFile(f"{where}: kind {kind!r:.40} is not a result of outlierlens; known: {', '.join(HOMES)}")
     return _KINDS[kind]
 
 
@@ -317,7 +317,7 @@ def _decode_key(wanted: Any, key: str, where: str) -> Any:
     try:
         return int(key)
     except ValueError:
-        raise BadFile(f"{where}: {key!r:.40} is no whole number") from None
+        raise BadFile(f"{where}: {key!r:.40} is not a whole number") from None
 
 
 def _decode_array(value: list[Any], where: str) -> np.ndarray:

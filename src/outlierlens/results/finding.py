@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What was measured, on what: the header of every finding.
+    """The measured quantity and its data: the header of every finding.
 
     Attributes:
         data, data_digest: what was read, and its SHA-256. inputs: what one is called: "texts", "images", "recordings".

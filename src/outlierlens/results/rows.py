@@ -35,7 +35,7 @@ MOST_ACROSS = 24  # columns of a pivot; more cannot be read
 
 
 class Quiet:
-    """Mark of a field that is saved and no column of a table; values of every text are no column of a data frame either."""
+    """Mark of a field that is saved but not a column of a table; values per text are not a column of a data frame either."""
 
 
 class More:

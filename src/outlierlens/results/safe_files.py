@@ -90,7 +90,7 @@ def write_together(files: Mapping[Path, str | bytes]) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file beside `path`, which takes its name if the block ends well and vanishes if not.
+    """A new file next to `path`, which takes its name if the block ends well and vanishes if not.
 
     A link at `path` is replaced itself; the file that it leads to stays as it is.
 
@@ -124,7 +124,7 @@ def _settled(file: BinaryIO) -> Path:
 
 
 def rename(made: Path, target: Path) -> None:
-    """Give `made` the name `target`, in place of what has it, and force that name to the disk."""
+    """Give `made` the name `target`, replacing its owner, and force that name to the disk."""
     made.replace(target)
     if os.name != "posix":  # elsewhere a folder cannot be opened
         return
@@ -142,7 +142,7 @@ def rename(made: Path, target: Path) -> None:
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A fresh folder beside `target`, which takes its place if the block ends well and vanishes if not.
+    """A fresh folder next to `target`, which takes its place if the block ends well and vanishes if not.
 
     What has the name until then keeps it until the new one is whole. No other process may write `target` meanwhile.
 
@@ -193,7 +193,7 @@ def sweep(folder: Path, name: str = "") -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link itself, or a folder with what it holds; nothing where there is none or it cannot be."""
+    """Remove a file, a link itself, or a folder with its contents; nothing where there is none or it cannot be."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -202,7 +202,7 @@ def remove(path: Path) -> None:
 
 
 def refuse_links(folder: Path, *names: str) -> None:
-    """Raise BadInput where something in `folder` is a link or holds one, of what fits a pattern of `names` if any is given."""
+    """Raise BadInput where something in `folder` is a link or holds one; `names` are patterns of names to look at."""
     if not folder.is_dir():
         return
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):

@@ -165,7 +165,7 @@ def share_at_most(found: int, n: int, level: float = LEVEL) -> float:
 
 @lru_cache(maxsize=4096)
 def critical(degrees: float, level: float = LEVEL) -> float:
-    """What |t| of Student's distribution with so many `degrees` of freedom stays below with probability `level`."""
+    """Bound below which |t| of Student's distribution with `degrees` of freedom lies with probability `level`."""
     special: Any = need("scipy.special", "models", "an interval")
     return float(special.stdtrit(degrees, (1 + level) / 2))
 
@@ -217,7 +217,7 @@ def verdict(low: float, high: float) -> str:
 
 
 def no_change(n: int, plural: str, independent: int | None = None) -> str:
-    """What is said where none of `n` items changed, with how many of all may change for all that (`unseen`).
+    """Sentence where none of `n` items changed, with the share of all that may still change (`unseen`).
 
     `independent` is the number of groups of items that hang together, of which that share is.
     """

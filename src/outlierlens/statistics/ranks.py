@@ -74,7 +74,7 @@ def correlations(metric: str, targets: np.ndarray, predicted: np.ndarray) -> np.
     if metric == "spearman":
         return np.nan_to_num(spearman(predicted.T, targets))
     if metric != "pearson":
-        raise BadInput(f"{metric!r} is no metric of a regression; use pearson or spearman")
+        raise BadInput(f"{metric!r} is not a metric of a regression; use pearson or spearman")
     # A constant keeps rounding errors of its mean, so constants are told by their values.
     flat = (np.ptp(predicted, axis=0) <= 1e-12 * np.abs(predicted).max(axis=0)) | (np.ptp(targets) == 0)
     x, y = targets - targets.mean(), predicted - predicted.mean(axis=0)
@@ -200,7 +200,7 @@ def hypergeometric_tail(population: int, marked: int, drawn: int, found: int) ->
 
 
 def two_sided_p(t: np.ndarray, degrees: float) -> np.ndarray:
-    """Two-sided p-values of t [...], Student's distribution with so many `degrees` of freedom; NaN of NaN."""
+    """Two-sided p-values of t [...], Student's distribution with `degrees` of freedom; NaN of NaN."""
     special: Any = need("scipy.special", "models", "p-values")
     return np.asarray(2 * special.stdtr(degrees, -np.abs(t)))
 

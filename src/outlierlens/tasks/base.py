@@ -47,11 +47,11 @@ class TaskOptions:
     """Causal: join all texts with blank lines and cut them into blocks of `max_length` tokens; a text is then one block, and
     what remains after the last whole block is left out."""
     max_length: Annotated[int, Ge(2)] = 128
-    """Tokens of a text (or window, or block) at most, with those that the tokenizer adds."""
+    """Maximum number of tokens per text (or window, or block), with those that the tokenizer adds."""
     stride: Annotated[int | None, Ge(1)] = None
     """Causal: tokens by which the window moves; None is as far as windows go that overlap by one token of the text."""
     batch_size: Annotated[int, Ge(1)] = 16
-    """Texts in one forward pass."""
+    """Texts per forward pass."""
     mask_fraction: Annotated[float, Gt(0), Lt(1)] = 0.15
     """Masked: share of ordinary tokens to predict (80 % masked, 10 % random, 10 % kept)."""
     seed: int = 0
@@ -328,7 +328,7 @@ class DataReading(Reading):
 
 @dataclass(frozen=True)
 class TaskReading(DataReading):
-    """What is read, and what of it becomes a number.
+    """Texts, and the number that each becomes.
 
     Raises:
         BadInput: options that do not belong to the task.
@@ -397,7 +397,7 @@ class TaskReading(DataReading):
             return super().read(offline=offline)
         if self.kind is not None:
             if self.data == Reading.data:
-                raise BadInput(f"--task {self.task} needs your own data: --data FOLDER, with one sub-folder a class")
+                raise BadInput(f"--task {self.task} needs your own data: --data FOLDER, with one sub-folder per class")
             more = {"label": self.label_column, "split": self.split or "test", "labels": self._names or ()}
             return self.items(self.kind, offline=offline, labelled=True, metric=self.metric, **more)
         from outlierlens.data.labelled import read_examples

@@ -86,7 +86,7 @@ def forecast(
     inside: Callable[[], AbstractContextManager[object]] = nullcontext,
     most: bool = False,
 ) -> str:
-    """What is read how often, about how long that takes, and what an interrupted run keeps.
+    """Number of readings, their approximate time, and what an interrupted run keeps.
 
     Args:
         task: what is measured; its first texts are timed.
@@ -109,7 +109,7 @@ def forecast(
         seconds = (time.perf_counter() - begun) * whole * share
     bound = "at most " if most else ""
     takes = duration(n_times * (seconds + entering))
-    keeps = f"{rows} keeps what is finished" if rows else "an interrupted run keeps nothing (no file for rows)"
+    keeps = f"{rows} keeps finished measurements" if rows else "an interrupted run keeps nothing (no file for rows)"
     return f"{task.n_texts:,} {inputs}, read {bound}{n_times * share:,.0f} times: {bound or 'about '}{takes}; {keeps}"
 
 

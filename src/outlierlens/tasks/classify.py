@@ -99,7 +99,9 @@ class LabelledScore(Task):
         whole = options.measure == "metric" and not tokens
         self.statistic = Statistic(task.metric, np.array(examples.labels), examples.family) if whole else None
         if self.metric == "token f1":
-            raise BadInput("token f1 is no mean over texts, so no text has a value of it; use measure loss or accuracy")
+            raise BadInput(
+                "token f1 is not a mean over texts, so no text has a value of it; use measure loss or accuracy"
+            )
         self.is_loss = not self.metric
         self.smallest = 1.0 if self.metric and not whole else 0.0
         self.name = f"{task.name} {self.metric or 'loss'}"

@@ -56,7 +56,7 @@ def score(metric: str, truth: np.ndarray, predicted: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class Statistic:
-    """1 − metric of predictions, for metrics that are no mean over items: 0 is perfect, larger is worse.
+    """1 − metric of predictions, for metrics that are not a mean over items: 0 is perfect, larger is worse.
 
     Attributes:
         metric: its name. truth: [item].
@@ -134,7 +134,7 @@ def paired_interval(
     weights = np.ones(len(intact)) if weights is None else np.asarray(weights, dtype=np.float64)
     if not len(intact) or not len(intact) == len(other) == len(weights):
         raise BadInput(
-            f"{len(intact)} and {len(other)} values with {len(weights)} weights; there must be as many of each"
+            f"{len(intact)} and {len(other)} values with {len(weights)} weights; there must be the same number of each"
         )
     with np.errstate(invalid="ignore"):
         differences = other - intact
@@ -143,7 +143,7 @@ def paired_interval(
     if not differences.any():
         return 0.0, 0.0
     if min(intact.min(), other.min()) < 0 or max(intact.max(), other.max()) > 1:
-        raise BadInput("values outside [0, 1] are no shares; give errors, accuracies or other shares")
+        raise BadInput("values outside [0, 1] are not shares; give errors, accuracies or other shares")
     return bca(mean_value(differences, weights, shares=True), seed=seed, level=0.95, n_draws=n_draws)
 
 
@@ -283,4 +283,4 @@ def of_classes(metric: str, true: np.ndarray, said: np.ndarray, right: np.ndarra
     if metric == "mcc":
         both = right.sum(-1) * n - (true * said).sum(-1)
         return ratio(both, np.sqrt((n**2 - (true**2).sum(-1)) * (n**2 - (said**2).sum(-1))))
-    raise BadInput(f"{metric!r} is no metric of classes; use accuracy, f1, macro f1 or mcc")
+    raise BadInput(f"{metric!r} is not a metric of classes; use accuracy, f1, macro f1 or mcc")

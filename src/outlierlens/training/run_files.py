@@ -121,7 +121,7 @@ def is_norm(norm_site: str, view: str) -> bool:
 
 
 def tracked_site(stack: BoundStack, name: str | None = None) -> Site:
-    """What is followed of a stream: what `scan` reads, the blocks' last operation; or the norm `name` that reads it.
+    """The followed vectors of a stream: what `scan` reads, the blocks' last operation; or the norm `name` that reads it.
 
     Raises:
         BadInput: the stream has no norm called `name` in every layer.
@@ -253,7 +253,7 @@ def _step(model: str, revision: str | None) -> int:
 
 
 def find_log(saved: Sequence[SavedCheckpoint]) -> dict[str, Curve]:
-    """What was logged: the trainer's state in the last checkpoint, or in the folder around it, or a log there; {} without."""
+    """A logged curve: the trainer's state in the last checkpoint, or in the folder around it, or a log there; {} without."""
     last = Path(saved[-1].model)
     for folder in (last, last.parent):
         if saved[-1].revision is None and last.exists() and folder.is_dir():

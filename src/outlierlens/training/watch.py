@@ -86,7 +86,7 @@ def watch(
     """Begin to watch `model`; rows are appended to the file `rows`, by the process of rank 0 alone.
 
     `start` is the optimizer step that the weights have behind them: 0, or that of the checkpoint they were loaded from.
-    Rows of later steps then belong to a future that will be replayed, and move to a file beside it.
+    Rows of later steps then will be replayed, and move to a file next to it.
 
     Raises:
         BadInput: sharded parameters, an unusable probe, or a file that holds rows of other work.

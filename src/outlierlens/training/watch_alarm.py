@@ -122,7 +122,7 @@ AHEAD = 3  # records
 HALF_SPENT = 20  # records after which half of the rate is spent
 # counted over twelve short trainings, see benchmarks/README.md
 MEASURED = (
-    "an early warning is no forecast: of twelve ordinary small trainings 11 raised one, and 5 of 26 came true within 200 "
+    "an early warning is not a forecast: of twelve ordinary small trainings 11 raised one, and 5 of 26 came true within 200 "
     "steps"
 )
 BEFORE = 2  # records before the first alarm: a training begins with norms that do not spread at all
@@ -159,7 +159,7 @@ class Alarm:
         where = f"{self.stack}: " if self.stack else ""
         return (
             f"step {self.step:,}: {where}dimension {self.dim} nears the threshold in the {self.kind}: |z| is "
-            f"{self.strength:.1f} in enough layers and grows by {self.pace:.1f} a record (mean z {self.mean_z:+.1f}; beyond "
+            f"{self.strength:.1f} in enough layers and grows by {self.pace:.1f} per record (mean z {self.mean_z:+.1f}; beyond "
             f"chance from {self.boundary:.1f})"
         )
 

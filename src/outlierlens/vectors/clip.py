@@ -96,7 +96,7 @@ def resolve_clipping(
 def kept_clipping(
     kept: UnitCache, asked: str, loaded: LoadedModel, texts: Callable[[], Data], stack: str | None = None
 ) -> Clipping:
-    """`resolve_clipping`, of "auto" what was observed on `texts()` once; raises what that raises."""
+    """`resolve_clipping`, with “auto” observed on `texts()` once; raises the same errors."""
     if asked != "auto":
         return resolve_clipping(asked, loaded, stack=stack)
     found = kept("clipped", lambda: asdict(resolve_clipping(asked, loaded, fit_texts=texts(), stack=stack)))

@@ -165,7 +165,7 @@ class Fix:
 
 
 def parse_fixes(text: str) -> tuple[FixSpec, ...]:
-    """ "raw,clip,abtt:3" -> specifications; raises BadInput for what is no fix."""
+    """ "raw,clip,abtt:3" -> specifications; raises BadInput for anything else."""
     found = []
     for part in text.split(","):
         kind, colon, k = part.strip().partition(":")

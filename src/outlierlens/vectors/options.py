@@ -42,9 +42,9 @@ class VectorReading:
     final_norm: Annotated[bool | None, Flag("--final-norm/--no-final-norm")] = None
     """Pass vectors through the model's final norm, if it has one."""
     max_length: Annotated[int, Ge(2)] = 128
-    """Tokens of a text (or window) at most."""
+    """Maximum number of tokens per text (or window)."""
     batch_size: Annotated[int, Flag(hidden=True), Ge(1)] = 32
-    """Texts in one forward pass."""
+    """Texts per forward pass."""
     cache_gb: Annotated[float, Flag(hidden=True), Gt(0)] = 8.0
     """Memory for vectors, in gigabytes."""
 

@@ -93,7 +93,7 @@ class ReadOptions:
     """How texts are read."""
 
     batch_size: int = 32
-    """Texts of a forward pass."""
+    """Texts per forward pass."""
     stack: str | None = None
     """The stream, where there are several; the first that reads text otherwise."""
     layers: Annotated[tuple[int, ...] | None, Flag(read="vectors.options:named_layers")] = None

@@ -25,7 +25,7 @@ WORD = re.compile(r"\w+(?:['’]\w+)*")  # an apostrophe may stand between lette
 
 @dataclass(frozen=True)
 class Drawing:
-    """How much is drawn."""
+    """Sizes of the samples."""
 
     n_pairs: Annotated[int, Flag("--pairs"), Ge(2)] = 1000
     """Pairs of sentences, one token each (Luo et al. 2021: 1,000); fewer where there are fewer sentences."""
@@ -48,7 +48,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class SpanSample:
-    """What is measured.
+    """The sampled tokens and words.
 
     Attributes:
         spans: of all kinds: pairs, contexts, whole.

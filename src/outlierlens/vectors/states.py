@@ -73,7 +73,7 @@ def states(
 ) -> TokenStates:
     """Hidden states of every token of `texts` at the outputs of blocks `layers`, −1 for the embeddings; None takes all.
 
-    Texts are cut at `max_length` tokens, or fewer where the model has no more positions. Of an encoder-decoder the encoder
+    Texts are cut at `max_length` tokens, or fewer where the model has no more positions. The encoder of an encoder-decoder
     is read, unless `options.stack` names another stream.
 
     Raises:

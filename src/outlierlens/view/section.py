@@ -166,7 +166,7 @@ class P(float):
 
 
 class Fraction(NamedTuple):
-    """So many of so many: 4/30."""
+    """A number of a total: 4/30."""
 
     n: int
     of: int
@@ -186,7 +186,7 @@ class Interval(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A 95 % interval of a value that is no change; not finite where it is not settled."""
+    """A 95 % interval of a value that is not a change; not finite where it is not settled."""
 
     low: float
     high: float

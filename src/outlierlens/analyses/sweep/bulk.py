@@ -140,7 +140,7 @@ class Bulk:
 
 
 def near(values: np.ndarray, ordinary: np.ndarray) -> np.ndarray:
-    """Whether values do not stand out from ordinary ones, bool [unit]."""
+    """Whether values are ordinary, bool [unit]."""
     middle = np.median(ordinary)
     return np.abs(values - middle) <= FAR * NORMAL_MAD * np.median(np.abs(ordinary - middle))
 

@@ -115,7 +115,7 @@ def intact_of(intact: np.ndarray, runner: Runner) -> Estimate:
 
 
 def cost_of(runner: Runner, state: SweepState, families: Sequence[UnitFamily], n_intact: int) -> Cost:
-    """What the sweep took, from what was measured."""
+    """Cost of the sweep, from its rows."""
     lengths = runner.task.lengths[runner.order]
     until = np.concatenate([[0], np.cumsum(lengths)])
     gradient_texts = 0 if state.gradients is None else len(state.gradients)

@@ -77,12 +77,14 @@ class EffectDots(Picture):
 
     def legend(self, found: Finding) -> str:
         """What its marks are."""
-        return "each dot is switched off alone; in colour: named by the weights, or among the strongest"
+        return "each dot is one ablation; in colour: named by the weights, or among the strongest"
 
     def caption(self, found: Any) -> str:
         """Where the ordinary dimensions lie, and how many are drawn."""
         n, drawn, band = sum(e.finite for e in found.singles()), len(self.chosen(found)), found.band()
-        said = f"Drawn are {drawn:,} of {n:,}: the largest changes and an even sample of the others. " * (drawn < n)
+        said = f"The chart shows {drawn:,} of {n:,}: the largest changes and an even sample of the others. " * (
+            drawn < n
+        )
         if band is None:
             return said.strip()
         low, middle, high = band
@@ -133,7 +135,7 @@ class DamageMap(Picture):
     def caption(self, found: Any) -> str:
         """How many are drawn, and where the largest is."""
         n, cells = sum(one.finite for one in found.singles()), self.chosen(found)
-        drawn = f"Drawn are the {len(cells):,} largest of {n:,} changes. " if len(cells) < n else ""
+        drawn = f"The chart shows the {len(cells):,} largest of {n:,} changes. " if len(cells) < n else ""
         return f"{drawn}The darkest cell is {cells[0].label}: {cells[0].change.value:+.3g}."
 
     def panel(self, found: Any) -> Spec:
@@ -156,7 +158,7 @@ class DamageMap(Picture):
 
 
 def figure2(sweeps: "Sequence[Sweep]", named: Sequence[int] | None = None, *, model: str = "") -> Chart:
-    """Single dimensions off in several tasks, a panel each (Kovaleva et al. 2021, figure 2); `model` goes into the title.
+    """Single dimensions ablated in several tasks, one panel per task (Kovaleva et al. 2021, figure 2), `model` in the title.
 
     `named` are the dimensions with a name and colour: those that the weights name and the strongest, unless given.
 
@@ -175,7 +177,7 @@ def figure2(sweeps: "Sequence[Sweep]", named: Sequence[int] | None = None, *, mo
         )
         panels.append(dots.panel(one) | {"title": d.heading(one.about.measured, f"{one.about.n_texts:,} examples")})
         said.append(f"{begun(one.about.measured)}: {changes or 'none has a name'}. {dots.caption(one)}")
-    title = f"one dimension off at a time, {len(panels)} task{'s' * (len(panels) > 1)}"
+    title = f"one dimension ablated at a time, {len(panels)} task{'s' * (len(panels) > 1)}"
     ordered = [
         (one, ranked[i][place]) for place in range(TABLE_ROWS) for i, one in enumerate(sweeps) if place < len(ranked[i])
     ]
@@ -197,7 +199,7 @@ def figure2(sweeps: "Sequence[Sweep]", named: Sequence[int] | None = None, *, mo
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep(Finding):
-    """Every dimension (or set, or layer window × dimension) switched off in turn.
+    """Every dimension (or set, or layer window × dimension) ablated in turn.
 
     Attributes:
         text: what a text is: "block of 128 tokens", "line of at most 128 tokens".
@@ -217,7 +219,7 @@ class Sweep(Finding):
         separated: whether the order of the `top_k` strongest is settled (or they differ by less than the tolerance).
     """
 
-    title = "Switched off in turn"
+    title = "Ablated in turn"
 
     effects: tuple[Effect, ...]
     """Effects"""
@@ -281,7 +283,7 @@ class Sweep(Finding):
         yield Advice(
             "prune",
             f"When you prune or edit, leave {these(dims)} alone: the model pays for each of them by itself.",
-            f"{costly[0].label} off: {costly[0].change.value:+.3g} {unit}; the least of these, {last.label}: "
+            f"{costly[0].label} ablated: {costly[0].change.value:+.3g} {unit}; the least of these, {last.label}: "
             f"{last.change.value:+.3g}",
             (about(self.provenance, "prune protect", "--export", "torch-pruning", dims=dims, stack=self.about.stack),),
         )
@@ -376,7 +378,7 @@ class Sweep(Finding):
             return
         singles = sorted((e for e in self.singles() if e.finite), key=_worst_first)
         if lost := [e.label for e in self.effects if not e.finite and e.n_texts]:
-            yield f"With {listed(lost)} off, each on its own, the {self.about.measured} is infinite or undefined."
+            yield f"With {listed(lost)} ablated, each alone, the {self.about.measured} is infinite or undefined."
         if singles:
             yield self._leader(singles)
         yield from self._by_weights(singles)
@@ -408,13 +410,13 @@ class Sweep(Finding):
         verb, noun = ("lower", "loss") if self.about.metric else ("change", "change")
         if first.low <= 0:
             return (
-                f"Of {among} switched off one at a time none is shown to {verb} the {self.about.measured}: the largest "
+                f"Of {among} ablated one at a time none is shown to {verb} the {self.about.measured}: the largest "
                 f"{noun}, {first.label}, is {self._amount(first)}."
             )
         other = next((e for e in singles if e.dims != first.dims and e.change.value > 0), None)
         beside = f"; the next, {other.label}, {other.change.value:+.3g}" if other else ""
         return (
-            f"Of {among} switched off one at a time, {first.label} {verb}s the {self.about.measured} most: "
+            f"Of {among} ablated one at a time, {first.label} {verb}s the {self.about.measured} most: "
             f"{self._amount(first)}{beside}."
         )
 
@@ -422,9 +424,9 @@ class Sweep(Finding):
         order = list(dict.fromkeys(e.dims[0] for e in singles))
         named = [f"{dim} (number {place:,})" for place, dim in enumerate(order, 1) if dim in self.found]
         if named:
-            yield f"Of these {len(order):,} the weights name {listed(named)}, counted from the largest change."
+            yield f"The weights name {listed(named)} of these {len(order):,}, counted from the largest change."
         elif self.found and singles:
-            yield f"The weights name {listed(sorted(self.found))}, which were not switched off alone."
+            yield f"The weights name {listed(sorted(self.found))}, which were not ablated alone."
         elif not self.found and self.about.kind == "dimension":
             yield "The weights name no dimension here."
 
@@ -444,7 +446,7 @@ class Sweep(Finding):
             sets.setdefault(effect.dims, effect)
         for effect in list(sets.values())[:3]:
             where = "" if effect.window == "all layers" else f", {effect.window}"
-            text = f"{listed(effect.dims)} off together{where}: {self._amount(effect)}"
+            text = f"{listed(effect.dims)} ablated together{where}: {self._amount(effect)}"
             for null in self.nulls:
                 if (null.label, null.window) == (effect.label, effect.window) and null.changes:
                     rank = "" if null.p is None else f" (rank p = {null.p:.2g})"
@@ -462,7 +464,7 @@ class Sweep(Finding):
         windows, article = self.windows_swept, "an" if self.text[:1] in "aeiou" else "a"
         several = f"{len(windows)} windows ({windows[0]} … {windows[-1]})" if len(windows) > 1 else "".join(windows)
         where = f": {several}" if windows else ""
-        yield f"A text is {article} {self.text}{intact}. Switched off by {self.mode} in {self.width:,} {about.kind}s{where}."
+        yield f"A text is {article} {self.text}{intact}. Ablation by {self.mode} in {self.width:,} {about.kind}s{where}."
         if self.together:
             yield self.together.written()
         if self.method == "adaptive":

@@ -68,7 +68,7 @@ def work_through(rounds: Iterable[Round], run: "_SweepRun") -> None:
 
 
 def difference(work: Work, values: np.ndarray, intact: np.ndarray) -> np.ndarray:
-    """What switching off changes [text]; 0 on texts that were not run, whose prediction stays."""
+    """Change by an ablation [text]; 0 on texts that were not run, whose prediction stays."""
     return values - intact if work.only is None else np.where(np.isnan(values), 0.0, values - intact)
 
 
@@ -81,10 +81,10 @@ def sweep(
     rows: Path | Keep | None = None,
     engine: Callable[[Runner], Engine] | None = None,
 ) -> Sweep:
-    """Measure what switching off each dimension (and set, in each layer window) does to `loaded` on `texts`.
+    """Measure the effect of ablating each dimension (and set, in each layer window) of `loaded` on `texts`.
 
     With `rows`, every finished piece of work is appended to that file, and pieces found there are not measured again: the
-    result is a function of the rows alone. `engine` makes what does the work; by default this process.
+    result is a function of the rows alone. `engine` makes the workers; by default this process works.
 
     Raises:
         BadInput: no usable text, an unknown dimension, layer or mode, or `rows` of other work.
@@ -294,7 +294,7 @@ def _identity(runner: Runner, texts: Data, model: str) -> dict[str, Any]:
         "exact": runner.exact,
         "max_texts": options.max_texts,
         # It permutes values among the tokens of a batch: what is in a batch is part of what is measured.
-        **({"tokens in a batch": runner.tokens} if options.mode == "resample" else {}),
+        **({"tokens per batch": runner.tokens} if options.mode == "resample" else {}),
         **({"screen": [gradients.SAFETY, gradients.AUDITED]} if runner.functional else {}),
         **begins(runner.task),
         # What the outputs mean, where that is not the task's own order: a config can change under the same weights.

@@ -53,7 +53,7 @@ class SweepOptions:
     dims: Annotated[tuple[int, ...] | Literal["all"], Flag(hidden=True)] = "all"
     """Dimensions swept one at a time; () is none."""
     sets: Annotated[tuple[tuple[int, ...], ...], Flag(read="options:parse_sets")] = ()
-    """Switched off together, each set beside random and matched ones: 100,247;507,100."""
+    """Sets to ablate, each compared with random and matched sets: 100,247;507,100."""
     plans: Annotated[
         tuple[Mapping[int, tuple[int, ...]], ...], Flag("--plan", read="analyses.sweep.options:plans", repeats=True)
     ] = ()
@@ -61,11 +61,11 @@ class SweepOptions:
     with_found: Annotated[bool, Flag("--found-set/--no-found-set")] = True
     """Also the set of all that the weights name, where they name two or more."""
     windows: Windows = "all"
-    """Layers in which each is off: all together, single (each alone), from each on, or upto each."""
+    """Layers in which each is ablated: all together, single (each alone), from each on, or upto each."""
     layers: Annotated[tuple[int, ...] | None, Flag(read="options:parse_layers")] = None
     """Restrict to layers 0-3,7. Default: all."""
     mode: Mode = "weights"
-    """What is switched off: weights, norms, hidden states (zero, mean, scale, resample), or writes."""
+    """How to ablate: weights, norms, hidden states (zero, mean, scale, resample), or writes."""
     factor: Annotated[float, Flag(into="--mode")] = 0.5
     """Factor of mode scale."""
     embeddings: Annotated[bool, Flag(into="--mode")] = False
@@ -95,7 +95,7 @@ class SweepOptions:
     random_texts: Annotated[int, Ge(1)] = 16
     """Texts on which sets and their controls are compared."""
     batch_size: Annotated[int | None, Flag(hidden=True), Ge(1)] = None
-    """Rows of a forward pass over the longest texts, halved when memory runs out. None finds it."""
+    """Rows per forward pass over the longest texts, halved when memory runs out. None: found by trial."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of the order of texts and of control sets."""
     task: Annotated[TaskOptions, Flag(hidden=True)] = field(default_factory=lambda: TaskOptions(blocks=True))
@@ -119,9 +119,9 @@ class Machines:
     workers: Annotated[int | None, Flag(into="--ray"), Ge(1)] = None
     """Number of workers."""
     cpus_per_worker: Annotated[float | None, Flag("cpus", into="--ray"), Ge(0)] = None
-    """CPUs (and threads) of a worker. Default: 1."""
+    """CPUs (and threads) per worker. Default: 1."""
     gpus_per_worker: Annotated[float | None, Flag("gpus", into="--ray"), Ge(0)] = None
-    """GPUs of a worker; 0.25 puts four on one."""
+    """GPUs per worker; 0.25 puts four workers on one GPU."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -151,7 +151,7 @@ class SweepCall:
     ] = 0.01
     """Half-width of the intervals at which measuring stops, in the task's unit (or a tenth of the change); exact: all texts."""
     max_length: Annotated[int | None, Ge(2)] = None
-    """Tokens of a block at most. Default: 128; labelled: 256."""
+    """Maximum number of tokens per block. Default: 128; labelled: 256."""
     machines: Annotated[Machines, Flat()] = Machines()
 
     def __post_init__(self) -> None:

@@ -79,7 +79,7 @@ class RayEngine:
                 start, stop = share[0].span
                 raise OutlierlensError(
                     f"{self.pool.losses} Ray workers ended while measuring {share[0].unit.label} on texts {start} to {stop} "
-                    f"(the last ended so: {values}); a smaller batch size needs less memory. What was measured is kept"
+                    f"(the last ended so: {values}); a smaller batch size needs less memory. Finished measurements are kept"
                 )
             yield from zip(share, values, strict=True)
 

@@ -16,7 +16,7 @@ Stopped = Literal["precise", "all texts", "unfinished", "bulk"]
 
 @dataclass(frozen=True, kw_only=True)
 class Effect(Row):
-    """What switching one set of dimensions off does.
+    """The effect of ablating one set of dimensions.
 
     `change` is infinite, or NaN, where the value is no number on a text: that ranks as the worst. Its interval is
     calibrated for the rule that stopped the measuring; its ends are infinite where too few texts, or too few that changed,
@@ -24,13 +24,13 @@ class Effect(Row):
     """
 
     label: str
-    """off"""
+    """ablated"""
     dims: Annotated[tuple[int, ...], More]
-    """dimensions: off in any layer"""
+    """dimensions: ablated in any layer"""
     by_layer: Annotated[dict[int, tuple[int, ...]], Quiet]
     """{layer: dims} where layers differ, else empty"""
     window: Annotated[str, Quiet]
-    """off in: "all layers", "layer 3", "from layer 3", "up to layer 3", "layers 0–2", or "layer by layer" """
+    """ablated in: "all layers", "layer 3", "from layer 3", "up to layer 3", "layers 0–2", or "layer by layer" """
     layers: Annotated[tuple[int, ...], Quiet]
     change: Annotated[Estimate, Change]
     """change ({of_change}): mean over texts, against the intact model"""
@@ -47,13 +47,13 @@ class Effect(Row):
     times_random: float | None = None
     """× random: over the mean change of the dimensions that the weights did not name, or of ordinary sets"""
     first_order: Annotated[float | None, Change] = None
-    """first order: estimate from gradients, beside the measurement"""
+    """first order: estimate from gradients, to compare with the measurement"""
     found: bool = False
     """by weights: whether the weights name all of it"""
     spread: Annotated[float, More]
     """spread: standard deviation of the change over texts"""
     n_parameters: Annotated[int, Count, More] = 0
-    """parameters: that are zero while it is off; 0 for edits of hidden states"""
+    """parameters: number that is set to zero; 0 for edits of hidden states"""
     again: Annotated[int, Count, More] = 0
     """again: of the strongest, which were measured again, texts that the change rests on, none of which chose it"""
 
@@ -73,9 +73,9 @@ class Null(Row):
     """One set of dimensions against control sets of its size, all on the same texts."""
 
     label: str
-    """off"""
+    """ablated"""
     window: Annotated[str, Quiet]
-    """off in"""
+    """ablated in"""
     kind: str
     """control: random (any other dimensions), ordinary (none that was named beforehand), matched (as extreme weights)"""
     n: Annotated[int, Count]
@@ -165,7 +165,7 @@ class Precision:
 
 @dataclass(frozen=True)
 class BulkSummary:
-    """What is known of the bulk: the ordinary dimensions, which stand out by neither change nor spread.
+    """The bulk: the ordinary dimensions, which stand out by neither change nor spread.
 
     Attributes:
         n: of them; texts: each was measured on. reach: of their common interval, to either side of each change.
@@ -186,7 +186,7 @@ class BulkSummary:
     def written(self) -> str:
         """In words, for reading."""
         return (
-            f"The bulk: {self.n:,} effects that stand out by neither size nor spread were measured on {self.texts} "
+            f"The bulk: {self.n:,} effects of ordinary size and spread were measured on {self.texts} "
             f"text{'s' * (self.texts != 1)} each; each is its estimate ± {self.reach:g}. Of {self.audited} ordinary ones, "
             f"drawn at random and measured on {self.audit_texts} texts, {self.off or 'none'} "
             f"{'were' if self.off > 1 else 'was'} further off (the furthest other by {self.furthest:.2g}): at most "
@@ -196,7 +196,7 @@ class BulkSummary:
 
 @dataclass(frozen=True)
 class Screening:
-    """What was left out because its predicted class cannot change to first order, and how often that was wrong.
+    """Pairs left out because their predicted class cannot change to first order, and how often that was wrong.
 
     Attributes:
         pairs: of a text and something switched off; measured: of them, the audited ones with them.

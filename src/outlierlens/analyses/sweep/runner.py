@@ -66,7 +66,7 @@ class Runner:
 
     def __init__(self, loaded: LoadedModel, texts: Data, options: SweepOptions):
         if not options.exact:
-            loaded.need_whole("a sweep without --precision exact, which decides from what it has read what it reads,")
+            loaded.need_whole("a sweep without --precision exact, which chooses its next texts from its results,")
         self.loaded, self.options = loaded, options
         self.stack = loaded.axis(options.stack)
         self.width = stream_width(loaded.model, self.stack)

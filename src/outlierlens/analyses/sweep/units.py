@@ -39,7 +39,7 @@ SHARE_SECONDS = 20.0  # what a kill may cost; more units in one go make batches 
 
 @dataclass(frozen=True)
 class Unit:
-    """One thing that is switched off: `plan` is {layer: dims}; an empty plan is the intact model."""
+    """One ablation: `plan` is {layer: dims}; an empty plan is the intact model."""
 
     label: str
     window: str

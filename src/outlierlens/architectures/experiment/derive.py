@@ -247,14 +247,16 @@ class _Draft:
         else:
             if any(step.kind == "write" for step in steps):
                 return "its last write is added as it is and others through a norm"
-            self.evidence["norm_site"] = "linears add to the stream directly; their norms only scale what is read"
+            self.evidence["norm_site"] = "linears add to the stream directly; their norms only scale inputs"
             if norms:
                 values["fixed_scale"] = "norms inside its blocks stand on the stream itself"
         if values.get("other_norms"):
-            self.evidence["other_norms"] = "found likewise, after what stands behind them was switched off"
+            self.evidence["other_norms"] = "found likewise, after the parameters behind them were ablated"
         if anatomy.reading_norms:
             values["reading_norms"] = anatomy.reading_norms
-            self.evidence["reading_norms"] = "with all writes off they get the stream itself, and are not on its path"
+            self.evidence["reading_norms"] = (
+                "with all writes ablated they get the stream itself, and are not on its path"
+            )
         if any(step.norm for step in steps) or anatomy.reading_norms:
             values["norm_offset"] = anatomy.norm_offset
             self.evidence["norm_offset"] = f"the norms return zeros with their weight at {-anatomy.norm_offset + 0.0:g}"
@@ -283,7 +285,7 @@ class _Draft:
         )
         if others or alone:
             values["other_writes"] = (*(_module(row) for row in others), *(f"{row.name}()" for row in alone))
-            self.evidence["other_writes"] = "found likewise; with these and last_linear off the block returns " + (
+            self.evidence["other_writes"] = "found likewise; with these and last_linear ablated the block returns " + (
                 "its norms of its input" if values["norm_site"] == "stream" else "its input exactly"
             )
         rows = [*(row for group in weights for row in group), *alone]
@@ -324,7 +326,7 @@ class _Draft:
         if both := set(values["last_linear"]) & set(values.get("other_writes", ())):
             return f"{', '.join(sorted(both))} writes last in some blocks and before others in the rest"
         if both := set(values.get("other_norms", ())) & set(values.get("reading_norms", ())):
-            return f"{', '.join(sorted(both))} norms what is written in some blocks and what is read in the rest"
+            return f"{', '.join(sorted(both))} norms the writes of some blocks and the inputs of the rest"
         turned = [layout.pop("weight_is_in_by_out", False) for layout in layouts]
         if any(turned) and not all(turned):
             return "some blocks hold linears [in, out] and others [out, in]"
@@ -355,7 +357,9 @@ class _Draft:
         through = {name: norm for norm, names in found.get("readers", {}).items() for name in names}
         if raw := {name: through.get(name, "") for name in raw_readers}:
             found["raw_readers"] = raw
-            self.evidence["raw_readers"] = "with all writes off they get the stream itself, in some blocks or in all"
+            self.evidence["raw_readers"] = (
+                "with all writes ablated they get the stream itself, in some blocks or in all"
+            )
         if (
             not stack.fixed_scale
             and stack.norm_site != "stream"
@@ -368,7 +372,7 @@ class _Draft:
             "rectified": "each row of the one reaches one column of the other alone, through an activation",
             "heads": "factors on what gives values, or keys, and on what takes them leave the output as it was",
             "activation": "transformers knows the value of this config key as an activation",
-            "mlp": "of what writes, this has neurons of its own",
+            "mlp": "of the parts that write, this has neurons of its own",
             "readers": "factors on the norm's weights and the columns of all these leave the output as it was",
         }
         self.evidence |= {name: remark for name, remark in remarks.items() if name in found}
@@ -533,5 +537,7 @@ def _verify(small: SmallModel, stream: Stream, stack: Stack, incomplete: Collect
             for param, values in saved:
                 named[param.name].select(param.axis, DIM).copy_(values)
             if not silent:
-                return f"with dimension {DIM} off, block {layer} still writes to it: it differs from those taken apart"
+                return (
+                    f"with dimension {DIM} ablated, block {layer} still writes to it: it differs from those taken apart"
+                )
     return ""

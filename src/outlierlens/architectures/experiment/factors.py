@@ -361,7 +361,7 @@ class Factors:
 
 
 def agreed(blocks: Sequence[tuple["Factors", Mapping[str, Any]]]) -> dict[str, Any]:
-    """What was found in all blocks that have the parts that it speaks of, as fields of one row."""
+    """Findings that hold in all blocks that have those parts, as fields of one row."""
     found: dict[str, Any] = {}
     for name in ("neurons", "rectified", "readers"):
         each: dict[str, Any] = {}

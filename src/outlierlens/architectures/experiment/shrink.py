@@ -127,7 +127,7 @@ def bare_model(made: Any, config: Any) -> "nn.Module":
 
 
 def fewer_layers(full: Any, made: Any) -> tuple[Any, tuple[str, ...]]:
-    """(`full` with as few layers as hold every kind of block of a `made` model, in words the kinds that were left out)."""
+    """(`full` with the fewest layers that hold every kind of block of a `made` model, names of the other kinds)."""
     lists = block_lists(made, full)
     config, unseen = full, []
     for path, kinds in lists.items():
@@ -153,7 +153,7 @@ def _check_counts(config: Any) -> None:
             most = MAX_LAYERS_BELIEVED if "layer" in name else MAX_COUNT
             each = value if isinstance(value, list | tuple) else (value,)
             if len(each) > most or any(type(one) is int and one > most for one in each):
-                raise UnknownArchitecture(f"{key} is over {most:,}, and no model has as many; correct the config")
+                raise UnknownArchitecture(f"{key} is over {most:,}, more than any model has; correct the config")
 
 
 def block_lists(made: Any, config: Any, least: int = 2) -> dict[str, list[frozenset[str]]]:
@@ -283,7 +283,7 @@ def same_node(config: Any, copied: Any, node: Any) -> Any:
 
 
 def smaller_configs(config: Any) -> Iterator[tuple[str, Any]]:
-    """(what was changed, config), the smallest first."""
+    """(change, config), the smallest first."""
     ways: tuple[tuple[str, Callable[[Any], None]], ...] = (
         ("narrower", lambda node: _narrow(node, WIDTH)),
         ("fewer heads", lambda node: _narrow(node, None)),

@@ -59,7 +59,7 @@ def directory(name: str, *, offline: bool = False) -> Path:
         return folder_of(sample)
     if offline or network_is_off():
         raise Offline(
-            f"sample {name!r} is not in the cache {cache_root()}, and the network is switched off "
+            f"sample {name!r} is not in the cache {cache_root()}, and the network is not to be used "
             f"({'--model-args offline' if offline else 'HF_HUB_OFFLINE'}); with a network, run: outlierlens fetch {name} "
             f"(ready without: {', '.join(one.name for one in SAMPLES.values() if one.packaged)})"
         )

@@ -336,7 +336,7 @@ def _token_examples(
         mine, labels = row[task.text], row[task.label]
         if not (isinstance(mine, list) and isinstance(labels, list) and all(isinstance(word, str) for word in mine)):
             raise BadInput(
-                f"{where}, row {number + 1}: {task.text} and {task.label} must hold lists, one label a word; use .jsonl or "
+                f"{where}, row {number + 1}: {task.text} and {task.label} must hold lists, one label per word; use .jsonl or "
                 f".parquet"
             )
         if not mine:
@@ -363,7 +363,7 @@ def _token_examples(
 def read_splits(
     task: LabelledTask, data: str | None = None, dev_data: str | None = None, *, offline: bool = False
 ) -> tuple[Examples, Examples]:
-    """(train, dev) of `task`; `data` is a folder or hub id with both, or holds the training examples beside `dev_data`.
+    """(train, dev) of `task`; `data` is a folder or hub id with both, or the training examples where `dev_data` are given.
 
     A task that models of another task are made for (HANS, MNLI's mismatched part) is trained on that one. Labels that a
     task does not name are those of the training examples.

@@ -105,7 +105,7 @@ def in_order_of_outputs(id2label: Mapping[Any, str]) -> list[str]:
 
 
 def are_numbers(names: Sequence[str]) -> bool:
-    """Whether names of classes are but numbers ("LABEL_0"), which say little of what they mean."""
+    """Whether names of classes are but numbers ("LABEL_0"), which do not tell their meaning."""
     return all(GENERIC.fullmatch(plain_label(name)) for name in names)
 
 

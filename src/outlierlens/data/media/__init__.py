@@ -1,6 +1,6 @@
 """Pictures and recordings as data: read, decoded within limits, and made into what a model takes.
 
-    items = read_items("image", "photos/")                       # a folder with one sub-folder a class, or a table
+    items = read_items("image", "photos/")                       # a folder with one sub-folder per class, or a table
     sounds = read_items("audio", "clips.parquet")             # for `observe` and output change
     ablate(loaded, items, [187, 759])                           # wherever `Texts` or `Examples` can stand
 

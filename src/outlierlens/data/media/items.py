@@ -33,7 +33,7 @@ MAX_RATIO, SMALL = 2000, 8_000_000  # pixels from one byte of a file, of a pictu
 # Formats whose decoders run no other program and read no other file.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 MODES = {1: "L", 3: "RGB"}
-DEEP = ("I", "F")  # more than 8 bits a channel: converting would clip
+DEEP = ("I", "F")  # more than 8 bits per channel: converting would clip
 MAX_CHANNELS = 64
 
 
@@ -53,7 +53,7 @@ def picture(content: bytes, name: str, *, channels: int = 3) -> np.ndarray:
 
     Raises:
         BadFile: no picture of a format in FORMATS, damaged, larger than MAX_PIXELS or MAX_SIDE, or than its bytes can hold.
-        BadInput: more than 8 bits a channel.
+        BadInput: more than 8 bits per channel.
     """
     image_module: Any = need("PIL.Image", "vision", "reading images")
     turned: Any = need("PIL.ImageOps", "vision", "reading images")
@@ -75,7 +75,7 @@ def picture(content: bytes, name: str, *, channels: int = 3) -> np.ndarray:
                         f"{name}: {len(content):,} bytes cannot hold {width:,} × {height:,} pixels; fetch it again"
                     )
                 if opened.mode.startswith(DEEP):
-                    raise BadInput(f"{name}: more than 8 bits a channel (mode {opened.mode}); save it with 8 bits")
+                    raise BadInput(f"{name}: more than 8 bits per channel (mode {opened.mode}); save it with 8 bits")
                 pixels = np.asarray(turned.exif_transpose(opened).convert(MODES[channels]), dtype=np.uint8)
     except damaged as error:
         text = " ".join(str(error).split())[:120] or type(error).__name__
@@ -100,7 +100,7 @@ def recording(content: bytes, name: str, *, max_seconds: float) -> Sound:
             n_frames, rate, channels = int(file.frames), int(file.samplerate), int(file.channels)
             if n_frames < 1 or not 1 <= rate <= 10_000_000 or not 1 <= channels <= MAX_CHANNELS:
                 raise BadFile(
-                    f"{name}: {n_frames:,} samples at {rate:,} a second in {channels} channels; save it again"
+                    f"{name}: {n_frames:,} samples at {rate:,} per second in {channels} channels; save it again"
                 )
             wanted = min(n_frames, max(1, int(max_seconds * rate)))
             values = file.read(frames=wanted, dtype="float64", always_2d=True)  # [sample, channel]

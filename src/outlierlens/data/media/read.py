@@ -91,7 +91,7 @@ def read_items(kind: Kind, data: str | Path, options: ItemOptions | None = None,
     elif not path.exists() and "/" not in str(data) and ":" not in str(data):
         raise BadInput(
             f"{data}: no such folder or file, and no hub id (owner/name:config:split); {PLURAL[kind]} are read from a folder "
-            f"with one sub-folder a class, {', '.join(ENDINGS)} or one of {', '.join(FILES[kind])}"
+            f"with one sub-folder per class, {', '.join(ENDINGS)} or one of {', '.join(FILES[kind])}"
         )
     else:
         found = _from_table(kind, open_table(data, offline=offline, split=options.split), path, options)
@@ -107,7 +107,7 @@ def read_items(kind: Kind, data: str | Path, options: ItemOptions | None = None,
         return Items(str(data), kind, parts, options.max_seconds)
     if found.raw is None:
         raise BadInput(
-            f"{data}: its {PLURAL[kind]} have no labels; give a folder with one sub-folder a class, or a table with a column "
+            f"{data}: its {PLURAL[kind]} have no labels; give a folder with one sub-folder per class, or a table with a column "
             f"{options.label!r}"
         )
     task = plain_task("classify", "", options.label, metric=options.metric)
@@ -126,7 +126,7 @@ def _transcribed(part: ItemSource) -> ItemSource:
     if part.transcript or beside is None or not beside.is_file():
         return part
     if beside.stat().st_size > MAX_TRANSCRIPT:
-        raise BadInput(f"{beside}: more than {MAX_TRANSCRIPT:,} bytes for what is said in one recording; shorten it")
+        raise BadInput(f"{beside}: more than {MAX_TRANSCRIPT:,} bytes for the transcript of one recording; shorten it")
     return replace(part, transcript=" ".join(beside.read_text("utf-8", errors="replace").split()))
 
 
@@ -215,9 +215,9 @@ def _part(kind: Kind, value: Any, name: str, folder: Path | None) -> ItemSource:
         shown = f"a {type(value).__name__}" if value is not None else "nothing"
         raise BadInput(f"{name}: {shown} where the {kind} should be; need a path or the bytes of a file")
     if folder is None:
-        raise BadInput(f"{name}: a path ({value!r}) in a data set that is no local file; it must hold the bytes")
+        raise BadInput(f"{name}: a path ({value!r}) in a data set that is not a local file; it must hold the bytes")
     if "\0" in value or any(map(is_too_long, Path(value).parts)):
-        raise BadInput(f"{name}: {value[:100]!r} is no name of a file")
+        raise BadInput(f"{name}: {value[:100]!r} is not a name of a file")
     try:
         file = (folder / value).resolve()
     except RuntimeError:  # a link to itself

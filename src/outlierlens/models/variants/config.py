@@ -70,10 +70,10 @@ class VariantConfig(BertConfig):
     def _requirements(self) -> list[tuple[bool, str]]:
         width, heads = self.hidden_size, self.num_attention_heads
         return [
-            (heads > 0 and width % heads == 0, f"hidden_size {width} is no multiple of num_attention_heads {heads}"),
+            (heads > 0 and width % heads == 0, f"hidden_size {width} is not a multiple of num_attention_heads {heads}"),
             (
                 not (self.is_decoder or self.add_cross_attention),
-                "this family has encoders only; leave is_decoder and add_cross_attention off",
+                "this family has encoders only; leave out is_decoder and add_cross_attention",
             ),
             (
                 self.position_kind != "rotary" or (width // heads) % 2 == 0,

@@ -45,9 +45,9 @@ class TrainedModel(Row):
     text_loss: float
     """loss: nats per masked token"""
     text: Annotated[str, Quiet]
-    """what was read"""
+    """texts"""
     text_digest: Annotated[str, Quiet]
-    """SHA-256 over it"""
+    """SHA-256 of the texts"""
     both: tuple[int, ...]
     """found: in scale and bias (Kovaleva et al. 2021)"""
     scale_alone: tuple[int, ...]
@@ -59,19 +59,19 @@ class TrainedModel(Row):
     inf_norm: float
     """largest |h|: of any block's output"""
     off: Annotated[Estimate, Change] = UNKNOWN
-    """found off: what weights name (`both`, or else the two others together); none where they name none"""
+    """found ablated: the dimensions that the weights name (`both`, or else the two others together); none without any"""
     random: Annotated[tuple[float, ...], Draws, Change] = ()
-    """as many random sets of that size off"""
+    """random sets ablated: of the same size"""
     worst_dims: tuple[int, ...]
     """worst: the single dimension that costs most"""
     worst: Annotated[Estimate, Change]
-    """worst off"""
+    """worst ablated"""
     dim_median: Annotated[float, Change]
-    """median off: over all dimensions, each alone"""
+    """median ablated: over all dimensions, each alone"""
     dim_high: Annotated[float, Change, More]
-    """95th percentile off: likewise"""
+    """95th percentile ablated: likewise"""
     int8: Annotated[Estimate, Change]
-    """INT8: weights and inputs of the blocks' linears rounded per tensor to 8 bits"""
+    """INT8: weights and inputs of the blocks' linears quantized per tensor to 8 bits"""
 
     @property
     def named(self) -> tuple[int, ...]:
@@ -88,10 +88,10 @@ class TrainedModel(Row):
             "largest z": self.largest_z,
             "kurtosis": self.kurtosis,
             "largest |h|": self.inf_norm,
-            "found off": Change(self.off.value) if self.named else None,
-            "random off": Change(np.median(self.random)) if self.random else None,
-            "worst off": Change(self.worst.value),
-            "median off": Change(self.dim_median),
+            "found ablated": Change(self.off.value) if self.named else None,
+            "random ablated": Change(np.median(self.random)) if self.random else None,
+            "worst ablated": Change(self.worst.value),
+            "median ablated": Change(self.dim_median),
             "INT8": Change(self.int8.value),
         }
 

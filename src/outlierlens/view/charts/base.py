@@ -155,7 +155,7 @@ class Chart:
         kinds: dict[str, PictureKind] = {".png": "png", ".svg": "svg", ".json": "vl.json"}
         kind = kinds.get(path.suffix.lower())
         if kind is None:
-            raise BadInput(f"{path}: the ending says what is drawn; use {', '.join(kinds)}")
+            raise BadInput(f"{path}: the ending sets the format; use {', '.join(kinds)}")
         content = picture(self, kind)
         beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:

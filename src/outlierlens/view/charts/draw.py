@@ -223,7 +223,7 @@ def inked_dims(shown: Looks) -> list[int]:
 
 
 def names_above(dims: Sequence[int], width: int, x: Spec) -> list[Spec]:
-    """The dimensions' numbers above their columns, of the first `MOST`, on as many lines as their nearness needs."""
+    """The dimensions' numbers above their columns, of the first `MOST`, on the number of lines that their nearness needs."""
     lines: list[list[int]] = []
     for dim in sorted(dims[:MOST]):
         line = next((line for line in lines if dim - line[-1] > 0.07 * width), None)
