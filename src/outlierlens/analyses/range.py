@@ -589,12 +589,9 @@ def _write(session: "Session", options: RangeCall, found: Ranges) -> None:
     target = Target(model=session.loaded.name, config=session.loaded.config, linears=linears)
     text, remarks = wide_export(options.tool, WideModules(found.float32, norms, linears, file), target)
     path = write_text(Path((options.export or ("", ""))[1]), text)
-    over = [row.name for row in found.tensors if row.fp16 < 1 and row.kind in (*STREAM[:2], "logits")]
-    outside = (
-        f"{listed(over)} overflows outside of modules too: keep sums and head in float32, or repair --fit fp16"
-        if over
-        else ""
-    )
-    for remark in filter(None, (*remarks, outside)):
+    over = next((row.name for row in found.tensors if row.fp16 < 1 and row.kind in STREAM[:2]), "")
+    outside = f"{over} overflows, which no list of modules mends: write a copy that fits with repair --fit fp16"
+    remarks = (*remarks, outside) if over and TOOLS[options.tool].wide_norms else remarks
+    for remark in remarks:
         session.notice(f"note: {remark}")
     session.notice(f"{path}: {len(found.float32):,} modules that {TOOLS[options.tool].title} keeps in float32")
