@@ -55,22 +55,20 @@ SCHEDULES = {
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Where and how loudly; nothing here changes the numbers.
-
-    Attributes:
-        device: "auto", "cpu", "cuda" or "mps"; several processes come from `accelerate launch` or `torchrun`.
-        overwrite: remove an earlier run of another recipe from the folder.
-        report_to: names of the Trainer's integrations ("tensorboard", "wandb", "mlflow", "trackio").
-        progress: called with a line at each stage.
-        on_log: called with (step, steps, logged numbers) whenever something is logged.
-    """
+    """Device, folder and messages of a training; nothing here changes the numbers."""
 
     device: str = "auto"
+    """auto, cpu, cuda or mps; several processes come from `accelerate launch` or `torchrun`."""
     offline: bool = False
+    """Never use the network."""
     overwrite: bool = False
+    """Remove an earlier run of another recipe from the folder."""
     report_to: tuple[str, ...] = ()
+    """Names of the Trainer's integrations: tensorboard, wandb, mlflow, trackio."""
     progress: Callable[[str], None] = print
+    """Called with a line at each stage."""
     on_log: Callable[[int, int, dict[str, float]], None] | None = None
+    """Called with (step, steps, logged numbers) whenever something is logged."""
 
 
 @dataclass(frozen=True)
