@@ -45,7 +45,7 @@ def found() -> PrecisionPlan:
         ),
         steps=(steps[0],),
         settings=(
-            setting("rounded", "all rounded", 0.8),
+            setting("rounded", "all quantized", 0.8),
             setting("plan", "plan", 0.3, 1, random=(0.79, 0.81)),
             setting("random", "random draw 1", 0.79, 1),
             setting("random", "random draw 2", 0.81, 1),

@@ -165,7 +165,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         shared={
             "limit": Override(
                 help="Use the first N texts. Default: 16 (several modes: 32; --predictions: 200); "
-                "of a labelled task all.",
+                "labelled tasks: all.",
             ),
             "verbose": Override(help="Show every control set too."),
         },
@@ -436,7 +436,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "plan", "compress",
         "Find the weights to keep in high precision, with error bounds.\n\n"
-        "For a quantized model; compared with random choices.",
+        "Reads texts; compares with random choices.",
         home="analyses.plan", places=("to",), python="plan", options="PlanCall", shared={"limit": Override(64)},
         result="PrecisionPlan",
         examples=(

@@ -392,7 +392,7 @@ def test_what_cannot_be_measured_says_why(words: Any) -> None:
     with pytest.raises(BadInput, match="counts no ordinary token"):
         predictions(bert, TEXTS, replace(counts, counts=np.zeros(40, dtype=np.int64)), [1], FEW)
     albert = model_of("albert", "MaskedLM", words)
-    with pytest.raises(BadInput, match="has 8 dimensions, the stream 16; leave it out"):
+    with pytest.raises(BadInput, match="reads 8 dimensions, the stream has 16; leave it out"):
         predictions(albert, TEXTS, counts, [1], replace(FEW, interventions=("logits",)))
     some = predictions(albert, TEXTS, counts, [1], replace(FEW, n_random=0, inputs=("masked",)))
     assert [one.off for one in some.predicted] == ["nothing", "layers", "last_hidden"]

@@ -137,6 +137,6 @@ def test_sigterm_ends_the_real_command_with_143_and_the_line_that_resumes_it(
     assert line.startswith(
         f"terminated; {rows.parent} keeps the finished measurements; continue with: outlierlens sweep "
     )
-    again = shlex.split(line.partition("go on with: ")[2])
+    again = shlex.split(line.partition("continue with: ")[2])
     assert again == ["outlierlens", *words]
     assert measured_rows(rows)

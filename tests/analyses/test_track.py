@@ -196,7 +196,7 @@ def test_refusals_of_names(run: Path, tmp_path: Path) -> None:
         find_saved(["a/x-step5", "a/y-step5"])
     with pytest.raises(UnknownModel, match="holds no checkpoint"):
         track([tmp_path])
-    with pytest.raises(BadInput, match="one step is no trajectory"):
+    with pytest.raises(BadInput, match="one step is not a trajectory"):
         track([run / "checkpoint-500"])
     with pytest.raises(BadInput, match="name at least one folder"):
         track([])

@@ -213,7 +213,7 @@ def test_recordings_that_lie_or_are_damaged_are_named(tmp_path: Path) -> None:
         file.setnchannels(1)
         file.setsampwidth(2)
         file.setframerate(8000)
-    with pytest.raises(BadFile, match=r"0 samples at 8,000 a second"):
+    with pytest.raises(BadFile, match=r"0 samples at 8,000 per second"):
         recording(empty.getvalue(), "a.wav", max_seconds=1)
 
 

@@ -100,7 +100,7 @@ def test_the_command_that_an_interrupted_run_prints_is_the_one_that_ran(
         raise KeyboardInterrupt
     told = capsys.readouterr().err
     assert told.count("\n") == 1
-    line = told.rstrip("\n").partition("go on with: ")[2]
+    line = told.rstrip("\n").partition("continue with: ")[2]
     assert shlex.split(line) == ["outlierlens", *words]
     read(shlex.split(line)[1:])
 
@@ -112,7 +112,7 @@ def test_a_printed_command_holds_paths_of_any_name(
     monkeypatch.setattr("sys.argv", ["outlierlens", *words])
     with pytest.raises(SystemExit), resumable(tmp_path):
         raise KeyboardInterrupt
-    line = capsys.readouterr().err.rstrip("\n").partition("go on with: ")[2]
+    line = capsys.readouterr().err.rstrip("\n").partition("continue with: ")[2]
     said = subprocess.run(["bash", "-c", f"printf '%s\\n' {line}"], capture_output=True, text=True, check=True).stdout
     assert said.splitlines() == ["outlierlens", *words]
 

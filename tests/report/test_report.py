@@ -308,7 +308,7 @@ def test_blanks_are_marked_by_sign_and_word_not_by_colour_alone(page):
 
 
 def test_a_word_that_is_not_repeated_is_marked_and_explained_where_there_is_one(page):
-    assert "Changed: a word that is no blank" not in page
+    assert "Changed: a word that is not a blank" not in page
     assert '<mark class="changed"' not in page
     damage = synthetic.damage()
     *others, last = damage.replies
@@ -316,7 +316,7 @@ def test_a_word_that_is_not_repeated_is_marked_and_explained_where_there_is_one(
     changed = render(synthetic.report_data(damages=(replace(damage, replies=(*others, replace(last, fill=fill))),)))
     assert changed.count('<mark class="changed"') == 1
     assert '<span class="hidden"> (changed)</span>' in changed
-    assert "Changed: a word that is no blank" in changed
+    assert "Changed: a word that is not a blank" in changed
 
 
 def hostile_data():

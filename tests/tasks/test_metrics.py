@@ -113,7 +113,7 @@ def test_bad_requests() -> None:
         interval("mcc", two[:0], (two[:0],), seed=0)
     with pytest.raises(BadInput, match="2 and 3 values with 2 weights; there must be the same number of each"):
         paired_interval(two, np.zeros(3), seed=0)
-    with pytest.raises(BadInput, match=r"values outside \[0, 1\] are no shares"):
+    with pytest.raises(BadInput, match=r"values outside \[0, 1\] are not shares"):
         paired_interval(two, two * 2, seed=0)
 
 

@@ -114,7 +114,7 @@ class AblateOptions(Extent):
     """Dimensions to ablate, modes and controls."""
 
     modes: Annotated[tuple[str, ...], Flag(read="analyses.ablate:parse_modes", words="weights")] = ("weights",)
-    """weights, norms, writes; of hidden states zero, mean, position-mean, resample, scale:F, scale-once:F. Several, or all (5
+    """weights, norms, writes; for hidden states zero, mean, position-mean, resample, scale:F, scale-once:F. Several, or all (5
     random sets each), tell a fixed bias from information."""
     tokens: Literal["all", "first", "rest"] = "all"
     """For modes of hidden states: the tokens that are edited; rest leaves the first one as it is."""

@@ -78,13 +78,13 @@ class PlanOptions:
     """Keep single neurons, dimensions and inputs too (column), or linears alone, which tools can keep (linear).
     Default: column; with --export or --bits 8 linear."""
     tolerance: Annotated[float, Ge(0), Lt(float("inf"))] = 0.01
-    """Keep nothing that gives back less than this, in the task's unit."""
+    """Smallest gain of a kept entry, in the task's unit."""
     n_candidates: Annotated[int, Flag("--candidates"), Ge(1)] = 32
     """Measure the first N of the cheap ordering at every step."""
     exact: bool = False
     """Measure every entry at every step, on all texts that choose."""
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 5
-    """Random sets of linears of the same sizes, kept."""
+    """Random sets of kept linears of the same sizes."""
     stack: str | None = None
     """Which stream, where there are several."""
     seed: Annotated[int, Ge(0)] = 0

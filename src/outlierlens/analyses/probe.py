@@ -89,7 +89,7 @@ class ProbeOptions:
     train_batch: Annotated[int | None, Flag(hidden=True), Ge(1)] = None
     """Tokens per training step, --frozen: examples. Default: 128; --frozen the paper's (sst2 768, sst5 1536)."""
     positions: Annotated[int | None, Ge(2)] = None
-    """Most positions. Default: the tokens of the longest text."""
+    """Maximum number of positions. Default: the tokens of the longest text."""
     redraws: Annotated[int, Flag(hidden=True), Ge(0)] = REDRAWS
     """Draw training again N times for intervals; 0: over evaluated texts alone."""
     seed: Annotated[int, Ge(0)] = 0
@@ -119,9 +119,9 @@ class ProbeCall(ProbeOptions):
     """What the command is asked: positions, what one dimension carries of a task, or classifiers on frozen vectors."""
 
     one_dimension: bool = False
-    """Instead, of a fine-tuned model and its --task: the best classifier that sees one dimension, for each (Rudman 2023)."""
+    """For a fine-tuned model and its --task: the best classifier per single dimension (Rudman 2023)."""
     frozen: bool = False
-    """Instead, of a --task: linear classifiers on frozen mean vectors, raw and repaired (Luo et al. 2021, table 3)."""
+    """For a --task: linear classifiers on frozen mean vectors, raw and repaired (Luo et al. 2021, table 3)."""
     test_limit: Annotated[int | None, Ge(2)] = None
     """--frozen: test examples, drawn by --seed. Default: all; imdb 2,500."""
     classifiers: Annotated[FrozenOptions, Flat("bias")] = FrozenOptions()

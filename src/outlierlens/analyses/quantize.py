@@ -59,7 +59,7 @@ class QuantizeOptions:
     stack: str | None = None
     """Which stream, where there are several."""
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 5
-    """Random sets of the same size, kept."""
+    """Random sets of kept dimensions of the same size."""
     threshold: Annotated[float | None, Flag(read="options:number_or_none", words="6.0"), Gt(0), Lt(float("inf"))] = (
         LARGE
     )

@@ -42,7 +42,8 @@ def tensors_now() -> Tensors:
 
 
 def _kinds(kind: type) -> Iterator[type]:
-    for one in kind.__subclasses__():
+    below: list[type] = kind.__subclasses__()
+    for one in below:
         yield from (one, *_kinds(one))
 
 

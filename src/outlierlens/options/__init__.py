@@ -3,7 +3,7 @@
     @dataclass(frozen=True, kw_only=True)
     class RoundingOptions:
         n_random: Annotated[int, Flag("--random"), Ge(0)] = 5
-        """Random sets of the same size, kept."""
+        """Random sets of kept dimensions of the same size."""
         task: Annotated[TaskOptions, Flat("max_length")] = TaskOptions(max_length=128)
 
         def __post_init__(self) -> None:

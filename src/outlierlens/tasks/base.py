@@ -293,7 +293,7 @@ class DataReading(Reading):
     """Which texts, pictures or recordings are read, whatever their labels."""
 
     max_seconds: Annotated[float | None, Flag("seconds", into="--data"), Gt(0)] = None
-    """Seconds of a recording that are read, 30 if not said."""
+    """Maximum seconds per recording. Default: 30."""
 
     def __post_init__(self) -> None:
         check(self)

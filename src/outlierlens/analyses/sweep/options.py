@@ -81,7 +81,7 @@ class SweepOptions:
     top: Annotated[int, Ge(0)] = 5
     """Separate the N strongest from each other and from the rest."""
     max_texts: Annotated[int | None, Ge(2)] = None
-    """No effect is measured on more texts. Default: all there are."""
+    """Maximum number of texts per effect. Default: all."""
     level: Annotated[float, Flag(hidden=True), Ge(0.5), Lt(1)] = 0.95
     """Confidence of the intervals."""
     bulk: Annotated[bool, Flag(hidden=True)] = True
