@@ -164,7 +164,8 @@ def _describe(call: Any, signature: inspect.Signature, settings: Mapping[str, tu
         )
     call.__signature__ = signature.replace(parameters=[*first, *keywords, *own[len(first) :]])
     lines = [f"    {one.name}: {one.help}" for one in shown if one.help]
-    call.__doc__ = "\n".join((inspect.getdoc(call) or "", "", "Settings, as keywords or in `options`:", *lines))
+    if lines:
+        call.__doc__ = "\n".join((inspect.getdoc(call) or "", "", "Settings, as keywords or in `options`:", *lines))
 
 
 # A command in backquotes or behind its name stays what one types into a shell.

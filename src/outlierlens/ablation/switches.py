@@ -257,21 +257,18 @@ def first_tokens(valid: "Tensor") -> "Tensor":
 
 @dataclass(frozen=True)
 class EditSettings:
-    """Settings of `edited_hidden`'s modes.
-
-    Attributes:
-        factor: "scale" and "scale once" multiply by it.
-        means: "mean" puts means[layer, dim] in place; see `mean_states`.
-        position_means: "position mean" puts these in place; see `position_means`.
-        seed: "resample" permutes values among the batch's tokens with this seed.
-        tokens: which are edited: "all", the "first" token of each row that is no padding, or the "rest", all but that one.
-    """
+    """Settings of `edited_hidden`'s modes."""
 
     factor: float = 0.5
+    """Modes "scale" and "scale once" multiply by it."""
     means: np.ndarray | None = None
+    """Mode "mean" puts means[layer, dim] in place; see `mean_states`."""
     position_means: PositionMeans | None = None
+    """Mode "position mean" puts these in place; see `position_means`."""
     seed: int = 0
+    """Mode "resample" permutes values among the batch's tokens with this seed."""
     tokens: EditTokens = "all"
+    """Tokens to edit: "all", the "first" of each row without padding, or the "rest"."""
 
 
 @temporary

@@ -436,8 +436,8 @@ def ablate(
     texts gets the means of the others. With `rows`, every finished condition is kept there and is not measured again.
 
     Args:
-        dims: a sequence, or {layer: dims} where layers differ (a random set then replaces each dimension by one other in every
-            layer of its ablation); "find" is what the scan names, else the rules on activations, else the strongest.
+        dims: a sequence, or {layer: dims} where layers differ (a random set then has another dimension for each of
+            them, the same in every layer); "find" is what the scan names, else the rules on activations, else the strongest.
 
     Raises:
         BadInput: unknown dimension, layer or mode; no usable text; a mode that the model does not allow; for several modes

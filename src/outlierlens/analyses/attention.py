@@ -331,8 +331,9 @@ def attention(
     loaded: LoadedModel, texts: Data, options: AttentionOptions | None = None, *,
     progress: Progress | None = None, rows: Path | Keep | None = None,
 ) -> Attention:  # fmt: skip
-    """Measure vertical attention, its correlation with every dimension, and sinks: intact, outliers or random ones ablated.
+    """Measure the attention that tokens receive, its correlation with every dimension, and sinks; intact and ablated.
 
+    It ablates the outliers and, as controls, random dimensions.
     The named dimensions are `dims`, or those that the scan of the weights finds, or the strongest where it finds
     none. Attention is eager meanwhile. `progress` is called with (label, texts done, texts). With `rows`, every pass is kept
     there and is not read again. With pictures and recordings (`media.Items`) the keys are patches and frames.

@@ -89,7 +89,7 @@ class GeometryOptions:
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 19
     """With --bands: random sets of the same size to clip."""
     fixes: Annotated[tuple[FixSpec, ...], Flag(hidden=True, read="vectors.fixes:parse_fixes")] = parse_fixes(USUAL)
-    """Repairs, `raw` among them for differences."""
+    """Fixes to try; with `raw` each is given as a difference from it."""
     clip: Annotated[str, Flag(hidden=True)] = "auto"
     """Of fix "clip", as `vectors.clip.resolve_clipping` takes it."""
     fit_limit: Annotated[int, Flag(hidden=True), Ge(2)] = 10_000

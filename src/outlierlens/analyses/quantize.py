@@ -69,7 +69,7 @@ class QuantizeOptions:
     n_calibrate: Annotated[int, Flag(hidden=True), Ge(0)] = 16
     """SmoothQuant rests on the N texts after the measured ones."""
     noise_draws: Annotated[int, Flag(hidden=True), Ge(0)] = 3
-    """Runs with noise of the last bit, on 16 texts, of fewer than 32 on a quarter (four at least); 0 leaves it out."""
+    """Extra runs with noise in the last bit of the inputs, on 16 texts (of fewer than 32: a quarter, at least 4); 0: none."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""
     task: Annotated[TaskOptions, Flat("max_length")] = TaskOptions()

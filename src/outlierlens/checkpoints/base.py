@@ -238,7 +238,7 @@ def room_for(first: int, end: int) -> memoryview:
     """Memory for bytes [first, end) of a file, aligned as in a map of the file: the last bit of a product depends on that."""
     room = np.empty(end - first + ALIGNED, np.uint8)
     skipped = (first - room.ctypes.data) % ALIGNED
-    return room.data[skipped : skipped + end - first]
+    return memoryview(room.data)[skipped : skipped + end - first]
 
 
 class PlacedCheckpoint(Checkpoint):

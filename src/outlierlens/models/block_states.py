@@ -35,7 +35,8 @@ def tensors_now() -> Tensors:
     """All tensors that there are, but for those that are frozen (`gc.freeze`)."""
     kinds, found = {torch.Tensor, *_kinds(torch.Tensor)}, Tensors()
     with torch._C.DisableTorchFunctionSubclass():
-        for one in [one for one in gc.get_objects() if type(one) in kinds]:
+        tensors: list[Any] = [one for one in gc.get_objects() if type(one) in kinds]
+        for one in tensors:
             if one.layout is torch.strided:
                 found.setdefault(one.untyped_storage()._cdata, []).append(weakref.ref(one))
     return found

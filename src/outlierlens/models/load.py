@@ -8,7 +8,6 @@ loaded.stacks                                        # residual streams, bound t
 import contextlib
 import difflib
 import hashlib
-import inspect
 import itertools
 import pickle
 from collections import Counter
@@ -49,6 +48,7 @@ from outlierlens.models.model_class import (
     load_with_head,
     put_on,
     spread_out,
+    takes_alone,
 )
 from outlierlens.results.document import Provenance
 
@@ -72,34 +72,40 @@ DTYPES = (*DTYPE_BYTES, STORED)
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How to load: revision, adapter, precision, device and trust, as in every command.
-
-    `dtype` is float32 on every machine, whatever the hardware is fast at; "checkpoint" is what the model's config says, or else
-    its first weight is stored in. `row` is a TOML file that declares the architecture, or the family (model_type) to take
-    the model for; `adapter` is the folder of a LoRA adapter, which is added to the weights in memory; `tokenizer` names a
-    folder, sample or hub id whose tokenizer reads the texts. `device_map` spreads the weights over devices, memory and disk as
-    accelerate does ("auto", or {module: device}); `device` is then "auto". `offline` forbids the network while this model is
-    loaded. `by_block` reads the weights of each block when it runs, see `models.blocks`; None does so where they do not fit
-    into the device's free memory. `memory` bounds the bytes that this takes beside the libraries; `keep_weights` downloads
-    what is read so from a hub into the hub's cache first. `notice` receives a line before slow work that is done once.
-    """
+    """How to load: revision, adapter, precision, device and trust, as in every command."""
 
     revision: str | None = None
+    """Hub revision: branch, tag or commit."""
     subfolder: str = ""
+    """Folder inside the model's directory or repository."""
     token: str | None = field(default=None, repr=False)
+    """Hub token. Default: HF_TOKEN, or that of `hf auth login`."""
     dtype: str = "float32"
+    """float32 (whatever the hardware is fast at), bfloat16, float16; "checkpoint": as the config or the first weight says."""
     device: str = "auto"
+    """auto, cpu, cuda:0, mps."""
     trust_remote_code: bool = False
+    """Run code that the model brings."""
     offline: bool = False
+    """Forbid the network while this model is loaded."""
     adapter: str | None = None
+    """Folder of a LoRA adapter, which is added to the weights in memory."""
     row: arch.RowChoice = None
+    """TOML file that declares the architecture, or the family (model_type) to take the model for."""
     tokenizer: str | None = None
+    """Folder, sample or hub id whose tokenizer reads the texts."""
     attention: str | None = None
+    """Implementation of attention, as transformers calls it: eager, sdpa."""
     device_map: str | Mapping[str, Any] | None = None
+    """Spread the weights as accelerate does: "auto", or {module: device}; `device` is then "auto"."""
     by_block: bool | None = None
+    """Read weights when their block runs, see `models.blocks`. Default: where they do not fit into free memory."""
     memory: int | None = None
+    """Bytes of memory that reading block by block may take, the libraries not counted."""
     keep_weights: bool = False
+    """Download a hub's model that is read by block into the hub's cache first."""
     notice: Callable[[str], None] = say
+    """Called with a line before slow work that is done once."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +240,7 @@ class LoadedModel:
 def from_objects(
     model: "nn.Module", tokenizer: Any = None, *, processor: Any = None, name: str = "", row: arch.RowChoice = None
 ) -> LoadedModel:
-    """Wrap a live model, without DataParallel around it; `row` is a TOML file, or a family, that replaces the table's row.
+    """Wrap a live model; DataParallel around it is taken off. `row` is a TOML file, or a family, that describes its type.
 
     `processor` is the image processor or feature extractor of a model that reads pictures or recordings. A model whose
     tokenizer knows more ids than its embeddings have rows is given a hook that says so when such an id comes. Nothing else
@@ -271,15 +277,6 @@ def around(stacks: "list[BoundStack]", model: "nn.Module") -> "list[nn.Module]":
     paths = [block.split(".") for stack in stacks for block in stack.blocks]
     common = [names[0] for names in itertools.takewhile(lambda names: len({*names}) == 1, zip(*paths, strict=False))]
     return [model.get_submodule(".".join(common[:length])) for length in range(len(common), -1, -1) if paths]
-
-
-def takes_alone(module: "nn.Module", argument: str) -> bool:
-    """Whether a module can be called with this argument and nothing else."""
-    parameters = inspect.signature(module.forward).parameters
-    needed = (
-        name for name, one in parameters.items() if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
-    )
-    return argument in parameters and not {*needed} - {argument}
 
 
 def _has_words(module: "nn.Module") -> bool:

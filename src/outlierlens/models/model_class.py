@@ -7,6 +7,7 @@
 A head is the stored one where it means the same labels, else a new one.
 """
 
+import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -415,3 +416,12 @@ def _read(
 
 def _first(names: list[str]) -> str:
     return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+
+
+def takes_alone(module: "nn.Module", argument: str) -> bool:
+    """Whether a module can be called with this argument and nothing else."""
+    parameters = inspect.signature(module.forward).parameters
+    needed = (
+        name for name, one in parameters.items() if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
+    )
+    return argument in parameters and not {*needed} - {argument}

@@ -1,7 +1,9 @@
-"""The report of a run: one self-contained HTML page from result dataclasses, without torch.
+"""Measure a model and write its report, one self-contained HTML page: `ol.report("mini-planted", n_random=19)`.
 
-ol.report("mini-planted", n_random=19)       # measured, written to runs/mini-planted; `job.report` says more
-write(ReportData(provenance, (scan, observation, ablation)), "runs/mpnet")     # manifest, results.json, charts/, page
+`ol.report(MODEL, texts, folder="runs/MODEL", …)` takes what `report.job.report` takes, whose docstring lists the arguments. It
+writes manifest, results.json, charts/ and report.html to the folder, and returns the `ReportData`.
+
+write(ReportData(provenance, (scan, observation, ablation)), "runs/mpnet")     # of results that exist, without torch
 rerender("runs/mpnet/results.json")          # the page again, on any machine; write_both: of two reports
 """
 

@@ -49,7 +49,7 @@ class TaskOptions:
     max_length: Annotated[int, Ge(2)] = 128
     """Maximum number of tokens per text (or window, or block), with those that the tokenizer adds."""
     stride: Annotated[int | None, Ge(1)] = None
-    """Causal: tokens by which the window moves; None is as far as windows go that overlap by one token of the text."""
+    """Causal: tokens by which the window moves; None: consecutive windows share one token."""
     batch_size: Annotated[int, Ge(1)] = 16
     """Texts per forward pass."""
     mask_fraction: Annotated[float, Gt(0), Lt(1)] = 0.15
@@ -57,8 +57,8 @@ class TaskOptions:
     seed: int = 0
     """Seed of masks."""
     measure: Measure = "metric"
-    """Labelled: the score is the task's first "metric" on all examples, or the mean over examples of whether they are right
-    ("accuracy") or of their "loss", for which a part of the examples can do."""
+    """Labelled: the score is the task's first "metric" on all examples, or the share of right examples ("accuracy")
+    or their mean "loss", both of which a part of the examples can estimate."""
     labels: tuple[str, ...] | None = None
     """Labelled: the model's labels in the order of its outputs, where its config does not name them."""
     every_token: bool = False

@@ -25,8 +25,9 @@ from outlierlens.models.devices import fast_products
 from outlierlens.models.forward import text_reader
 from outlierlens.models.hooks import tapped
 from outlierlens.models.inputs import check_readable, model_inputs, token_limit
-from outlierlens.models.load import LoadedModel, stream_width, takes_alone
+from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.models.media import ItemRows
+from outlierlens.models.model_class import takes_alone
 from outlierlens.tasks.base import Task, TaskOptions, in_passes, weighted_mean
 
 if TYPE_CHECKING:
