@@ -213,7 +213,7 @@ class QuantizedCopy(Finding):
             yield from self._on_texts()
         else:
             yield "Nothing was run: --data TEXTS measures the loss and the error of the blocks' outputs."
-        for one in self.shares:
+        for one in self.shares if most.largest_error else ():
             yield (
                 f"Outlier {one.place} {few(one.which)} hold {FineShare(one.share).written()} of the squared error; "
                 f"random ones {FineShare(float(np.median(one.random))).written()} in the median (rank p = {one.p:.3g})."
