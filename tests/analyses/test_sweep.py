@@ -249,7 +249,7 @@ def test_blocks_before_the_first_touched_layer_run_once(bert: LoadedModel) -> No
         hook.remove()
     assert rows[0] == 8
     assert rows[last] == 16  # once as it is, once with its last operation off
-    plain = np.stack([runner._alone(plan, (0, 8)) for plan in plans])
+    plain = np.stack([runner.alone(plan, (0, 8)) for plan in plans])
     np.testing.assert_allclose(values, plain, rtol=1e-5)
 
 
