@@ -162,7 +162,7 @@ def parts(rows: Sequence[AtlasRow], where: str) -> Iterator[str]:
     if measured:
         yield "**What they cost**"
         yield table(
-            ("model", "dimensions off", "task", "intact", "change", "random sets, median", "p among random sets", "texts"),
+            ("model", "ablated dimensions", "task", "intact", "change", "random sets, median", "p among random sets", "texts"),
             [
                 (f"`{one.model}`", ", ".join(map(str, one.dims)), one.task, f"{one.intact:.3g}", f"{one.change:+.3g}",
                  f"{one.random:+.3g}", f"{one.p:.2g}", f"{one.n_texts} of {one.texts}")
@@ -185,7 +185,7 @@ def claims(known: Sequence[Origin], rows: Sequence[AtlasRow]) -> Iterator[tuple[
     deep = [one.row for one in known if one.row.layers >= 3]
     post = [row for row in deep if row.norm_site == "stream" and row.norm == "layernorm"]
     yield (
-        "BERT-like models have dimensions that stand out in scale and bias of the output LayerNorm, at one place in most "
+        "BERT-like models have outlier dimensions in scale and bias of the output LayerNorm, at one place in most "
         "layers (Kovaleva et al. 2021)",
         f"{share(sum(bool(row.outliers) for row in post), len(post))} of the post-norm models of three layers and more",
     )

@@ -363,9 +363,9 @@ def read_by_block(n: int, random: np.random.Generator, folder: str) -> Iterator[
 
 def timed(found: Iterator[list[str]]) -> Iterator[list[str]]:
     """What trials found; one that takes longer than `SECONDS` ends the program with its stack."""
-    faulthandler.dump_traceback_later(SECONDS, exit=True)
+    faulthandler.dump_traceback_later(SECONDS, exit=True, file=sys.__stderr__)
     for one in found:
-        faulthandler.dump_traceback_later(SECONDS, exit=True)
+        faulthandler.dump_traceback_later(SECONDS, exit=True, file=sys.__stderr__)
         yield one
     faulthandler.cancel_dump_traceback_later()
 

@@ -122,7 +122,7 @@ def test_a_folder_with_anything_else_is_not_written_to(tmp_path: Path, other: st
     (folder / other).write_text(OTHERS[other])
     before = tree(tmp_path)
     with pytest.raises(
-        BadInput, match="is no page of an atlas, and a site is a folder of its own; name a new one with -o"
+        BadInput, match="is not a page of an atlas, and a site needs a folder of its own; name a new one with -o"
     ):
         write_site(ROWS[:1], folder)
     assert tree(tmp_path) == before
@@ -132,13 +132,13 @@ def test_a_folder_with_anything_else_is_not_written_to(tmp_path: Path, other: st
 def test_a_file_and_links_in_its_place_stay(tmp_path: Path) -> None:
     folder = tmp_path / "site"
     folder.write_text("mine")
-    with pytest.raises(BadInput, match="is no page of an atlas"):
+    with pytest.raises(BadInput, match="is not a page of an atlas"):
         write_site(ROWS, folder)
     assert folder.read_text() == "mine"
     write_site(ROWS, tmp_path / "other")
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / "index.html").symlink_to(tmp_path / "other" / "index.html")
-    with pytest.raises(BadInput, match="is no page of an atlas"):
+    with pytest.raises(BadInput, match="is not a page of an atlas"):
         write_site(ROWS, tmp_path / "linked")
     (tmp_path / "there").symlink_to(tmp_path / "other")  # the folder itself may be a link, as elsewhere
     write_site(ROWS[:1], tmp_path / "there")

@@ -202,7 +202,7 @@ def test_gpt_neo_keeps_the_kinds_of_its_first_layers(small: Any, tmp_path: Path)
     [
         ("bart", "last", "an encoder-decoder has no single output to pool; export an encoder or a decoder alone"),
         ("gemma3", "last", r"has several streams \(text, vision\); export a model that reads text alone"),
-        ("outlierlens-bert", "last", "VariantModel is no class of transformers"),
+        ("outlierlens-bert", "last", "VariantModel is not a class of transformers"),
         ("albert-groups", "0", "its blocks come 2 at a time, so it cannot end with layer 0; choose a layer such as 1"),
         ("deberta-v2", "embeddings", "a model without blocks cannot be run .* choose --layer 0 or later"),
         ("opt-post-norm", "last", "its output is not the pooled layer .* cannot be exported"),

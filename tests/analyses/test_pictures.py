@@ -93,7 +93,7 @@ def test_a_patch_that_is_long_in_all_pictures_is_masked_by_its_place(folder: Pat
     assert {one.dim for one in found.dimensions} == {*made.WRITTEN}
     said = " ".join(found.sentences())
     assert f"The mask leaves out {PATCH}." in said
-    assert "On 4 images that did not make it" in said
+    assert "On 4 held-out images" in said
     assert mask(*read(folder, "plain", "red"), layer=made.BLOCK, factor=5).positions == ()
 
 

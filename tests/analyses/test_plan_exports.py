@@ -69,7 +69,11 @@ WHOLE = ("bitsandbytes",)  # of what it is asked here, it keeps all of a linear 
 def test_every_tool_refuses_in_one_line_what_it_cannot(tool: str, target: Target) -> None:
     for kept, scheme, wanted in (
         (KEPT, "e5m2-tensor/int8-token-asym", f"{TOOLS[tool].title} has no scheme"),
-        ((KeptLinear(path="lm_head", weights=True, inputs=True),), SCHEMES[tool], "lm_head is no linear of its blocks"),
+        (
+            (KeptLinear(path="lm_head", weights=True, inputs=True),),
+            SCHEMES[tool],
+            "lm_head is not a linear of its blocks",
+        ),
     ):
         with pytest.raises(BadInput, match=wanted) as caught:
             said(tool, scheme, target, kept)

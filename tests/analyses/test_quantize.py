@@ -328,7 +328,7 @@ def test_what_is_said_follows_from_the_intervals(found: Quantization) -> None:
 
 def test_what_cannot_be_is_refused(bert: LoadedModel) -> None:
     with (
-        pytest.raises(BadInput, match=r"int8-tensor/none rounds no inputs.*threshold"),
+        pytest.raises(BadInput, match=r"int8-tensor/none quantizes no inputs.*threshold"),
         rounded(bert, parse("int8-tensor/none"), Keeping(threshold=6.0)),
     ):
         pass

@@ -57,7 +57,7 @@ def test_of_thousands_the_extreme_and_a_sample_are_drawn_and_that_is_said():
     plain = sorted((e for e in large.singles() if e.dims[0] not in named), key=lambda e: -abs(e.change.value))
     assert {e.dims[0] for e in plain[: MAX_MARKS // 2]} <= set(rows)
     assert len(rows) <= MAX_MARKS + len(named)
-    assert f"Drawn are {len(rows):,} of 8,192" in chart.reading
+    assert f"The chart shows {len(rows):,} of 8,192" in chart.reading
     assert len(json.dumps(chart.spec)) < 600_000
 
 

@@ -48,7 +48,7 @@ def test_many_ablations_in_a_batch_are_those_one_by_one(family: str, mode: str, 
     if family == "albert" and mode == "weights":
         plans = [plan for plan in plans if len(plan) in (0, runner.stack.n_layers)][:3]
     found = runner.values(plans, span)
-    plain = np.stack([runner._alone(plan, span) for plan in plans])
+    plain = np.stack([runner.alone(plan, span) for plan in plans])
     np.testing.assert_allclose(found, plain, rtol=2e-5, atol=2e-6)
     assert np.abs(plain[1:] - plain[0]).max(axis=1).min() > 1e-5, "an ablation that does nothing tests nothing"
     if family not in ("albert", "mixtral"):

@@ -122,7 +122,7 @@ def test_experts_that_no_text_reached_are_said(words: Any) -> None:
 def test_a_scale_among_the_linears_is_refused(words: Any) -> None:
     config = transformers.XmodConfig(**TEXT, languages=["en_XX"], default_language="en_XX")
     loaded = from_objects(transformers.XmodForMaskedLM(config).eval(), words(), name="xmod")
-    with pytest.raises(BadInput, match=r"output\.LayerNorm\.weight multiplies one by one and is no linear"):
+    with pytest.raises(BadInput, match=r"output\.LayerNorm\.weight multiplies one by one and is not a linear"):
         trace(loaded, TEXTS, TraceOptions(dim=DIM, n_random=1))
 
 

@@ -79,7 +79,7 @@ def test_a_block_of_no_known_kind_is_refused(folder: Path) -> None:
     del names["model.layers.1.mlp.shared_experts.down_proj.weight"]
     save_file(names, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(
-        BadFile, match=r"layers\.1 is no kind of block .* differs from the nearest in mlp\.shared_experts"
+        BadFile, match=r"layers\.1 is not a kind of block .* differs from the nearest in mlp\.shared_experts"
     ):
         scan(str(folder))
 

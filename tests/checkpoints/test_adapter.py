@@ -242,7 +242,7 @@ REFUSED: dict[str, Refusal] = {
     "no type": (GOOD, {"peft_type": None}, "its peft_type is UNKNOWN"),
     "dora": (GOOD, {"use_dora": True}, "adapter_config.json sets use_dora, which is more than plain LoRA"),
     "a setting of later": (GOOD, {"soft": 1, "use_dora": True}, "sets soft, use_dora, which is more"),
-    "magnitudes": (GOOD | {f"{DOWN}.lora_magnitude_vector": drawn(6)}, {}, "lora_magnitude_vector is no part of plain LoRA"),
+    "magnitudes": (GOOD | {f"{DOWN}.lora_magnitude_vector": drawn(6)}, {}, "lora_magnitude_vector is not a part of plain LoRA"),
     "pissa": (GOOD, {"init_lora_weights": "pissa"}, "'pissa', by which peft changes the base before the training"),
     "pattern": (GOOD, {"rank_pattern": {"(a+)+": 2}}, r"by the pattern '\(a\+\)\+', and plain names alone are read"),
     "patterns": (GOOD, {"alpha_pattern": ["down_proj"]}, "patterns or modules_to_save of its .* are malformed"),

@@ -254,7 +254,7 @@ def test_a_hub_that_drips_is_given_up(hub: FakeHub, waits: list[float], monkeypa
     hub.tamper["config.json"] = drip
     monkeypatch.setattr(ranges, "_clock", itertools.count(0, 10).__next__)
     with pytest.raises(
-        errors.RemoteError, match=r"config.json: ReadTimeout: fewer than 1,000 bytes a second, 5 times; check the net"
+        errors.RemoteError, match=r"config.json: ReadTimeout: fewer than 1,000 bytes per second, 5 times; check the net"
     ):
         open_hub(MODEL)
     given_up.set()

@@ -87,7 +87,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "bytes alone": (raw({}), "belong to no tensor"),
     "metadata that is no text": (
         raw({"__metadata__": {"a": 1}, "a": entry(shape=[16], data_offsets=[0, 64])}),
-        "no text by name",
+        "not a map of texts",
     ),
     "beyond JSON": (raw(b'{"a":{"dtype":"F32","shape":[16],"data_offsets":[0,64],"x":NaN}}'), "not valid JSON"),
     "an offset of minus zero": (raw(b'{"a":{"dtype":"F32","shape":[16],"data_offsets":[-0,64]}}'), "not valid JSON"),

@@ -419,7 +419,7 @@ def test_blanks_are_buttons_with_their_number_and_sign(planted: Explorer) -> Non
     ("words", "message"),
     [
         (["--json"], "--json and --output belong to --show"),
-        (["--layers", "0,2", "--show", "loss"], "--layers '0,2' is no range"),
+        (["--layers", "0,2", "--show", "loss"], "--layers '0,2' is not a range"),
         (["--show", "loss", "--dims", "999"], "dimension 999 does not exist"),
         (["--show", "taste"], "unknown view 'taste'"),
     ],

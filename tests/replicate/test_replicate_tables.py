@@ -181,5 +181,5 @@ def test_a_table_says_what_is_published_what_stayed_and_what_single_layers_lose(
     assert "rte seed-42: “no change” means no change on 277 examples (at most 1.1 % of all, 95 %)." in section.sentences
     assert dict(zip(published.columns, published.rows[0], strict=True))["evidence"] == "second-hand"
     line = dict(zip(layers.columns, layers.rows[0], strict=True))
-    assert (line["off"], line["layer"], cell_text(line["95 %"])) == ("308, 381", 4, "no change")
+    assert (line["ablated"], line["layer"], cell_text(line["95 %"])) == ("308, 381", 4, "no change")
     assert dict(zip(models.columns, models.rows[0], strict=True))["outliers"] == (308, 381)

@@ -73,7 +73,7 @@ class AttackOptions:
     row: Annotated[RowChoice, Flag(hidden=True)] = None
     """TOML file of the architecture, where the table has none."""
     task: Annotated[TaskOptions, Flat("max_length")] = TaskOptions(max_length=32)
-    """How texts become numbers; its seed is this one."""
+    """How texts become numbers; `seed` replaces its own."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""
 

@@ -82,9 +82,9 @@ class FinetuneSettings:
     off: Annotated[tuple[int, ...], Flag("--dims", read="analyses.finetune:off_dims")] = ()
     """Dimensions set to zero in all layers before training: 308,381."""
     hold: bool = False
-    """Keep those of --dims at zero throughout."""
+    """Keep the dimensions that are set to zero at zero throughout."""
     stack: str | None = None
-    """Stream that --dims is of, where a model has several."""
+    """Stream of the dimensions, where a model has several."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -434,7 +434,7 @@ def finetune(
     seeds: Sequence[int] = (42,),
     options: FinetuneOptions | None = None,
 ) -> FineTunedModel:
-    """Fine-tune `model` on `train` once a seed, keep each run's best epoch on `dev`, and write the run folder.
+    """Fine-tune `model` on `train` once per seed, keep each run's best epoch on `dev`, and write the run folder.
 
     Raises:
         BadInput: the folder holds other runs, or the examples do not fit each other or the model.

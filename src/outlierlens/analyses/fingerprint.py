@@ -51,7 +51,7 @@ class FingerprintOptions:
     scan: Annotated[ScanOptions, Flat("max_read")] = field(default_factory=ScanOptions)
     """The rule that finds the outlier dimensions, limits on reading, and how the model is opened."""
     dims: DimsOrFind = FIND
-    """The dangerous dimensions, in every stream: 308,381; find: those that scan finds."""
+    """The outlier dimensions, in every stream: 308,381; find: those that scan finds."""
     deep: bool = False
     """Also embedding columns and hashes of whole tensors; reads everything."""
 

@@ -92,7 +92,7 @@ class FrequencyOptions:
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""
     special: Annotated[bool, Flag(hidden=True)] = False
-    """Whether tables and pictures count special tokens ([CLS], [SEP], <s>) too; both are measured."""
+    """Whether tables and charts show results with special tokens ([CLS], [SEP], <s>); those without are measured too."""
     read: Annotated[ReadOptions, Flag(hidden=True)] = ReadOptions()
     """How the model is run; its budget bounds the memory of draws, sampled tokens and types together."""
     max_length: Annotated[int, Flag(hidden=True), Ge(2)] = 128

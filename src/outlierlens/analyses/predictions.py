@@ -94,7 +94,7 @@ class PredictionOptions:
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 19
     """Random sets of the same size."""
     task: Annotated[TaskOptions, Flat("max_length")] = TaskOptions()
-    """How texts are read; its seed is this one."""
+    """How texts are read; `seed` replaces its own."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""
 

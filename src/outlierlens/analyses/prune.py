@@ -362,7 +362,7 @@ class PruneTestOptions(Outliers):
     n_matched: Annotated[int, Flag("--matched"), Ge(0)] = 5
     """Positions of similar size that differ by layer."""
     task: Annotated[TaskOptions, Flat("max_length")] = TaskOptions()
-    """How texts become numbers; its seed is this one."""
+    """How texts become numbers; `seed` replaces its own."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""
 

@@ -73,7 +73,7 @@ class QuantizeOptions:
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""
     task: Annotated[TaskOptions, Flat("max_length")] = TaskOptions()
-    """How texts become numbers; its seed is this one."""
+    """How texts become numbers; `seed` replaces its own."""
 
     @property
     def schemes(self) -> tuple[SchemePair, ...]:

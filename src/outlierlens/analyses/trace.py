@@ -279,7 +279,7 @@ as far. Heads that read it lose over half on every other text (by the interval);
             makes = f"make{'s' * (len(self.writers) == 1)} {percent(sum(one.share for one in self.writers))}"
             yield f"{said[:1].upper()}{said[1:]} {makes} of {what} ({number(self.lift)})."
         else:
-            yield "No small set of parts writes it."
+            yield "No single writer: many parts of the model share it."
         if self.trials:
             zero, back, *random = (one.change for one in self.trials)
             values, n = [one.value for one in random], len(self.weights)

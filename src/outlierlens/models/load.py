@@ -81,7 +81,7 @@ class LoadOptions:
     token: str | None = field(default=None, repr=False)
     """Hub token. Default: HF_TOKEN, or that of `hf auth login`."""
     dtype: str = "float32"
-    """float32 (whatever the hardware is fast at), bfloat16, float16; "checkpoint": as the config or the first weight says."""
+    """float32 (even where hardware prefers others), bfloat16, float16; "checkpoint": as the config or the first weight says."""
     device: str = "auto"
     """auto, cpu, cuda:0, mps."""
     trust_remote_code: bool = False
