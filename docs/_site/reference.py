@@ -58,7 +58,11 @@ def pages() -> Iterator[tuple[str, str]]:
     yield "python", page("Python", "``import outlierlens as ol``", *listed(python()))
     yield (
         "results",
-        page("Results", "Frozen dataclasses, which ``ol.save`` writes and ``ol.load`` reads.", *listed(results())),
+        page(
+            "Results",
+            "Frozen dataclasses, which ``found.save(path)`` writes and ``ol.load`` reads.",
+            *listed(results()),
+        ),
     )
     yield "types", page("Parts of results, and options", *listed(parts_of(python(), results())))
     yield "model-types", page("Model types", *model_types())

@@ -62,7 +62,7 @@ class CopyOptions:
     limit: Annotated[int | None, Ge(1)] = None
     """--data: use the first N texts."""
     max_length: Annotated[int, Ge(2)] = 128
-    """--data: tokens of a text at most."""
+    """--data: maximum number of tokens per text."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -336,12 +336,13 @@ class _CopyStudy:
             )
         apart = tuple(sorted(inside - {ours for ours, _ in shared.names}))
         layers, mine = [], [one for one in self.linears if one.layer is not None]
-        for stack, layer in ((one.name, number) for one, number, _ in roles if (one.name, number) in self.sums):
-            error, before = self.sums[stack, layer]
-            start = next(start for bound, number, start in roles if (bound.name, number) == (stack, layer))
+        for stack, layer, start in roles:
+            if (stack.name, layer) not in self.sums:
+                continue
+            error, before = self.sums[stack.name, layer]
             largest = max((one for one in mine if one.name.startswith(start)), key=lambda one: one.error)
             layers.append(LayerError(
-                stack=stack, layer=layer, error=math.sqrt(error / before) if before else math.inf * bool(error),
+                stack=stack.name, layer=layer, error=math.sqrt(error / before) if before else math.inf * bool(error),
                 largest=largest.name.removeprefix(start).removesuffix(".weight"), largest_error=largest.error,
             ))  # fmt: skip
         kinds = dict.fromkeys(one.stored for one in mine)

@@ -294,11 +294,10 @@ def _nearest(scaled: "Tensor", number: str) -> "Tensor":
 
 
 def _packed(values: "Tensor", scheme: Scheme) -> "Tensor":
-    """Weights [out, in] as a GGUF file holds them."""
+    """Weights [out, in], whose rows hold whole blocks, as a GGUF file holds them."""
     import torch
 
     gguf = need("gguf", "models", f"rounding to {scheme.name}")
-    _blocks(values, scheme)  # whose sizes fit
     kind = gguf.GGMLQuantizationType[scheme.number.upper()]
     if not bool(values.isfinite().all()):
         raise BadInput(f"a value to be rounded is infinite or not a number; {USE_FLOAT32}")
