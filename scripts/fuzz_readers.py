@@ -47,9 +47,7 @@ from outlierlens.architectures import bind, load_toml, stacks_of, to_toml
 from outlierlens.checkpoints import TensorInfo, open_checkpoint
 from outlierlens.checkpoints.gguf_tokenizer import read_tokenizer
 from outlierlens.checkpoints.imatrix import read_imatrix
-from outlierlens.checkpoints.samples import Sample
-from outlierlens.checkpoints.samples.cache import PACKAGED
-from outlierlens.checkpoints.samples.download import _unpack
+from outlierlens.checkpoints.samples import PACKAGED, Sample, _unpack
 from outlierlens.data.labelled.examples import read_examples
 from outlierlens.data.labelled.table import LabelledTask, plain_task
 from outlierlens.data.media.items import FORMATS, picture, recording

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from outlierlens.checkpoints.samples import SAMPLES
-from outlierlens.checkpoints.samples.cache import folder_of
+from outlierlens.checkpoints.samples import SAMPLES, folder_of
 from outlierlens.cli import doctor
 
 WHOLE = ("filelock>=3.12", 'torch>=2.4; extra == "models"', 'onnx>=1.17; extra == "onnx"', 'pytest>=8; extra == "dev"')

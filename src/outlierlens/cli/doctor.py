@@ -19,8 +19,7 @@ from packaging.requirements import Requirement
 
 from outlierlens import __version__
 from outlierlens.checkpoints import formats
-from outlierlens.checkpoints.samples import SAMPLES, is_complete
-from outlierlens.checkpoints.samples.cache import folder_of, network_is_off
+from outlierlens.checkpoints.samples import SAMPLES, folder_of, is_complete, network_is_off
 from outlierlens.cli.common import say
 from outlierlens.errors import install
 from outlierlens.experiments import EXPERIMENTS

@@ -24,7 +24,7 @@ from outlierlens.checkpoints import as_weights
 from outlierlens.checkpoints.adapter import CONFIG
 from outlierlens.checkpoints.base import Checkpoint, load_config
 from outlierlens.checkpoints.formats import config_folder, files_of, open_file, write_header
-from outlierlens.checkpoints.samples.cache import check_space, megabytes
+from outlierlens.checkpoints.samples import check_space, megabytes
 from outlierlens.checkpoints.stored import Weights, of_adapter
 from outlierlens.errors import BadFile, UnknownArchitecture, need
 from outlierlens.models import variants
