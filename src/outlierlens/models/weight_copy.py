@@ -90,7 +90,7 @@ def _has_tokenizer(folder: Path) -> bool:
 
 def _save_tokenizer(path: Path, folder: Path, n_rows: int) -> None:
     """The tokenizer in the file, or where that cannot be read, the one beside it."""
-    from outlierlens.checkpoints.gguf_tokenizer import read_tokenizer
+    from outlierlens.checkpoints.gguf_model import read_tokenizer
 
     try:
         made = read_tokenizer(path)

@@ -16,19 +16,17 @@ from typing import Any
 from outlierlens.architectures.bind import bind
 from outlierlens.architectures.experiment.anatomy import DIM, Anatomy, BlockProbe, WriteSlice
 from outlierlens.architectures.experiment.factors import Factors, agreed
-from outlierlens.architectures.experiment.inputs import N_INPUTS
-from outlierlens.architectures.experiment.names import FileNames
 from outlierlens.architectures.experiment.small import (
+    N_INPUTS,
     SmallModel,
     number_of_blocks,
     number_of_experts,
     quiet,
     small_model,
 )
-from outlierlens.architectures.experiment.streams import Stream, Surroundings, find_streams
+from outlierlens.architectures.experiment.streams import FileNames, Stream, Surroundings, find_streams
 from outlierlens.architectures.live import live_parameters
-from outlierlens.architectures.stack import BY_HAND, Config, Stack, parameter, to_toml
-from outlierlens.architectures.structure import row_of, structure
+from outlierlens.architectures.stack import BY_HAND, Config, Stack, parameter, structure, table_of, to_toml
 from outlierlens.errors import OutlierlensError, UnknownArchitecture, comment, need
 
 
@@ -42,7 +40,7 @@ class Derivation:
             has the names of the running model and the second those in files, where these differ.
         evidence: for each stack, {field: what was seen}.
         unsettled: what could not be established, in words; empty when all could.
-        basis: how the model was made. structure: what of its config the row rests on (`structure.structure`).
+        basis: how the model was made. structure: what of its config the row rests on (`stack.structure`).
     """
 
     model_type: str
@@ -55,7 +53,8 @@ class Derivation:
     @property
     def row(self) -> dict[str, Any]:
         """The row as the package's file and the user's cache hold it."""
-        return row_of(self.stacks, self.structure, self.basis, self.unsettled)
+        about = {"structure": self.structure, "basis": self.basis, "unsettled": list(self.unsettled)}
+        return about | {"stacks": list(map(table_of, self.stacks))}
 
     @property
     def toml(self) -> str:
