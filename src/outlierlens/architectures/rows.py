@@ -24,7 +24,6 @@ from outlierlens.architectures.bind import BoundStack, bind
 from outlierlens.architectures.derived import packaged_stacks
 from outlierlens.architectures.stack import (
     BY_HAND,
-    AttentionWeights,
     Config,
     Family,
     Gguf,
@@ -140,14 +139,10 @@ def _shorten_gpt_neo(values: dict[str, Any], n_blocks: int) -> None:
 _BY_CODE: dict[str, dict[str, Any]] = {
     "outlierlens-bert": {"stacks": _variant},
     "albert": {"stacks": _albert},
-    "deberta": {"amended": lambda _, stack: replace(stack, heads=(_DEBERTA,)), "attention": AttentionWeights()},
-    "deberta-v2": {"amended": lambda _, stack: replace(stack, heads=(_DEBERTA_V2,)), "attention": AttentionWeights()},
+    "deberta": {"amended": lambda _, stack: replace(stack, heads=(_DEBERTA,))},
+    "deberta-v2": {"amended": lambda _, stack: replace(stack, heads=(_DEBERTA_V2,))},
     "wav2vec2": {"amended": _wav2vec2},
-    "mpnet": {"attention": AttentionWeights()},
-    "xlnet": {"attention": AttentionWeights(index=2, query_first=True)},
-    "gpt_neo": {"attention": AttentionWeights(window="attn.attention.bias"), "shorten": _shorten_gpt_neo},
-    "bloom": {"attention": AttentionWeights()},
-    "falcon": {"attention": AttentionWeights()},
+    "gpt_neo": {"shorten": _shorten_gpt_neo},
 }
 
 # --- the table -------------------------------------------------------------------------------------------------------

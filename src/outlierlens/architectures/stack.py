@@ -422,21 +422,6 @@ Causal = Literal["always", "is_decoder", "never"]
 
 
 @dataclass(frozen=True)
-class AttentionWeights:
-    """Where a block returns its attention weights when asked with output_attentions=True.
-
-    Attributes:
-        index: place in the tuple the block returns.
-        query_first: weights are [query, key, batch, head], and no mask hides a key that is no padding.
-        window: module path, relative to the block, of a bool buffer [1, 1, query, key] that hides keys beside the mask.
-    """
-
-    index: int = 1
-    query_first: bool = False
-    window: str = ""
-
-
-@dataclass(frozen=True)
 class Specification:
     """Dimensions that a paper names, for one checkpoint of a family.
 
@@ -483,7 +468,6 @@ class Family:
         causal: when a class named as a causal model attends to the left alone: always, where the config says is_decoder,
             or never.
         head_reads_last: its sequence head reads the last position, padding or not.
-        attention: where a block returns its weights, for families of which transformers does not declare it.
         shorten: cuts lists of layers that have a form of their own, in a config's values, to a number of blocks.
         vocabulary: file of a tokenizer that tells it from the families that share its streams.
         renamed: parameter -> its newer name, where files of both ages are about.
@@ -499,7 +483,6 @@ class Family:
     counts_skipped: bool = False
     causal: Causal = "always"
     head_reads_last: bool = False
-    attention: AttentionWeights | None = None
     shorten: Callable[[dict[str, Any], int], None] | None = None
     vocabulary: str = ""
     renamed: Mapping[str, str] = field(default_factory=dict)

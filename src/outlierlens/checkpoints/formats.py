@@ -30,8 +30,8 @@ from outlierlens.checkpoints.base import (
     LocalCheckpoint,
     TensorInfo,
     TensorSpan,
+    is_plain_name,
     is_shape,
-    is_too_long,
     load_config,
     parse_config,
 )
@@ -340,9 +340,7 @@ def shard_names(index: Mapping[str, Any], where: str) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise BadFile(f"{where}: has no weight_map; fetch it again")
     for name, shard in weight_map.items():
-        plain = isinstance(shard, str) and shard not in ("", ".", "..") and not set(shard) & set("/\\:\0")
-        plain = plain and not is_too_long(shard)
-        if not plain:
+        if not is_plain_name(shard):
             raise BadFile(f"{where}: tensor {name!r} names the shard {shard!r}, which is not a plain file name")
     return weight_map
 
@@ -433,7 +431,12 @@ def token_texts(folder: Path | None, ids: Iterable[int]) -> dict[int, str]:
     wanted = set(ids)
     if folder is None or not wanted:
         return {}
-    for name, read in (("tokenizer.json", _tokenizer), ("vocab.txt", _lines), ("vocab.json", _mapping)):
+    readers = (
+        ("tokenizer.json", _tokenizer),
+        ("vocab.txt", _lines),
+        ("vocab.json", lambda text: _pairs(json.loads(text))),
+    )
+    for name, read in readers:
         path = folder / name
         if path.is_file() and path.stat().st_size <= MAX_VOCABULARY_BYTES:
             try:
@@ -457,10 +460,6 @@ def _tokenizer(text: str) -> Iterator[tuple[str, int]]:
 def _lines(text: str) -> Iterator[tuple[str, int]]:
     for number, line in enumerate(text.split("\n")):
         yield line.removesuffix("\r"), number
-
-
-def _mapping(text: str) -> Iterator[tuple[str, int]]:
-    return _pairs(json.loads(text))
 
 
 def _pairs(vocabulary: dict[str, Any]) -> Iterator[tuple[str, int]]:

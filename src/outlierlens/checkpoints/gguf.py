@@ -189,7 +189,8 @@ class _Walk:
             self.n_strings += count
             if key in self.arrays:
                 return [self.name(f"string {number} of {what}") for number in range(count)]
-            return self.step_over_strings(count, what)
+            self.step_over_strings(count, what)
+            return None
         if kind == _ARRAY:
             # No writer nests arrays and llama.cpp refuses them; followed blindly, they multiply a small file's work.
             raise self.bad(f"{what} is an array of arrays, which no model needs")

@@ -107,7 +107,10 @@ def whole(checkpoint: GGUFCheckpoint) -> GgufModel:
         elif _NO_WEIGHTS.fullmatch(name):
             continue
         elif block:
-            raise _strange(checkpoint, name, family)
+            raise BadFile(
+                f"{checkpoint.path}: holds {name[:80]!r}, which a {family.model_type} as known here does not have; take the "
+                "model's folder (config, tokenizer, safetensors)"
+            )
         else:
             left_out.append(name)
     apart = next((name for name in stored if ".block_sparse_moe.experts." in name), None)
@@ -117,13 +120,6 @@ def whole(checkpoint: GGUFCheckpoint) -> GgufModel:
         )
     shapes = {name: _shape(checkpoint, parts, family) for name, parts in stored.items()}
     return GgufModel(checkpoint, family, _config(checkpoint, family), shapes, tuple(left_out), stored)
-
-
-def _strange(checkpoint: GGUFCheckpoint, name: str, family: Gguf) -> BadFile:
-    return BadFile(
-        f"{checkpoint.path}: holds {name[:80]!r}, which a {family.model_type} as known here does not have; take the model's "
-        "folder (config, tokenizer, safetensors)"
-    )
 
 
 # --- tensors -----------------------------------------------------------------------------------------------------

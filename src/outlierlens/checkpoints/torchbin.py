@@ -5,7 +5,7 @@
     with DistributedCheckpoint(Path("step-100/.metadata"), name="a run", config=config) as checkpoint: ...
 
 Files written since PyTorch 1.6 are zip archives of uncompressed storages. Older ones are five pickles, and the storages behind
-them. `pickle_scan` reads off the pickles where the values of each tensor lie. A checkpoint of torch.distributed has a `.metadata`
+them. `pickle_scan` reads off the pickles where the values of each tensor lie. One of torch.distributed has a `.metadata`
 that says where the pieces of each tensor lie in `.distcp` files: a pickle of a few classes of torch; what asks for others is
 refused. A piece is what torch.save writes of one tensor, and is read as that.
 """
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from outlierlens.checkpoints.base import MAX_TENSORS, is_shape, is_too_long
+from outlierlens.checkpoints.base import MAX_TENSORS, is_plain_name, is_shape
 from outlierlens.checkpoints.formats import files_of, gather
 from outlierlens.checkpoints.naming import State, named
 from outlierlens.checkpoints.pickle_scan import SAFE, Machine, PickledItems, PickledTensor, Record, read_pickle
@@ -329,8 +329,7 @@ class DistributedCheckpoint(PiecedCheckpoint):
 
     def _piece(self, name: str, told: Mapping[str, Any]) -> Piece:
         file, start, length = told["relative_path"], told["offset"], told["length"]
-        plain = isinstance(file, str) and file not in ("", ".", "..") and not set(file) & set("/\\:\0")
-        if not plain or is_too_long(file) or told.get("transform_descriptors"):
+        if not is_plain_name(file) or told.get("transform_descriptors"):
             raise self._bad(f"{name!r} lies in {file!r:.60}, which is not a plain file beside it, or is packed")
         path = self.folder / file
         if not path.is_file():
