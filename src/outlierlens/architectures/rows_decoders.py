@@ -4,13 +4,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from outlierlens.architectures.derived import packaged_stacks
 from outlierlens.architectures.stack import (
     KEYS,
     LAYER_NORM_KEYS,
     PRE_NORM,
     AttentionWeights,
+    Config,
     Family,
     Gguf,
+    Stack,
 )
 
 _EXPERTS_UP = "mlp.experts.gate_up_proj()"
@@ -49,7 +52,17 @@ def _gguf(architecture: str, inner: Mapping[str, str], **more: Any) -> Gguf:
     return Gguf(architecture, "model.layers.{layer}", {**_ATTENTION, **inner}, _OUTER, **settings)
 
 
+def variant_decoder(config: Config) -> tuple[Stack, ...]:
+    """Llama, whose heads may have a gate."""
+    ((stack,),) = packaged_stacks({"model_type": "llama"})
+    if config.get("attention_kind") != "gated":
+        return (stack,)
+    first = "input_layernorm"
+    return (replace(stack, readers={**stack.readers, first: (*stack.readers[first], "self_attn.gate")}),)
+
+
 LIKE_LLAMA: dict[str, Family] = {
+    "outlierlens-llama": Family(stacks=variant_decoder),
     "llama": Family(
         gguf=(
             # Mistral is stored as "llama" too: the same blocks, so the same row serves.
