@@ -21,8 +21,7 @@ import outlierlens.architectures as arch
 from outlierlens.architectures import BoundStack, input_device, live_parameters, own_parameters
 from outlierlens.checkpoints import open_adapter, open_checkpoint
 from outlierlens.checkpoints.formats import format_of, suffixes
-from outlierlens.checkpoints.samples import SAMPLES
-from outlierlens.checkpoints.samples.cache import is_told, say
+from outlierlens.checkpoints.samples import SAMPLES, is_told, say
 from outlierlens.checkpoints.stored import LiveCheckpoint
 from outlierlens.data.token_texts import KnownTokens
 from outlierlens.errors import (

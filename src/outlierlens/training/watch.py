@@ -20,7 +20,7 @@ from annotated_types import Ge, Gt, Lt
 import outlierlens.architectures as arch
 from outlierlens.ablation.switches import check_dims
 from outlierlens.architectures import live_parameters
-from outlierlens.checkpoints.samples.cache import say
+from outlierlens.checkpoints.samples import say
 from outlierlens.data.texts import Texts
 from outlierlens.detection.rules import Rule, zscore
 from outlierlens.detection.weights import live_norms, live_values
