@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outlierlens.ablation.mode_names import Mode
+from outlierlens.ablation.modes import Mode
 from outlierlens.analyses.ablate import AblateOptions, ablate
 from outlierlens.analyses.attention import AttentionOptions, attention
 from outlierlens.analyses.observe import observe
