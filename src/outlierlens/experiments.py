@@ -311,7 +311,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "data": TEXT,
             "output": Override(help="Run directory. Default: runs/MODEL-puccetti."),
         },
-        result="PuccettiReplication", also=("replicate.layers:LayerStory",),
+        result="PuccettiReplication", also=("replicate.puccetti:LayerStory",),
         examples=(
             "replicate puccetti mini-planted --data texts.txt --limit 4 --parts attention -o puccetti",
             "replicate puccetti mini-planted --data texts.txt --limit 4 --parts attention --dims 8 -o puccetti-8",

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from architectures import FAMILIES, build
 from outlierlens.analyses.embed import EmbedOptions, embed
 from outlierlens.analyses.embed_pairs import TextPairs, read_wic
-from outlierlens.analyses.embed_pass import Pooling
-from outlierlens.analyses.embed_scores import GRID, accuracy_interval, best_cut, chosen, crossed, folds_of
+from outlierlens.analyses.embed_pass import GRID, Pooling, accuracy_interval, best_cut, chosen, crossed, folds_of
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.models.load import from_objects

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from outlierlens.analyses.prune import PruneTest, PruneTestOptions, prune_test
-from outlierlens.analyses.prune_cells import Cells, Pruner, Removal
+from outlierlens.analyses.prune_guard import Cells, Pruner, Removal
 from outlierlens.architectures import live_parameters
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel

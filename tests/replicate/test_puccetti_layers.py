@@ -10,7 +10,7 @@ from scipy import stats
 from layer_story_results import LAYERS, NAMED, R, attention, frequency, singles
 from outlierlens.analyses.sweep.finding import Sweep
 from outlierlens.errors import BadInput
-from outlierlens.replicate.layers import layer_story
+from outlierlens.replicate.puccetti import layer_story
 from outlierlens.results.rows import Estimate
 
 

@@ -165,7 +165,6 @@ class Repair(Finding):
         return self.models[-1]
 
     def sentences(self) -> Iterator[str]:
-        """What was rewritten, whether outputs stayed, and what no factor reaches."""
         model, limit = self.provenance.subject, LIMITS.get(self.fit, math.inf)
         if self.folder:
             yield from self.changes()

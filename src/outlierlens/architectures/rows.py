@@ -75,6 +75,15 @@ def _variant(config: Config) -> tuple[Stack, ...]:
     )
 
 
+def _variant_decoder(config: Config) -> tuple[Stack, ...]:
+    """Llama, whose heads may have a gate."""
+    ((stack,),) = packaged_stacks({"model_type": "llama"})
+    if config.get("attention_kind") != "gated":
+        return (stack,)
+    first = "input_layernorm"
+    return (replace(stack, readers={**stack.readers, first: (*stack.readers[first], "self_attn.gate")}),)
+
+
 def _albert(config: Config) -> tuple[Stack, ...]:
     """Groups of blocks run several times over; embeddings are always projected into the stream."""
     n_layers = int(config.get("num_hidden_layers", 12))
@@ -138,6 +147,7 @@ def _shorten_gpt_neo(values: dict[str, Any], n_blocks: int) -> None:
 
 _BY_CODE: dict[str, dict[str, Any]] = {
     "outlierlens-bert": {"stacks": _variant},
+    "outlierlens-llama": {"stacks": _variant_decoder},
     "albert": {"stacks": _albert},
     "deberta": {"amended": lambda _, stack: replace(stack, heads=(_DEBERTA,))},
     "deberta-v2": {"amended": lambda _, stack: replace(stack, heads=(_DEBERTA_V2,))},

@@ -470,7 +470,8 @@ class LayerStats:
         import torch
 
         flat = states.to(self.device).reshape(-1, self.dim)
-        step = chunk_rows(self.dim, self.device, len(flat))
+        # As many rows at a time as stay in a CPU's cache, or all of them on an accelerator.
+        step = max(1, CHUNK_VALUES // self.dim if self.device.type == "cpu" else len(flat))
         n_texts = 1 + max((int(rows.slot.max()) for rows in (ordinary, special) if len(rows)), default=-1)
         seen = torch.zeros((n_texts, self.dim + 1), dtype=torch.bool, device=self.device)  # last column: any token
         for view, group, chosen in (
@@ -569,8 +570,3 @@ class LargeCounts:
     def share(self) -> "Tensor":
         """Share of token vectors in [0, 1], float64 [dim]."""
         return self.large / self.count if self.count else self.large.double()
-
-
-def chunk_rows(dim: int, device: Any, n_rows: int) -> int:
-    """Rows to work on at a time: as many as stay in a CPU's cache, or all of them on an accelerator."""
-    return max(1, CHUNK_VALUES // dim) if device.type == "cpu" else max(1, n_rows)

@@ -19,8 +19,7 @@ import numpy as np
 
 from outlierlens.ablation.controls import Plan, random_sets
 from outlierlens.ablation.fill import Reply, exercise, fill, replies
-from outlierlens.ablation.mode_names import MODES, Mode
-from outlierlens.ablation.modes import Switch, means_over
+from outlierlens.ablation.modes import MODES, Mode, Switch, means_over
 from outlierlens.ablation.switches import EditSettings, plan_dims
 from outlierlens.analyses.scan import scan_live
 from outlierlens.architectures import BoundStack
@@ -188,7 +187,6 @@ class Exploration(Finding):
         return pick(self.losses, f"no loss under {condition!r}", condition=condition)
 
     def sentences(self) -> Iterator[str]:
-        """What is off, what that costs, and what the model says."""
         if len(self.losses) > 1:
             _, random, chosen = self.losses
             cost = f"{self.about.task} {chosen.change.written()} {self.about.unit}"

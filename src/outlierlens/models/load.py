@@ -464,11 +464,7 @@ def _explaining(name: str, source: str, options: LoadOptions) -> Iterator[None]:
     """Load inside: without the network where that is asked for, and with errors of ours for those of other libraries."""
     with _no_network() if options.offline else contextlib.nullcontext():
         try:
-            from transformers import AutoConfig
-
-            from outlierlens.models.variants.config import VariantConfig
-
-            AutoConfig.register(variants.MODEL_TYPE, VariantConfig, exist_ok=True)
+            variants.register_configs()
             yield
         except (OutlierlensError, MemoryError):
             raise

@@ -240,7 +240,7 @@ def _without_values(config: Mapping[str, Any], where: str, *, deepest: int, caus
     torch, transformers = need("torch", "models", "running a model"), need("transformers", "models", "running a model")
     if any(isinstance(config.get(key), int) and config[key] > deepest for key in _DEPTHS):
         raise BadFile(f"{where}: its config claims more layers than there are tensors; it belongs to another model")
-    if config.get("model_type") == variants.MODEL_TYPE:
+    if config.get("model_type") in variants.MODEL_TYPES:
         variants.register()
     automatic = transformers.AutoModelForCausalLM if causal else transformers.AutoModel
     try:

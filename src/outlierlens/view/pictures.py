@@ -170,7 +170,6 @@ class Strips(Picture):
         return self.x
 
     def panel(self, found: "Finding") -> Spec:
-        """Its layers."""
         data, grey = self.data(found)
         order, groups = (list(dict.fromkeys(one[key] for one in data)) for key in (self.y, "group"))
         values = _extent(data, grey, self.x)
@@ -198,7 +197,6 @@ class Lines(Picture):
     """A line for each value of `by` over `x` with the bars of its intervals; draws of random sets as grey lines."""
 
     def panel(self, found: "Finding") -> Spec:
-        """Its layers."""
         data, grey = self.data(found)
         groups = list(dict.fromkeys(one["group"] for one in data))
         ordered = list(dict.fromkeys(one[self.x] for one in data))
