@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from timing import asked
 
-from outlierlens.checkpoints.samples.cache import PACKAGED
+from outlierlens.checkpoints.samples import PACKAGED
 from outlierlens.detection.rules import Rule, zscore
 from outlierlens.statistics.means import share_at_most
 from outlierlens.training.watch_alarm import Alarm, EarlyWarning

@@ -560,7 +560,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "fetch", "show",
         "List the sample models, or fetch some.\n\n"
         "Into the user's cache, verified by hash; existing files are kept.",
-        home="cli", measure=".samples:fetch", odd=True, options=".samples:FetchOptions",
+        home="cli", measure=".doctor:fetch", odd=True, options=".doctor:FetchOptions",
         takes=("options", "output"),
         shared=dict.fromkeys(("chart", "output", "overwrite", "verbose")),
         examples=(

@@ -4,9 +4,8 @@ import json
 import math
 import runpy
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ import torch
 import mask_results
 from architectures import FAMILIES, build
 from outlierlens import mask
-from outlierlens.analyses.mask import MaskCall, MaskOptions, Tool, export
+from outlierlens.analyses.mask import MaskCall, MaskOptions
 from outlierlens.commands import activation_mask
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
@@ -52,6 +51,40 @@ def test_planted_sinks_are_masked_and_nothing_else(words: Any, position: bool, w
     assert found.dimensions[0].sink_share > 0.99
     assert found.dims == ()
     assert found.here.gamma < found.here.gamma_kept
+    # 50 times the squared norm of all others; random tokens hold about their part of the number.
+    assert found.here.held > 0.9
+    assert found.here.random < 0.5
+
+
+def test_sinks_are_followed_from_block_to_block(words: Any) -> None:
+    """By brute force: in which blocks each token is 10 times as long as the median one, and what it holds."""
+    loaded = planted(words, position=True, word=True)
+    with torch.no_grad():  # in the last block all tokens are long, and those of the word no sinks
+        loaded.model.transformer.wte.weight[W2, 3] = 100.0
+        loaded.model.transformer.h[2].mlp.c_proj.bias[9] = 60.0
+    found = mask(loaded, TEXTS, MaskOptions(layer=1, factor=4))
+    order = np.random.default_rng(0).permutation(len(TEXTS)).tolist()
+    numbers = sorted(order[:20])
+    oracle = Oracle(loaded, Texts("made", tuple(TEXTS.texts[i] for i in numbers)), 128)
+    (stream,) = oracle.by_text
+    by_text = [np.linalg.norm(np.stack(layers[1:]), axis=-1).T for layers in oracle.by_text[stream]]  # [token, block]
+    norms = np.concatenate(by_text)
+    places = [(i, k) for i, one in zip(numbers, by_text, strict=True) for k in range(len(one))]
+    long = norms > 4 * np.median(norms, axis=0)
+    expected = {
+        (*place, int(np.flatnonzero(row)[0]), int(np.flatnonzero(row)[-1]), int(row.sum()))
+        for place, row in zip(places, long, strict=True)
+        if row.any()
+    }
+    assert {(one.text, one.position, one.first, one.last, one.n_blocks) for one in found.tokens} == expected
+    assert len({one.last for one in found.tokens} | {one.n_blocks for one in found.tokens}) > 2  # some end, some stay
+    first, last, begun, stay = found.persisting
+    assert (first, last) == (int(long.any(0).argmax()), 2 - int(long.any(0)[::-1].argmax()))
+    assert (begun, stay) == (int(long[:, first].sum()), int((long[:, first] & long[:, last]).sum()))
+    assert 0 < stay < begun
+    squares = norms[:, 1].astype(np.float64) ** 2
+    assert found.here.held == pytest.approx(squares[long[:, 1]].sum() / squares.sum(), rel=1e-5)
+    assert f"of {begun:,} in block {first}, the first with any, {stay:,}" in " ".join(found.sentences())
 
 
 def test_a_model_without_sinks_has_no_mask(words: Any) -> None:
@@ -60,6 +93,7 @@ def test_a_model_without_sinks_has_no_mask(words: Any) -> None:
     assert found.judged.n_sinks == 0
     assert math.isnan(found.judged.recall)
     assert found.here.n_sinks == 0
+    assert (found.here.held, found.here.random, found.tokens) == (0, 0, ())
     assert found.here.gamma == found.here.gamma_kept
     assert "No token has to be left out." in list(found.sentences())
 
@@ -155,42 +189,6 @@ def test_wrong_calls_are_refused() -> None:
         activation_mask(found, norms=False)(STATES)
     with pytest.raises(BadInput, match="unknown treatment 'drop'"):
         activation_mask(found, dims="drop")  # type: ignore[arg-type]
-
-
-def run(text: str) -> dict[str, Any]:
-    names: dict[str, Any] = {}
-    exec(text, names)
-    return names
-
-
-def test_exports_are_what_the_tools_take() -> None:
-    found = mask_results.found()
-    assert run(export("saelens", found))["SINKS"] == {"exclude_special_tokens": [7], "seqpos_slice": (1, None)}
-    assert "cannot leave out: 3" in export("saelens", found)
-    assert run(export("dictionary-learning", found))["SINKS"] == {
-        "max_activation_norm_multiple": found.factor,
-        "remove_bos": True,
-    }
-    none = replace(found, positions=(), token_ids=(), words=())
-    assert run(export("saelens", none))["SINKS"] == {"exclude_special_tokens": False, "seqpos_slice": (0, None)}
-    assert run(export("dictionary-learning", none))["SINKS"]["remove_bos"] is False
-    steering = run(export("steering", found))
-    assert steering["without_outliers"](torch.ones(2, 4)).tolist() == [[1, 1, 0, 1], [1, 1, 0, 1]]
-    with pytest.raises(BadInput, match="unknown tool 'x'"):
-        export("x", found)  # type: ignore[arg-type]
-    assert all(text.startswith("# Sinks of mini, block 1") for text in (export(tool, found) for tool in get_args(Tool)))
-
-
-def test_heretic_clips_exactly_the_dimensions_that_stand_out() -> None:
-    import tomllib
-
-    found = mask_results.found()
-    quantile = tomllib.loads(export("heretic", found))["winsorization_quantile"]
-    state = torch.tensor([1.0, 2.0, 30.0, 3.0])
-    limit = torch.quantile(state.abs(), quantile)
-    assert float(limit) == pytest.approx(3.0, abs=1e-4)
-    none = replace(found, about=replace(found.about, dims=()))
-    assert tomllib.loads(export("heretic", none))["winsorization_quantile"] == 1.0
 
 
 def test_the_example_trains_an_autoencoder_per_condition_and_goes_on(

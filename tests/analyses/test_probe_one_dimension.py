@@ -18,7 +18,7 @@ from architectures import FAMILIES, build
 from outlierlens.analyses.probe_classifiers import SHIFTS, fit_intervals, fit_line, shifted_mean
 from outlierlens.analyses.probe_one_dimension import OneDimOptions, one_dimension
 from outlierlens.data.labelled import Examples, find_task, plain_task
-from outlierlens.data.labelled.table import with_metric
+from outlierlens.data.labelled.labels import with_metric
 from outlierlens.errors import BadInput
 from outlierlens.models.load import from_objects, load_model
 from outlierlens.results.document import from_json, to_json

@@ -6,11 +6,13 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -28,8 +30,8 @@ import synthetic_report
 from browser import Page
 from outlierlens.analyses import finetune
 from outlierlens.analyses.embed_export import card as embed_card
-from outlierlens.analyses.mask import Tool
-from outlierlens.analyses.mask import export as export_mask
+from outlierlens.analyses.mask_exports import TOOLS as MASK_TOOLS
+from outlierlens.analyses.mask_exports import export as export_mask
 from outlierlens.analyses.plan import Reader
 from outlierlens.analyses.plan_exports import Target, export
 from outlierlens.analyses.prune_lists import ProtectOptions, protect
@@ -116,16 +118,17 @@ def assert_alike(kind: str, hostile: str, tame: str) -> None:
 
 
 @NAMED
-@pytest.mark.parametrize("tool", get_args(Tool))
+@pytest.mark.parametrize("tool", MASK_TOOLS)
 def test_masks(tool: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def made(name: str) -> str:
         found = mask_results.found()
         origin, about = replace(found.provenance, model=name), replace(found.about, data=name)
-        return export_mask(tool, replace(found, provenance=origin, about=about, words=(name,)))
+        return export_mask(tool, replace(found, provenance=origin, about=about, words=(name,), path=name))
 
     assert_alike("toml" if tool == "heretic" else "python", made(name), made("mini"))
     if tool != "heretic":
         monkeypatch.chdir(tmp_path)
+        monkeypatch.setitem(sys.modules, "dictionary_learning", SimpleNamespace(ActivationBuffer=object))
         (tmp_path / "written.py").write_bytes(made(name).encode("utf-8"))
         exec(compile((tmp_path / "written.py").read_bytes(), "written.py", "exec"), {})
         assert not (tmp_path / "canary").exists()

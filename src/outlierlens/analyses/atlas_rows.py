@@ -522,7 +522,7 @@ def listed(asked: Query, token: str | None, rate: "Rate | None" = None) -> Itera
         RemoteError: it cannot be reached, refuses, or sends no list. Offline: the network is switched off.
     """
     from outlierlens.checkpoints.ranges import Wire
-    from outlierlens.checkpoints.samples.cache import network_is_off
+    from outlierlens.checkpoints.samples import network_is_off
 
     wire, seen = Wire(token, rate=rate), set[str]()
     endpoint = wire.endpoint

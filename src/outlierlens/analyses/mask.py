@@ -4,8 +4,8 @@ found = mask(load_model("smollm2-135m"), read_texts("excerpt"), MaskOptions(laye
 found.positions, found.token_ids             # the tokens to leave out
 found.dims                                   # dimensions that stand out on the other tokens
 found.judged.recall                          # of the rule, on texts that did not make it
+found.tokens[0].first, found.tokens[0].last  # from which block to which a token is a sink
 activation_mask(found, dims="clip")(states, tokens)                  # in a training loop
-export("saelens", found)                     # the text of a file for a tool
 
 A sink is a token whose hidden state is far longer than the median token's. What repeats (a position, a type of token) is the
 mask; what is left of the sinks is for the threshold on the norm. Moments and dimensions that stand out are those of the tokens
@@ -14,7 +14,7 @@ that are no sinks.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, get_args
@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, get_args
 import numpy as np
 from annotated_types import Ge, Gt, Le
 
+from outlierlens.analyses.mask_exports import TOOLS, export
 from outlierlens.data.texts import Data
 from outlierlens.data.token_texts import token_words
-from outlierlens.errors import USE_FLOAT32, BadInput, comment, literal, need
+from outlierlens.errors import USE_FLOAT32, BadInput, need
 from outlierlens.models.load import LoadedModel
 from outlierlens.options import Flag, Options, written_for
 from outlierlens.results.document import load
@@ -43,9 +44,10 @@ if TYPE_CHECKING:
 DIM_FACTOR = 5.0  # a dimension stands out where its root mean square is more than this many times the median one's
 SINK_FACTOR = 10.0  # a token is a sink where its hidden state is longer than this times the median token's
 FEWEST_TEXTS, FEWEST_TOKENS = 4, 2  # of a split; of a position or type before it is masked
+LONGEST = 4  # sinks that are listed in short
 SHOWN = 12  # dimensions that stand out, and token types in a sentence, at most
 CLIP = 4.0  # standard deviations
-Tool = Literal["saelens", "dictionary-learning", "heretic", "steering"]
+DRAWS = 20  # random sets of as many tokens as there are sinks
 Treatment = Literal["keep", "clip", "standardise", "mean"]
 
 
@@ -74,12 +76,13 @@ class MaskCall(MaskOptions):
     """What counts as a sink, and for whom the mask is written."""
 
     export: Annotated[tuple[str, str] | None, Flag(read="options:parse_export")] = None
-    """TOOL:FILE: write the mask for this tool too: saelens, dictionary-learning, heretic, steering."""
+    """TOOL:FILE: write the mask for this tool too: saelens, dictionary-learning, transformer-lens, nnsight, heretic,
+    steering."""
 
     @property
-    def tool(self) -> Tool | None:
+    def tool(self) -> str | None:
         """For whom the mask is written."""
-        return None if self.export is None else written_for(self.export, get_args(Tool))
+        return None if self.export is None else written_for(self.export, tuple(TOOLS))
 
     @property
     def to(self) -> Path | None:
@@ -105,6 +108,10 @@ class LayerSinks(Row):
     layer: int
     n_sinks: Annotated[int, Count]
     """sinks: tokens whose norm is above the threshold"""
+    held: Annotated[float, Share]
+    """held: the share of all squared norms that is theirs"""
+    random: Annotated[float, FineShare]
+    """held by random tokens: of the same number of tokens; median of 20 sets"""
     median_norm: float
     largest_norm: float
     threshold: float
@@ -128,6 +135,26 @@ class MaskOutlier(Row):
     """held by sinks: the share of its sum of squares"""
     every_token: bool
     """on other tokens too: whether it is an outlier on tokens that are not sinks; else it is one through sinks alone"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkToken(Row):
+    """A token that is a sink in one block at least."""
+
+    text: Annotated[int, Count]
+    """text: its number, from 0"""
+    position: Annotated[int, Count]
+    token: str
+    first: int
+    """first block: in whose output it is a sink"""
+    last: int
+    """last block"""
+    n_blocks: Annotated[int, Count]
+    """blocks: in how many it is one"""
+    peak: int
+    """peak: the block in which it is the most times as long as the median token"""
+    times: float
+    """× median: of the norm, there"""
 
 
 @dataclass(frozen=True)
@@ -157,7 +184,8 @@ class Mask(Finding):
 
     Attributes:
         dimensions: that stand out; `dims` are those that do on tokens that are no sinks. blocks: the sinks of every block.
-        layer: the block. threshold: a token is a sink where the norm of its hidden state is larger.
+        tokens: each that is a sink in any block, the largest first.
+        layer: the block. path: its module. threshold: a token is a sink where the norm of its hidden state is larger.
         positions: places in a text, from 0, whose tokens are left out; `places` what these are in pictures and recordings.
         token_ids, words: types of tokens that are left out.
         judged: what positions and types do on other texts.
@@ -174,7 +202,10 @@ class Mask(Finding):
     """Outlier dimensions"""
     blocks: tuple[LayerSinks, ...]
     """Sinks by block"""
+    tokens: tuple[SinkToken, ...]
+    """Tokens that are sinks"""
     layer: int
+    path: str
     factor: float
     dim_factor: float
     share: float
@@ -192,8 +223,17 @@ class Mask(Finding):
         """The sinks of the masked block."""
         return self.blocks[self.layer]
 
+    @property
+    def persisting(self) -> tuple[int, int, int, int]:
+        """(first block with a sink, last one, sinks of the first, those of them in the last); there must be `tokens`."""
+        first, last = min(one.first for one in self.tokens), max(one.last for one in self.tokens)
+        begun = [one for one in self.tokens if one.first == first]
+        return first, last, len(begun), sum(one.last == last for one in begun)
+
     def laid_out(self, name: str, rows: tuple[Row, ...], head: str, note: str, *, verbose: bool) -> Rows:
-        """In short the masked block alone."""
+        """In short the masked block, and the longest sinks."""
+        if name == "tokens" and len(rows) > LONGEST and not verbose:
+            rows, note = rows[:LONGEST], f"The {LONGEST} longest of {len(rows):,}."
         rows = (self.here,) if name == "blocks" and not verbose else rows
         return super().laid_out(name, rows, head, note, verbose=verbose)
 
@@ -203,6 +243,18 @@ class Mask(Finding):
             f"In the output of block {self.layer} {here.n_sinks:,} of {self.about.n_tokens:,} tokens are sinks, longer than "
             f"{number(self.threshold)} ({number(self.factor)} times the median token)."
         )
+        if here.n_sinks:
+            yield (
+                f"They hold {percent(here.held)} of all squared norms, and the same number of random tokens "
+                f"{FineShare(here.random).written()}."
+            )
+        if self.tokens:
+            first, last, begun, stay = self.persisting
+            are = "token is a sink" if len(self.tokens) == 1 else "tokens are sinks"
+            yield (
+                f"{len(self.tokens):,} {are} in any block; of {begun:,} in block {first}, the first with any, "
+                f"{stay:,} ({percent(stay / begun)}) are in block {last}, the last."
+            )
         if self.positions or self.token_ids:
             named = ", ".join(self.places) or f"position {', '.join(map(str, self.positions))}"
             parts = [named] * bool(self.positions)
@@ -263,7 +315,8 @@ def mask(
             f"least {FEWEST_TEXTS}"
         )
     n_fit = (len(order) + 1) // 2
-    fit, held = (tokens.some(sorted(some)) for some in (order[:n_fit], order[n_fit:]))
+    numbers = sorted(order[:n_fit])
+    fit, held = tokens.some(numbers), tokens.some(sorted(order[n_fit:]))
     every, size = tuple(range(stack.n_layers)), options.batch_size
     read = ReadOptions(batch_size=size, stack=stack.name, layers=every, progress=progress)
     seen = _seen(loaded, fit, read.told("finding sinks"))
@@ -283,9 +336,10 @@ def mask(
             n_texts=n_fit, n_tokens=len(seen.ids), max_length=0 if tokens.reading else tokens.max_length,
             dims=tuple(str(dim) for dim in sorted(one.dim for one in dimensions if one.every_token)),
         ),
-        dimensions=dimensions, blocks=tuple(_blocks(seen, sums, thresholds)),
-        layer=layer, factor=options.factor, dim_factor=DIM_FACTOR, share=options.share, threshold=threshold,
-        positions=positions, places=tokens.reading.places(positions) if tokens.reading else (),
+        dimensions=dimensions, blocks=tuple(_blocks(seen, sums, thresholds, seed=options.seed)),
+        tokens=tuple(_sinks(loaded, seen, numbers, options.factor)),
+        layer=layer, path=stack.blocks[layer], factor=options.factor, dim_factor=DIM_FACTOR, share=options.share,
+        threshold=threshold, positions=positions, places=tokens.reading.places(positions) if tokens.reading else (),
         token_ids=ids, words=token_words(loaded.tokenizer, ids),
         judged=_judged(others, len(held.texts), threshold, np.isin(others.position, positions) | np.isin(others.ids, ids)),
         centre=centre, scale=scale, notes=(*loaded.notes, *tokens.notes),
@@ -367,14 +421,31 @@ def _standing_out(sums: np.ndarray, factor: float) -> tuple[MaskOutlier, ...]:
     )  # fmt: skip
 
 
-def _blocks(seen: _TokenNorms, sums: np.ndarray, thresholds: np.ndarray) -> Iterator[LayerSinks]:
+def _blocks(seen: _TokenNorms, sums: np.ndarray, thresholds: np.ndarray, *, seed: int) -> Iterator[LayerSinks]:
     lengths = [[np.linalg.norm(one, axis=-1) for one in _moments(some)] for some in sums]  # of mean and spread [layer]
     for layer, threshold in enumerate(thresholds.tolist()):
         norms = seen.norms[:, layer]
+        sinks, squares, drawing = norms > threshold, norms.astype(np.float64) ** 2, np.random.default_rng([seed, layer])
+        n_sinks, total = int(sinks.sum()), max(float(squares.sum()), 1e-300)
+        drawn = [drawing.choice(squares, n_sinks, replace=False).sum() for _ in range(DRAWS)]
         gamma, kept = (float(mean[layer] / spread[layer]) if spread[layer] else math.inf for mean, spread in lengths)
         yield LayerSinks(
-            layer=layer, n_sinks=int((norms > threshold).sum()), median_norm=float(np.median(norms)),
+            layer=layer, n_sinks=n_sinks, held=float(squares[sinks].sum() / total),
+            random=float(np.median(drawn) / total), median_norm=float(np.median(norms)),
             largest_norm=float(norms.max()), threshold=threshold, gamma=gamma, gamma_kept=kept,
+        )  # fmt: skip
+
+
+def _sinks(loaded: LoadedModel, seen: _TokenNorms, numbers: Sequence[int], factor: float) -> Iterator[SinkToken]:
+    """Tokens that are sinks in any block, the largest first; `numbers` are those of the texts among all."""
+    times = seen.norms / np.maximum(np.median(seen.norms, axis=0), 1e-30)
+    order = np.argsort(-times.max(1), kind="stable")
+    places = [place for place in order.tolist() if times[place].max() > factor]
+    for place, word in zip(places, token_words(loaded.tokenizer, seen.ids[places].tolist()), strict=True):
+        layers, peak = np.flatnonzero(times[place] > factor), int(times[place].argmax())
+        yield SinkToken(
+            text=numbers[seen.text[place]], position=int(seen.position[place]), token=word, first=int(layers[0]),
+            last=int(layers[-1]), n_blocks=len(layers), peak=peak, times=float(times[place, peak]),
         )  # fmt: skip
 
 
@@ -382,7 +453,7 @@ def run(session: Session, options: MaskCall) -> Mask:
     """The analysis, as the command runs it; with --export it is written for that tool too."""
     check_file(options.to, replace=session.output.overwrite)
     texts = session.data()
-    if texts.plural != "texts" and options.tool not in (None, "steering"):
+    if texts.plural != "texts" and options.tool is not None and TOOLS[options.tool].texts:
         raise BadInput(
             f"--export {options.tool}: that tool reads texts, and {texts.source} holds {texts.plural}; leave it out"
         )
@@ -477,59 +548,3 @@ def activation_mask(found: Mask | str | Path, *, dims: Treatment = "keep", norms
             f"{found} holds a {type(made).__name__}, not a Mask; make one with `outlierlens mask MODEL -o mask.json`"
         )
     return ActivationMask(made, dims, norms)
-
-
-# --- for other tools ---------------------------------------------------------------------------------------------
-
-
-def export(tool: Tool, found: Mask) -> str:
-    """The text of a file for `tool`; raises BadInput for an unknown one.
-
-    saelens (6) reads `exclude_special_tokens` and `seqpos_slice` of LanguageModelSAERunnerConfig; dictionary-learning (0.1)
-    `max_activation_norm_multiple` and `remove_bos` of ActivationBuffer; heretic (1.4) `winsorization_quantile` of its
-    config.toml; for steering a function takes the dimensions that stand out from a direction.
-    """
-    if tool not in get_args(Tool):
-        raise BadInput(f"unknown tool {tool!r}; masks are written for {', '.join(get_args(Tool))}")
-    held, width, n = found.judged, len(found.centre), len(found.dims)
-    does = f"this leaves out {held.recall:.1%} of the sinks and {held.false_share:.2%} of the other tokens"
-    first = next(place for place in range(len(found.positions) + 1) if place not in found.positions)  # not masked
-    left = ", ".join(str(one) for one in found.positions if one >= first)
-    lines = [
-        comment(f"Sinks of {found.provenance.subject}, block {found.layer}, found in {found.about.n_texts} texts of "
-                f"{found.about.data}."),
-        comment(f"On {held.n_texts} other texts {does if held.n_sinks else 'there is no sink'}."),
-    ]  # fmt: skip
-    if tool == "saelens":
-        words = f"  {comment(literal(list(found.words))[1:-1])}" * bool(found.words)
-        lines += [
-            "# LanguageModelSAERunnerConfig(..., **SINKS)",
-            *[f"# Positions that it cannot leave out: {left}."] * bool(left),
-            "SINKS = {",
-            f'    "exclude_special_tokens": {list(found.token_ids) or False},{words}',
-            f'    "seqpos_slice": ({first}, None),',
-            "}",
-        ]
-    elif tool == "dictionary-learning":
-        lines += [
-            "# dictionary_learning.pytorch_buffer.ActivationBuffer(..., **SINKS), in the repository since August 2025.",
-            "# Release 0.1.0 knows `remove_bos` alone, which leaves out the first token, whatever it is.",
-            "# Longer states than this multiple of the median are left out, whatever their token and position.",
-            f'SINKS = {{"max_activation_norm_multiple": {found.factor:g}, "remove_bos": {0 in found.positions}}}',
-        ]
-    elif tool == "heretic":
-        clipped = (
-            f"The {n} largest of {width} entries of a hidden state are clipped to the next one: dimensions "
-            f"{', '.join(found.about.dims)} are outliers."
-        )
-        none = "No dimension is an outlier on tokens that are not sinks: nothing to clip."
-        lines += [f"# {clipped if n else none}", f"winsorization_quantile = {(width - 1 - n) / (width - 1):.6f}"]
-    else:
-        lines += [
-            f"DIMS = {list(found.dims)}",
-            f"NORM = {found.threshold:.6g}  # longer hidden states are sinks: leave them out of means\n\n",
-            "def without_outliers(direction):",
-            '    """`direction` [..., dim] with 0 in the outlier dimensions; its length may be set anew."""',
-            "    direction = direction.clone()\n    direction[..., DIMS] = 0\n    return direction",
-        ]
-    return "\n".join(lines) + "\n"

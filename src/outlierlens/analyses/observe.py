@@ -30,7 +30,7 @@ from outlierlens.analyses.observe_patches import (
     patch_rows,
     patches,
 )
-from outlierlens.checkpoints.imatrix import ALIKE, NO_ENTRY
+from outlierlens.checkpoints.gguf import ALIKE, NO_ENTRY
 from outlierlens.data.media.items import Items
 from outlierlens.data.texts import Data
 from outlierlens.detection.activations import ObserveOptions, Observer, partly

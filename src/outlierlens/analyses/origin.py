@@ -45,7 +45,7 @@ from outlierlens.analyses.origin_weights import (
 )
 from outlierlens.architectures import BoundStack, kind_of
 from outlierlens.checkpoints import Checkpoint
-from outlierlens.checkpoints.vocabulary import folder_beside, token_texts
+from outlierlens.checkpoints.formats import folder_beside, token_texts
 from outlierlens.detection.rules import Rule
 from outlierlens.detection.weights import ASKED, ScanOptions, opened
 from outlierlens.errors import pick

@@ -22,7 +22,7 @@ from outlierlens.analyses.range_pass import BINS, CacheErrors, Key, RangePass, T
 from outlierlens.architectures import NO_EXPERT
 from outlierlens.architectures.derived import gates
 from outlierlens.checkpoints import Checkpoint
-from outlierlens.checkpoints.imatrix import ALIKE, NO_ENTRY
+from outlierlens.checkpoints.gguf import ALIKE, NO_ENTRY
 from outlierlens.data.texts import Data
 from outlierlens.detection.weights import opened
 from outlierlens.errors import BadInput

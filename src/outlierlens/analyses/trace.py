@@ -363,10 +363,9 @@ def trace(
     read: dict[str, Any] = {}
     try:
         check_eager(loaded, stack)
+        read = _readers(TokenAttention(loaded, stack, reading, batches, places), dim, means, options, progress)
     except BadInput as error:
         notes += (f"which heads read it is not known: {error}",)
-    else:
-        read = _readers(TokenAttention(loaded, stack, reading, batches, places), dim, means, options, progress)
     layers = [layer_name(layer) for layer in (EMBEDDINGS, *range(stack.n_layers))]
     return Trace(
         provenance=loaded.provenance(seed=options.seed),

@@ -28,7 +28,7 @@ from outlierlens.data.token_texts import KnownTokens, special_ids
 from outlierlens.detection.weights import StackScan
 from outlierlens.errors import BadInput, operand, option, pick, shell
 from outlierlens.explore.state import EXAMPLES, VIEWS, Selection, parse_views
-from outlierlens.models.attention_maps import check_eager, tapped_attention
+from outlierlens.models.attention_maps import tapped_attention
 from outlierlens.models.hooks import layer_name, tapped
 from outlierlens.models.inputs import token_limit, tokenizer_of
 from outlierlens.models.load import LoadedModel, LoadOptions, fingerprint, load_model, stream_width
@@ -283,7 +283,8 @@ class _Look:
         largest, sinks, cosines = list[LargestValue](), list[AttentionSink](), list[TextCosine]()
         no_weights = ""
         try:
-            check_eager(self.loaded, self.stack)
+            with tapped_attention(self.loaded, self.stack, lambda *_: None):
+                reading(batch)
         except BadInput as error:
             no_weights = str(error)
         short = np.count_nonzero(~special) < 2

@@ -21,6 +21,7 @@ import numpy as np
 
 from outlierlens.detection.rules import Rule
 from outlierlens.errors import OutlierlensError
+from outlierlens.training.watch_rows import MEASURES, StreamRow
 
 NAMED = 5  # dimensions that one step names; early steps can have many
 
@@ -95,10 +96,8 @@ class Crossings:
             yield f"step {step:,}: {self.where}and {len(dims) - NAMED} more dimensions"
 
 
-def metrics_of(
-    z: dict[str, np.ndarray], gradients: dict[str, np.ndarray], dims: Sequence[int], rule: Rule
-) -> dict[str, float]:
-    """Numbers to log about one stream: `z` and `gradients` by "scale" and "bias", `dims` one by one."""
+def metrics_of(row: StreamRow, z: Mapping[str, np.ndarray], dims: Sequence[int], rule: Rule) -> dict[str, float]:
+    """Numbers to log about a stream's row: `z` of its scale and bias, `dims` one by one, and the probe's by layer."""
     found: dict[str, float] = {}
     for kind, values in z.items():
         counts = rule.layers_past(values)
@@ -107,10 +106,17 @@ def metrics_of(
         for dim in dims:
             found[f"dim_{dim}/z_{kind}"] = float(values[:, dim].mean())
             found[f"dim_{dim}/layers_{kind}"] = float(counts[dim])
-            if gradients[kind].size:
-                found[f"dim_{dim}/gradient_{kind}"] = float(gradients[kind][dim])
-        if gradients[kind].size:
-            found[f"gradient_rms_{kind}"] = float(np.sqrt(np.square(gradients[kind], dtype=np.float64).mean()))
+        for what in ("gradient", "update"):
+            norms = getattr(row, f"{what}_{kind}")
+            if norms.size:
+                found |= {f"dim_{dim}/{what}_{kind}": float(norms[dim]) for dim in dims}
+                found[f"{what}_rms_{kind}"] = float(np.sqrt(np.square(norms, dtype=np.float64).mean()))
+    for measure in MEASURES:
+        values = getattr(row, measure)
+        if values.size:
+            found[measure] = float(np.nanmax(values))
+        if measure.startswith("largest"):
+            found |= {f"layer_{layer}/{measure}": float(x) for layer, x in enumerate(values) if not np.isnan(x)}
     return found
 
 
