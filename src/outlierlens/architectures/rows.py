@@ -34,7 +34,7 @@ from outlierlens.architectures.stack import (
     load_toml,
 )
 from outlierlens.errors import OutlierlensError, UnknownArchitecture
-from outlierlens.results.safe_files import read_toml
+from outlierlens.results.safe_files import packaged_table
 
 # --- what only code says ---------------------------------------------------------------------------------------------
 
@@ -159,27 +159,21 @@ _BY_CODE: dict[str, dict[str, Any]] = {
 
 
 def _joined(table: dict[str, Any], bases: Mapping[str, Any]) -> dict[str, Any]:
-    """A table behind the bases that it names in `like`, their tables joined with its own; lists become tuples."""
+    """A table behind the bases that it names in `like`, their tables joined with its own."""
     made: dict[str, Any] = {}
     for part in (*(bases[one] for one in table.pop("like", ())), table):
         for key, value in part.items():
             made[key] = {**made.get(key, {}), **value} if isinstance(value, dict) else value
-    return {key: _frozen(value) for key, value in made.items()}
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+    return made
 
 
 def _families() -> Iterator[tuple[str, Family]]:
-    tables = read_toml(Path(__file__).parents[1] / "data_files" / "families.toml")
+    tables = packaged_table("families.toml")
     bases = tables.pop("base")
     for model_type, table in tables.items():
         own = _joined(table, bases)
-        stored = [_joined(one, bases) for one in own.pop("gguf", ())]
-        gguf = tuple(Gguf(model_type=model_type, **one) for one in stored)
-        named = own.pop("clipped", {})
-        clipped = {name: Specification(model_type=model_type, **_joined(one, {})) for name, one in named.items()}
+        gguf = tuple(Gguf(model_type=model_type, **_joined(one, bases)) for one in own.pop("gguf", ()))
+        clipped = {name: Specification(model_type=model_type, **one) for name, one in own.pop("clipped", {}).items()}
         yield model_type, Family(gguf=gguf, clipped=clipped, **own, **_BY_CODE.get(model_type, {}))
 
 

@@ -31,9 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from outlierlens.errors import BadFile, BadInput, MissingExtra, Offline, OutlierlensError, RemoteError, UnknownModel
-from outlierlens.results.safe_files import alone, cache_root, new_folder, read_toml
+from outlierlens.results.safe_files import PACKAGED, alone, cache_root, new_folder, packaged_table
 
-PACKAGED = Path(__file__).parents[1] / "data_files"  # not importlib.resources: weights are mapped from a real file
 WATCH = "watch.jsonl"
 PIP_LOOK_SECONDS = 1.0
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what wheels are packed by
@@ -103,10 +102,10 @@ class Sample:
 
 
 def _listed() -> Iterator[Sample]:
-    for name, table in read_toml(PACKAGED / "samples.toml").items():
+    for name, table in packaged_table("samples.toml").items():
         wheels = tuple(Wheel(*one) for one in table.pop("wheels", ()))
         written = {file: json.loads(text) for file, text in table.pop("written", {}).items()}
-        yield Sample(name, wheels=wheels, slices=tuple(table.pop("slices", ())), written=written, **table)
+        yield Sample(name, wheels=wheels, written=written, **table)
 
 
 SAMPLES = {sample.name: sample for sample in _listed()}

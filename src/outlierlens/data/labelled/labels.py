@@ -6,7 +6,7 @@
     encode(tokenizer, examples, max_length=128).inputs["input_ids"]           # one list an example
     fit, dropped = apart(read_texts("train.parquet"), evaluated, limit=10_000, seed=0)
 
-`TASKS` is THE table: columns, labels in the order of their numbers, metrics, splits. Labels are matched by the names in a
+`data_files/tasks.toml` is THE table. Labels are matched by the names in a
 config, never by their order. Examples are encoded the same way for training and for measuring.
 """
 
@@ -20,6 +20,7 @@ import numpy as np
 
 from outlierlens.data.texts import Data, beginnings
 from outlierlens.errors import BadInput, near
+from outlierlens.results.safe_files import packaged_table
 
 if TYPE_CHECKING:
     from outlierlens.data.labelled.examples import Examples
@@ -100,52 +101,7 @@ def _fields(part: str) -> list[str]:
     return re.findall(r"\{(\w+)\}", part) or ([part] if part else [])
 
 
-_ENTAILMENT = ("entailment", "not_entailment")
-_NLI = ("entailment", "neutral", "contradiction")
-
-_ROWS = (
-    # GLUE: Wang et al. 2019
-    LabelledTask(
-        "glue:cola", "sentence", None, ("unacceptable", "acceptable"), ("mcc", "accuracy"), "nyu-mll/glue:cola"
-    ),
-    LabelledTask("glue:sst2", "sentence", None, ("negative", "positive"), ("accuracy",), "nyu-mll/glue:sst2"),
-    LabelledTask(
-        "glue:mrpc", "sentence1", "sentence2", ("not_equivalent", "equivalent"), ("accuracy", "f1"), "nyu-mll/glue:mrpc"
-    ),
-    LabelledTask(
-        "glue:stsb", "sentence1", "sentence2", (), ("pearson", "spearman"), "nyu-mll/glue:stsb", regression=True,
-        scale=(0, 5),
-    ),
-    LabelledTask(
-        "glue:qqp", "question1", "question2", ("not_duplicate", "duplicate"), ("accuracy", "f1"), "nyu-mll/glue:qqp"
-    ),
-    LabelledTask("glue:mnli", "premise", "hypothesis", _NLI, ("accuracy",), "nyu-mll/glue:mnli", "validation_matched"),
-    LabelledTask(
-        "glue:mnli-mm", "premise", "hypothesis", _NLI, ("accuracy",), "nyu-mll/glue:mnli", "validation_mismatched",
-        trained_on="glue:mnli",
-    ),
-    LabelledTask("glue:qnli", "question", "sentence", _ENTAILMENT, ("accuracy",), "nyu-mll/glue:qnli"),
-    LabelledTask("glue:rte", "sentence1", "sentence2", _ENTAILMENT, ("accuracy",), "nyu-mll/glue:rte"),
-    LabelledTask("glue:wnli", "sentence1", "sentence2", ("not_entailment", "entailment"), ("accuracy",), "nyu-mll/glue:wnli"),
-    # McCoy et al. 2019
-    LabelledTask(
-        "hans", "premise", "hypothesis", ("entailment", "non-entailment"), ("accuracy",), "jhu-cogsci/hans",
-        merges=(("neutral", "non-entailment"), ("contradiction", "non-entailment")), trained_on="glue:mnli",
-    ),
-    # SuperGLUE: Wang et al. 2019
-    LabelledTask(
-        "superglue:wic", "{word}: {sentence1}", "sentence2", ("False", "True"), ("accuracy",), "aps/super_glue:wic"
-    ),
-    LabelledTask("superglue:boolq", "question", "passage", ("False", "True"), ("accuracy",), "aps/super_glue:boolq"),
-    # Stanford Sentiment Treebank: Socher et al. 2013
-    LabelledTask(
-        "sst5", "text", None, ("very negative", "negative", "neutral", "positive", "very positive"),
-        ("accuracy", "macro f1"), "SetFit/sst5",
-    ),
-    # Maas et al. 2011
-    LabelledTask("imdb", "text", None, ("negative", "positive"), ("accuracy",), "stanfordnlp/imdb", "test"),
-)  # fmt: skip
-TASKS = {task.name: task for task in _ROWS}
+TASKS = {name: LabelledTask(name, **{"pair": None, **row}) for name, row in packaged_table("tasks.toml").items()}
 
 
 def find_task(name: str) -> LabelledTask:
