@@ -35,8 +35,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from atlas_hub import SIZES, Catalogue, Faults, real_size
 from hub_server import FakeHub, Handler, Seen
 from outlierlens.analyses.atlas import HubAccess, look
-from outlierlens.analyses.atlas_names import ListEntry
-from outlierlens.analyses.atlas_rows import read_rows, write_part
+from outlierlens.analyses.atlas_rows import ListEntry, read_rows, write_part
 from outlierlens.checkpoints.ranges import Rate
 
 LATENCY = 0.05  # seconds before each answer

@@ -31,13 +31,11 @@ import torch
 from timing import asked, load
 
 from outlierlens.analyses.ablate import AblateOptions, ablate
-from outlierlens.analyses.sweep.bulk import near
 from outlierlens.analyses.sweep.estimate import MeanChange, gradient_scale
-from outlierlens.analyses.sweep.gradients import first_order
-from outlierlens.analyses.sweep.levels import FIRST_LOOK, look_sizes
+from outlierlens.analyses.sweep.gradients import FIRST_LOOK, first_order, look_sizes
 from outlierlens.analyses.sweep.options import SweepOptions
 from outlierlens.analyses.sweep.runner import make_runner
-from outlierlens.analyses.sweep.schedule import SweepState, adaptive
+from outlierlens.analyses.sweep.schedule import SweepState, adaptive, near
 from outlierlens.analyses.sweep.units import INTACT, Differences, Unit, planned
 from outlierlens.data.texts import Texts, read_texts
 from outlierlens.statistics.means import mean_interval

@@ -25,7 +25,7 @@ from timing import Way, asked, compare, made_up, rounds, table
 from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
 
 from outlierlens.data.labelled import find_task, read_examples
-from outlierlens.data.labelled.table import plain_task
+from outlierlens.data.labelled.labels import plain_task
 from outlierlens.models.load import LoadOptions, NewHead, load_model
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.classify import LabelledScore

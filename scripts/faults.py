@@ -37,8 +37,7 @@ import torch
 import transformers
 
 import outlierlens
-from outlierlens.checkpoints.samples import SAMPLES
-from outlierlens.checkpoints.samples.cache import Sample, Wheel
+from outlierlens.checkpoints.samples import SAMPLES, Sample, Wheel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from finetune_runs import tiny

@@ -45,13 +45,11 @@ from outlierlens.analyses.prune_evidence import held, open_source
 from outlierlens.analyses.scan import scan
 from outlierlens.architectures import bind, load_toml, stacks_of, to_toml
 from outlierlens.checkpoints import TensorInfo, open_checkpoint
-from outlierlens.checkpoints.gguf_tokenizer import read_tokenizer
-from outlierlens.checkpoints.imatrix import read_imatrix
-from outlierlens.checkpoints.samples import Sample
-from outlierlens.checkpoints.samples.cache import PACKAGED
-from outlierlens.checkpoints.samples.download import _unpack
+from outlierlens.checkpoints.gguf import read_imatrix
+from outlierlens.checkpoints.gguf_model import read_tokenizer
+from outlierlens.checkpoints.samples import PACKAGED, Sample, _unpack
 from outlierlens.data.labelled.examples import read_examples
-from outlierlens.data.labelled.table import LabelledTask, plain_task
+from outlierlens.data.labelled.labels import LabelledTask, plain_task
 from outlierlens.data.media.items import FORMATS, picture, recording
 from outlierlens.data.media.read import ItemOptions, kind_of, read_items
 from outlierlens.data.texts import read_texts

@@ -44,7 +44,7 @@ from outlierlens.ablation.switches import (
     zeroed_weights,
 )
 from outlierlens.analyses.attack_edits import ValueChange, edited_values
-from outlierlens.analyses.prune_cells import Cells, Pruner, Removal
+from outlierlens.analyses.prune_guard import Cells, Pruner, Removal
 from outlierlens.analyses.quantize_rounding import Keeping, rounded
 from outlierlens.analyses.quantize_schemes import parse
 from outlierlens.analyses.super_weights import SuperActivations, scaled, tapped_mlps

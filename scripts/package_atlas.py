@@ -25,7 +25,7 @@ from outlierlens.analyses.ablate import Ablation  # noqa: E402
 from outlierlens.analyses.atlas_lookup import ATLAS, COSTS, AblationCost  # noqa: E402
 from outlierlens.analyses.atlas_rows import AtlasRow, read_rows, rows_of, write_part  # noqa: E402
 from outlierlens.checkpoints import open_checkpoint  # noqa: E402
-from outlierlens.checkpoints.samples.cache import SAMPLES  # noqa: E402
+from outlierlens.checkpoints.samples import SAMPLES  # noqa: E402
 from outlierlens.results.document import load  # noqa: E402
 from outlierlens.results.safe_files import write_text  # noqa: E402
 

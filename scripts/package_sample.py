@@ -23,7 +23,7 @@ from safetensors.numpy import load_file, save_file
 
 from outlierlens.analyses.scan import scan
 from outlierlens.checkpoints import open_checkpoint
-from outlierlens.checkpoints.samples.cache import PACKAGED
+from outlierlens.checkpoints.samples import PACKAGED
 from outlierlens.data.texts import SHIPPED, read_texts
 from outlierlens.errors import BadFile, BadInput, OutlierlensError
 from outlierlens.models.load import LoadedModel, LoadOptions, load_model

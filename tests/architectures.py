@@ -187,6 +187,7 @@ _ALL = [
         model_type="opt",
     ),
     _family("llama", GROUPED, D_FF, *_CAUSAL),
+    _family("outlierlens-llama", GROUPED | {"attention_kind": "gated"}, D_FF, "CausalLM"),
     _family("llama-biases", GROUPED | {"attention_bias": True, "mlp_bias": True}, LINEAR, model_type="llama"),
     _family("mistral", GROUPED, D_FF, *_CAUSAL),
     _family("qwen2", GROUPED, D_FF, *_CAUSAL),
@@ -281,7 +282,7 @@ def config_of(family: Family) -> Any:
 
     from outlierlens.models import variants
 
-    if family.model_type == variants.MODEL_TYPE:
+    if family.model_type in variants.MODEL_TYPES:
         variants.register()
     return AutoConfig.for_model(family.model_type, **family.config)
 

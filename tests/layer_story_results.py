@@ -10,7 +10,7 @@ import synthetic_report as synthetic
 from outlierlens.analyses.attention import Attention, KeyCorrelation
 from outlierlens.analyses.frequency import Frequency
 from outlierlens.analyses.sweep.finding import Sweep
-from outlierlens.replicate.layers import LayerStory, layer_story
+from outlierlens.replicate.puccetti import LayerStory, layer_story
 from outlierlens.results.rows import Estimate
 
 LAYERS, WIDTH = 6, 8

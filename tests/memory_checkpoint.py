@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.analyses.fingerprint_rounding import WORDS, round_to
+from outlierlens.analyses.fingerprint_values import WORDS, round_to
 from outlierlens.checkpoints import Checkpoint, TensorInfo
 
 

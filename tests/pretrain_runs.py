@@ -84,7 +84,8 @@ def outcome(recipe: str, seed: int, loss: float, off: float | None, **more: Any)
     values: dict[str, Any] = {
         "about": "", "toml": "", "steps": 10, "n_parameters": 1, "tokens": 1, "held_out_loss": loss, "text": "texts",
         "text_digest": "d", "both": (1,), "scale_alone": (2, 3), "bias_alone": (3, 4), "largest_z": 4.0, "kurtosis": 2.0,
-        "inf_norm": 9.0, "worst": Estimate(0.5, 0.4, 0.6), "worst_dims": (7,), "dim_median": 0.1, "dim_high": 0.2,
+        "inf_norm": 9.0, "first": 0.2, "sinks": 0.5,
+        "worst": Estimate(0.5, 0.4, 0.6), "worst_dims": (7,), "dim_median": 0.1, "dim_high": 0.2,
         "int8": Estimate(0.01, 0.0, 0.02), "off": UNKNOWN if off is None else Estimate(off, off - 1, off + 1),
     }  # fmt: skip
     run = TrainedModel(recipe=recipe, seed=seed, text_loss=loss, **values | more)

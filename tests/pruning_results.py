@@ -9,7 +9,7 @@ from outlierlens.analyses.prune import (
     StreamCheck,
     WeightCheck,
 )
-from outlierlens.analyses.prune_cells import Removal
+from outlierlens.analyses.prune_guard import Removal
 from outlierlens.results.document import Provenance
 from outlierlens.results.finding import About
 from outlierlens.results.rows import Estimate

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from sphinx.application import Sphinx
 
+from outlierlens.analyses.atlas import write_site
 from outlierlens.analyses.atlas_lookup import ATLAS
-from outlierlens.analyses.atlas_page import write_site
 from outlierlens.analyses.atlas_rows import read_rows
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import outlierlens as ol
 from outlierlens.analyses.embed import EmbedOptions
 from outlierlens.analyses.embed_pairs import read_wic
-from outlierlens.replicate.data import PaperData
+from outlierlens.replicate.papers import PaperData
 from outlierlens.vectors.fixes import parse_fixes
 from outlierlens.view import charts
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import outlierlens as ol
 from outlierlens.analyses.embed import EmbedOptions
 from outlierlens.analyses.embed_pairs import fit_text, has_split, read_sts, sts_tasks
-from outlierlens.replicate.data import PaperData
+from outlierlens.replicate.papers import PaperData
 from outlierlens.vectors.fixes import parse_fixes
 from outlierlens.view import charts
 

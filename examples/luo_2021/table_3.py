@@ -15,7 +15,7 @@ import outlierlens as ol
 from outlierlens.analyses.probe_classifiers import read_frozen
 from outlierlens.analyses.probe_frozen import FrozenOptions, frozen
 from outlierlens.data.labelled import find_task
-from outlierlens.replicate.data import PaperData
+from outlierlens.replicate.papers import PaperData
 from outlierlens.vectors.clip import resolve_clipping
 from outlierlens.vectors.fixes import parse_fixes
 from outlierlens.view import charts

@@ -14,7 +14,7 @@ import outlierlens as ol
 from outlierlens.analyses.frequency import FrequencyOptions, frequency
 from outlierlens.analyses.frequency_counts import count_texts, counts_of
 from outlierlens.options import SweepOptions
-from outlierlens.replicate.layers import layer_story
+from outlierlens.replicate.puccetti import layer_story
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.view import charts
 

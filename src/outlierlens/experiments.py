@@ -311,7 +311,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "data": TEXT,
             "output": Override(help="Run directory. Default: runs/MODEL-puccetti."),
         },
-        result="PuccettiReplication", also=("replicate.layers:LayerStory",),
+        result="PuccettiReplication", also=("replicate.puccetti:LayerStory",),
         examples=(
             "replicate puccetti mini-planted --data texts.txt --limit 4 --parts attention -o puccetti",
             "replicate puccetti mini-planted --data texts.txt --limit 4 --parts attention --dims 8 -o puccetti-8",
@@ -560,7 +560,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "fetch", "show",
         "List the sample models, or fetch some.\n\n"
         "Into the user's cache, verified by hash; existing files are kept.",
-        home="cli", measure=".samples:fetch", odd=True, options=".samples:FetchOptions",
+        home="cli", measure=".doctor:fetch", odd=True, options=".doctor:FetchOptions",
         takes=("options", "output"),
         shared=dict.fromkeys(("chart", "output", "overwrite", "verbose")),
         examples=(

@@ -22,11 +22,15 @@ from hub_server import COMMIT, FakeHub, Handler, Seen
 from outlierlens.analyses import atlas as loop
 from outlierlens.analyses import atlas_rows as kept
 from outlierlens.analyses.atlas import BuildSummary, HubAccess, build, failed, in_threads, look, on_ray
-from outlierlens.analyses.atlas_names import ListEntry, Query, listed, names_in, query
 from outlierlens.analyses.atlas_rows import (
     AtlasOutlier,
     AtlasRow,
+    ListEntry,
+    Query,
     Store,
+    listed,
+    names_in,
+    query,
     read_rows,
     write_part,
 )

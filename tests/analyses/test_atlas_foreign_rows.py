@@ -16,13 +16,11 @@ from pyarrow import parquet
 
 import hostile
 from moments import contents
-from outlierlens.analyses import atlas_page as page
+from outlierlens.analyses import atlas as page
 from outlierlens.analyses import atlas_rows as kept
-from outlierlens.analyses.atlas import HubAccess, look
+from outlierlens.analyses.atlas import COLUMNS, HubAccess, look, write_site
 from outlierlens.analyses.atlas_lookup import LookupOptions, lookup
-from outlierlens.analyses.atlas_names import ListEntry
-from outlierlens.analyses.atlas_page import COLUMNS, write_site
-from outlierlens.analyses.atlas_rows import AtlasOutlier, AtlasRow, read_rows, schema, write_part
+from outlierlens.analyses.atlas_rows import AtlasOutlier, AtlasRow, ListEntry, read_rows, schema, write_part
 from outlierlens.checkpoints.ranges import Rate
 from outlierlens.errors import BadFile
 

@@ -15,10 +15,9 @@ from huggingface_hub import constants
 
 import hostile
 from hub_server import COMMIT, FakeHub, Handler, Seen
-from outlierlens.analyses import atlas_names as names
+from outlierlens.analyses import atlas_rows as names
 from outlierlens.analyses.atlas import HubAccess, build, in_threads
-from outlierlens.analyses.atlas_names import ListEntry, Query, listed, names_in
-from outlierlens.analyses.atlas_rows import Store, read_rows
+from outlierlens.analyses.atlas_rows import ListEntry, Query, Store, listed, names_in, read_rows
 from outlierlens.checkpoints import ranges, samples
 from outlierlens.checkpoints.base import MAX_CONFIG_BYTES
 from outlierlens.checkpoints.formats import MAX_INDEX_BYTES

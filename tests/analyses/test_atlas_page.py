@@ -11,8 +11,8 @@ import pytest
 
 from browser import CHROMIUM, HOSTILE, Page
 from conftest import needs_chromium
-from outlierlens.analyses import atlas_page as page
-from outlierlens.analyses.atlas_page import Bar, Group, models_of, summary, write_site
+from outlierlens.analyses import atlas as page
+from outlierlens.analyses.atlas import Bar, Group, models_of, summary, write_site
 from outlierlens.analyses.atlas_rows import AtlasOutlier, AtlasRow
 from outlierlens.errors import BadInput
 

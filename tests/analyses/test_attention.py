@@ -133,11 +133,12 @@ def test_attention_that_was_chosen_when_a_model_was_built_is_refused(
     assert hooks(model) == 0
 
 
-def test_a_family_without_weights_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_without_weights_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = from_objects(build(FAMILIES["gpt_neox"]))
-    monkeypatch.setattr(type(loaded.model), "_can_record_outputs", {})
-    with pytest.raises(BadInput, match=r"declares no modules of block layers\.0 that return attention weights.*mpnet"):
-        check_eager(loaded, loaded.stacks[0])
+    attends: Any = loaded.model.get_submodule("layers.1.attention")
+    monkeypatch.setattr(attends, "forward", lambda states, *_, **__: (states, None))
+    with pytest.raises(BadInput, match=r"layers\.1 makes no attention weights"):
+        masks(loaded, "gpt_neox")
 
 
 def test_hooks_go_when_a_pass_breaks() -> None:

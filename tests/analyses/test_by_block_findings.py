@@ -17,9 +17,8 @@ from outlierlens.analyses.quantize_schemes import parse_all
 from outlierlens.analyses.sweep.runner import Runner
 from outlierlens.commands import attack, definitions, predictions, prune_test
 from outlierlens.errors import BadInput
-from outlierlens.models.block_states import WaitingStates
 from outlierlens.models.block_weights import BlockWeights
-from outlierlens.models.blocks import RunMemory
+from outlierlens.models.blocks import RunMemory, WaitingStates
 from outlierlens.models.load import LoadedModel, LoadOptions, load_model
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task

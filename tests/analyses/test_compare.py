@@ -84,7 +84,7 @@ def test_fates_and_z_across_a_head_and_a_prefix(pair: Any) -> None:
 
 @pytest.mark.parametrize("piece", [4_000_000, 7])
 def test_movement_of_each_group(pair: Any, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outlierlens.analyses.compare_weights.PIECE", piece)
+    monkeypatch.setattr("outlierlens.analyses.compare_updates.PIECE", piece)
     base, tuned = pair
     found = compare(str(base), [str(tuned)], CompareOptions(scan=ScanOptions(rule=Rule(n_sigma=2.0)), dims=(0,)))
     moved = {one.group: one for one in found.movement}

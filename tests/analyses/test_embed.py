@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from architectures import FAMILIES
-from outlierlens.analyses import embed_scores
+from outlierlens.analyses import embed_pass
 from outlierlens.analyses.embed import EmbedOptions, _choices, _ScoredPairs, elsewhere, embed
 from outlierlens.analyses.embed_pairs import TASKS, TextPairs, fit_text, read_sts, sts_tasks
-from outlierlens.analyses.embed_pass import own_pooling
-from outlierlens.analyses.embed_scores import PairIndex, Scores, score, spearman
+from outlierlens.analyses.embed_pass import PairIndex, Scores, own_pooling, score, spearman
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.results.rows import Estimate
@@ -80,7 +79,7 @@ def test_cosines_of_any_blocks_are_those_of_single_pairs(monkeypatch: pytest.Mon
         a, b = vectors[rows[0]].astype(float), vectors[rows[1]].astype(float)
         wanted = np.nan_to_num((a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1))
     for at_once in (4096, 3):
-        monkeypatch.setattr(embed_scores, "PAIRS_AT_ONCE", at_once)
+        monkeypatch.setattr(embed_pass, "PAIRS_AT_ONCE", at_once)
         index = PairIndex.of(rows[0], rows[1])
         np.testing.assert_allclose(index.cosines(vectors), wanted, atol=1e-12)
     vectors[rows[0][0]] = np.nan

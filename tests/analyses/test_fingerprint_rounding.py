@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlierlens.analyses.fingerprint_rounding import RoundingSide, bfloat16_of, differ, half_step, round_to
+from outlierlens.analyses.fingerprint_values import RoundingSide, bfloat16_of, differ, half_step, round_to
 
 NAMES = ("bfloat16", "float16", "float32")
 WORD = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}

@@ -17,10 +17,10 @@ from architectures import FAMILIES, Family, batch, build
 from hub_server import FakeHub
 from origin_models import POSITIONS, WIDTH
 from outlierlens.analyses.origin import IN_BLOCKS, MAX_ROWS_DRAWN, OriginOptions, origin, origin_live
-from outlierlens.analyses.origin_tables import TablePass
+from outlierlens.analyses.origin_weights import TablePass
 from outlierlens.analyses.scan import scan
 from outlierlens.architectures import ARCHITECTURES, first_row, kind_of, stacks_of
-from outlierlens.checkpoints.vocabulary import token_texts
+from outlierlens.checkpoints.formats import token_texts
 from outlierlens.detection.rules import Rule, zscore
 from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadFile, TooMuchToRead

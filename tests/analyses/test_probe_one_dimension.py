@@ -15,10 +15,10 @@ from sklearn import metrics
 
 import finetune_runs
 from architectures import FAMILIES, build
+from outlierlens.analyses.probe_classifiers import SHIFTS, fit_intervals, fit_line, shifted_mean
 from outlierlens.analyses.probe_one_dimension import OneDimOptions, one_dimension
-from outlierlens.analyses.probe_stumps import SHIFTS, fit_intervals, fit_line, shifted_mean
 from outlierlens.data.labelled import Examples, find_task, plain_task
-from outlierlens.data.labelled.table import with_metric
+from outlierlens.data.labelled.labels import with_metric
 from outlierlens.errors import BadInput
 from outlierlens.models.load import from_objects, load_model
 from outlierlens.results.document import from_json, to_json
@@ -88,7 +88,7 @@ def test_few_dimensions_at_a_time_give_the_same(monkeypatch: pytest.MonkeyPatch)
     random = np.random.default_rng(0)
     values, labels = random.normal(size=(40, 7)), random.integers(0, 3, 40)
     whole = fit_intervals(values, labels, 3)
-    monkeypatch.setattr("outlierlens.analyses.probe_stumps.MEMORY", 40 * 3 * 4 * 2)
+    monkeypatch.setattr("outlierlens.analyses.probe_classifiers.MEMORY", 40 * 3 * 4 * 2)
     parts = fit_intervals(values, labels, 3)
     assert np.array_equal(whole.cuts, parts.cuts)
     assert np.array_equal(whole.says, parts.says)

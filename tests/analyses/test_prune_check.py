@@ -18,8 +18,7 @@ from architectures import FAMILIES, build
 from mixtures import DIM, EXPERT, NAME, NEURON, last_of, mixture
 from outlierlens.ablation.switches import zero_weights_
 from outlierlens.analyses.prune import PositionCheck, PruneCheck, PruneCheckOptions, prune_check
-from outlierlens.analyses.prune_cells import Removal
-from outlierlens.analyses.prune_guard import same_position_guard
+from outlierlens.analyses.prune_guard import Removal, same_position_guard
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadFile, BadInput, Offline, UnknownModel

@@ -11,8 +11,14 @@ from hypothesis import strategies as st
 from torch.nn.utils import prune
 
 from architectures import FAMILIES, build
-from outlierlens.analyses.prune_cells import Cells, Removal, per_dim_off
-from outlierlens.analyses.prune_guard import PruningState, guarded_masks, same_position_guard
+from outlierlens.analyses.prune_guard import (
+    Cells,
+    PruningState,
+    Removal,
+    guarded_masks,
+    per_dim_off,
+    same_position_guard,
+)
 from outlierlens.architectures import BoundStack, Param, Stack
 from outlierlens.errors import BadInput
 

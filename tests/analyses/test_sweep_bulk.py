@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from outlierlens.analyses.sweep import schedule
-from outlierlens.analyses.sweep.bulk import Bulk, most_off
 from outlierlens.analyses.sweep.estimate import estimate
-from outlierlens.analyses.sweep.levels import look_sizes, widened
+from outlierlens.analyses.sweep.gradients import look_sizes, widened
 from outlierlens.analyses.sweep.measure import sweep
 from outlierlens.analyses.sweep.options import SweepOptions
-from outlierlens.analyses.sweep.schedule import SweepState, adaptive
+from outlierlens.analyses.sweep.schedule import Bulk, SweepState, adaptive, most_off
 from outlierlens.analyses.sweep.units import Differences, Unit
 from outlierlens.tasks.base import TaskOptions
 from planted import model_of, some_texts

@@ -19,7 +19,7 @@ from outlierlens.analyses.sweep.estimate import (
     unsettled,
     use_gradients,
 )
-from outlierlens.analyses.sweep.levels import Widening, look_level, look_sizes, stop_widening, widened
+from outlierlens.analyses.sweep.gradients import Widening, look_level, look_sizes, stop_widening, widened
 from outlierlens.errors import BadInput
 from outlierlens.statistics.means import reach, unsettled_interval
 

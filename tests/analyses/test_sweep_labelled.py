@@ -17,7 +17,7 @@ from outlierlens.analyses.ablate import AblateOptions, ablate
 from outlierlens.analyses.sweep.measure import sweep
 from outlierlens.analyses.sweep.options import SweepOptions
 from outlierlens.data.labelled import Examples, plain_task
-from outlierlens.data.labelled.table import with_metric
+from outlierlens.data.labelled.labels import with_metric
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.results.document import from_json, to_json

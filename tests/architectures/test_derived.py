@@ -15,8 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from architectures import TEXT
 from outlierlens import scan
 from outlierlens.architectures import derived, stacks_of
+from outlierlens.architectures.derived import fits, read_stacks, structure
 from outlierlens.architectures.experiment.derive import derive
-from outlierlens.architectures.structure import fits, read_stacks, structure
 from outlierlens.errors import BadFile, UnknownArchitecture
 
 # The first block is dense, the others have experts beside a shared one.

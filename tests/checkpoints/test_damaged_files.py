@@ -19,10 +19,9 @@ from outlierlens.analyses.atlas_rows import _plain_rows
 from outlierlens.analyses.embed_pass import own_pooling
 from outlierlens.analyses.finetune import MODEL, SeedFolder
 from outlierlens.checkpoints import open_checkpoint
-from outlierlens.checkpoints.samples import Sample
-from outlierlens.checkpoints.samples.download import _unpack
+from outlierlens.checkpoints.samples import Sample, _unpack
 from outlierlens.data.labelled.examples import read_examples
-from outlierlens.data.labelled.table import plain_task
+from outlierlens.data.labelled.labels import plain_task
 from outlierlens.data.media.items import picture, recording
 from outlierlens.data.tables import open_table, parquet_of
 from outlierlens.data.token_counts import read_counts

@@ -22,8 +22,7 @@ from llama_cpp import CONVERTED
 from outlierlens import architectures as arch
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.checkpoints.gguf import FAMILIES as GGUF_FAMILIES
-from outlierlens.checkpoints.gguf import GGUFCheckpoint
-from outlierlens.checkpoints.gguf_header import TYPES, read_header
+from outlierlens.checkpoints.gguf import TYPES, GGUFCheckpoint, read_header
 from outlierlens.errors import BadFile, MissingExtra, OutlierlensError, UnknownArchitecture
 
 
@@ -410,7 +409,7 @@ def test_more_than_any_model_has(limit: str, message: str, write: Write, monkeyp
     strings = [array(key, STRING, 3, text("x") * 3) for key in "ab"]
     path = write(gguf_file([*strings, *(number(key, 1) for key in "cdef")], [floats(f"t{n}", [n]) for n in range(6)]))
     assert len(read_header(path).tensors) == 6
-    monkeypatch.setattr(f"outlierlens.checkpoints.gguf_header.{limit}", 5)
+    monkeypatch.setattr(f"outlierlens.checkpoints.gguf.{limit}", 5)
     with pytest.raises(BadFile, match=message):
         read_header(path)
 

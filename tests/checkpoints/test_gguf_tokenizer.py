@@ -9,7 +9,7 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 
 import gguf_files
 from llama_cpp import USER_DEFINED, byte_level, sentencepiece, wordpiece
-from outlierlens.checkpoints.gguf_tokenizer import SPLITS, read_tokenizer
+from outlierlens.checkpoints.gguf_model import SPLITS, read_tokenizer
 from outlierlens.data.texts import read_texts
 
 HARD = (

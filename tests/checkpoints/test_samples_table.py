@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from outlierlens.checkpoints import open_checkpoint, samples
-from outlierlens.checkpoints.samples import SAMPLES, cache
+from outlierlens.checkpoints.samples import SAMPLES
 from outlierlens.data.texts import SHIPPED
 from outlierlens.errors import UnknownModel
 from outlierlens.models.folder import model_folder
@@ -58,7 +58,7 @@ def test_the_cache_stands_where_the_platform_wants_it(
 ) -> None:
     for name in ("OUTLIERLENS_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(cache.sys, "platform", platform)
+    monkeypatch.setattr(samples.sys, "platform", platform)
     for name, value in ({"HOME": "/home/me"} | variables).items():
         monkeypatch.setenv(name, value)
     assert cache_root() == Path(expected)

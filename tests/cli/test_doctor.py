@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from outlierlens.checkpoints.samples import SAMPLES
-from outlierlens.checkpoints.samples.cache import folder_of
+from outlierlens.checkpoints.samples import SAMPLES, folder_of
 from outlierlens.cli import doctor
 
 WHOLE = ("filelock>=3.12", 'torch>=2.4; extra == "models"', 'onnx>=1.17; extra == "onnx"', 'pytest>=8; extra == "dev"')
@@ -33,17 +32,17 @@ def pretend(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]) -> None:
 def test_missing_libraries_name_extra_commands_and_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, {"filelock": "3.20"})
     found = doctor.examine()
-    assert [(one.name, one.extra, one.wanted) for one in found.libraries] == [
+    assert [(one["name"], one["extra"], one["wanted"]) for one in found["libraries"]] == [
         ("filelock", "", ">=3.12"),
         ("torch", "models", ">=2.4"),
         ("onnx", "onnx", ">=1.17"),
     ]  # neither what developers need nor ourselves
-    assert found.missing == ("torch", "onnx")
-    models, onnx = found.lacking
+    assert [one["name"] for one in found["libraries"] if one["installed"] is None] == ["torch", "onnx"]
+    models, onnx = found["lacking"]
     assert models.startswith("missing for observe, ")
     assert models.endswith(": torch; run in a clone of outlierlens: pip install '.[models]'")
     assert onnx.startswith("missing for ONNX files, and the sample distilbert-cased: onnx; ")
-    assert not [text for text in found.broken if "torch" in text or "onnx" in text]  # missing is not broken
+    assert not [text for text in found["broken"] if "torch" in text or "onnx" in text]  # missing is not broken
 
 
 def test_an_old_library_and_a_lost_one_are_broken(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
@@ -55,9 +54,9 @@ def test_an_old_library_and_a_lost_one_are_broken(monkeypatch: pytest.MonkeyPatc
 
 
 def test_every_library_that_errors_name_belongs_to_a_known_extra() -> None:
-    known = {one.extra for one in doctor.examine().libraries}
-    assert known <= {"", *doctor.FOR_USERS}
-    assert all(map(doctor.use_of, doctor.FOR_USERS))
+    known = {one["extra"] for one in doctor.examine()["libraries"]}
+    assert known <= {"", *doctor.USES}
+    assert all(map(doctor.use_of, doctor.USES))
 
 
 def test_caches_offline_and_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: Any) -> None:
@@ -88,13 +87,13 @@ def test_a_torch_that_will_not_load_is_broken(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(doctor.importlib, "import_module", fail)
     devices, wrong = doctor._devices()
-    assert devices == ()
+    assert devices == []
     assert wrong.startswith("torch is installed and cannot be used: OSError: libcudart.so: not found")
 
 
 def test_devices_are_listed_on_request() -> None:
-    assert doctor.examine().devices is None
-    assert doctor.examine(devices=True).devices[0] == "cpu"  # type: ignore[index]
+    assert doctor.examine()["devices"] is None
+    assert doctor.examine(devices=True)["devices"][0] == "cpu"
 
 
 SCRIPT = """

@@ -6,7 +6,7 @@ import sys
 import pytest
 from tqdm.auto import tqdm
 
-from outlierlens.checkpoints.samples import cache
+from outlierlens.checkpoints import samples
 from outlierlens.cli import common
 from outlierlens.cli.common import Progress
 
@@ -39,7 +39,7 @@ def test_steps_downloads_and_bars_of_others_are_one_bar_that_goes_before_output(
         progress._bar.refresh()
         assert "switching off" in shown(err)
         assert "1/4" in shown(err)
-        cache.arriving("fetching a sample", 12_000_000, 93_000_000)
+        samples.arriving("fetching a sample", 12_000_000, 93_000_000)
         progress._bar.refresh()
         assert "fetching a sample, MB" in shown(err)
         assert "12/93" in shown(err)
@@ -53,7 +53,7 @@ def test_steps_downloads_and_bars_of_others_are_one_bar_that_goes_before_output(
     assert out.getvalue() == "the answer\n"
     assert sys.stdout is out
     assert "the answer" not in err.getvalue()
-    assert not cache.is_told()
+    assert not samples.is_told()
     with tqdm(total=2, desc="afterwards", mininterval=0, file=err) as bar:
         bar.update()
     assert "afterwards" in err.getvalue()
@@ -77,5 +77,5 @@ def test_a_pipe_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with Progress(True) as progress:
         for done in (1, 2):
             progress("switching off", done, 2)
-        cache.arriving("fetching a sample", 1, 2)
+        samples.arriving("fetching a sample", 1, 2)
     assert err.getvalue() == ""

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlierlens.data.labelled import TASKS, examples, find_task, plain_task, read_examples
-from outlierlens.data.labelled.table import METRICS, with_metric
+from outlierlens.data.labelled.labels import METRICS, with_metric
 from outlierlens.errors import BadInput, Offline
 
 RTE = find_task("glue:rte")

@@ -112,7 +112,7 @@ def page(made: dict[str, Any], folder: Path) -> Any:
 def pages(made: dict[str, Any], folder: Path) -> dict[str, list[str]]:
     """{"report", "both", "card"}: a page's text by line, without what it or the page before says already."""
     from outlierlens.report import ReportPair, render
-    from outlierlens.report.card import card
+    from outlierlens.report.files import card
     from outlierlens.report.page import render_both
 
     shown = _lasting(

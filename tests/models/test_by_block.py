@@ -21,10 +21,9 @@ from block_equality import CONDITIONS, DIM, equal, outputs, under
 from outlierlens.ablation.switches import edited_hidden, removed_writes, zeroed_weights
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.errors import BadFile, BadInput, RemoteError
-from outlierlens.models import block_states
-from outlierlens.models.block_states import tensors_now
+from outlierlens.models import blocks
 from outlierlens.models.block_weights import BlockReader, BlockWeights
-from outlierlens.models.blocks import ByBlock
+from outlierlens.models.blocks import ByBlock, tensors_now
 from outlierlens.models.changes import EVERYWHERE
 from outlierlens.models.load import LoadedModel, LoadOptions, from_objects, load_model
 from outlierlens.models.model_class import NewHead
@@ -178,7 +177,7 @@ def test_what_cannot_be_read_block_by_block_is_refused_in_a_sentence(
 def test_in_a_file_states_take_no_memory_and_what_passes_share_stays(
     saved: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_states, "SMALLEST", 1)
+    monkeypatch.setattr(blocks, "SMALLEST", 1)
     split, random = by_block(saved("llama")), torch.Generator().manual_seed(0)
     assert split.blocks
     embeddings = torch.randn(4, 7, 16, generator=random)  # one tensor for all passes

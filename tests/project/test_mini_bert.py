@@ -194,7 +194,7 @@ def test_there_is_nothing_to_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_an_installation_without_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samples.cache, "PACKAGED", tmp_path)
+    monkeypatch.setattr(samples, "PACKAGED", tmp_path)
     assert not samples.is_complete(samples.sample_named(NAME))
     assert samples.recorded_norms(NAME) is None
     with pytest.raises(Exception, match=r"sample 'mini-bert' is missing from .*; install outlierlens again"):

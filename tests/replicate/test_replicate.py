@@ -16,8 +16,7 @@ from outlierlens.analyses.finetune import FinetuneSettings
 from outlierlens.data.labelled import find_task, read_examples
 from outlierlens.errors import BadInput, Offline
 from outlierlens.models.load import LoadOptions, load_model
-from outlierlens.replicate.glue import GlueOptions, Loss, Replication, replicate, sweeps_of
-from outlierlens.replicate.glue_models import find_tuned
+from outlierlens.replicate.glue import GlueOptions, Loss, Replication, find_tuned, replicate, sweeps_of
 from outlierlens.results.document import save, to_json
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.classify import LabelledScore

@@ -13,9 +13,15 @@ import tuned_models
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadOptions, load_model
 from outlierlens.replicate import luo as module
-from outlierlens.replicate.data import PAIRS, PaperData
 from outlierlens.replicate.luo import PARTS, LuoOptions, LuoReplication, effects_of, extremes, replicate_luo
-from outlierlens.replicate.papers import PublishedNumber, checkpoint_of, published_extremes, published_for
+from outlierlens.replicate.papers import (
+    PAIRS,
+    PaperData,
+    PublishedNumber,
+    checkpoint_of,
+    published_extremes,
+    published_for,
+)
 from outlierlens.results.document import load
 from paper_runs import gone_on
 

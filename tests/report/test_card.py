@@ -10,7 +10,7 @@ import pytest
 
 import synthetic_report
 from every_command import M
-from outlierlens.report.card import card
+from outlierlens.report.files import card
 from outlierlens.results.document import load, save
 
 

@@ -47,7 +47,7 @@ from outlierlens.errors import BadInput, command, comment, literal, markdown, sh
 from outlierlens.explore import look
 from outlierlens.models.load import LoadOptions
 from outlierlens.report.both import ReportPair
-from outlierlens.report.card import card as report_card
+from outlierlens.report.files import card as report_card
 from outlierlens.report.files import write
 from outlierlens.training.pretrain.recipe import read_recipe
 
@@ -240,7 +240,7 @@ def test_every_comment_and_heading_with_a_name_in_it_is_made_in_one_place() -> N
                 found.append(path.relative_to(SOURCE).as_posix())
     # A number of dimensions; headings whose names were escaped before.
     allowed = {"analyses/mask.py", "analyses/embed_export.py", "analyses/finetune.py"}
-    assert set(found) <= allowed | {"report/card.py"}
+    assert set(found) <= allowed | {"report/files.py"}
 
 
 def test_a_comment_is_one_line_and_names_no_encoding() -> None:

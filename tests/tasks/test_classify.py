@@ -16,8 +16,7 @@ from architectures import FAMILIES, build
 from outlierlens.ablation.switches import edited_hidden, removed_writes, zeroed_weights
 from outlierlens.data.labelled import Examples, find_task, plain_task
 from outlierlens.data.labelled.examples import NO_CLASS
-from outlierlens.data.labelled.labels import NOT_A_LABEL
-from outlierlens.data.labelled.table import with_metric
+from outlierlens.data.labelled.labels import NOT_A_LABEL, with_metric
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.tasks import classify as module

@@ -134,12 +134,17 @@ def test_attached_it_reaches_every_reporter_and_else_those_behind_it(tmp_path: P
         if not attached:
             assert "outliers/dim_3/z_scale" in behind.seen[3]
     # Step 3's log carries what step 2 recorded, step 6's what step 6 did.
-    path = read_watch(tmp_path / "True.jsonl")
+    path, activity = read_watch(tmp_path / "True.jsonl"), read_activity(tmp_path / "True.jsonl")
     for step, place in ((3, 1), (6, 3)):
         expected = path.measured(place).z_scale[:, 3].mean()
         assert seen[True][step]["outliers/dim_3/z_scale"] == pytest.approx(expected)
         (logged,) = (call.kwargs for call in mlflow.log_metrics.call_args_list if call.kwargs["step"] == step)
         assert logged["metrics"]["outliers/dim_3/z_scale"] == pytest.approx(expected)
+        for name in ("largest_state", "largest_logit"):
+            values = getattr(activity, name)[place]
+            assert [logged["metrics"][f"outliers/layer_{layer}/{name}"] for layer in range(3)] == values.tolist()
+        for name in ("update_scale", "update_bias"):
+            assert logged["metrics"][f"outliers/dim_3/{name}"] == getattr(activity, name)[place, 3] > 0
     assert not [name for name in seen[False][3] if name.startswith("outliers/")]
     assert [line.split(":")[0] for line in lines if "attach" in line] == ["OutlierCallback was not attached"]
 

@@ -13,7 +13,7 @@ from outlierlens.errors import BadFile, BadInput
 from outlierlens.training.pretrain import corpus
 from outlierlens.training.pretrain.corpus import PackedTokens, prepare
 from outlierlens.training.pretrain.recipe import DataRecipe, Recipe, TokenizerRecipe
-from outlierlens.training.pretrain.rows import HELD_OUT_EPOCH, MaskedRows, TrainingRows
+from outlierlens.training.pretrain.rows import HELD_OUT_EPOCH, PackedRows, TrainingRows
 
 FIVE = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]"]
 STORY = ["the cat sat . it ran !", "a dog barked ? no . yes .", "the end ."]
@@ -347,7 +347,7 @@ def test_order_and_masks_follow_the_seed_and_held_out_masks_do_not(
     recipes = [Recipe("x").changed([f"training.seed={seed}"]) for seed in (0, 1)]
     zero, one = (TrainingRows(made, recipe, 40) for recipe in recipes)
     assert zero.keys(list(range(10))) != one.keys(list(range(10)))
-    held = [MaskedRows(made.validation, made, recipe) for recipe in recipes]
+    held = [PackedRows(made.validation, made, recipe) for recipe in recipes]
     assert held[0].keys([0, 3]) == [(HELD_OUT_EPOCH, 0), (HELD_OUT_EPOCH, 3)]
     batches = [rows.collate(list(range(len(held[0])))) for rows in held]
     assert all((batches[0][name] == batches[1][name]).all() for name in batches[0])

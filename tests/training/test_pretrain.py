@@ -22,7 +22,7 @@ from outlierlens.training.pretrain import loop
 from outlierlens.training.pretrain.build import build
 from outlierlens.training.pretrain.corpus import load_tokenizer, prepare
 from outlierlens.training.pretrain.recipe import Recipe, read_recipe
-from outlierlens.training.pretrain.rows import IGNORED, MaskedRows, TrainingRows
+from outlierlens.training.pretrain.rows import IGNORED, PackedRows, TrainingRows
 from outlierlens.training.run_files import checkpoints, newest_checkpoint, read_log
 from outlierlens.training.watch_rows import read_watch
 from pretrain_runs import N_PLACES, recipe_in, train
@@ -141,7 +141,7 @@ def test_the_losses_are_those_of_the_rows_in_their_order(accumulation: int, base
     expected = np.mean([nats(fresh, rows.collate(part.tolist())) for part in parts])
     assert values(run, "loss")[1] == pytest.approx(expected, rel=1e-5)
     # Held-out rows: the mean over batches, each by its rows; the penalty is no part of it.
-    held_out = MaskedRows(tokens.validation, tokens, recipe)
+    held_out = PackedRows(tokens.validation, tokens, recipe)
     places = [list(range(i, min(i + recipe.training.batch, 40))) for i in range(0, 40, recipe.training.batch)]
     assert len(held_out) == 40
     by_batch = [nats(run.model, held_out.collate(some)) * len(some) for some in places]
@@ -226,7 +226,7 @@ def test_penalties_act(
 
 def test_a_penalty_does_not_see_padding(base: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch with two more columns of padding, whose positions nobody reads, has the same loss."""
-    compute, losses = loop.MaskedLMTrainer.compute_loss, list[tuple[float, float]]()
+    compute, losses = loop.RecipeTrainer.compute_loss, list[tuple[float, float]]()
 
     def twice(self: Any, model: Any, inputs: dict[str, torch.Tensor], *more: Any, **named: Any) -> Any:
         fills = {"input_ids": 0, "attention_mask": 0, "labels": -100}
@@ -237,7 +237,7 @@ def test_a_penalty_does_not_see_padding(base: Recipe, tmp_path: Path, monkeypatc
         losses.append((compute(self, model, short).item(), compute(self, model, padded).item()))
         return compute(self, model, inputs, *more, **named)
 
-    monkeypatch.setattr(loop.MaskedLMTrainer, "compute_loss", twice)
+    monkeypatch.setattr(loop.RecipeTrainer, "compute_loss", twice)
     changes = ["training.penalty=kurtosis", "training.penalty_strength=30", "training.steps=2"]
     train(base.changed([*changes, "model.dropout=0.0"]), tmp_path / "run")
     assert len(losses) == 2
@@ -259,14 +259,14 @@ def test_the_penalty_finds_the_norms_inside_a_wrapper_for_several_processes(
 ) -> None:
     recipe = base.changed(["training.penalty=norm-spread", "training.penalty_strength=30", "training.steps=4"])
     bare = train(recipe, tmp_path / "bare")
-    compute = loop.MaskedLMTrainer.compute_loss
+    compute = loop.RecipeTrainer.compute_loss
 
     def in_wrapper(self: Any, model: Any, *inputs: Any, **options: Any) -> Any:
         wrapper = torch.nn.DataParallel(model).train(model.training)  # like DDP's, its names begin with "module."
         assert next(wrapper.named_parameters())[0].startswith("module.")
         return compute(self, wrapper, *inputs, **options)
 
-    monkeypatch.setattr(loop.MaskedLMTrainer, "compute_loss", in_wrapper)
+    monkeypatch.setattr(loop.RecipeTrainer, "compute_loss", in_wrapper)
     wrapped = train(recipe, tmp_path / "wrapped")
     assert values(wrapped, "eval_loss") == values(bare, "eval_loss")
 

@@ -65,17 +65,19 @@ def test_activations_by_hand() -> None:
     # Second moments of the dims over the valid tokens: 1, 1, 4; mean 2, mean of squares 6. All |h| are 1, 1, 2.
     states = torch.tensor([[[1.0, -1, 2], [-1, 1, -2]], [[1, 1, 2], [99, 99, 99]]])
     valid = torch.tensor([[True, True], [True, False]])
-    over_dims, entries, largest = _describe(states, valid).tolist()
+    over_dims, entries, inf_norm, largest = _describe(states, valid).tolist()
     assert over_dims == pytest.approx(6 / 4)
     # Text 0: mean 0, m2 = 2, m4 = (1+1+16)/3 = 6 -> 1.5. Text 1: mean 4/3, m2 = 2/9, m4 = 2/27 -> 1.5.
     assert entries == pytest.approx((6 / 4 + (18 / 243) / (4 / 81)) / 2)
-    assert largest == 2.0
+    assert (inf_norm, largest) == (2.0, 2.0)
+    # The second text three times as large: 2 and 6, on average 4.
+    assert _describe(states * torch.tensor([1.0, 3.0])[:, None, None], valid)[2:].tolist() == [4.0, 6.0]
 
 
 def test_the_kurtoses_of_a_normal_and_of_one_dimension() -> None:
     generator = torch.Generator().manual_seed(0)
     normal = torch.randn((4, 500, 64), generator=generator)
-    over_dims, entries, _ = _describe(normal, torch.ones((4, 500), dtype=torch.bool)).tolist()
+    over_dims, entries, *_ = _describe(normal, torch.ones((4, 500), dtype=torch.bool)).tolist()
     assert over_dims == pytest.approx(1, abs=0.01)
     assert entries == pytest.approx(3, abs=0.05)
     single = torch.zeros((1, 500, 64))
@@ -107,23 +109,54 @@ def test_every_family_against_the_scan_and_hooks_of_our_own(family: Family, tmp_
             np.testing.assert_allclose(measured.z_bias, oracle.z_bias, atol=2e-5)
     if not reads or len(loaded.stacks) > 1:
         return
-    largest: list[float] = []
+    largest: list[torch.Tensor] = []  # [text] of each layer
     for block in dict.fromkeys(loaded.stacks[0].blocks):
 
         def keep(module: Any, args: Any, output: Any) -> None:
             states = output[0] if isinstance(output, tuple) else output
             states = states.transpose(0, 1) if loaded.stacks[0].stack.token_first else states
             assert states.shape[0] == len(IDS)
-            largest.append(states.detach().abs().amax((1, 2)).mean().item())
+            largest.append(states.detach().abs().amax((1, 2)))
 
         loaded.model.get_submodule(block).register_forward_hook(keep)
     inputs = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
     loaded.model(**({"decoder_input_ids": IDS} if loaded.config.get("is_encoder_decoder") else {}), **inputs)
-    np.testing.assert_allclose(read_activity(tmp_path / "rows.jsonl").inf_norm[0], largest, rtol=1e-4)
+    seen = read_activity(tmp_path / "rows.jsonl")
+    np.testing.assert_allclose(seen.inf_norm[0], torch.stack(largest).mean(1), rtol=1e-4)
+    np.testing.assert_allclose(seen.largest_state[0], torch.stack(largest).amax(1), rtol=1e-4)
+    assert (seen.largest_logit[0] > 0).all()
 
 
-def test_gradients_by_brute_force_and_steps_that_count(tmp_path: Path) -> None:
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_attention_logits_by_hand_and_of_padding_none(
+    attention: str, tmp_path: Path, words: Callable[..., Any]
+) -> None:
+    model = build(FAMILIES["bert"], "MaskedLM")
+    model.set_attn_implementation(attention)
+    with torch.no_grad():
+        for layer, block in enumerate(model.bert.encoder.layer):
+            own = block.attention.self
+            for linear, value in ((own.query, layer + 1.0), (own.key, -0.5)):
+                linear.weight.zero_()
+                linear.bias.fill_(value)
+            own.query.weight[:, 0] = 1.0 if layer == 0 else 0.0
+
+    def mark_padding(module: Any, args: Any, states: torch.Tensor) -> torch.Tensor:
+        states[..., 0] = 0.0
+        states[1, 3:, 0] = 100.0  # [CLS] w4 [SEP]: what follows is padding, and no query of the text
+        return states
+
+    model.bert.embeddings.register_forward_hook(mark_padding)
+    options = quiet(probe=Texts("made", ("w1 w2 w3 w4", "w4")))
+    watch(model, tmp_path / "w.jsonl", options, tokenizer=words()).close()
+    size = 8  # of a head: its sum over dimensions of (layer + 1) * -0.5, over the root of its size
+    by_hand = [(layer + 1) * 0.5 * size / math.sqrt(size) for layer in range(3)]
+    np.testing.assert_allclose(read_activity(tmp_path / "w.jsonl").largest_logit[0], by_hand, rtol=1e-5)
+
+
+def test_gradients_by_brute_force_and_updates_of_sgd(tmp_path: Path) -> None:
     loop = Loop()
+    rate = 0.25
     norms = [layer.output.LayerNorm for layer in loop.model.bert.encoder.layer]
     expected = []
     with watch(loop.model, tmp_path / "w.jsonl", quiet(every=3, probe=IDS)) as watcher:
@@ -132,6 +165,9 @@ def test_gradients_by_brute_force_and_steps_that_count(tmp_path: Path) -> None:
             if step % 3 == 0:
                 squares = [(n.weight.grad.square(), n.bias.grad.square()) for n in norms]
                 expected.append([torch.stack(kind).sum(0).sqrt().numpy() for kind in zip(*squares, strict=True)])
+            with torch.no_grad():
+                for parameter in loop.model.parameters():
+                    parameter.sub_(parameter.grad, alpha=rate)
             metrics = watcher.step(loss=torch.tensor(step / 2), learning_rate=0.5)
             assert bool(metrics) == (step % 3 == 0)
             loop.optimizer.zero_grad()
@@ -140,10 +176,59 @@ def test_gradients_by_brute_force_and_steps_that_count(tmp_path: Path) -> None:
     assert np.isnan(seen.gradient_scale[0]).all()  # nothing was learnt from yet
     np.testing.assert_allclose(seen.gradient_scale[1:], [scale for scale, _ in expected], rtol=1e-6)
     np.testing.assert_allclose(seen.gradient_bias[1:], [bias for _, bias in expected], rtol=1e-6)
+    # Of the recorded step alone, not of the three since the last record.
+    assert np.isnan(seen.update_scale[0]).all()
+    for kind, updates in enumerate((seen.update_scale, seen.update_bias)):
+        np.testing.assert_allclose(updates[1:], [rate * one[kind] for one in expected], rtol=1e-3)
     np.testing.assert_allclose(seen.gradient_rms()[2], np.sqrt(np.mean(np.square(expected[1][0]))), rtol=1e-6)
     np.testing.assert_array_equal(seen.loss, [math.nan, 1.5, 3.0])
     np.testing.assert_array_equal(seen.learning_rate, [math.nan, 0.5, 0.5])
     assert metrics == {}
+
+
+def test_an_update_that_turns_a_row_at_the_same_norm_is_one(tmp_path: Path) -> None:
+    model = build(FAMILIES["llama"])  # no norm ends its blocks: the weights that write last are followed
+    with watch(model, tmp_path / "w.jsonl", quiet(probe=IDS)) as watcher:
+        square = 0.0
+        with torch.no_grad():
+            for block in model.layers:
+                square += block.mlp.down_proj.weight[0].square().sum().item()
+                block.mlp.down_proj.weight[0] *= -1
+        watcher.step()
+    path, update = read_watch(tmp_path / "w.jsonl"), read_activity(tmp_path / "w.jsonl").update_scale[-1]
+    np.testing.assert_allclose(path.scale[1], path.scale[0], rtol=1e-6)
+    np.testing.assert_allclose(update, [2 * math.sqrt(square), *[0] * 15], rtol=1e-5)
+
+
+def test_a_model_without_attention_is_said_to_have_no_logits_once(tmp_path: Path) -> None:
+    import transformers
+
+    config = transformers.MambaConfig(vocab_size=40, hidden_size=16, state_size=4, num_hidden_layers=2)
+    lines: list[str] = []
+    with watch(transformers.MambaModel(config), tmp_path / "w.jsonl", quiet(probe=IDS, notice=lines.append)) as watcher:
+        metrics = watcher.step()
+    assert [line for line in lines if "logits" in line] == [
+        "attention logits are not recorded: no softmax of torch's own attends in this model"
+    ]
+    assert read_activity(tmp_path / "w.jsonl").largest_logit.shape == (2, 0)
+    assert "outliers/layer_1/largest_state" in metrics
+    assert not [name for name in metrics if "logit" in name]
+
+
+def test_rows_without_what_this_version_records_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "w.jsonl"
+    watch(build(FAMILIES["bert"]), path, quiet(probe=IDS)).close()
+    written = rows_in(path)
+    stream = written[1]["value"]["streams"]["model"]
+    for name in ("update_scale", "update_bias", "largest_state", "largest_logit"):
+        del stream[name]
+    write_rows(path, written)
+    seen = read_activity(path)
+    assert (seen.inf_norm.shape, seen.largest_state.shape, seen.update_scale.shape) == ((1, 3), (1, 0), (1, 0))
+    del stream["scale"]
+    write_rows(path, written)
+    with pytest.raises(BadFile, match="malformed"):
+        read_activity(path)
 
 
 def test_what_a_logger_gets(tmp_path: Path) -> None:
@@ -165,6 +250,12 @@ def test_what_a_logger_gets(tmp_path: Path) -> None:
     assert metrics["outliers/dim_11/gradient_bias"] == pytest.approx(seen.gradient_bias[-1, 11])
     assert metrics["outliers/kurtosis_dims"] == pytest.approx(seen.kurtosis_dims[-1].max())
     assert metrics["outliers/inf_norm"] == pytest.approx(seen.inf_norm[-1].max())
+    assert metrics["outliers/largest_state"] == pytest.approx(seen.largest_state[-1].max())
+    for layer in range(3):
+        for name, values in (("largest_state", seen.largest_state), ("largest_logit", seen.largest_logit)):
+            assert metrics[f"outliers/layer_{layer}/{name}"] == pytest.approx(values[-1, layer])
+    # No optimizer step was made.
+    assert (metrics["outliers/dim_11/update_scale"], metrics["outliers/update_rms_scale"]) == (0.0, 0.0)
     assert len(lines) == 1
     assert lines[0].startswith("step 0: dimension 11 is past 3 sigma in the scale of 2 of 3 layers (mean z +2.")
 

@@ -9,7 +9,7 @@ import torch
 from architectures import FAMILIES, build
 from conftest import Words
 from outlierlens.data.labelled import read_examples
-from outlierlens.data.labelled.table import plain_task
+from outlierlens.data.labelled.labels import plain_task
 from outlierlens.data.texts import read_texts
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.models.load import LoadOptions, load_model

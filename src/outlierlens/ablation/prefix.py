@@ -171,10 +171,8 @@ def resumed(
     def skip(layer: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **kwargs: handed_on(args[0] if args else kwargs["hidden_states"])
 
-    def give(layer: int, forward: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: handed_on(states)
-
-    with _replaced(model, stack, {**dict.fromkeys(range(kept.layer), skip), kept.layer: give}):
+    give = {kept.layer: lambda *_: lambda *_, **__: handed_on(states)}
+    with _replaced(model, stack, dict.fromkeys(range(kept.layer), skip) | give):
         yield
 
 

@@ -20,13 +20,13 @@ from annotated_types import Ge
 
 from outlierlens.ablation.controls import TEXTS, Extent, Plan, plan_key
 from outlierlens.ablation.fill import Reply, replies, typical
-from outlierlens.ablation.mode_names import ON_WEIGHTS
 from outlierlens.ablation.modes import (
     FIRST,
     HALF,
     IN_PARTS,
     KEPT,
     MEAN,
+    ON_WEIGHTS,
     POSITION_MEAN,
     ZERO,
     Folds,
@@ -59,7 +59,7 @@ from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.models.passes import reaching
 from outlierlens.options import FIND, Find, Flag, Flat, check
-from outlierlens.results.advice import Advice, about
+from outlierlens.results.document import Advice, about
 from outlierlens.results.finding import Finding
 from outlierlens.results.row_store import Keep
 from outlierlens.results.rows import UNKNOWN, Draws, Estimate, Quiet, Row
@@ -346,7 +346,6 @@ class Ablation(Finding):
             yield from super().records("controls")
 
     def sentences(self) -> Iterator[str]:
-        """What breaks, beside what breaks with the controls off; of several modes what the dimensions are."""
         intact, off = (
             (1 - one if self.about.metric else one) for one in (self.intact.value.value, self.chosen.value.value)
         )

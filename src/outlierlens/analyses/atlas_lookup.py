@@ -33,7 +33,7 @@ import numpy as np
 
 from outlierlens.analyses.atlas_rows import AtlasRow, read_rows, rows_of
 from outlierlens.checkpoints import open_checkpoint
-from outlierlens.checkpoints.samples.cache import PACKAGED
+from outlierlens.checkpoints.samples import PACKAGED
 from outlierlens.detection.weights import MAX_READ, ScanOptions
 from outlierlens.options import Flag
 from outlierlens.results.document import Provenance

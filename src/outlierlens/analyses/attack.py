@@ -191,7 +191,6 @@ class Attack(Finding):
         return max(self.kinds, key=lambda one: one.change.value)
 
     def sentences(self) -> Iterator[str]:
-        """How few edits do how much, how many of them are found, and what random edits do."""
         one, about = self.strongest, self.about
         said = f"{one.n_edits:,} {one.kind} edit{'s' * (one.n_edits != 1)} of {self.n_values:,} values "
         least = min((row.enough for row in self.kinds if row.enough), default=None)

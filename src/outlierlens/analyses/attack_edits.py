@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from outlierlens.ablation.study import Progress
-from outlierlens.analyses.fingerprint_rounding import half_step
-from outlierlens.analyses.fingerprint_values import SensitiveValues
+from outlierlens.analyses.fingerprint_values import SensitiveValues, half_step
 from outlierlens.architectures import live_parameters
 from outlierlens.errors import BadInput
 from outlierlens.models.changes import SettableParameters, frozen, temporary

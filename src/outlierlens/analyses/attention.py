@@ -19,8 +19,7 @@ import numpy as np
 from annotated_types import Ge, Gt, Lt
 
 from outlierlens.ablation.controls import random_sets
-from outlierlens.ablation.mode_names import Mode, check_mode, check_no_resampling
-from outlierlens.ablation.modes import Switch
+from outlierlens.ablation.modes import Mode, Switch, check_mode, check_no_resampling
 from outlierlens.ablation.switches import EditSettings
 from outlierlens.analyses.attention_maps import (
     CLASSES,
@@ -76,7 +75,7 @@ class AttentionOptions:
     """308,381; find: those that scan finds, or the two strongest."""
     stack: str | None = None
     """Which stream, where there are several: encoder, decoder."""
-    mode: Annotated[Mode, Flag(read="ablation.mode_names:named_mode", words="weights")] = "weights"
+    mode: Annotated[Mode, Flag(read="ablation.modes:named_mode", words="weights")] = "weights"
     """How dimensions are ablated in all layers: weights, norms, zero, mean, scale or writes."""
     factor: Annotated[float, Flag(into="--mode")] = 0.5
     """Factor of mode scale."""
@@ -292,7 +291,6 @@ class Attention(Finding):
         return super().laid_out(name, rows, head, note, verbose=verbose)
 
     def sentences(self) -> Iterator[str]:
-        """Whether the dimensions go with attention, whether attention goes elsewhere without them, and what was measured."""
         n = self.hidden_size - len(self.dims) + 1
         for dim in self.dims:
             one = self.overall_r(dim, "without_special")

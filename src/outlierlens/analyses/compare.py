@@ -21,8 +21,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 
 from outlierlens.analyses.compare_copy import CopyOpening, CopyOptions, QuantizedCopy, copied
-from outlierlens.analyses.compare_updates import UpdateCheck, UpdateOptions, update_check
-from outlierlens.analyses.compare_weights import ChangeSums, Followed, Key, SharedTensors, correlation, shift
+from outlierlens.analyses.compare_updates import (
+    ChangeSums,
+    Followed,
+    Key,
+    SharedTensors,
+    UpdateCheck,
+    UpdateOptions,
+    correlation,
+    shift,
+    update_check,
+)
 from outlierlens.analyses.fingerprint import FingerprintOptions, fingerprint
 from outlierlens.analyses.fingerprint_verify import Verification, verify
 from outlierlens.analyses.scan import Scan, scan_checkpoint
@@ -30,9 +39,8 @@ from outlierlens.architectures import BoundStack, bound_stacks
 from outlierlens.checkpoints import Checkpoint
 from outlierlens.detection.weights import ASKED, ScanOptions, StackScan, measure, opened, sites_of
 from outlierlens.errors import BadInput, command, operand
-from outlierlens.options import FIND, DimsOrFind, Flag, Flat, belong, check
-from outlierlens.results.advice import Advice, about
-from outlierlens.results.document import Provenance, Result, load
+from outlierlens.options import FIND, DimsOrFind, Flag, Flat, Options, belong
+from outlierlens.results.document import Advice, Provenance, Result, about, load
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.rows import Quiet, Row
 from outlierlens.training.pretrain.result import OUTCOME, Outcomes
@@ -50,7 +58,7 @@ MOST = 6  # dimensions that a sentence names
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareOptions:
+class CompareOptions(Options):
     """How checkpoints are compared."""
 
     dims: DimsOrFind = FIND
@@ -59,9 +67,6 @@ class CompareOptions:
     """The rule, and how models are opened; its `max_read` also limits the bytes read from a hub."""
     other_revision: str | None = None
     """Hub revision of the other models; default: that of --model-args."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +218,6 @@ class Comparison(Finding):
     """How far the weights moved"""
 
     def sentences(self) -> Iterator[str]:
-        """Which dimensions stayed, came and went, and how many outliers are in common, stream by stream."""
         for model, some in groupby(self.streams, key=lambda one: one.model):
             streams, models = list(some), f"{self.provenance.model} → {model}"
             found = {fate: sorted({dim for one in streams for dim in getattr(one, fate)}) for fate in FATES}

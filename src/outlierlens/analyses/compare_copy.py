@@ -22,7 +22,7 @@ from annotated_types import Ge
 
 from outlierlens.ablation.controls import random_sets
 from outlierlens.ablation.study import Condition, Measurement, Study
-from outlierlens.analyses.compare_weights import PIECE, SharedTensors
+from outlierlens.analyses.compare_updates import PIECE, SharedTensors
 from outlierlens.analyses.quantize_settings import ERROR_TEXTS, StateErrors
 from outlierlens.analyses.scan import Scan, scan_checkpoint
 from outlierlens.architectures import BoundStack, bound_stacks, live_parameters
@@ -189,7 +189,6 @@ class QuantizedCopy(Finding):
         return super().laid_out(name, rows, head, note, verbose=verbose)
 
     def sentences(self) -> Iterator[str]:
-        """Where the error becomes large, what was not compared, what it does on texts, where it lies."""
         most = max(self.layers, key=lambda one: one.largest_error)
         if not most.largest_error:
             yield "No weight of the blocks differs."

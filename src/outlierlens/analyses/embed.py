@@ -37,21 +37,23 @@ from outlierlens.analyses.embed_pairs import (
     read_wic,
     sts_tasks,
 )
-from outlierlens.analyses.embed_pass import PairPass, Pooling, own_pooling
-from outlierlens.analyses.embed_scores import (
+from outlierlens.analyses.embed_pass import (
     GRID,
+    PairPass,
+    Pooling,
     Scores,
     accuracy_interval,
     chosen,
     crossed,
     folds_of,
+    own_pooling,
     right_at,
     score,
 )
 from outlierlens.data.texts import EXCERPT, REVIEWS, Texts, read_texts
 from outlierlens.errors import BadInput, pick
 from outlierlens.models.load import LoadedModel
-from outlierlens.options import Flag, Flat, belong, check
+from outlierlens.options import Flag, Flat, Options, belong, check
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.row_store import Keep, kept_rows
 from outlierlens.results.rows import UNKNOWN, Estimate, More, Quiet, Row
@@ -76,7 +78,7 @@ READING = ("layers", "stack", "special", "final_norm", "cache_gb")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbedOptions:
+class EmbedOptions(Options):
     """How sentences and words become vectors, and how these are repaired and compared."""
 
     seed: Annotated[int, Ge(0)] = 0
@@ -93,9 +95,6 @@ class EmbedOptions:
     """Fit on N texts at most, by the seed."""
     n_draws: Annotated[int, Flag(hidden=True), Ge(1)] = N_DRAWS
     """Draws of the bootstrap."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,7 +292,6 @@ class Similarity(Finding):
         return super().laid_out(name, rows, head, note, verbose=verbose)
 
     def sentences(self) -> Iterator[str]:
-        """What is best of each data set, and what was measured."""
         for data in self.data:
             mine = [one for one in self.fair() if one.data == data.data]
             best = max(mine, key=lambda one: one.score)

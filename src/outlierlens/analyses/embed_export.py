@@ -26,7 +26,7 @@ from annotated_types import Ge
 
 import outlierlens.architectures as arch
 from outlierlens.analyses.embed_pairs import TextPairs
-from outlierlens.analyses.embed_scores import spearman
+from outlierlens.analyses.embed_pass import spearman
 from outlierlens.architectures import BoundStack, refuse_offloaded
 from outlierlens.architectures.experiment.small import quiet
 from outlierlens.checkpoints.samples import SAMPLES
@@ -37,7 +37,7 @@ from outlierlens.errors import BadFile, BadInput, literal, markdown, need, print
 from outlierlens.models.hooks import EMBEDDINGS, layer_name
 from outlierlens.models.inputs import token_limit, tokenizer_of
 from outlierlens.models.load import LoadedModel, stream_width
-from outlierlens.options import Flag, check
+from outlierlens.options import Flag, Options
 from outlierlens.results.document import save
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.rows import Row
@@ -55,7 +55,7 @@ LIBRARY = "sentence-transformers"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportOptions:
+class ExportOptions(Options):
     """Layer, fix and format of the folder, and how the text to fit on is read."""
 
     fix: Annotated[FixSpec, Flag(read="analyses.embed_export:one_fix")] = FixSpec("raw")
@@ -78,9 +78,6 @@ class ExportOptions:
     """Replace an embedder that was exported before."""
     progress: Annotated[Callable[[str, int, int], None] | None, Flag(hidden=True)] = field(default=None, compare=False)
     """Called with (label, texts done, texts)."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def needs_text(self) -> bool:
@@ -163,7 +160,6 @@ class EmbedderExport(Finding):
     normalized: bool
 
     def sentences(self) -> Iterator[str]:
-        """What the model is."""
         yield f"Written to the folder {self.folder}: SentenceTransformer({literal(self.folder)}) loads it."
         blocks = "all" if self.n_blocks == self.of_blocks else f"the first {self.n_blocks}"
         behind = ", behind the model's final norm" if self.final_norm else ""

@@ -223,7 +223,6 @@ class FineTunedModel(Finding):
         return sum(values) / len(values), min(values), max(values)
 
     def sentences(self) -> Iterator[str]:
-        """What was reached, over the seeds."""
         mean, low, high = self.spread()
         n = len(self.seeds)
         over = f"over {n} seeds: mean {mean:.4f}, {low:.4f} to {high:.4f}" if n > 1 else f"{mean:.4f}"

@@ -21,15 +21,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 
 from outlierlens import __version__
-from outlierlens.analyses.fingerprint_rounding import NARROW, TensorHash, hash_tensor, holds
-from outlierlens.analyses.fingerprint_values import SensitiveValues, canonical, list_sensitive, read_entries
+from outlierlens.analyses.fingerprint_values import (
+    NARROW,
+    SensitiveValues,
+    TensorHash,
+    canonical,
+    hash_tensor,
+    holds,
+    list_sensitive,
+    read_entries,
+)
 from outlierlens.analyses.scan import scan_checkpoint
 from outlierlens.architectures import BoundStack, bound_stacks
 from outlierlens.checkpoints import Checkpoint
 from outlierlens.checkpoints.base import MAX_RANK
 from outlierlens.detection.weights import ScanOptions, opened
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead
-from outlierlens.options import FIND, DimsOrFind, Flat, check
+from outlierlens.options import FIND, DimsOrFind, Flat, Options
 from outlierlens.results.document import Provenance, load
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.rows import Quiet, Row
@@ -45,7 +53,7 @@ _CODES: dict[str, str] = {"bfloat16": "<u2", "float16": "<f2", "float32": "<f4",
 
 
 @dataclass(frozen=True)
-class FingerprintOptions:
+class FingerprintOptions(Options):
     """How to take a fingerprint."""
 
     scan: Annotated[ScanOptions, Flat("max_read")] = field(default_factory=ScanOptions)
@@ -54,9 +62,6 @@ class FingerprintOptions:
     """The outlier dimensions, in every stream: 308,381; find: those that scan finds."""
     deep: bool = False
     """Also embedding columns and hashes of whole tensors; reads everything."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 # --- what is recorded ------------------------------------------------------------------------------------------------
@@ -136,7 +141,6 @@ class Fingerprint(Finding):
     total_bytes: int
 
     def sentences(self) -> Iterator[str]:
-        """How much was recorded, and of which dimensions."""
         hashes = f" Hashes of {len(self.hashes):,} whole tensors." if self.hashes else ""
         yield (
             f"{self.provenance.subject}: {self.n_values:,} sensitive values of {len(self.entries):,} tensors, "

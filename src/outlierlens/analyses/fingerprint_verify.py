@@ -4,7 +4,7 @@
     found.matches, found.verdict                    # False, "does NOT match its fingerprint: 3 of 180,000 values moved, …"
     found.moved[0].name, found.moved[0].before, found.moved[0].after
 
-Only the recorded values are read. What the copies' number formats explain is "converted", not moved (`fingerprint_rounding`).
+Only the recorded values are read. What the copies' number formats explain is "converted", not moved (`fingerprint_values`).
 """
 
 import hashlib
@@ -28,13 +28,17 @@ from outlierlens.analyses.fingerprint import (
     offset_of,
     width_of,
 )
-from outlierlens.analyses.fingerprint_rounding import WORDS, RoundingSide, TensorHash, differ, relation
 from outlierlens.analyses.fingerprint_values import (
     DEEP_ROLES,
+    WORDS,
+    RoundingSide,
     SensitiveValues,
+    TensorHash,
     TensorRole,
+    differ,
     list_sensitive,
     read_entries,
+    relation,
 )
 from outlierlens.architectures import RowChoice, bound_stacks
 from outlierlens.checkpoints import Checkpoint
@@ -166,7 +170,6 @@ class Verification(Finding):
         return f"does NOT match {self.against}: {'; '.join(parts)}{aside}"
 
     def sentences(self) -> Iterator[str]:
-        """Whether the model matches, which entries are the dangerous ones, and what a match says."""
         yield f"{self.provenance.subject} {self.verdict}."
         yield from (f"Outlier entries of stream {one.name}: dimensions {one.listing}." for one in self.streams)
         if quiet := Counter(one.fate for one in self.tensors if not _stands_out(one)):

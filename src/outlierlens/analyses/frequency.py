@@ -325,7 +325,6 @@ class Frequency(Finding):
         return found
 
     def sentences(self) -> Iterator[str]:
-        """The contrasts over all blocks, where frequencies come from, and how many dimensions correlate at all."""
         if self.contrasts:
             last = self.contrasts[-1].layer
             yield from (

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import numpy as np
 from annotated_types import Ge
 
-from outlierlens.ablation.mode_names import check_no_resampling, named_mode
+from outlierlens.ablation.modes import check_no_resampling, named_mode
 from outlierlens.analyses.frequency_counts import session_counts
 from outlierlens.analyses.geometry_figures import BY_BAND, OVERALL
 from outlierlens.analyses.geometry_passes import BLOCKS, LEAST, RAW, Bands, Replicates, Space
@@ -251,7 +251,6 @@ class Geometry(Finding):
         return super().laid_out(name, rows, head, note, verbose=verbose)
 
     def sentences(self) -> Iterator[str]:
-        """Where vectors are most alike, what each fix makes of that, and what was measured."""
         if self.unfitted:
             yield f"Only raw vectors are measured, no fix: {self.unfitted}."
         first = "raw" if "raw" in self.fixes else self.fixes[0]
@@ -378,7 +377,6 @@ class FrequencyBands(Finding):
         return super().laid_out(name, rows, head, note, verbose=verbose)
 
     def sentences(self) -> Iterator[str]:
-        """How the most frequent band differs from the rarest, in each state, and what was measured."""
         for state in dict.fromkeys(one.state for one in self.figures if one.layer == BLOCKS):
             norm, gap = (self.figure(measure, state=state).value for measure in ("norm_ratio", "types_gap"))
             yield (

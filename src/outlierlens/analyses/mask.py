@@ -27,7 +27,7 @@ from outlierlens.data.texts import Data
 from outlierlens.data.token_texts import token_words
 from outlierlens.errors import USE_FLOAT32, BadInput, need
 from outlierlens.models.load import LoadedModel
-from outlierlens.options import Flag, check, written_for
+from outlierlens.options import Flag, Options, written_for
 from outlierlens.results.document import load
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.rows import Row
@@ -52,7 +52,7 @@ Treatment = Literal["keep", "clip", "standardise", "mean"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskOptions:
+class MaskOptions(Options):
     """What counts as a sink, and in which block."""
 
     layer: Annotated[int | None, Ge(0)] = None
@@ -69,9 +69,6 @@ class MaskOptions:
     """Texts per forward pass."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of the split into texts that make the mask and texts that judge it."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +238,6 @@ class Mask(Finding):
         return super().laid_out(name, rows, head, note, verbose=verbose)
 
     def sentences(self) -> Iterator[str]:
-        """The tokens and dimensions to leave out, and how surely."""
         here, held = self.here, self.judged
         yield (
             f"In the output of block {self.layer} {here.n_sinks:,} of {self.about.n_tokens:,} tokens are sinks, longer than "

@@ -30,7 +30,7 @@ from outlierlens.analyses.observe_patches import (
     patch_rows,
     patches,
 )
-from outlierlens.checkpoints.imatrix import ALIKE, NO_ENTRY
+from outlierlens.checkpoints.gguf import ALIKE, NO_ENTRY
 from outlierlens.data.media.items import Items
 from outlierlens.data.texts import Data
 from outlierlens.detection.activations import ObserveOptions, Observer, partly
@@ -40,7 +40,7 @@ from outlierlens.errors import option
 from outlierlens.models.load import LoadedModel
 from outlierlens.models.passes import reading_of
 from outlierlens.options import Flat, belong, check
-from outlierlens.results.advice import Advice, about
+from outlierlens.results.document import Advice, about
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.row_store import Keep, kept_rows
 from outlierlens.results.rows import More, Quiet, Row
@@ -211,7 +211,6 @@ class Observation(Finding):
     without_entry: tuple[str, ...] = ()
 
     def sentences(self) -> Iterator[str]:
-        """What rules find, how large that is, who is the extreme of most token vectors, and what was counted."""
         if self.moments:
             yield from _moments_said(self)
             return

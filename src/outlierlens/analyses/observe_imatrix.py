@@ -21,7 +21,7 @@ from outlierlens.architectures.bind import NUMBERED
 from outlierlens.architectures.rows import stacks_of
 from outlierlens.architectures.stack import BLOCK, Gguf
 from outlierlens.checkpoints import Checkpoint
-from outlierlens.checkpoints.imatrix import Imatrix, ImatrixEntry, read_imatrix
+from outlierlens.checkpoints.gguf import Imatrix, ImatrixEntry, read_imatrix
 from outlierlens.detection.rules import ActivationRules
 from outlierlens.errors import BadInput
 from outlierlens.results.document import Provenance

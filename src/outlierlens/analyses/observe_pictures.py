@@ -5,9 +5,12 @@ largest_values(stack, named)                 # max |h| by layer, with its token
 extreme_shares(stack, named)                 # Luo et al.: share of tokens whose smallest / largest entry it is
 vector_panels(stack, named)                  # a panel for each layer, as in Luo et al. (2021), Figures 1, 2 and 7 to 10
 token_vectors(passage, named)                # one input's tokens, after Kovaleva et al.'s Figures 1 and 3
+
+Token vectors drawn as lines, one a token, outliers marked, after figures 1 and 3 of Kovaleva et al. (2021).
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,11 +32,11 @@ from outlierlens.view.charts.base import (
     looks,
     place,
     round_to,
+    rounded,
     symmetric,
     visible,
 )
-from outlierlens.view.charts.draw import composed, grid, heading, inked_dims, names_at_ends, panel
-from outlierlens.view.charts.token_lines import MAX_TOKENS, Words, token_lines
+from outlierlens.view.charts.draw import composed, grid, heading, inked_dims, names_above, names_at_ends, panel
 from outlierlens.view.section import number
 
 WIDTH, HEIGHT = 252, 110  # pixels of a panel
@@ -154,7 +157,11 @@ def largest_values(stack: StackObservation, named: Sequence[int], *, prefix: str
         *_plain_line(medians, x, y, draw.columns(layer="layer:O", v="median |h|"), dash=[2, 3]),
         *_plain_line(others, x, y, what, dash=[6, 3]),
         *dim_lines(marks, shown, x, y, what, names_at_ends(marks, shown, x, y, span=span)),
-        *_end_labels((("largest of the others", others), ("median of all", medians)), x, y),
+    ]
+    layers += [
+        draw.text([rows[len(rows) // 2] | {"says": text}], "says", x=x, y=y, dy=-9, color=MUTED, fontSize=12)
+        for text, rows in (("largest of the others", others), ("median of all", medians))
+        if rows
     ]
     peak = max(marks + others, key=lambda r: r["v"], default=None)
     reading = (
@@ -182,14 +189,6 @@ def _plain_line(rows: list, x: Spec, y: Spec, tooltip: list[Spec], *, dash: list
     return [
         draw.line(rows, **encoding, color=MUTED, strokeDash=dash, strokeWidth=1.4),
         draw.circle(rows, **encoding, tooltip=tooltip, color=MUTED, size=40, opacity=0.01),
-    ]
-
-
-def _end_labels(named_rows: tuple[tuple[str, list], ...], x: Spec, y: Spec) -> list[Spec]:
-    return [
-        draw.text([rows[len(rows) // 2] | {"says": text}], "says", x=x, y=y, dy=-9, color=MUTED, fontSize=12)
-        for text, rows in named_rows
-        if rows
     ]
 
 
@@ -351,3 +350,93 @@ def token_vectors(passage: Passage, named: Sequence[int], *, layer: str | None =
         f"one of {len(tokens)} tokens of one input after {where}",
     )
     return token_lines(drawable(passage.states[row, : len(tokens)]), np.array(passage.dims), tokens, named, words)
+
+
+# --- token lines -----------------------------------------------------------------------------------------------------
+
+
+MAX_TOKENS = 24
+
+
+MAX_COLUMNS = 1024
+
+
+@dataclass(frozen=True)
+class Words:
+    """File name and title of a picture, and what a line of it is."""
+
+    name: str
+    title: str
+    line: str
+
+
+def token_lines(states: np.ndarray, dims: np.ndarray, tokens: list[str], named: Sequence[int], words: Words) -> Chart:
+    """A line per token through `states` [token, column]."""
+    if len(dims) > MAX_COLUMNS:
+        size = np.abs(states).max(axis=0) + np.where(np.isin(dims, named), np.inf, 0)
+        kept = np.sort(np.argsort(-size)[:MAX_COLUMNS])
+        states, dims = states[:, kept], dims[kept]
+    shown = looks(named, dims)
+    order = np.argsort(dims)
+    states, dims = states[:, order], dims[order]
+    scale = symmetric(states)
+    x, y = draw.dim_axis(int(dims.max()) + 1, "d"), scale.encoding("v", "hidden value")
+    lines = [
+        {"t": t, "d": dims.tolist(), "v": [round_to(v, 3) for v in states[t].tolist()]} for t in range(len(tokens))
+    ]
+    spans = [
+        {"d": int(dim), "at": tokens[int(np.abs(states[:, i]).argmax())]}
+        | rounded(3, low=states[:, i].min(), high=states[:, i].max())
+        for i, dim in enumerate(dims.tolist())
+    ]
+    marks = [
+        {"d": dim, "v": round_to(states[t, i]), "token": tokens[t], "position": t, "name": label(dim)}
+        for dim in shown
+        for i in np.flatnonzero(dims == dim).tolist()
+        for t in range(len(tokens))
+    ]
+    columns = {dim: int(np.flatnonzero(dims == dim)[0]) for dim in shown}
+    rest = np.abs(np.where(np.isin(dims, list(shown))[None], 0.0, states))
+    reading = f"Each grey line is {words.line}; marks are the named dimensions. "
+    reading += _largest({dim: float(np.abs(states[:, i]).max()) for dim, i in columns.items()})
+    reading += f"{number(float(rest.max()))} in all others (dimension {int(dims[rest.max(axis=0).argmax()])})."
+    return chart(
+        name=words.name,
+        title=words.title,
+        reading=reading,
+        layers=_token_layers(x, y, lines, spans, marks, shown),
+        height=340,
+        columns=("position", "token", *(label(dim) for dim in shown), "largest other |h|", "at dimension"),
+        rows=(
+            [
+                t,
+                token,
+                *(round_to(values[i]) for i in columns.values()),
+                round_to(other.max()),
+                int(dims[other.argmax()]),
+            ]
+            for t, (token, values, other) in enumerate(zip(tokens, states, rest, strict=True))
+        ),
+    )
+
+
+def _largest(values: dict[int, float]) -> str:
+    listed = ", ".join(f"{number(value)} in {dim}" for dim, value in values.items())
+    return f"Largest |value|: {listed}; " if listed else "Largest |value|: "
+
+
+def _token_layers(x: Spec, y: Spec, lines: list, spans: list, marks: list, shown: Looks) -> list[Spec]:
+    unpacked = [{"flatten": ["d", "v"]}]
+    faint = {"strokeWidth": 0.8, "opacity": 0.45, "color": FAINT, "strokeJoin": "round"}
+    spanned = draw.columns(d="dimension", low="lowest", high="highest", at="largest at:N")
+    layers: list[Spec] = [
+        draw.line(lines, unpacked, x=x, y=y, detail=draw.nominal("t"), **faint),
+        # Invisible full-height rules answer to the pointer over every dimension.
+        draw.rule(spans, x=x, tooltip=spanned, opacity=0, strokeWidth=3),
+    ]
+    if not shown:
+        return layers
+    what = draw.columns(d="dimension", token="token:N", position="position", v="value")
+    look = draw.dim_look(shown)
+    layers.append(draw.points(marks, x=x, y=y, **look, tooltip=what, size=46, opacity=0.9))
+    return layers + names_above(inked_dims(shown), int(x["scale"]["domain"][1]), x)

@@ -31,7 +31,6 @@ import numpy as np
 
 import outlierlens.architectures as arch
 import outlierlens.view.charts.draw as d
-from outlierlens.analyses.origin_tables import TablePass, ranked
 from outlierlens.analyses.origin_weights import (
     AFTER,
     BEFORE,
@@ -40,15 +39,17 @@ from outlierlens.analyses.origin_weights import (
     PROJECTION,
     Dims,
     OriginWeights,
+    TablePass,
     missing,
+    ranked,
 )
 from outlierlens.architectures import BoundStack, kind_of
 from outlierlens.checkpoints import Checkpoint
-from outlierlens.checkpoints.vocabulary import folder_beside, token_texts
+from outlierlens.checkpoints.formats import folder_beside, token_texts
 from outlierlens.detection.rules import Rule
 from outlierlens.detection.weights import ASKED, ScanOptions, opened
 from outlierlens.errors import pick
-from outlierlens.options import FIND, Flag, check
+from outlierlens.options import FIND, Flag, Options
 from outlierlens.results.document import Provenance
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.rows import More, Quiet, Row
@@ -69,7 +70,7 @@ IN_BLOCKS = ("reads", "after a write", "last")  # roles
 
 
 @dataclass(frozen=True, kw_only=True)
-class OriginOptions:
+class OriginOptions(Options):
     """Which dimensions to follow, in every stack or {stack: dimensions}, and how to read the model."""
 
     dims: Annotated[Dims, Flag(read="options:chosen_dims", words=FIND)] = FIND
@@ -79,9 +80,6 @@ class OriginOptions:
     scan: Annotated[ScanOptions, ASKED] = ScanOptions()
     """The rule, whose n_sigma is also the threshold here; where the model is, and what the rule may read to name dimensions.
     Tables and linears of any size are read, in parts; beyond `max_read` bytes `notice` is told."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 # --- what is found -----------------------------------------------------------------------------------------------
@@ -299,7 +297,6 @@ class PositionRows(Picture):
         return "band: all dimensions of a row; marks: the named one alone is its smallest or largest entry"
 
     def panel(self, found: Finding) -> Spec:
-        """Its layers."""
         assert isinstance(found, Origin)
         entries = [row for row in self.chosen(found) if isinstance(row, EmbeddingEntry)]
         table, shown = found.table("position", entries[0].stream), looks([one.dim for one in entries], found.dims)
@@ -363,7 +360,6 @@ class Origin(Finding):
         return pick(mine, f"dimension {dim} was not followed in a {table} table", table=table, dim=dim)
 
     def sentences(self) -> Iterator[str]:
-        """Where each dimension first stands out, and of how many position rows it is the extreme."""
         if not any(self.named.values()):
             yield "No dimension is followed."
         for stream, dim in ((stream, dim) for stream, dims in self.named.items() for dim in dims):

@@ -34,7 +34,7 @@ from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel
 from outlierlens.models.passes import reaching
 from outlierlens.options import Flag, Flat, check, written_for
-from outlierlens.results.advice import Advice, fitted
+from outlierlens.results.document import Advice, fitted
 from outlierlens.results.finding import Finding
 from outlierlens.results.row_store import Keep
 from outlierlens.results.rows import UNKNOWN, Draws, Estimate, More, Quiet, Row
@@ -315,7 +315,6 @@ class PrecisionPlan(Finding):
         yield Advice("quantize", f"{self.verdict}.", because, (fitted(self.provenance, "int8"),) if fits else ())
 
     def sentences(self) -> Iterator[str]:
-        """What to do, how much of the cost that gives back, and which texts say so."""
         yield f"{self.verdict}."
         if self.steps:
             yield f"The plan gives back {self.share_regained.percent()} of the cost; of its entries {self.most_per_byte}."

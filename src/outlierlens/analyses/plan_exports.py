@@ -290,10 +290,6 @@ def _bitsandbytes(recipe: SchemePair, _: SchemePair) -> dict[str, Any] | None:
     return {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"} if recipe == parse("nf4") else None
 
 
-def _bitsandbytes_file(base: Any, kept: Protections, target: Target) -> list[str]:
-    return _json({**base, "llm_int8_skip_modules": [*kept, *target.outside]})
-
-
 # llama.cpp: `llama-quantize --help`, --tensor-type-file: TENSOR=TYPE a line, no comments; TENSOR is a regular expression that
 # is searched for in the tensor's name.
 
@@ -426,10 +422,6 @@ def keep_float32(model):
 '''
 
 
-def _autocast(wide: WideModules, _: Target) -> list[str]:
-    return [*_python("MODULES", list(wide.modules)), *AUTOCAST.splitlines()]
-
-
 def belongs(name: str, scopes: str, modules: Sequence[str]) -> bool:
     """Whether an ONNX node is of one of these modules, by its name ("/model/layers.1/mlp/Mul") or its exporter's scopes."""
     places = [name.rpartition("/")[0].strip("/").replace("/", "."), *re.findall(r"'([^']*)'", scopes)]
@@ -500,10 +492,6 @@ def _tensorrt(wide: WideModules, _: Target) -> list[str]:
     ]  # fmt: skip
 
 
-def _gguf_wide(wide: WideModules, target: Target) -> list[str]:
-    return [f"{re.escape(_gguf_name(path, target))}=f32" for path in dict.fromkeys(wide.linears)]
-
-
 # Lists of what to leave alone
 
 # https://docs.vllm.ai/projects/llm-compressor: recipes of one modifier.
@@ -572,10 +560,12 @@ TOOLS: dict[str, Exporter] = {
         use="quantize_(model, config, filter_fn=None)",
     ),
     "bitsandbytes": Exporter(
-        title="bitsandbytes", own=(FINE.name,), called=_bitsandbytes, lines=_bitsandbytes_file,
+        title="bitsandbytes", own=(FINE.name,), called=_bitsandbytes,
+        lines=lambda base, kept, target: _json({**base, "llm_int8_skip_modules": [*kept, *target.outside]}),
     ),
     "gguf": Exporter(
-        title="llama-quantize", own=("q4_0/none",), called=_gguf, lines=_gguf_file, wide=_gguf_wide,
+        title="llama-quantize", own=("q4_0/none",), called=_gguf, lines=_gguf_file,
+        wide=lambda wide, target: _gguf_file(None, dict.fromkeys(wide.linears, "f32"), target),
     ),
     "modelopt": Exporter(
         title="ModelOpt", own=("int8-channel/int8-tensor",), called=_modelopt, lines=_modelopt_file,
@@ -585,7 +575,9 @@ TOOLS: dict[str, Exporter] = {
         title="MLX", own=("int4-group64-asym/none", "int4-group32-asym/none"), called=_mlx, lines=_mlx_file,
         use="mlx_lm.convert(…, quantize=True, quant_predicate=quant_predicate)",
     ),
-    "autocast": Exporter(title="torch.autocast", wide=_autocast),
+    "autocast": Exporter(
+        title="torch.autocast", wide=lambda wide, _: [*_python("MODULES", list(wide.modules)), *AUTOCAST.splitlines()],
+    ),
     "onnxruntime": Exporter(title="ONNX Runtime", wide=_onnxruntime, wide_norms=True),
     "tensorrt": Exporter(title="TensorRT", wide=_tensorrt, wide_norms=True),
     "sparsegpt": Exporter(title="llm-compressor", spares=RECIPE),

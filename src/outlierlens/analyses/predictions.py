@@ -26,8 +26,7 @@ import numpy as np
 from annotated_types import Ge, Gt, Lt
 
 from outlierlens.ablation.controls import Plan, plan_key, random_sets, relabelled
-from outlierlens.ablation.mode_names import MODES, Mode
-from outlierlens.ablation.modes import Switch
+from outlierlens.ablation.modes import MODES, Mode, Switch
 from outlierlens.ablation.study import Condition, Progress, Study, dims_of
 from outlierlens.ablation.switches import Dims, EditSettings, plan_dims
 from outlierlens.analyses.frequency_counts import session_counts
@@ -265,7 +264,6 @@ Intervals over texts; p by rank of the size among random sets."""
         )
 
     def sentences(self) -> Iterator[str]:
-        """Which way predictions go, for every intervention and input."""
         for one in self.changes:
             if one.measure == MAIN[0]:
                 clear = {"neither": "neither clearly more frequent nor rarer"}.get(one.direction, one.direction)
@@ -305,7 +303,6 @@ class Curves(Lines):
     """Lines over ranks, on a logarithmic axis."""
 
     def panel(self, found: Finding) -> "Spec":
-        """Its layers."""
         made = super().panel(found)
         for one in made["layer"]:
             one["encoding"]["x"] |= {"scale": {"type": "log"}, "axis": {"format": "~g", "tickCount": 5}}

@@ -1,4 +1,4 @@
-"""Measure a trained model the same way for every recipe: loss, outlier dimensions, what they cost, and INT8.
+"""Measure a trained model the same way for every recipe: loss, outlier dimensions, what they cost, sinks, and INT8.
 
 outcome = measure(run)                     # `Outcomes` of one run; every dimension is switched off once
 """
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outlierlens.ablation.mode_names import Mode
+from outlierlens.ablation.modes import Mode
 from outlierlens.analyses.ablate import AblateOptions, ablate
+from outlierlens.analyses.attention import AttentionOptions, attention
 from outlierlens.analyses.observe import observe
 from outlierlens.analyses.quantize_rounding import loss_change
 from outlierlens.analyses.quantize_schemes import parse
@@ -82,6 +83,12 @@ def measure(run: "PretrainingRun", options: OutcomeOptions | None = None, *, com
     changes = np.array([effect.change.value for effect in swept.singles()])
     worst = swept.top(1)[0]
     change, low, high = loss_change(loaded, task, parse(INT8))
+    where = attention(
+        loaded, texts,
+        AttentionOptions(
+            mode=mode, n_random=0, max_length=recipe.data.length, batch_size=options.batch_size, n_bootstrap=20,
+        ),
+    )  # fmt: skip
     model = TrainedModel(
         recipe=recipe.name,
         about=recipe.about,
@@ -92,7 +99,8 @@ def measure(run: "PretrainingRun", options: OutcomeOptions | None = None, *, com
         tokens=run.n_rows * recipe.data.length,
         held_out_loss=float([row["eval_loss"] for row in run.log if "eval_loss" in row][-1]),
         text_loss=weighted_mean(values, weights),
-        text=f"{len(texts)} held-out texts, at most {recipe.data.length} tokens, 15 % masked",
+        text=f"{len(texts)} held-out texts, at most {recipe.data.length} tokens"
+        + ("" if recipe.model.type == "llama" else ", 15 % masked"),
         text_digest=texts.digest,
         both=both,
         scale_alone=scale_alone,
@@ -100,6 +108,8 @@ def measure(run: "PretrainingRun", options: OutcomeOptions | None = None, *, com
         largest_z=float(np.abs(found.z_scale).mean(axis=0).max()),
         kurtosis=_spread_over_dims((states.std**2 + states.mean**2)[1:]),
         inf_norm=float(states.abs_max[1:].max()),
+        first=where.figure("first").value.value,
+        sinks=where.figure("sink_heads").value.value,
         off=off,
         random=random,
         worst=worst.change,

@@ -222,7 +222,6 @@ class PositionHeat(Picture):
     """Position across, dimension down: the darker the cell, the more it contributes."""
 
     def panel(self, found: Any) -> Spec:
-        """Its cells."""
         cells = [row.flat() | {"end": row.position + 1} for row in found.heat]
         names = list(dict.fromkeys(row.dim for row in found.heat))
         x = field("position", self.head(found, "position"), scale={"nice": False}, axis={"grid": False})
@@ -294,7 +293,6 @@ class PositionProbe(Finding):
         return pick(self.accuracies, f"no layer {layer!r} was probed {vectors}", layer=layer, vectors=vectors)
 
     def sentences(self) -> Iterator[str]:
-        """How well positions are read, from which dimensions, and what clipping changes."""
         raw = [one for one in self.accuracies if one.vectors == RAW]
         best = max(raw, key=lambda one: one.accuracy.value)
         yield (

@@ -25,12 +25,12 @@ from outlierlens.errors import pick
 from outlierlens.models.hooks import EMBEDDINGS, layer_name
 from outlierlens.models.inputs import reader_digest
 from outlierlens.models.load import LoadedModel, fingerprint, stream_width
-from outlierlens.options import Flag, check
+from outlierlens.options import Flag, Options
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.row_store import Keep, UnitCache, kept_rows
 from outlierlens.results.rows import UNKNOWN, Estimate, More, Pivot, Row
 from outlierlens.tasks.metrics import Statistic, interval, score
-from outlierlens.vectors.clip import Clipping, resolve_clipping
+from outlierlens.vectors.clip import Clipping, kept_clipping
 from outlierlens.vectors.fixes import USUAL, FixSpec, make_fix, moments_of, parse_fixes, raw_first
 from outlierlens.vectors.options import Fitting
 from outlierlens.vectors.read import (
@@ -52,7 +52,7 @@ OPEN = "not settled"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrozenOptions:
+class FrozenOptions(Options):
     """How to read, repair and train."""
 
     bias: bool = False
@@ -75,9 +75,6 @@ class FrozenOptions:
     """Examples per step. None is the paper's (sst2 768, sst5 1536), or 128."""
     seed: Annotated[int, Ge(0), Flag(hidden=True)] = 0
     """Seed of everything random."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 # --- what is found -----------------------------------------------------------------------------------------------
@@ -171,7 +168,6 @@ class FrozenScores(Finding):
         return pick(self.chosen, f"no fix {fix!r} by {by!r} in this result", fix=fix, by=by)
 
     def sentences(self) -> Iterator[str]:
-        """What classifiers on raw vectors reach, what each repair changes, and how they were trained."""
         about, dev, test = self.about, *(self.choice("raw", by) for by in BY)
         yield (
             f"Linear classifiers on frozen mean vectors reach {about.metric} {dev.value.written('.4f')} on {about.task} at "
@@ -271,9 +267,7 @@ class _Classifiers:
         given = Texts(self.splits.train.source, self.splits.train.texts)
         if clip is not None:
             return clip(given)
-        observe = partial(resolve_clipping, "auto", self.loaded, fit_texts=given, stack=self.options.read.stack)
-        found = kept("clipped", lambda: asdict(observe()))
-        return Clipping("auto", {layer: tuple(dims) for layer, dims in found["dims"].items()}, found["source"])
+        return kept_clipping(kept, "auto", self.loaded, lambda: given, stack=self.options.read.stack)
 
     def trained(self, clipping: Clipping, kept: UnitCache) -> dict[str, dict[str, Any]]:
         """Of each layer what its classifiers say; those that are missing are trained on vectors of one pass."""

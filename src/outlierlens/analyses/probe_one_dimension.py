@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from annotated_types import Ge
 
-from outlierlens.analyses.probe_stumps import FittedLines, Intervals, fit_intervals, fit_line, shifted_mean
+from outlierlens.analyses.probe_classifiers import FittedLines, Intervals, fit_intervals, fit_line, shifted_mean
 from outlierlens.architectures import BoundStack
 from outlierlens.data.labelled import Examples, label_order
 from outlierlens.detection.targets import check_dims
@@ -175,7 +175,6 @@ class OneDimension(Finding):
         return tuple(one for one in self.named if one.layer == self.layers[-1].layer)
 
     def sentences(self) -> Iterator[str]:
-        """What the best dimension of the last layer reaches, and how it was fitted."""
         last, about = self.layers[-1], self.about
         nothing = "no dimension at all" if about.metric in ("pearson", "spearman") else "always the commonest label"
         yield (

@@ -24,8 +24,8 @@ from annotated_types import Ge, Lt
 
 from outlierlens.ablation.controls import Plan, matched_sets, random_sets
 from outlierlens.ablation.study import Condition, Control, Measurement, Progress, Study
-from outlierlens.analyses.prune_cells import Cells, Pruner, Removal
 from outlierlens.analyses.prune_evidence import Evidence, PrunedStream, open_source
+from outlierlens.analyses.prune_guard import Cells, Pruner, Removal
 from outlierlens.architectures import live_parameters
 from outlierlens.data.texts import Texts
 from outlierlens.detection.activations import magnitude as strength_of
@@ -34,7 +34,7 @@ from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadInput, TooMuchToRead
 from outlierlens.models.load import LoadedModel
 from outlierlens.models.passes import reaching
-from outlierlens.options import FIND, DimsOrFind, Flag, Flat, check
+from outlierlens.options import FIND, DimsOrFind, Flag, Flat, Options
 from outlierlens.results.document import Provenance
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.row_store import Keep
@@ -51,7 +51,7 @@ SHOWN = 32  # positions besides outliers and broken ones: those that lost most
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outliers:
+class Outliers(Options):
     """Which positions of which stream are the outliers."""
 
     dims: DimsOrFind = FIND
@@ -71,9 +71,6 @@ class PruneCheckOptions(Outliers):
     """Thresholds of a removed position and of the constraint."""
     scan: Annotated[ScanOptions, Flat("max_read")] = field(default_factory=ScanOptions)
     """How models are opened and outliers found; revision and subfolder are of the first model."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +215,6 @@ class PruneCheck(Finding):
         return tuple(dim for dim in stream.broken if dim in known or not self.rule.only_outliers)
 
     def sentences(self) -> Iterator[str]:
-        """The verdict, and what was read."""
         yield f"{self.verdict[:1].upper()}{self.verdict[1:]}."
         read = f"{self.bytes_read:,} of {self.total_bytes:,} bytes were read"
         yield f"{self.before} → {self.after}, from {self.evidence}; {read}."
@@ -366,9 +362,6 @@ class PruneTestOptions(Outliers):
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class PruningCondition(Measurement):
@@ -430,7 +423,6 @@ class PruneTest(Finding):
         return f"{said}: {cost}, {than}"
 
     def sentences(self) -> Iterator[str]:
-        """The verdict, and the budget."""
         yield f"{self.verdict[:1].upper()}{self.verdict[1:]}."
         yield (
             f"{self.budget:,} of {self.n_candidates:,} weights of {self.site} pruned ({self.sparsity:.2%}), {self.forced:,} of "

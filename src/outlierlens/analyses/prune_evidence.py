@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 import outlierlens.architectures as arch
-from outlierlens.analyses.prune_cells import Cells, per_dim_off
+from outlierlens.analyses.prune_guard import Cells, per_dim_off
 from outlierlens.analyses.scan import scan_checkpoint
 from outlierlens.architectures import BoundStack, LastLinear, Neuron, Param, last_linears
 from outlierlens.checkpoints import Checkpoint, as_weights, open_checkpoint, with_adapter

@@ -16,13 +16,13 @@ from typing import Annotated, Literal
 
 import outlierlens.architectures as arch
 from outlierlens.analyses.plan_exports import TOOLS, tool_named
-from outlierlens.analyses.prune_cells import Cells, Removal
+from outlierlens.analyses.prune_guard import Cells, Removal
 from outlierlens.analyses.scan import scan_checkpoint
 from outlierlens.architectures import BoundStack
 from outlierlens.checkpoints import Checkpoint
 from outlierlens.detection.weights import ScanOptions, StackScan, opened
 from outlierlens.errors import BadInput, comment, literal, printable
-from outlierlens.options import FIND, DimsOrFind, Flag, Flat, check
+from outlierlens.options import FIND, DimsOrFind, Flag, Flat, Options
 from outlierlens.results.safe_files import write_text
 from outlierlens.session import Session
 from outlierlens.view.section import number_of_layers
@@ -32,7 +32,7 @@ WHOLE = "torch-pruning"  # channels of the stream go from every layer together
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProtectOptions:
+class ProtectOptions(Options):
     """What to protect."""
 
     dims: DimsOrFind = FIND
@@ -45,9 +45,6 @@ class ProtectOptions:
     """The constraint that "enough" is about."""
     scan: Annotated[ScanOptions, Flat("max_read")] = field(default_factory=ScanOptions)
     """How the model is opened and outliers found."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ from outlierlens.errors import BadInput, pick
 from outlierlens.models.load import LoadedModel
 from outlierlens.models.passes import reaching
 from outlierlens.options import FIND, DimsOrFind, Flag, Flat, check
-from outlierlens.results.advice import Advice, about
+from outlierlens.results.document import Advice, about
 from outlierlens.results.finding import Finding
 from outlierlens.results.row_store import Keep
 from outlierlens.results.rows import UNKNOWN, Draws, Estimate, More, Quiet, Row
@@ -219,7 +219,6 @@ class Quantization(Finding):
         return f"{'; '.join(parts)} ({self.about.unit})"
 
     def sentences(self) -> Iterator[str]:
-        """What to do, what keeping the outliers gives back, which treatment leaves least."""
         yield f"{self.verdict[:1].upper()}{self.verdict[1:]}."
         for scheme, says in self.says.items():
             tried = [one for one in self.settings if one.scheme == scheme]

@@ -17,8 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.architectures import BoundStack, live_parameters, refuse_packed, refuse_sharded, weight_of
-from outlierlens.architectures.live import in_memory
-from outlierlens.architectures.offload import is_multiplied_out
+from outlierlens.architectures.live import in_memory, is_multiplied_out
 from outlierlens.data.texts import Batch, Data
 from outlierlens.errors import BadInput
 from outlierlens.models.changes import hang, temporary

@@ -22,14 +22,13 @@ from outlierlens.analyses.range_pass import BINS, CacheErrors, Key, RangePass, T
 from outlierlens.architectures import NO_EXPERT
 from outlierlens.architectures.derived import gates
 from outlierlens.checkpoints import Checkpoint
-from outlierlens.checkpoints.imatrix import ALIKE, NO_ENTRY
+from outlierlens.checkpoints.gguf import ALIKE, NO_ENTRY
 from outlierlens.data.texts import Data
 from outlierlens.detection.weights import opened
 from outlierlens.errors import BadInput
 from outlierlens.models.passes import Progress, in_windows, read_together, reading_of
 from outlierlens.options import Flag, check, written_for
-from outlierlens.results.advice import Advice, about, fitted
-from outlierlens.results.document import Provenance
+from outlierlens.results.document import Advice, Provenance, about, fitted
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.rows import More, Quiet, Row
 from outlierlens.results.safe_files import check_file, write_text
@@ -358,7 +357,6 @@ class Ranges(Finding):
         return super().laid_out(name, rows if verbose else short.get(name, rows), head, note, verbose=verbose)
 
     def sentences(self) -> Iterator[str]:
-        """What is damaged or unknown, then the verdict by format."""
         yield from self._unknown()
         top, *forms = _top(self.weights or self.stored), *FORMATS
         at = top.name if self.weights else top.place(self.about.inputs)

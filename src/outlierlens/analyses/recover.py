@@ -129,7 +129,6 @@ class Recovery(Finding):
         return pick(self.arms, f"this result holds no arm {what!r}, {state!r}", what=what, state=state)
 
     def sentences(self) -> Iterator[str]:
-        """What was lost, off and fine-tuned again."""
         lost = {
             words: [arm.lost.value for arm in self.arms if (arm.what, arm.state) == ("chosen", state)]
             for state, words in LOST.items()

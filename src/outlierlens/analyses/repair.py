@@ -34,7 +34,7 @@ from outlierlens.analyses.repair_factors import (
 )
 from outlierlens.analyses.repair_rewriting import MATRIX, TOLERANCE, RewritingPlan, repaired, rotated, stream_plan
 from outlierlens.analyses.scan import scan_live
-from outlierlens.checkpoints.samples.cache import check_space
+from outlierlens.checkpoints.samples import check_space
 from outlierlens.data.texts import EXCERPT, Data, read_texts
 from outlierlens.errors import BadFile, BadInput, markdown
 from outlierlens.models.folder import model_folder
@@ -165,7 +165,6 @@ class Repair(Finding):
         return self.models[-1]
 
     def sentences(self) -> Iterator[str]:
-        """What was rewritten, whether outputs stayed, and what no factor reaches."""
         model, limit = self.provenance.subject, LIMITS.get(self.fit, math.inf)
         if self.folder:
             yield from self.changes()

@@ -35,8 +35,7 @@ from outlierlens.detection.weights import (
 )
 from outlierlens.errors import BadInput, OutlierlensError, one_line
 from outlierlens.options import Flag, Flat, belong
-from outlierlens.results.advice import Advice, about
-from outlierlens.results.document import Provenance
+from outlierlens.results.document import Advice, Provenance, about
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.rows import More, Row
 from outlierlens.results.safe_files import write_text
@@ -149,7 +148,6 @@ class Scan(Finding):
     total_bytes: int = 0
 
     def sentences(self) -> Iterator[str]:
-        """The dimensions of every stream, and the neurons of its MLPs."""
         for stack in self.stacks:
             size = f"{stack.measure}, {stack.n_layers} × {stack.hidden_size}"
             where = f"{stack.model or self.provenance.subject}, {stack.stack}, {stack.site}"

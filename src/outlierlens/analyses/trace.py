@@ -22,8 +22,16 @@ from annotated_types import Ge, Gt, Lt
 from outlierlens.ablation.controls import random_sets
 from outlierlens.ablation.study import Condition, Measurement, Progress, Study
 from outlierlens.analyses.trace_account import Account, TermEntry, account, factor_notes, refuse
-from outlierlens.analyses.trace_passes import TokenAttention, carriers, groups, overview
-from outlierlens.analyses.trace_trials import Passes, Restoration, like, zeroed
+from outlierlens.analyses.trace_passes import (
+    Passes,
+    Restoration,
+    TokenAttention,
+    carriers,
+    groups,
+    like,
+    overview,
+    zeroed,
+)
 from outlierlens.architectures import NO_EXPERT, BoundStack, live_parameters, weight_of
 from outlierlens.architectures.live import in_memory
 from outlierlens.data.texts import Batch, Data
@@ -33,7 +41,7 @@ from outlierlens.models.attention_maps import check_eager, eagerly
 from outlierlens.models.hooks import EMBEDDINGS, edited_calls, layer_name
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.models.passes import reading_of, stack_read
-from outlierlens.options import Flag, Flat, check
+from outlierlens.options import Flag, Flat, Options
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.row_store import Keep
 from outlierlens.results.rows import UNKNOWN, Estimate, More, Row
@@ -59,7 +67,7 @@ SHOWN, PARTS = 12, 8  # heads, and parts of the block that lifts, in tables
 
 
 @dataclass(frozen=True, kw_only=True)
-class TraceOptions:
+class TraceOptions(Options):
     """Which dimension is followed, and how."""
 
     dim: Annotated[int | None, Flag("--dims"), Ge(0)] = None
@@ -74,9 +82,6 @@ class TraceOptions:
     """Seed of the random draws."""
     task: Annotated[TaskOptions, Flat("max_length")] = TaskOptions(max_length=64, batch_size=8)
     """How texts become numbers."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 # --- what is found -----------------------------------------------------------------------------------------------
@@ -264,7 +269,6 @@ as far. Heads that read it lose over half on every other text (by the interval);
         return super().laid_out(name, rows, head, note, verbose=verbose)
 
     def sentences(self) -> Iterator[str]:
-        """Where it comes from, what it does, where it ends, and who reads it."""
         peak, last = self.at(self.peak), self.blocks[-1]
         yield (
             f"Its largest value is {number(peak.largest)}, at {self.token!r}, position {self.position}, after "
@@ -359,10 +363,9 @@ def trace(
     read: dict[str, Any] = {}
     try:
         check_eager(loaded, stack)
+        read = _readers(TokenAttention(loaded, stack, reading, batches, places), dim, means, options, progress)
     except BadInput as error:
         notes += (f"which heads read it is not known: {error}",)
-    else:
-        read = _readers(TokenAttention(loaded, stack, reading, batches, places), dim, means, options, progress)
     layers = [layer_name(layer) for layer in (EMBEDDINGS, *range(stack.n_layers))]
     return Trace(
         provenance=loaded.provenance(seed=options.seed),

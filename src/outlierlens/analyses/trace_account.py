@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from outlierlens.architectures import NO_EXPERT, BoundStack, Param, expert_of, live_parameters, packs_experts, weight_of
-from outlierlens.architectures.offload import is_multiplied_out
+from outlierlens.architectures.live import is_multiplied_out
 from outlierlens.architectures.stack import parameter
 from outlierlens.data.texts import Batch
 from outlierlens.errors import BadInput

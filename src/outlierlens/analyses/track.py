@@ -21,14 +21,26 @@ import numpy as np
 from annotated_types import Ge
 
 import outlierlens.view.charts.draw as d
-from outlierlens.analyses.track_changes import MIN_POINTS, SHARE, last_fall, plateau
-from outlierlens.analyses.track_emergence import Course, dated, for_good, judged_loss, kept_dims, lead_of, nats
-from outlierlens.analyses.track_runs import read_checkpoints, read_recorded
+from outlierlens.analyses.track_changes import (
+    MIN_POINTS,
+    SHARE,
+    Course,
+    dated,
+    for_good,
+    judged_loss,
+    kept_dims,
+    last_fall,
+    lead_of,
+    nats,
+    plateau,
+    read_checkpoints,
+    read_recorded,
+)
 from outlierlens.checkpoints.samples import recorded_norms
 from outlierlens.detection.rules import Passes, Rule
 from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadInput
-from outlierlens.options import Flag, Flat, check
+from outlierlens.options import Flag, Flat, Options
 from outlierlens.results.document import Provenance
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.rows import UNKNOWN, Estimate, Quiet, Row
@@ -52,7 +64,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrackOptions:
+class TrackOptions(Options):
     """Dimensions to follow, the rule, and how checkpoints are reached."""
 
     revisions: Annotated[tuple[str, ...], Flag(read="options:parse_names")] = ()
@@ -77,9 +89,6 @@ class TrackOptions:
     """Leave out checkpoints that cannot be read, with a note."""
     scan: Annotated[ScanOptions, Flat("max_read")] = ScanOptions()
     """Where the model is, and how much of one checkpoint may be read; its own rule and view count for nothing."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +206,6 @@ class Courses(Picture):
         return "dashed: a dimension is an outlier for good; dotted: the loss starts its last steep fall, reaches its plateau"
 
     def panel(self, found: Finding) -> Spec:
-        """Its layers."""
         assert isinstance(found, Track)
         rows = self.chosen(found)
         groups = self.groups(rows)
@@ -340,7 +348,6 @@ class Track(Finding):
         return next((one for one in self.events if one.event == "starts its last steep fall"), None)
 
     def sentences(self) -> Iterator[str]:
-        """When dimensions became outliers, when their distance began to grow, and whether that was before the loss settled."""
         span = f"Over {len(self.steps)} recorded steps from {int(self.steps[0]):,} to {int(self.steps[-1]):,}"
         span += f" of {self.site}" if self.view == "reading" else ""
         past = f"{self.rule.sigmas} or more in {self.rule.percent} of the layers"

@@ -12,16 +12,51 @@ that of a jump (Siegmund 1988; Hansen 2000, theorem 1), more than the 3.84 that 
 p is of another likelihood ratio: the best ramp against no change, each at the correlation that suits it best, so that what a
 change explains is weighed against what drifting noise would. Its null distribution is simulated at the correlation where it
 is largest, 0.98: noise that drifts more slowly than that cannot be told from a change in one series.
+
+From norms over training steps to what is worth knowing: which dimensions stood out, from when on, and which are followed.
+
+    course = Course.of(trajectory, Rule("kovaleva"))
+    course.followed(()), course.passes(308), for_good(trajectory.steps, course.held["scale"][:, 308])
+
+Kovaleva et al. (2021), section 5, watch one layer by eye; here a dimension has emerged at the first recorded step from
+which |z| >= n_sigma in enough layers for good.
+
+The runs that `track` reads: the weights that end the blocks, checkpoint by checkpoint, or the rows of a watched training.
+
+path, (read, total), notes = read_checkpoints(["runs/bert"], TrackOptions(), progress)       # a `run_files.Trajectory`
+path = read_recorded(["runs/bert/watch.jsonl"], TrackOptions())
 """
 
+import hashlib
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+import outlierlens.architectures as arch
+from outlierlens.checkpoints import Checkpoint, open_checkpoint
+from outlierlens.detection.rules import LastOperation, Passes, Rule
+from outlierlens.detection.weights import Site, check_size, measure, sites_of
+from outlierlens.errors import BadFile, BadInput, UnknownArchitecture, UnknownModel
+from outlierlens.results.rows import Estimate
 from outlierlens.statistics import SIGNIFICANT
 from outlierlens.statistics.ranks import rank_among
+from outlierlens.training.run_files import (
+    Curve,
+    SavedCheckpoint,
+    Trajectory,
+    find_log,
+    find_saved,
+    tracked_site,
+    without_weights,
+)
+
+if TYPE_CHECKING:
+    from outlierlens.analyses.track import TrackOptions
 
 MIN_POINTS = 8  # four numbers are fitted; fewer points leave nothing to judge the fit by
 MAX_POINTS = 120  # longer series are averaged in bins: more would only repeat correlated values
@@ -311,3 +346,219 @@ def falling(values: np.ndarray) -> np.ndarray:
             levels[-1] = (levels[-1] * counts[-1] + one * count) / (counts[-1] + count)
             counts[-1] += count
     return np.repeat(levels, counts)
+
+
+# --- emergence -------------------------------------------------------------------------------------------------------
+
+
+MAX_FOLLOWED = 12
+MAX_CELLS = 60_000  # values of one array [step, column] in a result; beyond it a choice of dimensions is kept
+MAX_CURVE = 300
+LOSSES = ("eval_loss", "loss")  # the one that a plateau is looked for in: the first of these
+
+
+@dataclass(frozen=True)
+class Course:
+    """What became of every dimension, part by part: scale, and bias where there is one.
+
+    Attributes:
+        mean: mean |z| over layers [step, dim]. layers: number of layers past the threshold [step, dim].
+        held: whether what the rule asks for, and each part alone, is past it in enough layers, bool [step, dim].
+    """
+
+    mean: dict[str, np.ndarray]
+    layers: dict[str, np.ndarray]
+    held: dict[Passes, np.ndarray]
+
+    @classmethod
+    def of(cls, path: Trajectory, rule: Rule) -> "Course":
+        """The course of a trajectory; raises BadFile for a value that is not finite."""
+        measured = [path.measured(place) for place in range(path.n_steps)]
+        z = {"scale": np.stack([np.abs(one.z_scale) for one in measured])}  # [step, layer, dim]
+        if path.bias is not None:
+            z["bias"] = np.stack([np.abs(one.z_bias) for one in measured if one.z_bias is not None])
+        layers = {part: rule.passes(values).sum(axis=1) for part, values in z.items()}
+        held = rule.parts(layers["scale"], layers.get("bias"), path.n_layers)
+        return cls({part: values.mean(axis=1) for part, values in z.items()}, layers, held)
+
+    def followed(self, asked: tuple[int, ...]) -> tuple[list[int], int]:
+        """Dimensions to follow, those that pass now first, then those that once did; and how many more there were."""
+        strength = np.sum([values[-1] for values in self.mean.values()], axis=0)
+        ordered = list(asked)
+        for part in self.held.values():
+            now = np.flatnonzero(part[-1])
+            ordered += now[np.argsort(-strength[now], kind="stable")].tolist()
+        # What the rule asks for; one part alone flickers too easily to be worth a line.
+        whole = next(iter(self.held.values()))
+        once = np.flatnonzero(whole.any(axis=0))
+        ordered += once[np.argsort(-whole[:, once].sum(axis=0), kind="stable")].tolist()
+        unique = list(dict.fromkeys(ordered))
+        most = max(MAX_FOLLOWED, len(asked))
+        return unique[:most], len(unique[most:])
+
+    def passes(self, dim: int) -> Passes:
+        """What of a dimension passes at the last step."""
+        return next((part for part, flags in self.held.items() if flags[-1, dim]), "neither")
+
+    def flags(self, dim: int) -> np.ndarray:
+        """Whether that passes, or what the rule asks for where nothing does, bool [step]."""
+        passes = self.passes(dim)
+        return self.held[next(iter(self.held)) if passes == "neither" else passes][:, dim]
+
+    def onset(self, dim: int, steps: np.ndarray, seed: int) -> ChangePoint | None:
+        """Where the mean |z| of what passes rises: of the bias where it passes alone, else of the scale."""
+        mean = self.mean["bias" if self.passes(dim) == "bias" else "scale"]
+        # Freshly initialised norms are all alike and have no z; the step from there to any z at all is no emergence.
+        spread = mean.any(axis=1)
+        return change_point(steps[spread], mean[spread, dim], direction=1, seed=seed)
+
+
+def for_good(steps: np.ndarray, flags: np.ndarray) -> tuple[int | None, int | None]:
+    """First step from which the flag holds to the end, and the last step before it held at all; None where there is none."""
+    if not flags[-1]:
+        return None, None
+    failing, first = np.flatnonzero(~flags), int(np.argmax(flags))
+    step = steps[failing[-1] + 1] if len(failing) else steps[0]
+    return int(step), int(steps[first - 1]) if first else None
+
+
+def dated(event: ChangePoint | Plateau) -> Estimate:
+    """The step of an event with its interval."""
+    return Estimate(float(event.step), float(event.low), float(event.high))
+
+
+def lead_of(event: tuple[int, int | None, int], loss: Estimate) -> Estimate:
+    """Weights minus loss; both intervals at their worst, so it holds whether or not the two go together."""
+    step, low, high = event
+    return Estimate(step - loss.value, (low or 0) - loss.high, high - loss.low)
+
+
+def judged_loss(curves: Mapping[str, Curve]) -> str:
+    """The curve to judge by: evaluation loss, unless it has few points or began when much of the fall was over."""
+    enough = [name for name in LOSSES if name in curves and len(curves[name].steps) >= MIN_POINTS]
+    if len(enough) < 2:
+        return enough[0] if enough else ""
+    judged, loss = (curves[name] for name in enough)
+    missed = loss.values[0] - np.interp(judged.steps[0], loss.steps, loss.values)
+    return enough[0] if missed <= SHARE * (loss.values[0] - loss.values[-1]) else enough[1]
+
+
+def nats(curves: Mapping[str, Curve]) -> dict[str, Curve]:
+    """Training and evaluation loss, at most 300 points each; the latter from the logged perplexity where no loss was."""
+    found = {name: curves[name] for name in ("loss", "eval_loss") if name in curves}
+    if "eval_loss" not in found and "eval_perplexity" in curves:
+        curve = curves["eval_perplexity"]
+        positive = curve.values > 0
+        found["eval_loss"] = Curve(curve.steps[positive], np.log(curve.values[positive]))
+    points = {name: binned(curve.steps, curve.values, MAX_CURVE) for name, curve in found.items() if len(curve.steps)}
+    return {name: Curve(steps.round().astype(np.int64), values) for name, (steps, values) in points.items()}
+
+
+def kept_dims(path: Trajectory, followed: Sequence[int], layer: int) -> np.ndarray:
+    """All dimensions, or where that is too many the followed ones and an even choice by rank of the last scale."""
+    most = max(MAX_CELLS // path.n_steps, 2 * len(followed), 16)
+    if path.width <= most:
+        return np.arange(path.width)
+    ranked = np.argsort(path.scale[-1, layer], kind="stable")
+    even = ranked[np.linspace(0, path.width - 1, most - len(followed)).round().astype(int)]
+    return np.unique(np.concatenate([even, np.array(followed, dtype=int)]))
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+DAMAGED = (BadFile, UnknownModel, UnknownArchitecture)
+
+
+def read_recorded(names: list[str], options: "TrackOptions") -> Trajectory:
+    """The trajectory of a file of watch rows; raises BadInput for what belongs to checkpoints."""
+    from outlierlens.training.watch_rows import read_watch
+
+    if len(names) > 1:
+        raise BadInput(f"{names[0]} holds a whole run; track it alone, without {names[1]}")
+    given = {"--revisions": options.revisions, "--steps": options.steps, "--norm": options.norm}
+    for option, value in given.items():
+        if value:
+            raise BadInput(f"{option} belongs to checkpoints; {names[0]} holds recorded rows")
+    file = Path(names[0]).absolute()
+    named = file.parent.name if file.stem in ("watch", "rows") and file.parent.name else file.stem
+    return replace(read_watch(names[0], options.stack), model=named)
+
+
+def read_checkpoints(
+    names: list[str], options: "TrackOptions", progress: Callable[[str, int, int], None]
+) -> tuple[Trajectory, tuple[int, int], list[str]]:
+    """(scale and bias of every checkpoint, bytes (read, in all), notes): THE loop.
+
+    Raises:
+        BadInput: checkpoints of differing shape or kind, an unknown stream or norm. BadFile, UnknownModel,
+        UnknownArchitecture: a checkpoint cannot be read; the message names it.
+    """
+    saved = find_saved(names, revisions=options.revisions, steps=options.steps)
+    first: Site | None = None
+    kept: list[tuple[SavedCheckpoint, LastOperation]] = []
+    notes = [f"left out: {one} is named as a checkpoint, and holds no weight file" for one in without_weights(names)]
+    read = total = 0
+    for place, one in enumerate(saved):
+        progress(f"reading {one.name}", place, len(saved))
+        try:
+            with _open(one, options) as checkpoint:
+                site = _site(checkpoint, options)
+                if not kept:
+                    reading = sites_of(site.stack, "reading")
+                    norm = f", or follow a norm alone: --norm {reading[0].name}" if reading else ""
+                    check_size(
+                        checkpoint, [site], options.scan, instead=norm, each=f" in each of {len(saved)} checkpoints"
+                    )
+                measured, _ = measure(checkpoint, site, hashlib.sha256())
+                read, total = read + checkpoint.bytes_read, total + checkpoint.total_bytes
+        except DAMAGED as error:
+            if not options.skip_damaged:
+                raise type(error)(f"{one.name} (step {one.step}): {error}; --skip-damaged leaves it out") from error
+            notes.append(f"left out, step {one.step}: {error}")
+            continue
+        first = first or site
+        _same(first, site, (kept[0] if kept else (one, measured)), (one, measured))
+        kept.append((one, measured))
+    if first is None:
+        raise BadFile(f"none of the {len(saved)} checkpoints can be read: {notes[0]}")
+    progress("reading", len(saved), len(saved))
+    biased = all(measured.bias is not None for _, measured in kept)
+    path = Trajectory(
+        model=names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more",
+        stack=first.stack.name, site=first.name, norm_site=first.stack.stack.norm_site, view=first.view,
+        steps=np.array([one.step for one, _ in kept]), scale=np.stack([measured.scale for _, measured in kept]),
+        bias=np.stack([m.bias for _, m in kept if m.bias is not None]) if biased else None,
+        curves=find_log([one for one, _ in kept]) if options.log is None else {},
+    )  # fmt: skip
+    return path, (read, total), notes
+
+
+def _open(saved: SavedCheckpoint, options: "TrackOptions") -> Checkpoint:
+    scan = options.scan
+    return open_checkpoint(
+        saved.model, revision=saved.revision, subfolder=scan.subfolder, token=scan.token, offline=scan.offline
+    )
+
+
+def _site(checkpoint: Checkpoint, options: "TrackOptions") -> Site:
+    bound = arch.bound_stacks(checkpoint, options.scan.row)
+    names = [stack.name for stack in bound]
+    if options.stack is None and len(bound) > 1:
+        raise BadInput(f"{checkpoint.name}: which stream? --stack must be one of {', '.join(names)}")
+    if options.stack is not None and options.stack not in names:
+        raise BadInput(f"{checkpoint.name}: no stream {options.stack!r}; there are {', '.join(names)}")
+    return tracked_site(bound[names.index(options.stack)] if options.stack else bound[0], options.norm)
+
+
+def _same(
+    first: Site, site: Site, before: tuple[SavedCheckpoint, LastOperation], now: tuple[SavedCheckpoint, LastOperation]
+) -> None:
+    """Raise BadInput unless two checkpoints can belong to one run."""
+    shapes = [" × ".join(map(str, one[1].scale.shape)) for one in (before, now)]
+    biases = ["there" if one[1].bias is not None else "absent" for one in (before, now)]
+    for what, a, b in (("last operation", first.name, site.name), ("layers × dimensions", *shapes), ("bias", *biases)):
+        if a != b:
+            raise BadInput(
+                f"{now[0].name} is not of the same run as {before[0].name}: its {what} is {b}, not {a}; leave it out"
+            )

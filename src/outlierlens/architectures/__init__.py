@@ -5,7 +5,7 @@
     family_of(config)                             # what else its row says
 
 `names` may be a checkpoint's keys or a live model's parameter names: one row serves both, and ablation too.
-Rows live in the files `rows_….py` as data; they are declared and tested, never guessed from names. For a type without one,
+Rows are data (`data_files/families.toml`); they are declared and tested, never guessed from names. For a type without one,
 `derived` has the row of an experiment on a small random model.
 """
 
@@ -17,7 +17,18 @@ from outlierlens.architectures.bind import (
     bind,
     expert_of,
 )
-from outlierlens.architectures.live import bind_live, live_parameters, own_parameters, refuse_packed, refuse_sharded
+from outlierlens.architectures.live import (
+    bind_live,
+    input_device,
+    live_parameters,
+    offloaded,
+    offloaded_values,
+    own_parameters,
+    refuse_offloaded,
+    refuse_packed,
+    refuse_sharded,
+    weight_of,
+)
 from outlierlens.architectures.neurons import (
     MLP,
     Neuron,
@@ -31,7 +42,6 @@ from outlierlens.architectures.neurons import (
     packs_experts,
     streams_of,
 )
-from outlierlens.architectures.offload import input_device, offloaded, offloaded_values, refuse_offloaded, weight_of
 from outlierlens.architectures.rows import (
     ARCHITECTURES,
     RowChoice,

@@ -10,10 +10,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from outlierlens.architectures.stack import Config, Stack, parameter
+from outlierlens.architectures.stack import WIDTHS, Config, Stack, parameter
 from outlierlens.errors import BadFile, UnknownArchitecture
-
-WIDTHS = ("hidden_size", "d_model", "n_embd", "dim")  # what configs call the width of their only stream
 
 
 def of_one_width(bound: "BoundStack", tensors: Mapping[str, Any], config: Config) -> Stack:

@@ -1,6 +1,7 @@
 """Rows that nobody wrote: of every type that transformers can build, made by a script and kept with the package; and of others.
 
     stacks_of(config)              # the package's row, or the user's cache's, or that of an experiment made now
+    fits(row["structure"], config) # whether a row serves a config of its type
 
 A row of the package was derived from the config that transformers has as its type's default. It serves configs that differ
 in sizes alone; where one differs in what is switched on, or in kinds of layers, the experiment is made anew and its row kept
@@ -9,14 +10,13 @@ in the user's cache by type and structure.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from outlierlens.architectures.stack import Config, Stack
-from outlierlens.architectures.structure import nearest, read_stacks
+from outlierlens.architectures.stack import Config, Stack, stack_of, structure
 from outlierlens.errors import BadInput, OutlierlensError
 from outlierlens.results.safe_files import cache_root, read_json, write_text
 
@@ -111,3 +111,35 @@ def _keep(model_type: str, row: Mapping[str, Any]) -> None:
 
 def _safe(model_type: str) -> str:
     return "".join(one if one.isalnum() or one in "_" else "_" for one in model_type)[:80]
+
+
+def read_stacks(row: Mapping[str, Any], model_type: str, *, told: bool = True) -> tuple[Stack, ...]:
+    """The stacks of a row, with gaps as their notes, and their evidence if that is to be `told`."""
+    remarks = [f"the row of {model_type} was derived by experiment on {row['basis']}"] if told else []
+    remarks += [f"not established of {model_type}: {remark}" for remark in row["unsettled"]]
+    return tuple(stack_of({**table, "notes": remarks}, f"the row of {model_type}") for table in row["stacks"])
+
+
+def nearest(rows: Iterable[Mapping[str, Any]], config: Config) -> Mapping[str, Any] | None:
+    """The row that covers most keys of a config, among those that serve it; None where none does."""
+    known = structure(config).keys()
+    served = [row for row in rows if fits(row["structure"], config)]
+    return max(served, key=lambda row: len(known & row["structure"].keys()), default=None)
+
+
+def fits(row: Mapping[str, Any], config: Config) -> bool:
+    """Whether a config is built like the one of which `row` is the structure.
+
+    A key that it has not is at its default, as in the row; one that the row has not is none of this type.
+    """
+    for key, kind in structure(config).items():
+        own = row.get(key, "as wide" if kind == "another width" else kind)
+        if isinstance(own, Mapping) and isinstance(kind, Mapping):
+            alike = fits(own, config[key])
+        elif isinstance(own, list) and isinstance(kind, list):
+            alike = set(kind) <= set(own)
+        else:
+            alike = own == kind
+        if not alike:
+            return False
+    return True

@@ -13,6 +13,7 @@ has no number.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from outlierlens.architectures.bind import NO_EXPERT, NUMBERED, BoundStack, LastLinear, Param, expert_of
@@ -115,7 +116,12 @@ def _mlp_names(bound: BoundStack, tensors: Mapping[str, Any]) -> tuple[str, ...]
     if stack.mlp:
         return (stack.mlp,)
     names = dict.fromkeys((*stack.last_linear, *(name for name in stack.other_writes if name.endswith("()"))))
-    experts = [name for name in names if _has_experts(bound, name, tensors)]
+    params = {name: chain(*bound.linears.get(parameter(name, "weight"), ())) for name in names}
+    experts = [
+        name
+        for name, found in params.items()
+        if any(expert_of(one.name) != NO_EXPERT or packs_experts(one, tensors[one.name].shape) for one in found)
+    ]
     if not experts:
         if len(stack.last_linear) != 1 or stack.last_linear[0].endswith("()"):
             raise BadInput(
@@ -127,12 +133,6 @@ def _mlp_names(bound: BoundStack, tensors: Mapping[str, Any]) -> tuple[str, ...]
     leaves = {name.removesuffix("()").rpartition(".")[2] for name in experts}
     alike = [name for name in others if name.rpartition(".")[2] in leaves] or others
     return (*alike, *experts)
-
-
-def _has_experts(bound: BoundStack, name: str, tensors: Mapping[str, Any]) -> bool:
-    layers = bound.linears.get(parameter(name, "weight"), ())
-    params = [param for layer in layers for param in layer]
-    return any(expert_of(one.name) != NO_EXPERT or packs_experts(one, tensors[one.name].shape) for one in params)
 
 
 def _of_block(bound: BoundStack, layer: int, block: str, name: str, tensors: Mapping[str, Any]) -> list[LastLinear]:

@@ -8,29 +8,176 @@
     stacks_for(checkpoint, "bert")                                # as --model-args family=bert says
     stacks_for(checkpoint, Path("row.toml"))                      # as --model-args arch=row.toml says
 
-A row lies with those it resembles, in a file `rows_….py`. To add a family: one entry there, one tiny config in
+Facts are in `data_files/families.toml`; what takes code is here. To add a family: one table there, one tiny config in
 `tests/architectures.py`; see CONTRIBUTING.md.
 """
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from outlierlens.architectures import derived, rows_decoders, rows_encoders
+from outlierlens.architectures import derived
 from outlierlens.architectures.bind import BoundStack, bind
-from outlierlens.architectures.rows_decoders import LIKE_LLAMA
-from outlierlens.architectures.rows_encoders import ENCODER_DECODERS
-from outlierlens.architectures.stack import BY_HAND, Config, Family, Stack, load_toml
+from outlierlens.architectures.derived import packaged_stacks
+from outlierlens.architectures.stack import (
+    BY_HAND,
+    Config,
+    Family,
+    Gguf,
+    Heads,
+    Specification,
+    Stack,
+    heads,
+    load_toml,
+)
 from outlierlens.errors import OutlierlensError, UnknownArchitecture
+from outlierlens.results.safe_files import packaged_table
 
-ARCHITECTURES: dict[str, Family] = {
-    model_type: row.named(model_type)
-    for rows in (LIKE_LLAMA, rows_decoders.ROWS, ENCODER_DECODERS, rows_encoders.ROWS)
-    for model_type, row in rows.items()
+# --- what only code says ---------------------------------------------------------------------------------------------
+
+# Positions have keys and queries of their own; DeBERTa's biases are no linear's.
+_DEBERTA = Heads(
+    "attention.output.dense",
+    ("attention.self.in_proj[head v]", "attention.self.v_bias()"),
+    ("attention.self.in_proj[head k]", "attention.self.pos_proj"),
+    ("attention.self.in_proj[head q]", "attention.self.q_bias()", "attention.self.pos_q_proj"),
+)
+_DEBERTA_V2 = Heads(
+    "attention.output.dense",
+    ("attention.self.value_proj",),
+    ("attention.self.key_proj", "attention.self.pos_key_proj"),
+    ("attention.self.query_proj", "attention.self.pos_query_proj"),
+)
+
+
+def _variant(config: Config) -> tuple[Stack, ...]:
+    """BERT, or its pre-norm sibling; the names of norms are the same for LayerNorm and RMSNorm."""
+    ((bert,),) = packaged_stacks({"model_type": "bert"})
+    stack = replace(bert, heads=tuple(replace(one, rotary="halves") for one in bert.heads))
+    if config.get("norm_order", "post") == "post":
+        return (stack,)
+    return (
+        replace(
+            stack,
+            norm_site="read",
+            last_norm="",
+            other_norms=(),
+            reading_norms=("attention.LayerNorm", "intermediate.LayerNorm"),
+            final_norm="encoder.LayerNorm",
+            readers={
+                "attention.LayerNorm": tuple(f"attention.self.{name}" for name in ("query", "key", "value", "gate")),
+                "intermediate.LayerNorm": ("intermediate.dense",),
+            },
+        ),
+    )
+
+
+def _variant_decoder(config: Config) -> tuple[Stack, ...]:
+    """Llama, whose heads may have a gate."""
+    ((stack,),) = packaged_stacks({"model_type": "llama"})
+    if config.get("attention_kind") != "gated":
+        return (stack,)
+    first = "input_layernorm"
+    return (replace(stack, readers={**stack.readers, first: (*stack.readers[first], "self_attn.gate")}),)
+
+
+def _albert(config: Config) -> tuple[Stack, ...]:
+    """Groups of blocks run several times over; embeddings are always projected into the stream."""
+    n_layers = int(config.get("num_hidden_layers", 12))
+    n_groups = int(config.get("num_hidden_groups", 1))
+    n_inner = int(config.get("inner_group_num", 1))
+    # The group of a layer, as the model computes it.
+    groups = [int(layer / (n_layers / n_groups)) for layer in range(n_layers)]
+    return (
+        Stack(
+            blocks="encoder.albert_layer_groups.{group}.albert_layers.{inner}",
+            layer_blocks=tuple(
+                f"encoder.albert_layer_groups.{group}.albert_layers.{inner}"
+                for group in groups
+                for inner in range(n_inner)
+            ),
+            norm_site="stream",
+            last_norm="full_layer_layer_norm",
+            last_linear=("ffn_output",),
+            other_writes=("attention.dense",),
+            other_norms=("attention.LayerNorm",),
+            embedding_linears=("encoder.embedding_hidden_mapping_in",),
+            rectified={"ffn_output": "ffn"},
+            heads=(heads("attention", "query key value dense"),),
+            shared_blocks=True,
+            notes=("layers share their blocks: a rule that counts layers of weights counts distinct blocks only",),
+        ),
+    )
+
+
+def _wav2vec2(config: Config, stack: Stack) -> Stack:
+    """What writes before block 0 does so through a convolution of positions too; a language adapter has a ReLU of its own."""
+    stack = replace(
+        stack,
+        embeddings=("masked_spec_embed",),
+        embedding_linears=("feature_projection.projection",),
+        notes=(
+            "the positional convolution also writes before block 0; its weights are normed over all dimensions, so it "
+            "is not among the embeddings",
+        ),
+    )
+    if stack.norm_site == "read":
+        stack = replace(
+            stack, fixed_scale="its positional convolution reads the stream without a norm, and a GELU follows"
+        )
+    if config.get("adapter_attn_dim") is None:
+        return stack
+    first = "adapter_layer.linear_1"
+    return replace(
+        stack,
+        mlp="feed_forward.output_dense",
+        neurons={"adapter_layer.linear_2": first},
+        rectified={last: one for last, one in stack.rectified.items() if one != first},
+    )
+
+
+def _shorten_gpt_neo(values: dict[str, Any], n_blocks: int) -> None:
+    kinds = [kind for kinds, times in values["attention_types"] for _ in range(times) for kind in kinds]
+    values["attention_types"] = [[kinds[:n_blocks], 1]]
+    values["attention_layers"] = kinds[:n_blocks]
+
+
+_BY_CODE: dict[str, dict[str, Any]] = {
+    "outlierlens-bert": {"stacks": _variant},
+    "outlierlens-llama": {"stacks": _variant_decoder},
+    "albert": {"stacks": _albert},
+    "deberta": {"amended": lambda _, stack: replace(stack, heads=(_DEBERTA,))},
+    "deberta-v2": {"amended": lambda _, stack: replace(stack, heads=(_DEBERTA_V2,))},
+    "wav2vec2": {"amended": _wav2vec2},
+    "gpt_neo": {"shorten": _shorten_gpt_neo},
 }
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+def _joined(table: dict[str, Any], bases: Mapping[str, Any]) -> dict[str, Any]:
+    """A table behind the bases that it names in `like`, their tables joined with its own."""
+    made: dict[str, Any] = {}
+    for part in (*(bases[one] for one in table.pop("like", ())), table):
+        for key, value in part.items():
+            made[key] = {**made.get(key, {}), **value} if isinstance(value, dict) else value
+    return made
+
+
+def _families() -> Iterator[tuple[str, Family]]:
+    tables = packaged_table("families.toml")
+    bases = tables.pop("base")
+    for model_type, table in tables.items():
+        own = _joined(table, bases)
+        gguf = tuple(Gguf(model_type=model_type, **_joined(one, bases)) for one in own.pop("gguf", ()))
+        clipped = {name: Specification(model_type=model_type, **one) for name, one in own.pop("clipped", {}).items()}
+        yield model_type, Family(gguf=gguf, clipped=clipped, **own, **_BY_CODE.get(model_type, {}))
+
+
+ARCHITECTURES = dict(_families())
 
 # Families that may be decoders, and of which there is nothing else to say.
 _BARE = {
@@ -217,7 +364,7 @@ def of_weights(stack: Stack) -> Stack:
 def _fit_of(family: str, names: Collection[str], config: Config) -> _Fit | None:
     """The row of the family that serves the config, or else the best of its rows, where the tensors fit it."""
     config, row = {**config, "model_type": family}, ARCHITECTURES[family]
-    rows = (row.stacks(config),) if row.stacks else derived.packaged_stacks(config)
+    rows = (row.stacks(config),) if row.stacks else packaged_stacks(config)
     fits = list[_Fit]()
     for stacks in rows:
         amended = _amended(row, config, stacks)

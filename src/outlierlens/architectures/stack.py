@@ -19,7 +19,7 @@ relative to the block, and may say which outputs of a linear are meant:
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -299,18 +299,6 @@ def _strings(value: Any) -> tuple[str, ...]:
 BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,8})\.(.+)\Z")
 _EXPERT = re.compile(r"(.+)\.(0|[1-9]\d{0,8})\Z")
 
-# What several families share: config keys by metadata key, and the norms of a pre-norm block.
-KEYS = {
-    "num_hidden_layers": "block_count",
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "num_attention_heads": "attention.head_count",
-    "max_position_embeddings": "context_length",
-    "vocab_size": "vocab_size",
-}
-LAYER_NORM_KEYS = {**KEYS, "layer_norm_eps": "attention.layer_norm_epsilon"}
-PRE_NORM = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-
 
 @dataclass(frozen=True)
 class Translation:
@@ -367,7 +355,7 @@ class Gguf:
     inner: Mapping[str, str]
     outer: Mapping[str, str]
     when: str = ""
-    swapped: frozenset[str] = frozenset()
+    swapped: tuple[str, ...] = ()
     keys: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
     orders: Mapping[str, str] = field(default_factory=dict)
@@ -434,21 +422,6 @@ Causal = Literal["always", "is_decoder", "never"]
 
 
 @dataclass(frozen=True)
-class AttentionWeights:
-    """Where a block returns its attention weights when asked with output_attentions=True.
-
-    Attributes:
-        index: place in the tuple the block returns.
-        query_first: weights are [query, key, batch, head], and no mask hides a key that is no padding.
-        window: module path, relative to the block, of a bool buffer [1, 1, query, key] that hides keys beside the mask.
-    """
-
-    index: int = 1
-    query_first: bool = False
-    window: str = ""
-
-
-@dataclass(frozen=True)
 class Specification:
     """Dimensions that a paper names, for one checkpoint of a family.
 
@@ -495,7 +468,6 @@ class Family:
         causal: when a class named as a causal model attends to the left alone: always, where the config says is_decoder,
             or never.
         head_reads_last: its sequence head reads the last position, padding or not.
-        attention: where a block returns its weights, for families of which transformers does not declare it.
         shorten: cuts lists of layers that have a form of their own, in a config's values, to a number of blocks.
         vocabulary: file of a tokenizer that tells it from the families that share its streams.
         renamed: parameter -> its newer name, where files of both ages are about.
@@ -511,17 +483,62 @@ class Family:
     counts_skipped: bool = False
     causal: Causal = "always"
     head_reads_last: bool = False
-    attention: AttentionWeights | None = None
     shorten: Callable[[dict[str, Any], int], None] | None = None
     vocabulary: str = ""
     renamed: Mapping[str, str] = field(default_factory=dict)
     gguf: tuple[Gguf, ...] = ()
     clipped: Mapping[str, Specification] = field(default_factory=dict)
 
-    def named(self, model_type: str) -> "Family":
-        """The row with its `model_type` filled in below."""
-        return replace(
-            self,
-            gguf=tuple(replace(one, model_type=model_type) for one in self.gguf),
-            clipped={name: replace(spec, model_type=model_type) for name, spec in self.clipped.items()},
-        )
+
+# --- which configs a derived row serves ------------------------------------------------------------------------------
+
+WIDTHS = ("hidden_size", "d_model", "n_embd", "dim")  # what configs call the width of their only stream
+# What every config has beside the structure of its model, and what changes no name and no place of a write.
+_BESIDE = (
+    "token", "dropout", "drop", "output_", "use_cache", "return_dict", "id2label", "label2id", "problem_type", "architectures",
+    "transformers_version", "dtype", "_name_or_path", "auto_map", "initializer", "init", "rope", "tie_word", "pretraining_tp",
+    "is_decoder", "chunk_size", "model_type", "act", "attn_implementation", "quantization", "gradient", "finetuning_task",
+    "task_specific", "router_aux", "aux_loss", "mask_", "loss", "labels", "name", "prefix", "tokenizer",
+    "out_features", "out_indices", "n_inner", "intermediate_size", "head_dim", "conv_bias",
+    "feat_extract", "norm_topk",
+)  # fmt: skip
+
+
+_EVERY = ("step", "freq", "frequency", "interval", "period", "every_n_layers")
+
+
+def structure(config: Config) -> dict[str, Any]:
+    """What of a config says how its model is built: switches, kinds, every how many layers, and which numbers are 0; no size.
+
+    Of embeddings it says whether they are as wide as the stream.
+    """
+    found: dict[str, Any] = {}
+    width = next((config[key] for key in WIDTHS if key in config), None)
+    for key, value in config.items():
+        name = str(key)
+        if "embed" in name and ("size" in name or "dim" in name) and type(value) is int and width:
+            found[name] = "as wide" if value == width else "another width"
+        if "key_value_heads" in name or "kv_heads" in name:  # a row of several serves one, and not the other way round
+            found[name] = ["one"] if value == 1 else ["one", "several"]
+        if name in found or any(word in name for word in _BESIDE):
+            continue
+        kind = structure(value) if isinstance(value, Mapping) else _kind(value)
+        if type(value) is int and name.endswith(_EVERY):
+            kind = value
+        if kind is not None and kind != {}:
+            found[str(key)] = kind
+    return found
+
+
+def _kind(value: Any) -> Any:
+    if isinstance(value, bool) or value is None:
+        return bool(value)  # a switch that is not set is off
+    if isinstance(value, str):
+        return value if len(value) < 40 else None
+    if isinstance(value, int):
+        return value > 0
+    if isinstance(value, list | tuple) and value and all(isinstance(one, str) for one in value):
+        return sorted(set(value))
+    if isinstance(value, list | tuple) and all(isinstance(one, int) for one in value):
+        return bool(value)
+    return None

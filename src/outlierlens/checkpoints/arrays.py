@@ -179,18 +179,7 @@ class _Msgpack:
 
 
 _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
-_NUMBERS = {
-    0xCA: "f",
-    0xCB: "d",
-    0xCC: "B",
-    0xCD: "H",
-    0xCE: "I",
-    0xCF: "Q",
-    0xD0: "b",
-    0xD1: "h",
-    0xD2: "i",
-    0xD3: "q",
-}
+_NUMBERS = dict(zip(range(0xCA, 0xD4), "fdBHIQbhiq", strict=True))
 _SIZED = {
     0xC4: ("bytes", "B"), 0xC5: ("bytes", "H"), 0xC6: ("bytes", "I"), 0xC7: ("ext", "B"), 0xC8: ("ext", "H"),
     0xC9: ("ext", "I"), 0xD9: ("text", "B"), 0xDA: ("text", "H"), 0xDB: ("text", "I"), 0xDC: ("list", "H"),

@@ -42,6 +42,12 @@ def is_too_long(name: str) -> bool:
     return len(name.encode("utf-8", "replace")) > MAX_FILE_NAME
 
 
+def is_plain_name(name: Any) -> bool:
+    """Whether this is the name of a file beside another: no folder, no drive, and such that a file can have it."""
+    sound = isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\:\0")
+    return sound and not is_too_long(name)
+
+
 def is_shape(numbers: Sequence[Any]) -> bool:
     """Whether numpy can hold an array of float64 of this shape; a size of 0 does not excuse the others."""
     return (

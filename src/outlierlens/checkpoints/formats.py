@@ -2,6 +2,7 @@
 
     open_file(Path("model.gguf"), "smollm2")      # the Checkpoint that the row's opener makes
     weight_file(Path("runs/bert"))                # Path("runs/bert/model.safetensors")
+    token_texts(folder, [101, 102])               # {101: "[CLS]", 102: "[SEP]"}, by the vocabulary file beside the weights
 
 A new format is a module with an opener and a row here. An opener takes (path, *, name, config), config.json's content being {}
 where there is none, and returns a `Checkpoint` whose header was checked.
@@ -15,7 +16,7 @@ import importlib
 import json
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,8 +30,8 @@ from outlierlens.checkpoints.base import (
     LocalCheckpoint,
     TensorInfo,
     TensorSpan,
+    is_plain_name,
     is_shape,
-    is_too_long,
     load_config,
     parse_config,
 )
@@ -95,7 +96,7 @@ FORMATS = (
         file="pytorch_model.bin",
     ),
     Format(
-        "torch DCP", (), "outlierlens.checkpoints.distributed:DistributedCheckpoint",
+        "torch DCP", (), "outlierlens.checkpoints.torchbin:DistributedCheckpoint",
         patterns=(".metadata", "__0_0.distcp"),
     ),
     Format(
@@ -339,9 +340,7 @@ def shard_names(index: Mapping[str, Any], where: str) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise BadFile(f"{where}: has no weight_map; fetch it again")
     for name, shard in weight_map.items():
-        plain = isinstance(shard, str) and shard not in ("", ".", "..") and not set(shard) & set("/\\:\0")
-        plain = plain and not is_too_long(shard)
-        if not plain:
+        if not is_plain_name(shard):
             raise BadFile(f"{where}: tensor {name!r} names the shard {shard!r}, which is not a plain file name")
     return weight_map
 
@@ -410,3 +409,59 @@ def write_header(tensors: Mapping[str, tuple[str, tuple[int, ...], int]]) -> byt
     raw = json.dumps(header, separators=(",", ":")).encode()
     raw += b" " * (-len(raw) % 8)
     return struct.pack("<Q", len(raw)) + raw
+
+
+MAX_VOCABULARY_BYTES = 64 * 2**20
+
+
+def folder_beside(model: str, subfolder: str = "") -> Path | None:
+    """The folder in which a vocabulary of `model` could lie: that of a directory, file or sample; None for a hub id."""
+    from outlierlens.checkpoints import samples
+
+    path = Path(model)
+    if samples.is_sample(model):
+        return samples.directory(model)
+    if path.is_dir():
+        return path / subfolder
+    return path.parent if path.is_file() else None
+
+
+def token_texts(folder: Path | None, ids: Iterable[int]) -> dict[int, str]:
+    """Texts of `ids` as the vocabulary stores them; those without one, or all without a readable file, are left out."""
+    wanted = set(ids)
+    if folder is None or not wanted:
+        return {}
+    readers = (
+        ("tokenizer.json", _tokenizer),
+        ("vocab.txt", _lines),
+        ("vocab.json", lambda text: _pairs(json.loads(text))),
+    )
+    for name, read in readers:
+        path = folder / name
+        if path.is_file() and path.stat().st_size <= MAX_VOCABULARY_BYTES:
+            try:
+                return {number: token for token, number in read(path.read_text("utf-8")) if number in wanted}
+            # Texts are a courtesy: a file that cannot be read costs them, not the measurement.
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                continue
+    return {}
+
+
+def _tokenizer(text: str) -> Iterator[tuple[str, int]]:
+    document = json.loads(text)
+    vocabulary = document["model"]["vocab"]
+    if isinstance(vocabulary, list):  # unigram models list [text, score] in the order of ids
+        yield from ((str(entry[0]), number) for number, entry in enumerate(vocabulary))
+    else:
+        yield from _pairs(vocabulary)
+    yield from ((str(added["content"]), int(added["id"])) for added in document.get("added_tokens") or ())
+
+
+def _lines(text: str) -> Iterator[tuple[str, int]]:
+    for number, line in enumerate(text.split("\n")):
+        yield line.removesuffix("\r"), number
+
+
+def _pairs(vocabulary: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    for token, number in vocabulary.items():
+        yield str(token), int(number)

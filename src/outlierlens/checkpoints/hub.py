@@ -39,7 +39,7 @@ from outlierlens.checkpoints.base import (
 )
 from outlierlens.checkpoints.formats import MAX_INDEX_BYTES, SAFETENSORS
 from outlierlens.checkpoints.ranges import RemoteFile, Run, Wire, merge, refused
-from outlierlens.checkpoints.samples.cache import network_is_off
+from outlierlens.checkpoints.samples import network_is_off
 from outlierlens.errors import (
     BadFile,
     BadInput,

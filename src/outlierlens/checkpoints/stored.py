@@ -26,6 +26,7 @@ from outlierlens.checkpoints.base import (
     is_shape,
     parse_config,
 )
+from outlierlens.checkpoints.pieces import WORDS
 from outlierlens.errors import BadFile
 
 if TYPE_CHECKING:
@@ -61,9 +62,6 @@ _QUANTIZERS = {"gptq": "GPTQ", "awq": "AWQ", "hqq": "HQQ", "aqlm": "AQLM"}
 _IN_FOREIGN = re.compile(rf"(.+)\.({'|'.join(map(re.escape, _FOREIGN))})\Z")
 # Quantizers whose integers and 8-bit floats are multiplied by scales of these names (`quantization_config.quant_method`).
 _READ = ("", "fp8", "blockwise_int8", "fbgemm_fp8", "compressed-tensors", "modelopt", "bitsandbytes", "mxfp4")
-_WORDS = {  # torch's -> safetensors'
-    "int8": "I8", "uint8": "U8", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
-}  # fmt: skip
 # The values of E2M1 (OCP microscaling formats 1.0), by their four bits.
 _FP4 = np.array([sign * size for sign in (1, -1) for size in (0, 0.5, 1, 1.5, 2, 3, 4, 6)], np.float32)
 # Rows or columns per scale, likeliest first, where the config does not say.
@@ -261,7 +259,7 @@ class Weights(Checkpoint):
 def word_of(source: Checkpoint, name: str) -> str:
     """The type of a stored tensor, in safetensors' word for bytes."""
     dtype = source.tensors[name].dtype
-    return _WORDS.get(dtype, dtype)
+    return WORDS.get(dtype, dtype)
 
 
 def _sort(plain: Mapping[str, str]) -> tuple[dict[str, dict[str, str]], dict[str, str], set[str]]:

@@ -199,7 +199,9 @@ def _parameter(option: Option, heading: str, *, show: bool) -> inspect.Parameter
         or option.default is False
         or option.default in ("", ())
         or (flag.read and not flag.words)
-        else _words(option),
+        else (lambda _: flag.words)
+        if flag.words
+        else True,
     )
     kind = inspect.Parameter.POSITIONAL_ONLY if flag.argument else inspect.Parameter.KEYWORD_ONLY
     words = list[str] if flag.repeats else str
@@ -223,10 +225,6 @@ def _whole_number(option: Option, _: Any, tokens: Sequence[Token]) -> int | None
         return int(word, 16 if word.startswith("0x") else 10)
     except ValueError:
         raise ValueError(f'unable to convert "{tokens[0].value:.40}" into int.') from None
-
-
-def _words(option: Option) -> Any:
-    return (lambda _: option.flag.words) if option.flag.words else True
 
 
 def _value(option: Option, given: Any) -> Any:
@@ -275,14 +273,14 @@ MODELS = ("checkpoints.samples:SAMPLES",)
 # By the option's name: words, or the places of what lists them.
 OFFERED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("MODEL", "MODELS", "BASE", "OTHER", "TUNED", "BEFORE", "AFTER", "NAMES", "--compare"), MODELS),
-    "--task": ("tasks.base:OF_TEXTS", "data.labelled.table:TASKS"),
-    "--tasks": ("data.labelled.table:TASKS",),
+    "--task": ("tasks.base:OF_TEXTS", "data.labelled.labels:TASKS"),
+    "--tasks": ("data.labelled.labels:TASKS",),
     "--sets": ("analyses.embed_pairs:TASKS",),
     "--data": ("data.texts:SHIPPED",),
     "--dtype": ("models.load:DTYPES",),
     "--device": ("auto", "cpu", "cuda", "mps"),
-    "--mode": ("ablation.mode_names:MODES",),
-    "--modes": ("ablation.mode_names:NAMES",),
+    "--mode": ("ablation.modes:MODES",),
+    "--modes": ("ablation.modes:NAMES",),
     "RECIPE": ("training.pretrain.recipe:shipped",),
     "--rule": ("detection.rules:RULES", "all"),
     "--fix": ("vectors.fixes:KINDS",),

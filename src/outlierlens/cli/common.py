@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-from outlierlens.checkpoints.samples.cache import telling
+from outlierlens.checkpoints.samples import telling
 from outlierlens.cli import drop_output, reproduce
 from outlierlens.errors import BadInput, need, printable, takes_a_line, told
 from outlierlens.results.safe_files import check_file, naming

@@ -1,10 +1,9 @@
-"""`doctor`: what is installed, what is cached, and which commands that leaves unable to run: `examine()`.
+"""`doctor`: what is installed, what is cached, and which commands that leaves unable to run; `fetch`: the sample models.
 
 A library that was never installed is missing; one that is installed and cannot work is broken: an older version than is
 required, a requirement of it that is absent, or (with `devices`, which imports torch) a torch that fails to import.
 """
 
-import dataclasses
 import importlib
 import json
 import os
@@ -13,27 +12,29 @@ import shutil
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from packaging.requirements import Requirement
 
 from outlierlens import __version__
 from outlierlens.checkpoints import formats
-from outlierlens.checkpoints.samples import SAMPLES, is_complete
-from outlierlens.checkpoints.samples.cache import folder_of, network_is_off
+from outlierlens.checkpoints import samples as of_samples
+from outlierlens.checkpoints.samples import SAMPLES, folder_of, is_complete, network_is_off
 from outlierlens.cli.common import say
-from outlierlens.errors import install
+from outlierlens.errors import BadInput, install
 from outlierlens.experiments import EXPERIMENTS
 from outlierlens.models.devices import cores
+from outlierlens.options import Flag
 from outlierlens.results.safe_files import cache_root
 from outlierlens.session import Session
 from outlierlens.view.render import print_rows
 from outlierlens.view.section import Rows
 
 PACKAGE = "outlierlens"
-FOR_USERS = ("charts", "models", "onnx", "vision", "audio", "ray", "explore")  # not dev and crosscheck
-USES = {  # extra -> what it is for, where that is no format of weights
+USES = {  # extra -> what it is for; "" where that follows from the commands, or from the formats that need it
     "charts": "--chart FILE.svg and .png, pictures beside a report",
+    "models": "",
+    "onnx": "",
     "vision": "image data of observe, ablate and sweep",
     "audio": "recordings",
     "ray": "sweep --engine ray",
@@ -47,121 +48,67 @@ VARIABLES = (
 SECRET = ("HF_TOKEN", "HTTPS_PROXY", "PIP_INDEX_URL")  # a token, or an address that may hold a password
 
 
-@dataclass(frozen=True)
-class Library:
-    """A library of one extra ("" for those that are always needed), as the package's metadata wants it.
+def examine(*, devices: bool = False) -> dict[str, Any]:
+    """What `doctor --json` prints of this installation; nothing is changed, fetched or sent.
 
-    `installed` is its version, None where it is missing; `problem` says why it cannot work.
+    "devices" is None unless asked for: versions come from package metadata, so that torch is not imported, which takes seconds
+    and hundreds of megabytes. "lacking" has for each extra that is not whole what it is for, its missing libraries and the line
+    that helps; "free" the bytes free on the disk of "cache"; "broken" what is installed and cannot work, a sentence each.
     """
-
-    name: str
-    extra: str
-    wanted: str
-    installed: str | None
-    problem: str = ""
-
-
-@dataclass(frozen=True)
-class CachedSample:
-    """A sample model: "packaged", "complete", "incomplete" or "not fetched", its folder and its size on disk."""
-
-    name: str
-    state: str
-    folder: str
-    n_bytes: int
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """What `examine` found.
-
-    Attributes:
-        devices: "cpu", "cuda:0 NAME", "mps"; None where torch was not asked.
-        lacking: for each extra that is not whole, what it is for, its missing libraries and the line that helps.
-        free: bytes free on the disk of `cache`; None where the system does not say.
-        broken: what is installed and cannot work, a sentence each.
-    """
-
-    version: str
-    python: str
-    platform: str
-    cores: int
-    devices: tuple[str, ...] | None
-    libraries: tuple[Library, ...]
-    lacking: tuple[str, ...]
-    cache: str
-    free: int | None
-    samples: tuple[CachedSample, ...]
-    offline: bool
-    variables: dict[str, str]
-    broken: tuple[str, ...]
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """Names of the libraries that are not installed."""
-        return tuple(one.name for one in self.libraries if one.installed is None)
-
-
-def examine(*, devices: bool = False) -> Diagnosis:
-    """Look at this installation; nothing is changed, fetched or sent.
-
-    Versions come from package metadata, so that torch is not imported (seconds, and hundreds of megabytes) unless
-    `devices` asks for it.
-    """
-    libraries, samples = _libraries(), tuple(_sample(name) for name in SAMPLES)
+    libraries, samples = _libraries(), [_sample(name) for name in SAMPLES]
     found, wrong = _devices() if devices else (None, "")
     cache, free, unwritable = _cache()
-    problems = [f"{one.name} {one.installed or ''}".rstrip() + f": {one.problem}" for one in libraries if one.problem]
-    problems += [wrong]
-    problems += [
-        f"sample {one.name} is incomplete in {one.folder}; run: outlierlens fetch {one.name}"
-        for one in samples
-        if one.state == "incomplete"
-    ]
-    return Diagnosis(
-        version=__version__, python=platform.python_version(), platform=platform.platform(), cores=cores(), devices=found,
-        libraries=libraries, lacking=_lacking(libraries), cache=cache, free=free, samples=samples, offline=network_is_off(),
-        variables={k: "set" if k in SECRET else os.environ[k] for k in VARIABLES if os.environ.get(k)},
-        broken=tuple(filter(None, (*problems, unwritable))),
-    )  # fmt: skip
+    problems = [f"{one['name']} {one['installed'] or ''}".rstrip() + f": {one['problem']}"
+                for one in libraries if one["problem"]]  # fmt: skip
+    for one in samples:
+        if one["state"] == "incomplete":
+            wrong_sample = f"sample {one['name']} is incomplete in {one['folder']}"
+            problems.append(f"{wrong_sample}; run: outlierlens fetch {one['name']}")
+    lacking = []
+    for extra in USES:
+        if missing := [one["name"] for one in libraries if one["extra"] == extra and not one["installed"]]:
+            lacking.append(f"missing for {use_of(extra)}: {', '.join(missing)}; {install(extra)}")
+    return {
+        "format_version": 1, "version": __version__, "python": platform.python_version(), "platform": platform.platform(),
+        "cores": cores(), "devices": found, "libraries": libraries, "lacking": lacking, "cache": cache, "free": free,
+        "samples": samples, "offline": network_is_off(),
+        "variables": {name: "set" if name in SECRET else os.environ[name] for name in VARIABLES if os.environ.get(name)},
+        "broken": list(filter(None, (*problems, wrong, unwritable))),
+    }  # fmt: skip
 
 
-def _libraries() -> tuple[Library, ...]:
+def _libraries() -> list[dict[str, Any]]:
+    """Each library of each extra ("" for those that are always needed), as the package's metadata wants it.
+
+    "installed" is its version, None where it is missing; "problem" says why it cannot work.
+    """
     try:
         wanted = [Requirement(line) for line in metadata.requires(PACKAGE) or []]
     except metadata.PackageNotFoundError:  # run from a source tree that is not installed
-        return (Library(PACKAGE, "", "", None, f"its metadata is missing; {install()}"),)
+        lost = f"its metadata is missing; {install()}"
+        return [{"name": PACKAGE, "extra": "", "wanted": "", "installed": None, "problem": lost}]
     found = []
     for one in wanted:
-        asks = [name for name in ("", *FOR_USERS) if not one.marker or one.marker.evaluate({"extra": name})]
-        if one.name != PACKAGE and asks:
-            found.append(_library(one, asks[0]))
-    return tuple(sorted(found, key=lambda one: (one.extra != "", one.extra, one.name.lower())))
-
-
-def _library(wanted: Requirement, extra: str) -> Library:
-    name, bounds = wanted.name, str(wanted.specifier)
-    try:
-        version = metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return Library(name, extra, bounds, None, "" if extra else f"it is needed by everything; {install()}")
-    fits = wanted.specifier.contains(version, prereleases=True)
-    return Library(name, extra, bounds, version, "" if fits else f"{bounds} is needed; {install(extra)}")
-
-
-def _lacking(libraries: tuple[Library, ...]) -> tuple[str, ...]:
-    missing = {
-        extra: [one.name for one in libraries if one.extra == extra and not one.installed] for extra in FOR_USERS
-    }
-    named = {extra: ", ".join(names) for extra, names in missing.items() if names}
-    return tuple(f"missing for {use_of(extra)}: {names}; {install(extra)}" for extra, names in named.items())
+        asks = [name for name in ("", *USES) if not one.marker or one.marker.evaluate({"extra": name})]
+        if one.name == PACKAGE or not asks:
+            continue
+        extra, bounds = asks[0], str(one.specifier)
+        try:
+            version = metadata.version(one.name)
+            fits = one.specifier.contains(version, prereleases=True)
+            problem = "" if fits else f"{bounds} is needed; {install(extra)}"
+        except metadata.PackageNotFoundError:
+            version, problem = None, "" if extra else f"it is needed by everything; {install()}"
+        about = {"name": one.name, "extra": extra, "wanted": bounds, "installed": version, "problem": problem}
+        found.append(about)
+    return sorted(found, key=lambda one: (one["extra"] != "", one["extra"], one["name"].lower()))
 
 
 def use_of(extra: str) -> str:
     """What an extra is for: of `models` the commands that need a model in memory."""
     if extra == "models":
         return ", ".join(dict.fromkeys(row.name.split()[0] for row in EXPERIMENTS if "loading" in row.takes))
-    if extra in USES:
+    if USES.get(extra):
         return USES[extra]
     rows = [row for row in formats.FORMATS if row.extra == extra]
     files = [(name, Path(file).suffix) for name, sample in SAMPLES.items() for file in sample.files]
@@ -169,30 +116,29 @@ def use_of(extra: str) -> str:
     return ", and ".join([*(f"{row.name} files" for row in rows), *samples])
 
 
-def _devices() -> tuple[tuple[str, ...], str]:
+def _devices() -> tuple[list[str], str]:
     """What torch can compute on, and what is wrong where it cannot be imported."""
     if util.find_spec("torch") is None:
-        return ("cpu (torch is not installed)",), ""
+        return ["cpu (torch is not installed)"], ""
     try:
         torch: Any = importlib.import_module("torch")
         cuda = [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
-        mps = ["mps"] if torch.backends.mps.is_available() else []
+        return ["cpu", *cuda, *(["mps"] if torch.backends.mps.is_available() else [])], ""
     except Exception as error:  # a library that will not load raises what it likes
         text = " ".join(str(error).split())[:200]
-        return (), f"torch is installed and cannot be used: {type(error).__name__}: {text}; install it again"
-    return ("cpu", *cuda, *mps), ""
+        return [], f"torch is installed and cannot be used: {type(error).__name__}: {text}; install it again"
 
 
-def _sample(name: str) -> CachedSample:
+def _sample(name: str) -> dict[str, Any]:
+    """A sample model: "packaged", "complete", "incomplete" or "not fetched", its folder and its size on disk."""
     sample = SAMPLES[name]
     folder = folder_of(sample)
     if is_complete(sample):
         state = "packaged" if sample.packaged else "complete"
     else:
         state = "incomplete" if folder.is_dir() or sample.packaged else "not fetched"
-    return CachedSample(
-        name, state, str(folder), sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
-    )
+    size = sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
+    return {"name": name, "state": state, "folder": str(folder), "n_bytes": size}
 
 
 def _cache() -> tuple[str, int | None, str]:
@@ -207,9 +153,6 @@ def _cache() -> tuple[str, int | None, str]:
         return str(root), None, wrong
 
 
-# --- the command -------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions:
     """Whether to list devices."""
@@ -219,36 +162,66 @@ class DoctorOptions:
 
 
 def run(session: Session, options: DoctorOptions) -> None:
-    """Examine and tell; exit code 1 where something that is installed is broken."""
+    """Examine and tell; exit code 1 where something that is installed is broken, which stands last, where a terminal ends."""
     found = examine(devices=options.devices)
     if session.output.json:
-        print(json.dumps({"format_version": 1, **dataclasses.asdict(found)}, indent=2))
+        print(json.dumps(found, indent=2))
     else:
-        print_diagnosis(found)
-    if found.broken:
+        say(f"outlierlens {found['version']}, Python {found['python']}, {found['platform']}")
+        listed = "GPUs are listed with --devices, which imports torch"
+        if found["devices"] is not None:
+            listed = ", ".join(found["devices"]) or "torch cannot be used"
+        say(f"devices: {found['cores']} cores; {listed}")
+        libraries = ((one["extra"] or "base", one["name"], one["wanted"] or "any", one["installed"] or "missing")
+                     for one in found["libraries"])  # fmt: skip
+        print_rows(Rows("Libraries", ("part", "library", "wanted", "there"), tuple(libraries)))
+        say(f"cache: {found['cache']}" + (f", {found['free'] / 1e9:,.1f} GB free" if found["free"] is not None else ""))
+        for one in found["samples"]:
+            size = f"{one['n_bytes'] / 1e6:,.1f} MB" if one["n_bytes"] else "comes with the first command that names it"
+            say(f"  sample {one['name']}: {one['state']}, {size}")
+        say(
+            f"offline: {'yes, by HF_HUB_OFFLINE' if found['offline'] else 'no; --model-args offline, or HF_HUB_OFFLINE=1'}"
+        )
+        for name, value in found["variables"].items():
+            say(f"  {name}={value}")
+        broken = [f"broken: {problem}" for problem in found["broken"]]
+        for line in (*found["lacking"], *(broken or ["nothing that is installed is broken"])):
+            say(line)
+    if found["broken"]:
         raise SystemExit(1)
 
 
-def print_diagnosis(found: Diagnosis) -> None:
-    """One part after the other; what is broken stands last, where a terminal ends."""
-    say(f"outlierlens {found.version}, Python {found.python}, {found.platform}")
-    listed = "GPUs are listed with --devices, which imports torch"
-    if found.devices is not None:
-        listed = ", ".join(found.devices) or "torch cannot be used"
-    say(f"devices: {found.cores} cores; {listed}")
-    libraries = tuple(
-        (one.extra or "base", one.name, one.wanted or "any", one.installed or "missing") for one in found.libraries
-    )
-    print_rows(Rows("Libraries", ("part", "library", "wanted", "there"), libraries))
-    free = f", {found.free / 1e9:,.1f} GB free" if found.free is not None else ""
-    say(f"cache: {found.cache}{free}")
-    for one in found.samples:
-        size = f", {one.n_bytes / 1e6:,.1f} MB" if one.n_bytes else ", comes with the first command that names it"
-        say(f"  sample {one.name}: {one.state}{size}")
-    say(f"offline: {'yes, by HF_HUB_OFFLINE' if found.offline else 'no; --model-args offline, or HF_HUB_OFFLINE=1'}")
-    for name, value in found.variables.items():
-        say(f"  {name}={value}")
-    for line in (*found.lacking, *(f"broken: {problem}" for problem in found.broken)):
-        say(line)
-    if not found.broken:
-        say("nothing that is installed is broken")
+# --- samples ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchOptions:
+    """Which are fetched."""
+
+    names: Annotated[tuple[str, ...], Flag(argument=True)] = ()
+    """Sample names. None: all samples are listed, with licence and origin."""
+
+
+def fetch(session: Session, options: FetchOptions) -> None:
+    """Fetch each, and say where it is; list all where none is named.
+
+    Raises:
+        BadInput: --json with names, or a name that no sample has.
+    """
+    if options.names and session.output.json:
+        raise BadInput("--json lists the samples; name none with it")
+    for name in options.names:
+        path = of_samples.fetch(name, session.notice)
+        if not session.output.quiet:
+            say(f"{name}: {path}")
+    if options.names:
+        return
+    rows = [(sample, is_complete(sample)) for sample in SAMPLES.values()]
+    if session.output.json:
+        about = ("name", "description", "licence", "origin", "packaged")
+        listed = [{field: getattr(one, field) for field in about} | {"fetched": there} for one, there in rows]
+        print(json.dumps(listed, indent=2))
+        return
+    table = ((one.name, "packaged" if one.packaged else "fetched" if there else "no", one.licence, one.description)
+             for one, there in rows)  # fmt: skip
+    print_rows(Rows("", ("model", "there", "licence", "what it is"), tuple(table)))

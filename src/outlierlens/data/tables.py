@@ -260,14 +260,12 @@ def _separated(path: Path, *, quoted: bool) -> Iterator[list[str]]:
 
 
 def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
-    return (_json_row(line, number, path) for number, line in enumerate(file_lines(path), 1) if line.strip())
-
-
-def _json_row(line: str, number: int, path: Path) -> dict[str, Any]:
-    row = parse_json(line, f"{path}, line {number}", "correct the line", BadInput)
-    if not isinstance(row, dict):
-        raise BadInput(f"{path}, line {number}: a {type(row).__name__}, not an object with columns")
-    return row
+    for number, line in enumerate(file_lines(path), 1):
+        if line.strip():
+            row = parse_json(line, f"{path}, line {number}", "correct the line", BadInput)
+            if not isinstance(row, dict):
+                raise BadInput(f"{path}, line {number}: a {type(row).__name__}, not an object with columns")
+            yield row
 
 
 def _from_hub(source: str, split: str, offline: bool) -> Table:

@@ -401,19 +401,14 @@ def _role_of(tokenizer: Any) -> dict[str, int | None]:
 
 def _same_kind(keyed: Mapping[str, int], tokens: tuple[str, ...], source: str) -> None:
     """Raises BadInput where a key `s` is a word's beginning and this vocabulary's `s` its continuation, or the reverse."""
-    theirs = _kind_of_texts(keyed)
-    ours = {"byte-level": "spaces", "sentencepiece": "spaces"}.get(kind_of(tokens), kind_of(tokens))
+    kinds = (kind_of(tuple(text.replace(" ", "▁") for text in keyed)), kind_of(tokens))
+    theirs, ours = ("spaces" if kind in ("sentencepiece", "byte-level") else kind for kind in kinds)
     if "plain" not in (theirs, ours) and theirs != ours:
         marks = {"wordpiece": "'##' (BERT-like)", "spaces": "spaces (RoBERTa-like)"}
         raise BadInput(
             f"{source}: its keys mark parts of words with {marks[theirs]}, this tokenizer with {marks[ours]}: equal texts "
             f"mean different tokens; count a corpus with this tokenizer (--counts CORPUS)"
         )
-
-
-def _kind_of_texts(keyed: Mapping[str, int]) -> str:
-    kind = kind_of(tuple(text.replace(" ", "▁") for text in keyed))
-    return "spaces" if kind in ("sentencepiece", "byte-level") else kind
 
 
 def _shared_note(source: str, shared: dict[str, list[int]], keyed: Mapping[str, int], total: int) -> str:

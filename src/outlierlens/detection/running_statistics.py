@@ -2,7 +2,8 @@
 
     layer = LayerStats(dim=768, n_sigma=3.0)
     layer.add(states, ordinary, special)             # [batch, token, dim]; `VectorRows` say which vectors count
-    layer.merged(other).view("all").moments.kurtosis()
+    group, inputs = layer.view("all")                # ordinary and special tokens, merged
+    group.moments.kurtosis()
     histogram = LogHistogram(dim=768)
     histogram.add(values)                            # float32 [row, dim]
     histogram.quantiles([0.5, 0.99])                 # [dim, share], relative error at most `QUANTILE_ERROR`
@@ -470,7 +471,8 @@ class LayerStats:
         import torch
 
         flat = states.to(self.device).reshape(-1, self.dim)
-        step = chunk_rows(self.dim, self.device, len(flat))
+        # As many rows at a time as stay in a CPU's cache, or all of them on an accelerator.
+        step = max(1, CHUNK_VALUES // self.dim if self.device.type == "cpu" else len(flat))
         n_texts = 1 + max((int(rows.slot.max()) for rows in (ordinary, special) if len(rows)), default=-1)
         seen = torch.zeros((n_texts, self.dim + 1), dtype=torch.bool, device=self.device)  # last column: any token
         for view, group, chosen in (
@@ -521,18 +523,6 @@ class LayerStats:
             elif columns is not None and columns is not group.histogram.columns:
                 group.histogram = group.histogram.narrowed(columns)
 
-    def merged(self, other: "LayerStats") -> "LayerStats":
-        """Statistics of both, which must come from different texts."""
-        if (self.dim, self.n_sigma) != (other.dim, other.n_sigma):
-            raise BadInput(
-                f"statistics of {self.dim} dimensions at {self.n_sigma} sigma and of {other.dim} at {other.n_sigma} "
-                "cannot be merged"
-            )
-        new = LayerStats(self.dim, self.n_sigma, self.device, self.scratch)
-        new.ordinary, new.special = self.ordinary.merged(other.ordinary), self.special.merged(other.special)
-        new.inputs = {view: counts.merged(other.inputs[view]) for view, counts in self.inputs.items()}
-        return new
-
     def view(self, name: str) -> tuple[GroupStats, InputCounts]:
         """Statistics of "all" or "without_special" tokens."""
         group = self.ordinary if name == "without_special" else self.ordinary.merged(self.special)
@@ -569,8 +559,3 @@ class LargeCounts:
     def share(self) -> "Tensor":
         """Share of token vectors in [0, 1], float64 [dim]."""
         return self.large / self.count if self.count else self.large.double()
-
-
-def chunk_rows(dim: int, device: Any, n_rows: int) -> int:
-    """Rows to work on at a time: as many as stay in a CPU's cache, or all of them on an accelerator."""
-    return max(1, CHUNK_VALUES // dim) if device.type == "cpu" else max(1, n_rows)

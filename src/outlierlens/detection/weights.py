@@ -263,11 +263,6 @@ class Site:
     view: Annotated[View, Flag(into="--rule")] = "last"
 
 
-def measure_name(*, is_norm: bool) -> str:
-    """What the scale of a site is: a norm's factor, or the size of what is written."""
-    return "scale of the norm" if is_norm else "L2 norm of the weights that write to the dimension"
-
-
 def sites_of(stack: BoundStack, view: View) -> list[Site]:
     """What `view` measures of a stack: its last operation, or each reading norm that every layer has."""
     layers = stack.weight_layers
@@ -442,7 +437,8 @@ def _scan_site(checkpoint: Checkpoint, site: Site, rule: Rule, digest: Any) -> S
         found = [outlier.dim for outlier in outliers]
         dims = np.unique(np.concatenate([np.argsort(-extreme)[:kept], np.array(found, dtype=int)]))
     return StackScan(
-        stack=site.stack.name, site=site.name, measure=measure_name(is_norm=site.is_norm), norm_site=declared.norm_site,
+        stack=site.stack.name, site=site.name, norm_site=declared.norm_site,
+        measure="scale of the norm" if site.is_norm else "L2 norm of the weights that write to the dimension",
         n_layers=n_layers, n_run=site.stack.n_layers if declared.shared_blocks else n_layers, hidden_size=width,
         outliers=outliers, n_sigma=rule.n_sigma, values_read=n_values, notes=tuple(notes), map_dims=tuple(dims.tolist()),
         z_scale=measured.z_scale[:, dims].astype(np.float32),

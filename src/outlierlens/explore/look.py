@@ -19,8 +19,7 @@ import numpy as np
 
 from outlierlens.ablation.controls import Plan, random_sets
 from outlierlens.ablation.fill import Reply, exercise, fill, replies
-from outlierlens.ablation.mode_names import MODES, Mode
-from outlierlens.ablation.modes import Switch, means_over
+from outlierlens.ablation.modes import MODES, Mode, Switch, means_over
 from outlierlens.ablation.switches import EditSettings, plan_dims
 from outlierlens.analyses.scan import scan_live
 from outlierlens.architectures import BoundStack
@@ -29,7 +28,7 @@ from outlierlens.data.token_texts import KnownTokens, special_ids
 from outlierlens.detection.weights import StackScan
 from outlierlens.errors import BadInput, operand, option, pick, shell
 from outlierlens.explore.state import EXAMPLES, VIEWS, Selection, parse_views
-from outlierlens.models.attention_maps import check_eager, tapped_attention
+from outlierlens.models.attention_maps import tapped_attention
 from outlierlens.models.hooks import layer_name, tapped
 from outlierlens.models.inputs import token_limit, tokenizer_of
 from outlierlens.models.load import LoadedModel, LoadOptions, fingerprint, load_model, stream_width
@@ -188,7 +187,6 @@ class Exploration(Finding):
         return pick(self.losses, f"no loss under {condition!r}", condition=condition)
 
     def sentences(self) -> Iterator[str]:
-        """What is off, what that costs, and what the model says."""
         if len(self.losses) > 1:
             _, random, chosen = self.losses
             cost = f"{self.about.task} {chosen.change.written()} {self.about.unit}"
@@ -285,7 +283,8 @@ class _Look:
         largest, sinks, cosines = list[LargestValue](), list[AttentionSink](), list[TextCosine]()
         no_weights = ""
         try:
-            check_eager(self.loaded, self.stack)
+            with tapped_attention(self.loaded, self.stack, lambda *_: None):
+                reading(batch)
         except BadInput as error:
             no_weights = str(error)
         short = np.count_nonzero(~special) < 2

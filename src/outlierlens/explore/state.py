@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, urlencode
 from annotated_types import Ge, Le
 
 from outlierlens.errors import BadInput
-from outlierlens.options import FIND, Find, Flag, Flat, Option, check, options_of, parse_layers, parse_names
+from outlierlens.options import FIND, Find, Flag, Flat, Option, Options, options_of, parse_layers, parse_names
 
 VIEWS = ("passage", "loss", "guesses", "dimensions", "attention", "anisotropy")
 _LONGEST = {int: 9, float: 25}  # letters of a number
@@ -30,7 +30,7 @@ EXAMPLES = {
 
 
 @dataclass(frozen=True)
-class Selection:
+class Selection(Options):
     """State of the page: all that a permalink holds."""
 
     text: str = ""
@@ -51,9 +51,6 @@ class Selection:
     """Seed of the random set."""
     blank: Annotated[int, Ge(0)] = 0
     """Blank whose guesses are shown, from 0."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def layers(self) -> tuple[int, ...]:

@@ -11,25 +11,21 @@
 Every family ends in torch's own attention, or in a softmax over [batch, head, query, key] between two products, whose factors
 may have batch and heads in one axis; they are seen as they are called.
 
-`weights` are [batch, head, query, key] as attention applied them, after softmax. `visible` is bool, broadcast to
-[batch, 1, query, key]: which keys the mask of this layer lets a query see; None where it lets all be seen. Padding may be
-hidden in it or not. Nothing is kept: once `look` returns, the maps are freed when the layer is done.
-
-transformers declares for most families which module returns its weights; for the others their row says so. A decoder's
-self-attention is read; its attention to the encoder is not.
+`weights` are [batch, head, query, key] as attention applied them: what values are multiplied by. `visible` is bool, broadcast
+to [batch, 1, query, key]: which keys the mask of this layer lets a query see; None where it lets all be seen. Padding may be
+hidden in it or not. Nothing is kept: once `look` returns, the maps are freed when the layer is done. A block's first attention
+is read: of a decoder that to itself, not that to the encoder.
 """
 
 import functools
-import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from outlierlens.architectures import ARCHITECTURES, BoundStack, family_of
-from outlierlens.architectures.stack import AttentionWeights
+from outlierlens.architectures import BoundStack
 from outlierlens.errors import BadInput
 from outlierlens.models.changes import OfPass, hang, temporary
 from outlierlens.models.hooks import function_calls, refuse_compiled
@@ -64,9 +60,7 @@ def tapped_logits(looks: MapLooks) -> Iterator[None]:
     import torch
     from torch.nn import functional
 
-    attends = functional.scaled_dot_product_attention
-    softmaxes = {functional.softmax, torch.softmax, torch.Tensor.softmax}
-    products = {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.Tensor.bmm}
+    attends, softmaxes, products = functional.scaled_dot_product_attention, _softmaxes(), _products()
     sums = {torch.baddbmm, torch.Tensor.baddbmm}  # of a bias and a product (BLOOM)
     eager = _EagerAttention(looks)
 
@@ -85,6 +79,20 @@ def tapped_logits(looks: MapLooks) -> Iterator[None]:
 
     with function_calls(called):
         yield
+
+
+@functools.cache
+def _softmaxes() -> frozenset[Any]:
+    import torch
+
+    return frozenset((torch.nn.functional.softmax, torch.softmax, torch.Tensor.softmax))
+
+
+@functools.cache
+def _products() -> frozenset[Any]:
+    import torch
+
+    return frozenset((torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.Tensor.bmm))
 
 
 class _EagerAttention:
@@ -203,17 +211,16 @@ def _attention(
 
 F = TypeVar("F", bound=Callable[..., Any])
 Look = Callable[[int, "Tensor", "Tensor | None"], None]
-MASKS = ("attention_mask", "mask")
 
 
-@dataclass(frozen=True)
-class _Site:
-    """A module that returns the weights of one or, where blocks are shared, several layers, in the order they run."""
+@dataclass
+class _Block:
+    """The block that a pass runs: how often each block ran, its layer until its weights were seen, what softmax read."""
 
-    path: str
-    index: int
-    layers: tuple[int, ...]
-    own: AttentionWeights | None = None
+    runs: Counter[str] = field(default_factory=Counter)
+    layer: int | None = None
+    shape: tuple[int, ...] = ()  # of what softmax gave
+    visible: "Tensor | None" = None
 
 
 @temporary
@@ -221,23 +228,63 @@ def tapped_attention(loaded: LoadedModel, stack: BoundStack, look: Look) -> Iter
     """Call `look(layer, weights, visible)` on every layer's attention weights in every forward pass inside the block.
 
     Raises:
-        BadInput: the family's weights cannot be had, the model is compiled, or it runs another attention than eager.
+        BadInput: the model is compiled, or runs another attention than eager; in a pass, a block makes no weights.
     """
+    import torch
+    from torch.nn import functional
+    from transformers import PreTrainedModel
+
     check_eager(loaded, stack)
-    sites = _sites(loaded, stack)
     refuse_compiled(loaded.model)
-    modules = dict(loaded.model.named_modules())
-    with ExitStack() as hooks:
-        turns: OfPass[Counter[str]] = OfPass(Counter)
+    block: OfPass[_Block] = OfPass(_Block)
+    layers: dict[str, list[int]] = {}
+    for layer, path in enumerate(stack.blocks):
+        layers.setdefault(path, []).append(layer)
 
-        def restart(*_: Any) -> None:
-            turns().clear()
+    def restart(*_: Any) -> None:
+        block().runs.clear()
 
-        for _, outer in _around(modules, stack.blocks[0]):
-            # Whichever of the models around the blocks is run, a pass begins there.
-            hang(hooks, outer.register_forward_pre_hook, restart)
-        for site in sites:
-            _hook(loaded, modules[site.path], site, turns, look, hooks)
+    def begin(path: str, *_: Any) -> None:
+        now = block()
+        now.layer, now.shape = layers[path][now.runs[path] % len(layers[path])], ()
+        now.runs[path] += 1
+
+    def end(path: str, *_: Any) -> None:
+        if block().layer is not None:
+            raise BadInput(
+                f"{loaded.name}, stream {stack.name!r}: {path} makes no attention weights that could be read"
+            )
+
+    def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        now = block()
+        if now.layer is not None and func is functional.scaled_dot_product_attention:
+            raise BadInput(_not_eager(loaded, "sdpa"))
+        made = func(*args, **kwargs)
+        if now.layer is None:
+            return made
+        if func in _softmaxes() and args and args[0].ndim == 4:
+            # What hides is the type's smallest number; heads may differ in a bias by position.
+            seen = args[0][:, :1] > torch.finfo(args[0].dtype).min / 2
+            now.shape, now.visible = tuple(args[0].shape), None if bool(seen.all()) else seen
+        elif now.shape and func in (*_products(), torch.einsum):
+            weights = _apart(args[int(func is torch.einsum)], now.shape)
+            if _fits(weights, now.shape):
+                layer, now.layer = now.layer, None
+                look(layer, weights, None if now.visible is None else now.visible[..., : weights.shape[3]])
+        return made
+
+    names = stack.blocks[0].split(".")
+    outer = (loaded.model.get_submodule(".".join(names[:length])) for length in range(len(names)))
+    with ExitStack() as hooks, function_calls(called):
+        for module in outer:
+            if isinstance(
+                module, PreTrainedModel
+            ):  # whichever of the models around the blocks is run, a pass begins there
+                hang(hooks, module.register_forward_pre_hook, restart)
+        for path in layers:
+            module = loaded.model.get_submodule(path)
+            hang(hooks, module.register_forward_pre_hook, functools.partial(begin, path))
+            hang(hooks, module.register_forward_hook, functools.partial(end, path))
         yield
 
 
@@ -270,15 +317,12 @@ def eagerly(function: F) -> F:
 
 def check_eager(loaded: LoadedModel, stack: BoundStack) -> None:
     """Raise BadInput unless the model computes attention in a way that makes weights, with the remedy."""
-    sites = _sites(loaded, stack)
-    modules = dict(loaded.model.named_modules())
-    for site in sites:
-        config: Any = getattr(modules[site.path], "config", None) or getattr(loaded.model, "config", None)
-        for module in modules[site.path].modules():
-            config = getattr(module, "config", None) or config
-        used = getattr(config, "_attn_implementation", None) or "eager"
-        if used != "eager":
-            raise BadInput(_not_eager(loaded, used))
+    for path in dict.fromkeys(stack.blocks):
+        inside = [getattr(module, "config", None) for module in loaded.model.get_submodule(path).modules()]
+        for config in list(filter(None, inside)) or [getattr(loaded.model, "config", None)]:
+            used = getattr(config, "_attn_implementation", None) or "eager"
+            if used != "eager":
+                raise BadInput(_not_eager(loaded, used))
 
 
 def _not_eager(loaded: LoadedModel, used: str) -> str:
@@ -286,119 +330,3 @@ def _not_eager(loaded: LoadedModel, used: str) -> str:
         f"{loaded.name} runs attention {used!r}, which computes no attention weights; load it with "
         "load_model(name, attention='eager')"
     )
-
-
-def _sites(loaded: LoadedModel, stack: BoundStack) -> list[_Site]:
-    """Where the weights of each layer of `stack` come from."""
-    modules = dict(loaded.model.named_modules())
-    around: Any = _around(modules, stack.blocks[0])
-    own = family_of({"model_type": around[0][1].config.model_type} if around else loaded.config).attention
-    found: dict[str, tuple[int, list[int]]] = {}
-    for layer, block in enumerate(stack.blocks):
-        if own is not None:
-            found.setdefault(block, (own.index, []))[1].append(layer)
-            continue
-        declared = _declared(modules, block)
-        if len(declared) != 1:
-            own_way = (model_type for model_type, row in ARCHITECTURES.items() if row.attention)
-            raise BadInput(
-                f"{loaded.name}, stream {stack.name!r}: transformers declares {len(declared) or 'no'} modules of block "
-                f"{block} that return attention weights, so they cannot be read; families that can be read are those "
-                f"with `_can_record_outputs['attentions']`, and {', '.join(own_way)}"
-            )
-        path, index = declared[0]
-        found.setdefault(path, (index, []))[1].append(layer)
-    return [_Site(path, index, tuple(layers), own) for path, (index, layers) in found.items()]
-
-
-def _around(modules: dict[str, "nn.Module"], block: str) -> list[tuple[str, "nn.Module"]]:
-    """(path, model) of each transformers model that holds the block, the innermost first."""
-    from transformers import PreTrainedModel
-
-    names = block.split(".")
-    paths = [".".join(names[:length]) for length in range(len(names) - 1, -1, -1)]
-    return [(path, modules[path]) for path in paths if isinstance(modules[path], PreTrainedModel)]
-
-
-def _declared(modules: dict[str, "nn.Module"], block: str) -> list[tuple[str, int]]:
-    """(path, index of the weights in its output) of each module of `block` that transformers records weights of."""
-    from transformers.utils.output_capturing import OutputRecorder
-
-    recorders: list[Any] = []
-    for _, outer in _around(modules, block):
-        recorded = (getattr(outer, "_can_record_outputs", None) or {}).get("attentions")
-        if recorded is not None:
-            recorders = recorded if isinstance(recorded, list) else [recorded]
-            break
-    found = []
-    for recorder in recorders:
-        one = recorder if isinstance(recorder, OutputRecorder) else OutputRecorder(target_class=recorder, index=1)
-        inside = f".{one.layer_name.strip('.')}." if one.layer_name else "."
-        for path, module in modules.items():
-            of_class = one.target_class is not None and isinstance(module, one.target_class)
-            if of_class and path.startswith(f"{block}.") and inside in f".{path}.":
-                found.append((path, one.index))
-    return found
-
-
-def _hook(
-    loaded: LoadedModel, module: "nn.Module", site: _Site, turns: "OfPass[Counter[str]]", look: Look, hooks: ExitStack
-) -> None:
-    names = list(inspect.signature(module.forward).parameters)
-    window: Any = None
-    if site.own is not None and site.own.window:
-        holder, _, leaf = site.own.window.rpartition(".")
-        window = getattr(module.get_submodule(holder), leaf, None)
-
-    def ask(module: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        place = names.index("output_attentions")
-        if place < len(args):
-            return (*args[:place], True, *args[place + 1 :]), kwargs
-        return args, {**kwargs, "output_attentions": True}
-
-    def after(module: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        layer = site.layers[turns()[site.path] % len(site.layers)]
-        turns()[site.path] += 1
-        weights = output[site.index] if isinstance(output, tuple) and -len(output) <= site.index < len(output) else None
-        if weights is None or weights.ndim != 4:
-            raise BadInput(
-                _not_eager(loaded, str(getattr(getattr(module, "config", None), "_attn_implementation", "?")))
-            )
-        own = site.own
-        if own is not None and own.query_first:
-            look(layer, weights.permute(2, 3, 0, 1), None)
-        else:
-            visible = _visible(_argument(names, args, kwargs), weights)
-            look(layer, weights, _both(visible, window, weights))
-        # Blocks that were asked for their weights hand them to a list of all layers' otherwise.
-        return None if own is None else tuple(None if i == own.index else part for i, part in enumerate(output))
-
-    if site.own is not None:
-        hang(hooks, module.register_forward_pre_hook, ask, with_kwargs=True)
-    hang(hooks, module.register_forward_hook, after, with_kwargs=True)
-
-
-def _argument(names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Tensor | None":
-    """The mask that a module was given."""
-    given = dict(zip(names, args, strict=False)) | kwargs
-    return next((given[name] for name in MASKS if name in given), None)
-
-
-def _visible(mask: "Tensor | None", weights: "Tensor") -> "Tensor | None":
-    """Which keys a query may see [batch, 1, query, key], of an additive mask, or one that is true where they may."""
-    import torch
-
-    if mask is None or mask.ndim != 4:
-        return None
-    # A bias by position, which heads do not share, may be added in the mask; what hides is the type's smallest number.
-    mask = mask[:, :1]
-    seen = mask > torch.finfo(mask.dtype).min / 2 if mask.is_floating_point() else mask.bool()
-    return seen[..., -weights.shape[2] :, : weights.shape[3]] if seen.shape[2] > 1 else seen[..., : weights.shape[3]]
-
-
-def _both(visible: "Tensor | None", window: "Tensor | None", weights: "Tensor") -> "Tensor | None":
-    if window is None:
-        return visible
-    queries, keys = weights.shape[2:]
-    shown = window[:, :, keys - queries : keys, :keys].bool()
-    return shown if visible is None else visible & shown

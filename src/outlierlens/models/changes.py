@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, 
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 from outlierlens.architectures import live_parameters
-from outlierlens.architectures.offload import held, is_multiplied_out, is_offloaded, refuse_offloaded
+from outlierlens.architectures.live import held, is_multiplied_out, is_offloaded, refuse_offloaded
 from outlierlens.errors import BadInput
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.architectures import NO_EXPERT, expert_of, live_parameters
-from outlierlens.architectures.offload import is_offloaded
+from outlierlens.architectures.live import is_offloaded
 from outlierlens.errors import BadInput
 from outlierlens.models.changes import BY_BLOCK, hang, temporary
 from outlierlens.models.hooks import function_calls, refuse_compiled

@@ -38,8 +38,7 @@ from outlierlens.checkpoints.formats import (
     refuse_ctranslate2,
     weight_file,
 )
-from outlierlens.checkpoints.samples import directory, is_sample
-from outlierlens.checkpoints.samples.cache import folder_being_made, say
+from outlierlens.checkpoints.samples import directory, folder_being_made, is_sample, say
 from outlierlens.checkpoints.stored import Weights
 from outlierlens.checkpoints.trainers import PARAMS, has_stretched_positions
 from outlierlens.data.media.items import Kind

@@ -166,11 +166,15 @@ class TextRows:
 
     def inputs(self, numbers: Sequence[int]) -> "dict[str, Tensor]":
         """Keyword arguments of the model for these texts (repeats allowed), padded."""
-        made = {}
-        for key, values in self.encoded.inputs.items():
-            fill = _padding(self.loaded) if key == "input_ids" else 0
-            made[key] = self._padded([values[number] for number in numbers], fill)
-        return made
+        config: Any = self.loaded.model.config
+        tokenizer: Any = self.loaded.tokenizer
+        # The model's own padding, by which some heads find the last token; else the tokenizer's.
+        own = getattr(config.get_text_config(), "pad_token_id", None)
+        padding = int(next((found for found in (own, tokenizer.pad_token_id) if found is not None), 0))
+        return {
+            key: self._padded([values[number] for number in numbers], padding if key == "input_ids" else 0)
+            for key, values in self.encoded.inputs.items()
+        }
 
     def targets(self, numbers: Sequence[int]) -> "Tensor":
         """Labels of these texts, int64 [text], or [text, token] padded; of a regression float32 [text]."""
@@ -196,14 +200,6 @@ class TextRows:
     def apart(self, numbers: Sequence[int]) -> list[list[int]]:
         """Places in `numbers` that can share batches: all of them."""
         return [list(range(len(numbers)))]
-
-
-def _padding(loaded: LoadedModel) -> int:
-    """The token that fills batches: the model's own, by which some heads find the last token; else the tokenizer's."""
-    config: Any = loaded.model.config
-    own = getattr(config.get_text_config(), "pad_token_id", None)
-    tokenizer: Any = loaded.tokenizer
-    return int(next((found for found in (own, tokenizer.pad_token_id) if found is not None), 0))
 
 
 def _check_padding(loaded: LoadedModel) -> None:

@@ -21,8 +21,7 @@ import outlierlens.architectures as arch
 from outlierlens.architectures import BoundStack, input_device, live_parameters, own_parameters
 from outlierlens.checkpoints import open_adapter, open_checkpoint
 from outlierlens.checkpoints.formats import format_of, suffixes
-from outlierlens.checkpoints.samples import SAMPLES
-from outlierlens.checkpoints.samples.cache import is_told, say
+from outlierlens.checkpoints.samples import SAMPLES, is_told, say
 from outlierlens.checkpoints.stored import LiveCheckpoint
 from outlierlens.data.token_texts import KnownTokens
 from outlierlens.errors import (
@@ -470,11 +469,7 @@ def _explaining(name: str, source: str, options: LoadOptions) -> Iterator[None]:
     """Load inside: without the network where that is asked for, and with errors of ours for those of other libraries."""
     with _no_network() if options.offline else contextlib.nullcontext():
         try:
-            from transformers import AutoConfig
-
-            from outlierlens.models.variants.config import VariantConfig
-
-            AutoConfig.register(variants.MODEL_TYPE, VariantConfig, exist_ok=True)
+            variants.register_configs()
             yield
         except (OutlierlensError, MemoryError):
             raise

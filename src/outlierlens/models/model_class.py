@@ -338,7 +338,7 @@ def load_class(
     """
     transformers = need("transformers", "models", "running a model")
     library: Any = transformers
-    if getattr(config, "model_type", None) == variants.MODEL_TYPE:
+    if getattr(config, "model_type", None) in variants.MODEL_TYPES:
         variants.register()
         from outlierlens.models.variants import model as library
     brought = {} if adapter is None else _with_head(config, adapter)

@@ -24,7 +24,7 @@ from outlierlens.checkpoints import as_weights
 from outlierlens.checkpoints.adapter import CONFIG
 from outlierlens.checkpoints.base import Checkpoint, load_config
 from outlierlens.checkpoints.formats import config_folder, files_of, open_file, write_header
-from outlierlens.checkpoints.samples.cache import check_space, megabytes
+from outlierlens.checkpoints.samples import check_space, megabytes
 from outlierlens.checkpoints.stored import Weights, of_adapter
 from outlierlens.errors import BadFile, UnknownArchitecture, need
 from outlierlens.models import variants
@@ -90,7 +90,7 @@ def _has_tokenizer(folder: Path) -> bool:
 
 def _save_tokenizer(path: Path, folder: Path, n_rows: int) -> None:
     """The tokenizer in the file, or where that cannot be read, the one beside it."""
-    from outlierlens.checkpoints.gguf_tokenizer import read_tokenizer
+    from outlierlens.checkpoints.gguf_model import read_tokenizer
 
     try:
         made = read_tokenizer(path)
@@ -180,9 +180,11 @@ def _spellings(model: "PreTrainedModel") -> Iterator[Shapes]:
 
 def _lacking(wanted: Shapes, floats: Shapes) -> tuple[str, list[str]]:
     """What stands before the names in `floats` of what is wanted, and which of it is not there in its shape."""
-    before = Counter(
-        name.removesuffix(end) for name in floats for end in _ends(name) if floats[name] == wanted.get(end)
-    )
+    before: Counter[str] = Counter()
+    for name, shape in floats.items():
+        words = name.split(".")
+        ends = (".".join(words[start:]) for start in range(len(words)))
+        before.update(name.removesuffix(end) for end in ends if shape == wanted.get(end))
     prefix = before.most_common(1)[0][0] if before else ""
     have = {name: floats.get(f"{prefix}{name}") for name in wanted}
     return prefix, [
@@ -200,12 +202,6 @@ def _family(checkpoint: Checkpoint, notice: Progress) -> str:
         )
     notice(f"{checkpoint.name}: {arch.no_model_type(found)}")
     return found[0]
-
-
-def _ends(name: str) -> list[str]:
-    """The name itself, and what is left without its first, first two, … words."""
-    words = name.split(".")
-    return [".".join(words[start:]) for start in range(len(words))]
 
 
 # --- sizes -------------------------------------------------------------------------------------------------------
@@ -244,7 +240,7 @@ def _without_values(config: Mapping[str, Any], where: str, *, deepest: int, caus
     torch, transformers = need("torch", "models", "running a model"), need("transformers", "models", "running a model")
     if any(isinstance(config.get(key), int) and config[key] > deepest for key in _DEPTHS):
         raise BadFile(f"{where}: its config claims more layers than there are tensors; it belongs to another model")
-    if config.get("model_type") == variants.MODEL_TYPE:
+    if config.get("model_type") in variants.MODEL_TYPES:
         variants.register()
     automatic = transformers.AutoModelForCausalLM if causal else transformers.AutoModel
     try:

@@ -458,6 +458,13 @@ def check(options: Any) -> None:
         check_value(name, getattr(options, name), bounds)
 
 
+class Options:
+    """What a dataclass of options is made of: raises BadInput, as `check`, for a field outside its bounds."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
 def check_value(name: str, value: Any, bounds: tuple[BaseMetadata, ...]) -> None:
     """Raise BadInput where a number is outside its bounds, or is no number; None is what an optional field may be."""
     if value is None or not bounds:

@@ -6,9 +6,9 @@ from typing import Any
 from outlierlens.analyses.scan import scan_live
 from outlierlens.cli.common import resumable, say
 from outlierlens.cli.experiment import tell, with_command
-from outlierlens.replicate.data import PaperData
-from outlierlens.replicate.glue import RESULT, GlueOptions, replicate, sweeps_of
+from outlierlens.replicate.glue import REPLICATION, GlueOptions, replicate, sweeps_of
 from outlierlens.replicate.luo import LuoOptions, replicate_luo
+from outlierlens.replicate.papers import PaperData
 from outlierlens.replicate.puccetti import PuccettiOptions, replicate_puccetti
 from outlierlens.report.files import CHARTS, OURS, write
 from outlierlens.report.result import ReportData
@@ -33,7 +33,7 @@ def glue(session: Session, options: GlueOptions) -> None:
     pages = [write_text(folder / f"{one.name}.html", chart_page(one)) for one in drawn]
     tell(session, made)
     if output.for_people:
-        say(f"result: {folder / RESULT}; pages: {', '.join(map(str, pages))}")
+        say(f"result: {folder / REPLICATION}; pages: {', '.join(map(str, pages))}")
 
 
 def luo(session: Session, options: LuoOptions) -> None:

@@ -5,9 +5,14 @@
 
 The run directory holds tuned/TASK/ (fine-tuning), TASK-LABEL/rows/ (what is measured, from which a stopped run goes on),
 TASK-LABEL/sweep.json, sweep-together.json and sweep-layers.json, and replication.json.
+
+Where the fine-tuned models come from: named, a model or a run of `finetune`; what does not fit is refused before any work.
+
+tuned = find_tuned("glue:rte", ["runs/distilbert-rte"])     # a run of finetune: one model per seed; or a model's folder
+check_models("distilbert-cased", tuned, dev, load)
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,21 +23,36 @@ from annotated_types import Ge
 
 from outlierlens.ablation.controls import figures_of, times
 from outlierlens.ablation.modes import mode_by_layer
-from outlierlens.analyses.finetune import FinetuneOptions, FinetuneSettings, finetune
+from outlierlens.analyses.finetune import (
+    MODEL,
+    RESULT,
+    FineTunedModel,
+    FinetuneOptions,
+    FinetuneSettings,
+    finetune,
+    seed_folder,
+)
 from outlierlens.analyses.sweep.finding import Effect, Sweep
 from outlierlens.analyses.sweep.options import SweepOptions
 from outlierlens.architectures import own_parameters
-from outlierlens.data.labelled import Examples, LabelledTask, find_task
+from outlierlens.data.labelled import TASKS, Examples, LabelledTask, find_task, label_order
 from outlierlens.detection.targets import named_dims
 from outlierlens.errors import BadInput, pick
-from outlierlens.models.load import LoadedModel, LoadOptions, load_model
+from outlierlens.models.load import LoadedModel, LoadOptions, load_config, load_model
 from outlierlens.models.passes import Progress
 from outlierlens.options import FIND, DimsOrFind, Flag, Flat, check
-from outlierlens.replicate.data import PaperData, shortened
-from outlierlens.replicate.glue_models import TunedModel, check_models, find_tuned
-from outlierlens.replicate.papers import Protocol, PublishedNumber, checkpoint_of, find_protocol, published_for
+from outlierlens.replicate.papers import (
+    PaperData,
+    Protocol,
+    PublishedNumber,
+    checkpoint_of,
+    find_protocol,
+    published_for,
+    shortened,
+)
 from outlierlens.results.document import Provenance, save
 from outlierlens.results.document import load as load_result
+from outlierlens.results.document import load as read_result
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.row_store import Keep, alone_in
 from outlierlens.results.rows import Draws, Estimate, More, Quiet, Row
@@ -41,7 +61,83 @@ from outlierlens.tasks.base import TaskOptions
 from outlierlens.view.pictures import Lines, Picture, Strips
 from outlierlens.view.section import Change, Count, P, listed
 
-RESULT = "replication.json"
+# --- fine-tuned models -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TunedModel:
+    """A fine-tuned model: its name or folder, what it is called in tables, and the model it was made from, where known."""
+
+    task: str
+    model: str
+    label: str
+    base: str | None = None
+
+    def notes(self, base: str) -> tuple[str, ...]:
+        """A note where the model was made from one of another name than `base`."""
+        other = self.base not in (None, base)
+        return (f"{self.model} was fine-tuned from {self.base}; whether that is {base} was not checked",) * other
+
+
+def find_tuned(task: str, named: Sequence[str]) -> list[TunedModel]:
+    """The fine-tuned models that names stand for: a run of finetune (each seed), or one model; same labels are numbered.
+
+    Raises:
+        BadInput: a run that was made for another task, or is not finished.
+    """
+    found = list[TunedModel]()
+    for name in named:
+        folder = Path(name)
+        # Models of the run may have been moved since, with its folder.
+        runs = [above for above in (folder, *list(folder.parents)[:2]) if (above / RESULT).is_file()]
+        run = read_result(runs[0] / RESULT) if runs else None
+        base, places = None, {folder.name: name}
+        if isinstance(run, FineTunedModel):
+            base, learned = (
+                run.base,
+                [find_task(one).trained_on or one for one in (run.about.task, task) if one in TASKS],
+            )
+            if len({*learned}) > 1:  # HANS is learned from MNLI; your own data may be of any task
+                raise BadInput(f"{folder} was fine-tuned on {run.about.task}, not on {task}")
+            if runs[0] == folder:
+                places = {f"seed-{one.seed}": str(seed_folder(folder, one.seed) / MODEL) for one in run.seeds}
+        elif folder.is_dir() and not (folder / "config.json").is_file():
+            raise BadInput(
+                f"{folder}: neither a model (config.json) nor a finished run of finetune; name one, or a hub id"
+            )
+        found += [TunedModel(task, place, f"{shortened(task)} {label}", base) for label, place in places.items()]
+    if len({one.label for one in found}) < len(found):
+        return [replace(one, label=f"{one.label} ({n})") for n, one in enumerate(found, 1)]
+    return found
+
+
+def check_models(
+    base: str,
+    known: Sequence[TunedModel],
+    dev: Mapping[str, Examples],
+    load: LoadOptions,
+    labels: Sequence[str] = (),
+    dims: Sequence[int] = (),
+) -> None:
+    """Raise for what does not fit, by the models' configurations alone; `labels` are of the models' outputs.
+
+    Raises:
+        BadInput: a model with other labels than its task, or without one of the dimensions.
+        UnknownModel: there is no such model.
+    """
+    # Revision and folder are of the base model.
+    configs = {one.model: load_config(one.model, replace(load, revision=None, subfolder="")) for one in known}
+    for one in known:
+        label_order(dev[one.task].task, configs[one.model].id2label, labels or None, where=one.model)
+    if dims and {*dev} - {one.task for one in known}:  # which are fine-tuned from it
+        configs[base] = load_config(base, load)
+    for model, config in configs.items():
+        width = getattr(config.get_text_config(), "hidden_size", None)
+        if isinstance(width, int) and (wrong := [dim for dim in dims if not 0 <= dim < width]):
+            raise BadInput(f"dimension {wrong[0]} does not exist; {model} has dimensions 0 to {width - 1}")
+
+
+REPLICATION = "replication.json"
 SINGLES, TOGETHER, PASSING, LAYERS = "sweep.json", "sweep-together.json", "sweep-passing.json", "sweep-layers.json"
 ENOUGH = 5.0  # times the mean loss of random sets, which Puccetti et al. (2022) ask for
 Kind = Literal["each", "all", "passing"]
@@ -236,7 +332,6 @@ class Replication(Finding):
         )
 
     def sentences(self) -> Iterator[str]:
-        """Whether the papers' effect holds: at least 5 times what random sets cost; then what was measured."""
         tested = [row for row in self.losses if row.kind == "all" and row.passes]
         enough = [f"{row.model}{str(row.passes)[3:]}" for row in tested if row.passes != "no"]
         by_rule = all(one.by_rule for one in self.models)
@@ -368,7 +463,7 @@ def replicate(
             paper=options.paper, base=base, settings=asdict(options),
             **{name: tuple(dict.fromkeys(rows)) for name, rows in found.items()},
         )  # fmt: skip
-        save(made, folder / RESULT)
+        save(made, folder / REPLICATION)
     return made
 
 

@@ -34,8 +34,7 @@ from outlierlens.detection.weights import scan_stream
 from outlierlens.models.load import LoadedModel
 from outlierlens.models.passes import Progress
 from outlierlens.options import Flag
-from outlierlens.replicate.data import PAIRS, PaperData
-from outlierlens.replicate.papers import PublishedNumber, published_extremes, published_for
+from outlierlens.replicate.papers import PAIRS, PaperData, PublishedNumber, published_extremes, published_for
 from outlierlens.replicate.runner import PaperFinding, PaperOptions, PaperPart, PaperRun
 from outlierlens.results.document import save
 from outlierlens.results.row_store import alone_in
@@ -132,7 +131,6 @@ class LuoReplication(PaperFinding):
         return super().laid_out(name, rows, head, note, verbose=verbose)
 
     def sentences(self) -> Iterator[str]:
-        """What clipping does, data set by data set, and what is clipped."""
         clipped = dims_in_layers(self.clipped)
         what = f"{clipped} (dimensions in layers)" if clipped else "no dimension"
         effects = [one for one in self.of_fix() if one.chosen == HELD_OUT] or list(self.of_fix())

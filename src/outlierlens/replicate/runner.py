@@ -112,7 +112,6 @@ class PaperFinding(Finding):
         return self.parts[self.measured.index(pick(self.measured, f"no part {name!r}", part=name))]
 
     def sentences(self) -> Iterator[str]:
-        """What each part says first."""
         for part in self.parts:
             assert isinstance(part, Finding)
             yield from itertools.islice(part.sentences(), 1)

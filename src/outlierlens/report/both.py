@@ -11,7 +11,7 @@ from functools import cached_property
 from outlierlens.analyses.compare import Comparison, compare
 from outlierlens.errors import BadInput, command, operand
 from outlierlens.report.result import ReportData, sections_of
-from outlierlens.results.advice import Advice
+from outlierlens.results.document import Advice
 from outlierlens.view.charts.base import Chart
 from outlierlens.view.section import Section
 

@@ -6,8 +6,7 @@ from pathlib import Path
 from outlierlens.cli.common import resumable, say
 from outlierlens.errors import BadInput
 from outlierlens.options import FIND
-from outlierlens.report.card import refuse_others
-from outlierlens.report.files import CHARTS
+from outlierlens.report.files import CHARTS, refuse_others
 from outlierlens.report.options import DEFAULT, ReportOptions
 from outlierlens.results.row_store import alone_in
 from outlierlens.results.safe_files import check_file

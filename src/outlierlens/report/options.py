@@ -8,13 +8,13 @@ from annotated_types import Ge
 
 from outlierlens.ablation.controls import Extent
 from outlierlens.ablation.switches import Dims
-from outlierlens.options import FIND, Find, Flag, check
+from outlierlens.options import FIND, Find, Flag, Options
 
 DEFAULT = "mini-planted"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportOptions(Extent):
+class ReportOptions(Extent, Options):
     """What the main job measures, and what else its page shows.
 
     Where neither `dims` are given nor the scan finds any, the strongest dimensions by activations are switched off, or else
@@ -37,6 +37,3 @@ class ReportOptions(Extent):
     """Two models side by side: named as MODEL, or run directories, or a scan's JSON."""
     card: Path | None = None
     """Also write a section for the model's card (Markdown) to this file."""
-
-    def __post_init__(self) -> None:
-        check(self)

@@ -75,7 +75,9 @@ def tiles(data: ReportData) -> tuple[Tile, ...]:
         made.append(Tile(change, f"{unit} with {few(damage.dims)} ablated", damage.judged == "damaging"))
         if control is not None:
             rank = "" if control.p is None else f" (rank p = {control.p:.2g})"
-            beside = f"median of {control.n} random {sets_of(len(damage.dims))}{rank}"
+            sets = {1: "single dimensions", 2: "pairs", 3: "triples"}
+            size = len(damage.dims)
+            beside = f"median of {control.n} random {sets.get(size, f'sets of {size}')}{rank}"
             made.append(Tile(cost(damage, control.median), beside))
     elif data.sweeps:
         made += _sweep_tiles(data.sweeps[0])
@@ -133,8 +135,3 @@ def measured(damage: Ablation) -> str:
 def cost(damage: Ablation, change: float) -> str:
     """A change for reading: "×4,450" of a perplexity, else "0.42"."""
     return f"×{factor(change)}" if damage.about.task in TASKS else f"{change:.3g}"
-
-
-def sets_of(size: int) -> str:
-    """What sets of that many dimensions are called."""
-    return {1: "single dimensions", 2: "pairs", 3: "triples"}.get(size, f"sets of {size}")

@@ -20,8 +20,7 @@ from outlierlens.analyses.track import Track
 from outlierlens.errors import BadInput, option, shell
 from outlierlens.experiments import BY_RESULT
 from outlierlens.replicate.luo import LuoReplication
-from outlierlens.results.advice import TOPICS, Advice, about
-from outlierlens.results.document import Provenance, Result
+from outlierlens.results.document import TOPICS, Advice, Provenance, Result, about
 from outlierlens.view.section import Rows, Section, notes_of, numbered
 
 NAMED_BY_RULE = 3
@@ -191,7 +190,7 @@ class ReportData(Result):
     @property
     def remarks(self) -> tuple[str, ...]:
         """Notes of the report and of all its findings, each once."""
-        return tuple(dict.fromkeys((*self.notes, *remarks_of(self.findings))))
+        return tuple(dict.fromkeys((*self.notes, *(note for found in self.findings for note in notes_of(found)))))
 
 
 def check_joins(result: Any, where: str = "result") -> None:
@@ -221,8 +220,3 @@ def _of_its_model(section: Section, found: Result) -> Section:
     if where is None or any(where.model in sentence for sentence in section.sentences):
         return section
     return replace(section, sentences=(*section.sentences, f"Measured on {where.model}."))
-
-
-def remarks_of(findings: Iterable[Result]) -> tuple[str, ...]:
-    """Notes of all of them, each once."""
-    return tuple(dict.fromkeys(note for found in findings for note in notes_of(found)))

@@ -1,4 +1,7 @@
-"""Every result as a frozen dataclass, written to and read back from versioned JSON; and which results are of one model."""
+"""Every result as a frozen dataclass, written to and read back from versioned JSON; and which results are of one model.
+
+What to do about a finding: `Advice`, which results give (`Result.advice`), and the command lines that stand in it.
+"""
 
 import dataclasses
 import functools
@@ -19,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 from outlierlens import __version__
-from outlierlens.errors import BadFile, BadInput, need, printable, seen, showing
+from outlierlens.errors import BadFile, BadInput, command, need, operand, option, printable, seen, showing
 from outlierlens.experiments import EXPERIMENTS
 from outlierlens.results.rows import Row
 from outlierlens.results.safe_files import parse_json, write_text
@@ -29,8 +32,8 @@ from outlierlens.view.section import notes_of
 if TYPE_CHECKING:
     import pandas
 
-    from outlierlens.results.advice import Advice
     from outlierlens.view.section import Section
+
 
 FORMAT_VERSION = 1
 MAX_JSON_BYTES = 512 * 2**20
@@ -455,3 +458,40 @@ def refuse_other_model(what: str, found: Any, known: Sequence[Provenance], remed
 
 def _last_part(name: str) -> str:
     return name.replace("\\", "/").rstrip("/").rpartition("/")[2]
+
+
+# --- advice ----------------------------------------------------------------------------------------------------------
+
+
+TOPICS = ("prune", "quantize", "range", "compare", "explain", "transfer", "check", "nothing", "trust")  # in their order
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One thing to do, and the number it rests on.
+
+    Attributes:
+        topic: for whom, of `TOPICS`. text, because: what, and why.
+        commands: the command lines that do it, or look further.
+        until: kinds of results that answer it: beside one of them it is not given.
+    """
+
+    topic: str
+    text: str
+    because: str
+    commands: tuple[str, ...] = ()
+    until: tuple[str, ...] = ()
+
+
+def about(made: "Provenance", name: str, *words: str, dims: Sequence[int] = (), stack: str = "") -> str:
+    """The command line `name` about the model of a finding, quoted for a shell."""
+    listed = ["--dims", ",".join(map(str, dims))] if dims else []
+    listed += option("--stack", stack) if stack else []
+    listed += option("--model-args", f"adapter={made.adapter}") if made.adapter else []
+    return command(*name.split(), operand(made.model), *words, *listed)
+
+
+def fitted(made: "Provenance", form: str) -> str:
+    """The command line that writes a copy of the model with room in a format, "fp16" or "int8"."""
+    name = made.model.replace("\\", "/").rstrip("/").rpartition("/")[2] or "model"
+    return about(made, "repair", "--fit", form, "-o", operand(f"{name}-{form}"))

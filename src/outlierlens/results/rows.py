@@ -179,7 +179,13 @@ class Pivot:
         lines, heads = (list(dict.fromkeys(place[axis] for place in found)) for axis in (0, 1))
         column, more = columns[self.cell], len(heads) - MOST_ACROSS
         cells = tuple(
-            (text_of(line), *(_pivoted(column, found.get((line, head))) for head in heads[:MOST_ACROSS]))
+            (
+                text_of(line),
+                *(
+                    next((one for _, (one,) in column.cells([found.get((line, head))])), None)
+                    for head in heads[:MOST_ACROSS]
+                ),
+            )
             for line in lines
         )
         said = (
@@ -189,10 +195,6 @@ class Pivot:
         )
         first = columns[self.down].head.format_map(words)
         return Rows(title, (first, *map(text_of, heads[:MOST_ACROSS])), cells, " ".join(filter(None, said)))
-
-
-def _pivoted(column: Column, value: Any) -> Cell:
-    return next((cells[0] for _, cells in column.cells([value])), None)
 
 
 def table(title: str, rows: Sequence[Row], note: str, words: Mapping[str, Any], *, verbose: bool = False) -> Rows:

@@ -329,6 +329,20 @@ def read_toml(path: Path, error: type[OutlierlensError] = BadInput) -> dict[str,
     return found
 
 
+PACKAGED = Path(__file__).parents[1] / "data_files"  # not importlib.resources: weights are mapped from a real file
+
+
+def packaged_table(name: str) -> dict[str, Any]:
+    """A TOML table that comes with the package, its lists as tuples."""
+
+    def fixed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: fixed(one) for key, one in value.items()}
+        return tuple(map(fixed, value)) if isinstance(value, list) else value
+
+    return {key: fixed(value) for key, value in read_toml(PACKAGED / name).items()}
+
+
 def cache_root() -> Path:
     """The folder under which outlierlens keeps what it fetched or made; it may not exist yet."""
     chosen = os.environ.get("OUTLIERLENS_CACHE")

@@ -373,7 +373,7 @@ class TaskReading(DataReading):
     def labelled_task(self) -> "LabelledTask":
         """The row of the table, or one made of the columns given."""
         from outlierlens.data.labelled import find_task, plain_task
-        from outlierlens.data.labelled.table import with_metric
+        from outlierlens.data.labelled.labels import with_metric
 
         if self.task not in PLAIN:
             try:

@@ -4,8 +4,8 @@
         ...                                          # a step's backward and optimizer.step()
         metrics = watcher.step(loss=loss)            # before zero_grad; every 100th step, else {}
 
-A row holds scale and bias of what ends the blocks with their gradients, and kurtosis and inf-norm of hidden states on a fixed
-probe. Modes, gradients and random states of the training stay as they are.
+A row holds scale and bias of what ends the blocks with their gradients and updates, and kurtosis, largest values and largest
+attention logits on a fixed probe. Modes, gradients and random states of the training stay as they are.
 """
 
 import os
@@ -15,26 +15,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge
 
 import outlierlens.architectures as arch
 from outlierlens.ablation.switches import check_dims
 from outlierlens.architectures import live_parameters
-from outlierlens.checkpoints.samples.cache import say
+from outlierlens.checkpoints.samples import say
 from outlierlens.data.texts import Texts
-from outlierlens.detection.rules import Rule, zscore
-from outlierlens.detection.weights import live_norms, live_values
+from outlierlens.detection.rules import Rule
+from outlierlens.detection.weights import Site, live_norms, live_values
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel, config_dict
 from outlierlens.options import check
 from outlierlens.results.row_store import RowStore
 from outlierlens.training.run_files import tracked_site
-from outlierlens.training.watch_alarm import MEASURED, Alarm, AlarmError, Crossings, EarlyWarning, metrics_of
-from outlierlens.training.watch_probe import MEASURES, Probe, bare_model, make_probe
+from outlierlens.training.watch_alarm import (
+    MEASURED,
+    Alarm,
+    AlarmError,
+    Approach,
+    Crossings,
+    EarlyWarning,
+    metrics_of,
+    z_of,
+)
+from outlierlens.training.watch_probe import Probe, bare_model, make_probe
 from outlierlens.training.watch_rows import KIND, StreamRow, log_key, nothing, recorded, step_key, step_of
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 LOGGED_DIMS = 8  # tracked one by one in what goes to TensorBoard and its kind; the rows hold every dimension
 ON_ALARM = ("log", "raise", "checkpoint")
@@ -53,7 +62,7 @@ class WatchOptions:
         dims: dimensions whose numbers are returned and logged one by one; "auto": eight at most, those that
             are past the rule's `n_sigma` now, then those that were. The rows hold every dimension in any case.
         rule: by which a dimension is announced: it has left when |z| >= n_sigma in a share of the layers.
-        false_alarms: probability of any early warning in a run whose layers do not share outliers (`watch_alarm`).
+        approach: when a dimension that has not left is announced early.
         on_alarm: what an early warning does beside its line and the count that is logged. "raise" raises `AlarmError` in
             every process; "checkpoint" has the Trainer save at this step, and in a loop of one's own `watcher.alarmed` says
             so; a function gets the alarms, in the process of rank 0.
@@ -66,7 +75,7 @@ class WatchOptions:
     probe_tokens: Annotated[int, Ge(2)] = 64
     dims: Literal["auto"] | Sequence[int] = "auto"
     rule: Rule = Rule()
-    false_alarms: Annotated[float, Gt(0), Lt(1)] = 0.1
+    approach: Approach = Approach()
     on_alarm: Literal["log", "raise", "checkpoint"] | Callable[[tuple[Alarm, ...]], None] = field(
         default="log", compare=False
     )
@@ -112,8 +121,9 @@ class Watcher:
         self.model = bare_model(model)
         self.recording = rank() == 0
         self._held: dict[str, dict[str, np.ndarray]] | None = None
+        self._before: dict[str, Tensor] = {}  # followed weights before the step that will be recorded
         self._rows: RowStore | None = None
-        self._diverged = self._closed = False
+        self._diverged = self._closed = self._told = False
         self.alarms: tuple[Alarm, ...] = ()
         self.alarmed = False
         if self.recording:
@@ -136,14 +146,13 @@ class Watcher:
             raise BadInput(f"step {step} comes after step {self.last}; start again with watch(…, start=) to go back")
         self.last = step
         self.alarms, self.alarmed = (), False
-        if self._closed or step % self.options.every:
-            self._held = None
-            return {}
         metrics: dict[str, float] = {}
-        if self.recording:
+        if self.due(step):
             loss = loss.detach() if hasattr(loss, "detach") else loss
             metrics = self._record(step, None if loss is None else float(loss), learning_rate)
-        self._act(step)
+        self._keep(step)
+        if not self._closed and step % self.options.every == 0:
+            self._act(step)
         return metrics
 
     def due(self, step: int) -> bool:
@@ -152,7 +161,17 @@ class Watcher:
 
     def hold_gradients(self) -> None:
         """Keep the gradients of this moment for the next recorded step, for a loop that clears them before it."""
-        self._held = {name: self._gradients(site) for name, site in self._sites.items()}
+        live = live_parameters(self.model)
+        self._held = {name: _norms(site, lambda param: live[param].grad) for name, site in self._sites.items()}
+
+    def _keep(self, step: int) -> None:
+        """Forget what was held for a record, and keep the weights where the next step will be one."""
+        self._held, self._before = None, {}
+        if self.due(step + 1):
+            live = live_parameters(self.model)
+            names = {p.name for site in self._sites.values() for layer in (*site.scale, *site.bias) for p in layer}
+            # On the CPU: of models that do not end in norms these are whole matrices.
+            self._before = {name: live[name].detach().to("cpu", copy=True) for name in names}
 
     def log(self, step: int, name: str, value: float) -> None:
         """Append a logged scalar, such as a loss averaged over steps; the first of a name at a step counts."""
@@ -198,7 +217,7 @@ class Watcher:
             if options.dims != "auto":
                 check_dims(options.dims, width, f"stream {name!r}")
             self._crossings[name] = Crossings(options.rule, f"{name}: " * several)
-            self._warnings[name] = EarlyWarning(options.rule, options.false_alarms / len(bound), name * several)
+            self._warnings[name] = EarlyWarning(options.rule, options.approach, name * several)
         self._n_alarms = 0
         identity = {
             "kind": KIND,
@@ -212,6 +231,7 @@ class Watcher:
             self._resume(self._rows)
             if self.due(self.last) and step_key(self.last) not in self._rows.done:
                 self._record(self.last, None, None)
+            self._keep(self.last)
         except BaseException:
             self.close()
             raise
@@ -230,9 +250,10 @@ class Watcher:
         for step, value in recorded(rows.done).items():
             for name, seen in value["streams"].items():
                 row = StreamRow.from_json(seen)
-                z = _z(row)
+                kinds = _kinds(row)
+                z = {kind: z_of(values) for kind, values in kinds.items()}
                 self._crossings[name].see(step, z["scale"], z.get("bias"))
-                self._n_alarms += len(self._warnings[name].see(step, z))
+                self._n_alarms += len(self._warnings[name].see(step, kinds))
         rows.done = dict.fromkeys(rows.done)  # the keys suffice; the vectors would fill the memory of a long training
 
     def _check_same(self, name: str, row: StreamRow) -> None:
@@ -248,16 +269,27 @@ class Watcher:
     def _record(self, step: int, loss: float | None, learning_rate: float | None) -> dict[str, float]:
         """Append the row of a step; returns what a logger wants of it."""
         activations = self._probe.measure() if self._probe else {}
+        if not self._told and any("largest_logit" not in seen for seen in activations.values()):
+            self.options.notice("attention logits are not recorded: no softmax of torch's own attends in this model")
+        self._told = True
+        if self._held is None:
+            self.hold_gradients()
+        gradients, live = self._held or {}, live_parameters(self.model)
+
+        def added(name: str) -> "Tensor | None":
+            before = self._before.get(name)
+            return None if before is None else live[name].detach().float() - before.to(live[name].device).float()
+
         metrics: dict[str, float] = {}
         streams = {}
         for name, site in self._sites.items():
             scale, bias = self._values(name)
-            gradients = self._gradients(site) if self._held is None else self._held[name]
-            row = StreamRow(scale, bias, gradients["scale"], gradients["bias"], **activations.get(name, {}))
+            learnt = {"gradient": gradients[name], "update": _norms(site, added)}
+            norms = {f"{what}_{kind}": values for what, kinds in learnt.items() for kind, values in kinds.items()}
+            row = StreamRow(scale, bias, **norms, **activations.get(name, {}))
             streams[name] = row.to_json()
             prefix = "outliers/" if len(self._sites) == 1 else f"outliers/{name}/"
             metrics |= {prefix + key: value for key, value in self._look(step, name, row).items()}
-        self._held = None
         self._append(step_key(step), {"loss": loss, "learning_rate": learning_rate, "streams": streams})
         return metrics | {"outliers/alarms": float(self._n_alarms)}
 
@@ -283,14 +315,15 @@ class Watcher:
 
     def _look(self, step: int, name: str, row: StreamRow) -> dict[str, float]:
         """Say what crossed the threshold, and sum the row up."""
-        z = _z(row)
+        kinds = _kinds(row)
+        z = {kind: z_of(values) for kind, values in kinds.items()}
         if not self._diverged and not (np.isfinite(row.scale).all() and np.isfinite(row.bias).all()):
             self._diverged = True
             self.options.notice(f"step {step:,}: weights hold NaN or infinity, so the training has diverged")
         crossings = self._crossings[name]
         for line in crossings.see(step, z["scale"], z.get("bias")):
             self.options.notice(line)
-        alarms = self._warnings[name].see(step, z)
+        alarms = self._warnings[name].see(step, kinds)
         for alarm in alarms:
             self.options.notice(str(alarm))
         if alarms and not self._n_alarms:
@@ -299,12 +332,7 @@ class Watcher:
         self._n_alarms += len(alarms)
         chosen = self.options.dims
         dims = crossings.foremost(LOGGED_DIMS) if chosen == "auto" else [int(dim) for dim in chosen]
-        gradients = {"scale": row.gradient_scale, "bias": row.gradient_bias}
-        found = metrics_of(z, gradients, dims, self.options.rule)
-        for measure in MEASURES:
-            if (values := getattr(row, measure)).size:
-                found[measure] = float(values.max())
-        return found
+        return metrics_of(row, z, dims, self.options.rule)
 
     def _append(self, key: str, value: Any) -> None:
         assert self._rows is not None
@@ -317,24 +345,22 @@ class Watcher:
         scale = live_values(self.model, site.scale).astype(np.float32)
         return scale, live_values(self.model, site.bias).astype(np.float32) if all(site.bias) else nothing()
 
-    def _gradients(self, site: Any) -> dict[str, np.ndarray]:
-        """L2 norm over layers of the gradients at each dimension [dim], empty where there are none."""
-        live = live_parameters(self.model)
-        found = {}
-        for kind, layers in (("scale", site.scale), ("bias", site.bias)):
-            squares = []
-            for param in (param for layer in layers for param in layer):
-                if (gradient := live[param.name].grad) is not None:
-                    squares.append(np.square(live_norms(gradient, param).double().cpu().numpy()))
-            found[kind] = np.sqrt(np.sum(squares, axis=0)).astype(np.float32) if squares else nothing()
-        return found
+
+def _norms(site: Site, values_of: Callable[[str], "Tensor | None"]) -> dict[str, np.ndarray]:
+    """L2 norm over layers of each parameter's values at each dimension [dim], by kind; empty where there are none."""
+    found = {}
+    for kind, layers in (("scale", site.scale), ("bias", site.bias)):
+        squares = []
+        for param in (param for layer in layers for param in layer):
+            if (values := values_of(param.name)) is not None:
+                squares.append(np.square(live_norms(values, param).double().cpu().numpy()))
+        found[kind] = np.sqrt(np.sum(squares, axis=0)).astype(np.float32) if squares else nothing()
+    return found
 
 
-def _z(row: StreamRow) -> dict[str, np.ndarray]:
-    """z of scale and, where there is one, bias; 0 in a vector that a diverged training filled with NaN."""
-    kinds = {"scale": row.scale, "bias": row.bias}
-    with np.errstate(invalid="ignore"):
-        return {kind: np.nan_to_num(zscore(values)) for kind, values in kinds.items() if values.size}
+def _kinds(row: StreamRow) -> dict[str, np.ndarray]:
+    """Scale and, where there is one, bias."""
+    return {kind: values for kind in ("scale", "bias") if (values := getattr(row, kind)).size}
 
 
 def rank() -> int:

@@ -9,6 +9,7 @@ The pass runs the module below the head in the parameters' own precision, whatev
 
 import copy
 import hashlib
+import math
 import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -19,18 +20,17 @@ from outlierlens.architectures import BoundStack
 from outlierlens.architectures.live import sharded_part
 from outlierlens.data.texts import EXCERPT, Batch, Texts, beginnings, collate, read_texts
 from outlierlens.errors import BadInput
+from outlierlens.models.attention_maps import MapLooks, tapped_logits
 from outlierlens.models.changes import evaluating, temporary
 from outlierlens.models.folder import row_count
 from outlierlens.models.forward import TextForward, check_padding
 from outlierlens.models.hooks import EMBEDDINGS, refuse_compiled, tapped
 from outlierlens.models.inputs import check_known, token_limit
 from outlierlens.models.load import LoadedModel
+from outlierlens.training.watch_rows import MEASURES
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-
-MEASURES = ("kurtosis_dims", "kurtosis_entries", "inf_norm")  # see `watch_rows.Activity` for the formulas
 
 
 class Probe:
@@ -56,7 +56,7 @@ class Probe:
         """Run the probe and describe every layer of every stream; the model is left as it was.
 
         By stream `MEASURES`, float64 [layer], and `state`, float32 [dim]: that of the first text after the middle layer,
-        averaged over its tokens.
+        averaged over its tokens. Without attention that can be seen `largest_logit` is absent.
 
         Raises:
             BadInput: states do not fit the tokens (attention that unpads).
@@ -67,16 +67,25 @@ class Probe:
         valid = self.batch.valid.to(device)
         seen: dict[str, list[Tensor]] = {stack.name: [] for stack in self.stacks}
         texts: dict[str, Tensor] = {}
+        logits: list[Tensor] = []  # of the attention since the last block
+
+        def attended(values: "Tensor") -> None:
+            mine = values.shape == valid.shape
+            logits.append((values.masked_fill(~valid, 0) if mine else values).amax().float())
 
         def look(stack: BoundStack, layer: int, found: "Tensor") -> None:
+            largest = torch.stack(logits).amax() if logits else torch.tensor(math.nan, device=found.device)
+            logits.clear()
             if layer == EMBEDDINGS:
                 return
             check_padding(stack, layer, found, valid, "the probe's tokens")
-            seen[stack.name].append(_describe(found, valid))
+            described = _describe(found, valid)
+            seen[stack.name].append(torch.cat([described, largest.to(described)[None]]))
             if layer == middle(stack.n_layers):
                 texts[stack.name] = found[0][valid[0]].float().mean(0)
 
-        with untouched(self.loaded.model), tapped(self.loaded.model, self.stacks, look):
+        attention = MapLooks(read=lambda name, values: None, product=lambda values: None, logits=attended)
+        with untouched(self.loaded.model), tapped(self.loaded.model, self.stacks, look), tapped_logits(attention):
             inputs = {
                 name: value.to(device) if isinstance(value, torch.Tensor) else value
                 for name, value in self.inputs.items()
@@ -87,6 +96,8 @@ class Probe:
         for name, layers in seen.items():
             columns = torch.stack(layers).cpu().double().numpy().T  # [measure, layer]
             found[name] = dict(zip(MEASURES, columns, strict=True), state=texts[name].cpu().numpy())
+            if np.isnan(found[name]["largest_logit"]).all():
+                del found[name]["largest_logit"]
         return found
 
 
@@ -96,7 +107,7 @@ def middle(n_layers: int) -> int:
 
 
 def _describe(states: "Tensor", valid: "Tensor") -> "Tensor":
-    """Kurtosis over dims, kurtosis over entries and inf-norm of [batch, token, dim] over valid tokens: [3]."""
+    """Kurtosis over dims and over entries, inf-norm and largest |h| of [batch, token, dim] over valid tokens: [4]."""
     import torch
 
     # Fourth powers of a few hundred swamp float32; MPS has nothing wider.
@@ -109,8 +120,8 @@ def _describe(states: "Tensor", valid: "Tensor") -> "Tensor":
     square = (wide - mean[:, None, None]).masked_fill(~mask, 0).square()
     variance = square.sum((1, 2)) / count
     entries = (square.square().sum((1, 2)) / count / variance.square()).mean()
-    largest = wide.masked_fill(~mask, 0).abs().amax((1, 2)).mean()
-    return torch.stack([over_dims, entries, largest])
+    largest = wide.masked_fill(~mask, 0).abs().amax((1, 2))  # [text]
+    return torch.stack([over_dims, entries, largest.mean(), largest.amax()])
 
 
 def make_probe(loaded: LoadedModel, given: "Texts | Tensor | None", *, texts: int, tokens: int) -> Probe:

@@ -10,7 +10,7 @@ import base64
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from outlierlens.training.run_files import Curve, Trajectory
 
 KIND = "watched training"
 # Full precision: a reader can compute any z, rank or share from them afterwards.
-PACKED = ("scale", "bias", "gradient_scale", "gradient_bias", "state")
+PACKED = ("scale", "bias", "gradient_scale", "gradient_bias", "update_scale", "update_bias", "state")
 
 
 def nothing() -> np.ndarray:
@@ -37,9 +37,13 @@ class StreamRow:
     Attributes:
         scale, bias: of the norms or linears that are followed, as they act, float32 [layer, dim].
         gradient_scale, gradient_bias: L2 norm over the layers of their gradients, float32 [dim].
+        update_scale, update_bias: L2 norm over the layers of this optimizer step's change of them, float32 [dim].
         kurtosis_dims: of the hidden states after each layer on the probe, over dimensions of their second moments [layer].
         kurtosis_entries: of the same, over all entries of a text, averaged over texts [layer].
         inf_norm: of the same, the largest |h| of a text, averaged over texts [layer].
+        largest_state: of the same, the largest |h| of all texts [layer].
+        largest_logit: the largest |q·k| of the layer's attention as softmax reads it: scaled, with any bias by position, over
+            keys that may be seen [layer]; NaN in a layer without attention.
         state: hidden state after the middle layer, averaged over the tokens of the first probe text, float32 [dim].
     """
 
@@ -47,9 +51,13 @@ class StreamRow:
     bias: np.ndarray = field(default_factory=nothing)
     gradient_scale: np.ndarray = field(default_factory=nothing)
     gradient_bias: np.ndarray = field(default_factory=nothing)
+    update_scale: np.ndarray = field(default_factory=nothing)
+    update_bias: np.ndarray = field(default_factory=nothing)
     kurtosis_dims: np.ndarray = field(default_factory=nothing)
     kurtosis_entries: np.ndarray = field(default_factory=nothing)
     inf_norm: np.ndarray = field(default_factory=nothing)
+    largest_state: np.ndarray = field(default_factory=nothing)
+    largest_logit: np.ndarray = field(default_factory=nothing)
     state: np.ndarray = field(default_factory=nothing)
 
     def to_json(self) -> dict[str, Any]:
@@ -66,8 +74,12 @@ class StreamRow:
             **{
                 f.name: _unpack(value[f.name]) if f.name in PACKED else np.array(value[f.name], dtype=np.float64)
                 for f in fields(cls)
+                if f.name in value or f.default_factory is MISSING
             }
         )
+
+
+MEASURES = tuple(f.name for f in fields(StreamRow) if f.name not in PACKED)  # one number per layer, of the probe
 
 
 @dataclass(frozen=True)
@@ -84,8 +96,12 @@ class Activity:
         kurtosis_entries: fourth central moment over the squared variance of all entries of a text, averaged over texts
             (Bondarenko et al. 2023); 3 for a normal, float [step, layer].
         inf_norm: largest |h| of a text, averaged over texts (same paper), float [step, layer].
+        largest_state: largest |h| of all texts, float [step, layer].
+        largest_logit: largest |q·k| of attention as softmax reads it: scaled, with any bias by position, over keys that may be
+            seen, float [step, layer]; NaN in a layer without attention.
         gradient_scale, gradient_bias: L2 norm over layers of the gradients at a dimension, after clipping, float
             [step, dim]; (0, 0) where there are none.
+        update_scale, update_bias: likewise of the recorded optimizer step's change of the weights.
     """
 
     stack: str
@@ -95,8 +111,12 @@ class Activity:
     kurtosis_dims: np.ndarray
     kurtosis_entries: np.ndarray
     inf_norm: np.ndarray
+    largest_state: np.ndarray
+    largest_logit: np.ndarray
     gradient_scale: np.ndarray
     gradient_bias: np.ndarray
+    update_scale: np.ndarray
+    update_bias: np.ndarray
 
     def gradient_rms(self) -> np.ndarray:
         """Root mean square over all dims of `gradient_scale` [step]: what a tracked entry's norm compares with."""
@@ -158,7 +178,7 @@ def read_activity(path: Path | str, stack: str | None = None) -> Activity:
 
     with _malformed(path):
         logged = {name: scalars(name) for name in ("loss", "learning_rate")}
-        arrays = ("kurtosis_dims", "kurtosis_entries", "inf_norm", "gradient_scale", "gradient_bias")
+        arrays = [f.name for f in fields(Activity) if f.name not in ("stack", "steps", *logged)]
         return Activity(
             stack=about["stack"],
             steps=np.array([*rows], dtype=np.int64),

@@ -17,14 +17,14 @@ import numpy as np
 from annotated_types import Ge
 
 from outlierlens.errors import BadInput
-from outlierlens.options import Flag, check
+from outlierlens.options import Flag, Options
 from outlierlens.vectors.read import Spans, Tokens
 
 WORD = re.compile(r"\w+(?:['’]\w+)*")  # an apostrophe may stand between letters; without a letter it is no word
 
 
 @dataclass(frozen=True)
-class Drawing:
+class Drawing(Options):
     """Sizes of the samples."""
 
     n_pairs: Annotated[int, Flag("--pairs"), Ge(2)] = 1000
@@ -41,9 +41,6 @@ class Drawing:
     """Draw special tokens too (words never hold any)."""
     skip_first: Annotated[int, Ge(0)] = 0
     """Leave out N tokens at each text's start (attention sinks)."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True)

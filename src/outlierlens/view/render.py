@@ -93,14 +93,11 @@ def _section(section: Section) -> str:
 
 def _table(table: Rows) -> str:
     head = "".join(f"<th>{_escaped(column)}</th>" for column in table.columns)
-    body = "".join(f"<tr>{''.join(_cells(row))}</tr>" for row in table.rows)
+    rows = ("".join(f"<td>{_escaped(cell_text(value))}</td>" for value in row) for row in table.rows)
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
     note = f"<p>{_escaped(table.note)}</p>" if table.note else ""
     title = _escaped(table.title)
     return f"<table><caption>{title}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{note}"
-
-
-def _cells(row: tuple[Any, ...]) -> Iterator[str]:
-    return (f"<td>{_escaped(cell_text(value))}</td>" for value in row)
 
 
 def _escaped(text: str) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 import outlierlens.view.charts.draw as d
 from outlierlens.analyses.sweep.rows import BY_LAYER, BulkSummary, Cost, Effect, Null, Precision, Screening
 from outlierlens.errors import BadInput
-from outlierlens.results.advice import Advice, about
+from outlierlens.results.document import Advice, about
 from outlierlens.results.finding import Finding
 from outlierlens.results.rows import Estimate, Pivot, Row
 from outlierlens.statistics.means import interval_text
@@ -94,7 +94,6 @@ class EffectDots(Picture):
         )
 
     def panel(self, found: Any) -> Spec:
-        """Its layers."""
         cells: list[Spec] = [
             {"off": row.label, "dim": row.dims[0], "name": name_of(row.dims[0]), "texts": row.n_texts, "p": row.p}
             | rounded(change=row.change.value, low=row.change.low, high=row.change.high)
@@ -139,7 +138,6 @@ class DamageMap(Picture):
         return f"{drawn}The darkest cell is {cells[0].label}: {cells[0].change.value:+.3g}."
 
     def panel(self, found: Any) -> Spec:
-        """Its cells, and the names of dimensions above them."""
         cells: list[Spec] = [
             {"dim": row.dims[0], "end": row.dims[0] + 1, "window": row.window, "texts": row.n_texts}
             | rounded(change=row.change.value, size=abs(row.change.value))
@@ -372,7 +370,6 @@ class Sweep(Finding):
     # --- in words ---
 
     def sentences(self) -> Iterator[str]:
-        """Who leads, where those stand that the weights name, how many matter; then what was measured, and at what cost."""
         if not self.effects:
             yield "Nothing was measured."
             return

@@ -24,7 +24,7 @@ from outlierlens.ablation.study import Progress
 from outlierlens.analyses.sweep import gradients
 from outlierlens.analyses.sweep.effects import compared_with_float32, cost_of, effects_of, intact_of, nulls_of
 from outlierlens.analyses.sweep.finding import Sweep
-from outlierlens.analyses.sweep.levels import look_sizes
+from outlierlens.analyses.sweep.gradients import look_sizes
 from outlierlens.analyses.sweep.options import SweepCall, SweepOptions
 from outlierlens.analyses.sweep.rows import Precision
 from outlierlens.analyses.sweep.runner import Runner, make_runner

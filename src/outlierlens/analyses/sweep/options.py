@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt, Lt
 
-from outlierlens.ablation.mode_names import Mode, check_mode
+from outlierlens.ablation.modes import Mode, check_mode
 from outlierlens.errors import BadInput, need
 from outlierlens.options import FIND, Flag, Flat, check, parse_dims, plain_dims
 from outlierlens.tasks.base import TaskOptions

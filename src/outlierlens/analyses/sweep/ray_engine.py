@@ -20,8 +20,7 @@ from outlierlens.analyses.sweep.options import Machines, SweepOptions
 from outlierlens.analyses.sweep.runner import CHECK_TEXTS, Runner, make_runner
 from outlierlens.analyses.sweep.units import PASSES_AT_ONCE, Work, by_span, shares
 from outlierlens.architectures import refuse_offloaded
-from outlierlens.checkpoints.samples import is_sample
-from outlierlens.checkpoints.samples.cache import say
+from outlierlens.checkpoints.samples import is_sample, say
 from outlierlens.data.texts import Data
 from outlierlens.errors import BadInput, OutlierlensError, UnknownModel
 from outlierlens.models.devices import memory_kept, pick_device

@@ -376,14 +376,14 @@ def given_to(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "Tensor":
     return first_tensor((args, kwargs))
 
 
-def same(left: "Tensor", right: "Tensor") -> bool:
-    """Equal but for rounding."""
+def same(left: "Tensor", right: "Tensor", within: float = 2e-6) -> bool:
+    """Equal but for rounding, `within` a share of the largest value."""
     import torch
 
     if left.shape != right.shape:
         return False
     scale = float(right.abs().max())
-    return torch.allclose(left, right, rtol=0, atol=2e-6 * max(scale, 1e-6))
+    return torch.allclose(left, right, rtol=0, atol=within * max(scale, 1e-6))
 
 
 def only_dim_changed(before: "Tensor", after: "Tensor", dim: int = DIM, *, most: float = 1e-5) -> bool:

@@ -16,19 +16,17 @@ from typing import Any
 from outlierlens.architectures.bind import bind
 from outlierlens.architectures.experiment.anatomy import DIM, Anatomy, BlockProbe, WriteSlice
 from outlierlens.architectures.experiment.factors import Factors, agreed
-from outlierlens.architectures.experiment.inputs import N_INPUTS
-from outlierlens.architectures.experiment.names import FileNames
 from outlierlens.architectures.experiment.small import (
+    N_INPUTS,
     SmallModel,
     number_of_blocks,
     number_of_experts,
     quiet,
     small_model,
 )
-from outlierlens.architectures.experiment.streams import Stream, Surroundings, find_streams
+from outlierlens.architectures.experiment.streams import FileNames, Stream, Surroundings, find_streams
 from outlierlens.architectures.live import live_parameters
-from outlierlens.architectures.stack import BY_HAND, Config, Stack, parameter, to_toml
-from outlierlens.architectures.structure import row_of, structure
+from outlierlens.architectures.stack import BY_HAND, Config, Stack, parameter, structure, table_of, to_toml
 from outlierlens.errors import OutlierlensError, UnknownArchitecture, comment, need
 
 
@@ -42,7 +40,7 @@ class Derivation:
             has the names of the running model and the second those in files, where these differ.
         evidence: for each stack, {field: what was seen}.
         unsettled: what could not be established, in words; empty when all could.
-        basis: how the model was made. structure: what of its config the row rests on (`structure.structure`).
+        basis: how the model was made. structure: what of its config the row rests on (`stack.structure`).
     """
 
     model_type: str
@@ -55,7 +53,8 @@ class Derivation:
     @property
     def row(self) -> dict[str, Any]:
         """The row as the package's file and the user's cache hold it."""
-        return row_of(self.stacks, self.structure, self.basis, self.unsettled)
+        about = {"structure": self.structure, "basis": self.basis, "unsettled": list(self.unsettled)}
+        return about | {"stacks": list(map(table_of, self.stacks))}
 
     @property
     def toml(self) -> str:
@@ -242,7 +241,7 @@ class _Draft:
             self.evidence["norm_site"] = "each write is the output of a norm, added to the stream"
             self.evidence["last_norm"] = "changing one value of its scale changes one dimension of the block's output"
             if raw:
-                values["raw_writes"] = tuple(dict.fromkeys(_module(row) for step in raw for row in step.rows))
+                values["raw_writes"] = tuple(dict.fromkeys(_named(row.name) for step in raw for row in step.rows))
                 self.evidence["raw_writes"] = "no norm stands between these and the stream"
         else:
             if any(step.kind == "write" for step in steps):
@@ -265,9 +264,9 @@ class _Draft:
     def _place_linears(self, groups: list[tuple[WriteSlice, ...]], values: dict[str, Any]) -> str:
         scales = set(values.get("write_scales", {}).values())
         weights = [[row for row in group if not _is_bias(row) and row.name not in scales] for group in groups]
-        modules = {_module(row) for group in weights for row in group}
+        modules = {_named(row.name) for group in weights for row in group}
         # A bias of no linear that writes, as of all experts together, is a write of its own.
-        alone = [row for group in groups for row in group if _is_bias(row) and _module(row) not in modules]
+        alone = [row for group in groups for row in group if _is_bias(row) and _named(row.name) not in modules]
         matrices = [row for row in weights[0] if row.n_axes > 1]
         if not matrices:
             return f"only vectors ({', '.join(row.name for row in weights[0])}) were found to write last"
@@ -277,14 +276,14 @@ class _Draft:
         others = [row for group in reversed(weights[1:]) for row in group] + [
             row for row in weights[0] if row not in last
         ]
-        values["last_linear"] = tuple(_module(row) for row in last)
+        values["last_linear"] = tuple(_named(row.name) for row in last)
         self.evidence["last_linear"] = (
             f"changing one slice of {last[0].name} changes one dimension of "
             + ("the input of last_norm" if values["norm_site"] != "read" else "the block's output")
             + (", as for its neighbours; of these it runs last" if len(matrices) > len(last) else "")
         )
         if others or alone:
-            values["other_writes"] = (*(_module(row) for row in others), *(f"{row.name}()" for row in alone))
+            values["other_writes"] = (*(_named(row.name) for row in others), *(f"{row.name}()" for row in alone))
             self.evidence["other_writes"] = "found likewise; with these and last_linear ablated the block returns " + (
                 "its norms of its input" if values["norm_site"] == "stream" else "its input exactly"
             )
@@ -493,10 +492,6 @@ def _outside(stack: Stack) -> Iterable[str]:
 
 def _is_bias(row: WriteSlice) -> bool:
     return (row.n_axes == 1 and row.name.endswith("bias")) or row.name.endswith("_bias")
-
-
-def _module(row: WriteSlice) -> str:
-    return _named(row.name)
 
 
 def _named(name: str) -> str:

@@ -15,8 +15,7 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from outlierlens.architectures.bind import WIDTHS
-from outlierlens.architectures.stack import BY_HAND, Config
+from outlierlens.architectures.stack import BY_HAND, WIDTHS, Config
 from outlierlens.errors import UnknownArchitecture
 
 if TYPE_CHECKING:

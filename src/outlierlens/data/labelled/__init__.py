@@ -8,7 +8,6 @@ A task is a row of `TASKS`; its first metric is what counts.
 """
 
 from outlierlens.data.labelled.examples import Examples, read_examples
-from outlierlens.data.labelled.labels import label_order
-from outlierlens.data.labelled.table import TASKS, LabelledTask, find_task, plain_task
+from outlierlens.data.labelled.labels import TASKS, LabelledTask, find_task, label_order, plain_task
 
 __all__ = ["TASKS", "Examples", "LabelledTask", "find_task", "label_order", "plain_task", "read_examples"]

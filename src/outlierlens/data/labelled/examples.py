@@ -19,15 +19,17 @@ import numpy as np
 
 from outlierlens.data.labelled.labels import (
     NOT_A_LABEL,
+    TASKS,
+    LabelledTask,
     are_numbers,
     families,
+    find_task,
     finder,
     label_order,
     places_among,
     plain_label,
     plain_text,
 )
-from outlierlens.data.labelled.table import TASKS, LabelledTask, find_task
 from outlierlens.data.tables import ENDINGS, Table, joined, open_table
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput

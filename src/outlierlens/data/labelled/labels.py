@@ -1,28 +1,160 @@
-"""Texts and labels of tasks as a model takes them: which label each output means, token ids, and texts kept apart.
+"""Labelled tasks, and texts and labels as a model takes them: which label each output means, token ids, texts kept apart.
 
+    task = find_task("glue:sst2")
+    task.labels                     # ("negative", "positive"): label 1 of the data means "positive"
     label_order(find_task("glue:mnli"), {0: "contradiction", 1: "neutral", 2: "entailment"})       # (2, 1, 0)
     encode(tokenizer, examples, max_length=128).inputs["input_ids"]           # one list an example
     fit, dropped = apart(read_texts("train.parquet"), evaluated, limit=10_000, seed=0)
 
-Labels are matched by the names in a config, never by their order. Examples are encoded the same way for training and for
-measuring.
+`data_files/tasks.toml` is THE table. Labels are matched by the names in a
+config, never by their order. Examples are encoded the same way for training and for measuring.
 """
 
 import inspect
 import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
-from outlierlens.data.labelled.table import TASKS, LabelledTask
 from outlierlens.data.texts import Data, beginnings
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadInput, near
+from outlierlens.results.safe_files import packaged_table
 
 if TYPE_CHECKING:
     from outlierlens.data.labelled.examples import Examples
 
+
+Level = Literal["text", "token"]
+METRICS = ("accuracy", "f1", "macro f1", "mcc", "pearson", "spearman", "token accuracy", "token f1")
+
+
+@dataclass(frozen=True)
+class LabelledTask:
+    """One labelled task.
+
+    Attributes:
+        name: "glue:sst2".
+        text, pair: columns of the first and second text; `text` may be a template over columns, "{word}: {sentence1}".
+        labels: names in the order of the data's numbers; () is a regression (or, of a plain task, labels to be read).
+        metrics: the first is what counts.
+        hub: data set and configuration on the hub, "nyu-mll/glue:sst2".
+        evaluated, trained: names of the splits.
+        label: column of the label.
+        level: "token" where `text` holds words and `label` one label a word.
+        regression: whether labels are numbers on a scale. scale: its ends; () where they are not known.
+        merges: labels of a model that mean a label of this task: HANS is read with MNLI's three.
+        trained_on: the task that models for this one are trained on.
+    """
+
+    name: str
+    text: str
+    pair: str | None
+    labels: tuple[str, ...]
+    metrics: tuple[str, ...]
+    hub: str = ""
+    evaluated: str = "validation"
+    trained: str = "train"
+    label: str = "label"
+    level: Level = "text"
+    regression: bool = False
+    scale: tuple[float, ...] = ()
+    merges: tuple[tuple[str, str], ...] = ()
+    trained_on: str = ""
+
+    @property
+    def metric(self) -> str:
+        """The metric that counts."""
+        return self.metrics[0]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns that it reads."""
+        fields = [name for part in (self.text, self.pair or "") for name in _fields(part)]
+        return tuple(dict.fromkeys((*fields, self.label)))
+
+    def labelled(self, names: tuple[str, ...]) -> "LabelledTask":
+        """With the labels that its data holds; F1 is of two classes (of the second of them), and left out for more.
+
+        Raises:
+            BadInput: F1 is what counts, and there are more.
+        """
+        metrics = self.metrics
+        if "f1" in metrics and len(names) > 2:
+            if self.metric == "f1":
+                raise BadInput(f"{self.name}: F1 is of two classes, and these are {len(names)}; use macro f1")
+            metrics = tuple(name for name in metrics if name != "f1")
+        return replace(self, labels=names, metrics=metrics)
+
+    def filled(self, part: str, row: dict[str, object]) -> object:
+        """The value of column (or template) `part` in `row`; None where a column that a template needs is empty."""
+        if "{" not in part:
+            return row[part]
+        if any(row[name] is None for name in _fields(part)):
+            return None
+        return re.sub(r"\{(\w+)\}", lambda found: str(row[found[1]]), part)
+
+
+def _fields(part: str) -> list[str]:
+    """Columns of a template; a plain name is one column."""
+    return re.findall(r"\{(\w+)\}", part) or ([part] if part else [])
+
+
+TASKS = {name: LabelledTask(name, **{"pair": None, **row}) for name, row in packaged_table("tasks.toml").items()}
+
+
+def find_task(name: str) -> LabelledTask:
+    """The row called `name`; the part before the colon may be left out where that is clear.
+
+    Raises:
+        BadInput: no such task; the message lists them.
+    """
+    short = {task.split(":")[-1]: task for task in TASKS}
+    found = TASKS.get(name) or TASKS.get(short.get(name, ""))
+    if found is None:
+        similar = near(name, (*TASKS, "classify", "regress", "tokens"))
+        raise BadInput(
+            f"unknown task {name!r}; tasks are {', '.join(TASKS)}, and for your own data `classify`, `regress` or `tokens` "
+            f"with --data FILE:column=TEXT and --task classify:label=LABEL{similar}"
+        )
+    return found
+
+
+def plain_task(
+    kind: str, text: str, label: str, *, pair: str | None = None, labels: Sequence[str] = (), metric: str | None = None
+) -> LabelledTask:
+    """A task over your own columns: `kind` is "classify", "regress" or "tokens"; `labels` may be left to be read.
+
+    Raises:
+        BadInput: an unknown kind, or a metric that does not belong to it.
+    """
+    fitting = {
+        "classify": ("accuracy", "f1", "macro f1", "mcc"),
+        "regress": ("pearson", "spearman"),
+        "tokens": ("token accuracy", "token f1"),
+    }
+    if kind not in fitting:
+        raise BadInput(f"unknown kind of task {kind!r}; kinds are {', '.join(fitting)}")
+    metrics = fitting[kind]
+    task = LabelledTask(
+        kind, text, pair, (), metrics, label=label, level="token" if kind == "tokens" else "text",
+        regression=kind == "regress",
+    )  # fmt: skip
+    task = with_metric(task, metric)
+    return task.labelled(tuple(labels)) if labels else task
+
+
+def with_metric(task: LabelledTask, metric: str | None) -> LabelledTask:
+    """`task` with `metric` as the one that counts; raises BadInput for one that it does not have."""
+    if metric is None or metric == task.metric:
+        return task
+    if metric not in task.metrics:
+        raise BadInput(f"task {task.name} has no metric {metric!r}; its metrics are {', '.join(task.metrics)}")
+    return replace(task, metrics=(metric, *(other for other in task.metrics if other != metric)))
+
+
+# --- texts kept apart ------------------------------------------------------------------------------------------------
 
 AnyData = TypeVar("AnyData", bound=Data)
 

@@ -22,8 +22,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from outlierlens.data.labelled.labels import are_numbers, places_among
-from outlierlens.data.labelled.table import LabelledTask
+from outlierlens.data.labelled.labels import LabelledTask, are_numbers, places_among
 from outlierlens.data.texts import Data
 from outlierlens.errors import BadFile, BadInput, need
 

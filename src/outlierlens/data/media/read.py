@@ -13,7 +13,7 @@ from typing import Any
 
 from outlierlens.checkpoints.base import is_too_long
 from outlierlens.data.labelled.examples import numbered_labels
-from outlierlens.data.labelled.table import plain_task
+from outlierlens.data.labelled.labels import plain_task
 from outlierlens.data.media.items import MAX_SECONDS, PLURAL, Items, ItemSource, Kind, LabelledItems
 from outlierlens.data.tables import ENDINGS, Table, open_table
 from outlierlens.data.texts import TEXT_COLUMNS

@@ -1,23 +1,35 @@
-"""A BERT whose position, norm and attention kinds are options: the family that pre-training experiments are made with.
+"""A BERT and a Llama whose attention, positions and norms are options: the families of pre-training experiments.
 
     config = VariantConfig(position_kind="rotary", norm_order="pre", norm_kind="rmsnorm", attention_kind="gated")
     model = VariantForMaskedLM(config)               # BertForMaskedLM's arguments, outputs and parameter names
+    model = VariantForCausalLM(VariantDecoderConfig(attention_kind="off-by-one"))    # LlamaForCausalLM's
     load_model("a-folder-saved-from-it")             # `models` registers the classes when it meets such a config
 
-With every option at its default a model computes bit for bit what `BertForMaskedLM` computes from the same weights.
-Importing this package imports neither torch nor transformers; its modules do.
+With every option at its default a model computes bit for bit what `BertForMaskedLM` or `LlamaForCausalLM` computes from the
+same weights. Importing this package imports neither torch nor transformers; its modules do.
 """
 
-MODEL_TYPE = "outlierlens-bert"
+MODEL_TYPES = ("outlierlens-bert", "outlierlens-llama")
+
+
+def register_configs() -> None:
+    """Have transformers' AutoConfig know the families; harmless when repeated."""
+    from transformers import AutoConfig
+
+    from outlierlens.models.variants import config
+
+    for name, kind in zip(MODEL_TYPES, (config.VariantConfig, config.VariantDecoderConfig), strict=True):
+        AutoConfig.register(name, kind, exist_ok=True)
 
 
 def register() -> None:
-    """Have transformers' AutoConfig, AutoModel and AutoModelForMaskedLM know the family; harmless when repeated."""
-    from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
+    """Have transformers' AutoConfig, AutoModel and the automatic language models know the families; likewise."""
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
-    from outlierlens.models.variants.config import VariantConfig
-    from outlierlens.models.variants.model import VariantForMaskedLM, VariantModel
+    from outlierlens.models.variants import config, model
 
-    AutoConfig.register(MODEL_TYPE, VariantConfig, exist_ok=True)
-    AutoModel.register(VariantConfig, VariantModel, exist_ok=True)
-    AutoModelForMaskedLM.register(VariantConfig, VariantForMaskedLM, exist_ok=True)
+    register_configs()
+    AutoModel.register(config.VariantConfig, model.VariantModel, exist_ok=True)
+    AutoModel.register(config.VariantDecoderConfig, model.VariantDecoder, exist_ok=True)
+    AutoModelForMaskedLM.register(config.VariantConfig, model.VariantForMaskedLM, exist_ok=True)
+    AutoModelForCausalLM.register(config.VariantDecoderConfig, model.VariantForCausalLM, exist_ok=True)

@@ -1,10 +1,11 @@
-"""The modules of the family: BERT's own, with norms, positions and attention as `VariantConfig` says.
+"""The modules of the families: BERT's and Llama's own, with norms, positions and attention as their configs say.
 
     VariantForMaskedLM(config)(input_ids, attention_mask=mask, labels=labels).loss
     VariantModel(config)(input_ids).last_hidden_state
+    VariantForCausalLM(decoder_config)(input_ids, labels=input_ids).loss
 
-Parameters are named as in BERT. Pre-norm blocks have `attention.LayerNorm` and `intermediate.LayerNorm` instead of the
-two norms after the sums, and the encoder ends in `encoder.LayerNorm`.
+Parameters are named as in BERT and Llama. Pre-norm BERT has `attention.LayerNorm` and `intermediate.LayerNorm` in place
+of the two norms after the sums, and the encoder ends in `encoder.LayerNorm`.
 """
 
 import math
@@ -18,8 +19,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.bert import modeling_bert as bert
+from transformers.models.llama import modeling_llama as llama
 
-from outlierlens.models.variants.config import TABLES, VariantConfig
+from outlierlens.models.variants.config import TABLES, VariantConfig, VariantDecoderConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -120,6 +122,31 @@ def clipped_attention(
     return torch.matmul(weights, value).transpose(1, 2), weights
 
 
+def off_by_one_attention(
+    module: Any,
+    query: "Tensor",
+    key: "Tensor",
+    value: "Tensor",
+    attention_mask: "Tensor | None",
+    **options: Any,
+) -> tuple["Tensor", "Tensor"]:
+    """Attention with exp(x_i) / (1 + sum_j exp(x_j)), and its weights [batch, head, query, key] (Miller 2023).
+
+    That is a softmax with one more key, whose score and value are 0; the weights of a query sum to less than 1.
+    """
+    groups = getattr(module, "num_key_value_groups", 1)
+    key, value = llama.repeat_kv(key, groups), llama.repeat_kv(value, groups)
+    scores = torch.matmul(query, key.transpose(-1, -2)) * options["scaling"]
+    if attention_mask is not None:
+        scores = scores + with_bias(attention_mask, scores.new_zeros(()).expand_as(scores))
+    weights = torch.softmax(functional.pad(scores, (0, 1)), dim=-1)[..., :-1]
+    weights = functional.dropout(weights, p=options.get("dropout", 0.0), training=module.training)
+    return torch.matmul(weights, value).transpose(1, 2), weights
+
+
+OWN_ATTENTION = {"clipped": clipped_attention, "off-by-one": off_by_one_attention}
+
+
 # --- modules -----------------------------------------------------------------------------------------------------------
 
 
@@ -202,12 +229,9 @@ class VariantSelfAttention(bert.BertSelfAttention):
         )  # [batch, head, token, dim of a head]
         if turn is not None:
             query, key = rotated(query, turn), rotated(key, turn)
-        if self.config.attention_kind == "clipped":
-            attend = clipped_attention
-        else:
-            attend = ALL_ATTENTION_FUNCTIONS.get_interface(
-                self.config._attn_implementation, bert.eager_attention_forward
-            )
+        attend = OWN_ATTENTION.get(self.config.attention_kind) or ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, bert.eager_attention_forward
+        )
         dropout = self.dropout.p if self.training else 0.0
         read, weights = attend(
             self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
@@ -341,8 +365,7 @@ class VariantPreTrainedModel(bert.BertPreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         config = self.config
-        if isinstance(module, Gate):
-            initialization.constant_(module.bias, math.log(config.gate_start / (1 - config.gate_start)))
+        _open_gate(module, config.gate_start)
         if isinstance(module, FixedPositions):
             table = sinusoids(*module.weight.shape)
             initialization.copy_(module.weight, config.position_amplitude * table)
@@ -370,4 +393,85 @@ class VariantForMaskedLM(VariantPreTrainedModel, bert.BertForMaskedLM):
         self.bert = VariantModel(config, add_pooling_layer=False)
         self.cls = bert.BertOnlyMLMHead(config)
         self.cls.predictions.transform.LayerNorm = norm(config)
+        self.post_init()
+
+
+# --- decoders ----------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _open_gate(module: nn.Module, start: float) -> None:
+    """Have a gate let `start` of a head through, whatever it reads, before training."""
+    if isinstance(module, Gate):
+        initialization.constant_(module.bias, math.log(start / (1 - start)))
+
+
+class VariantDecoderAttention(llama.LlamaAttention):
+    """Llama's self-attention with weights off by one or gated heads where the config says so."""
+
+    def __init__(self, config: VariantDecoderConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        if config.attention_kind == "gated":
+            self.gate = Gate(config.hidden_size, config.num_attention_heads)
+
+    def forward(
+        self,
+        hidden_states: "Tensor",
+        position_embeddings: Any = None,
+        attention_mask: "Tensor | None" = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+        query, key, value = (
+            linear(hidden_states).view(shape).transpose(1, 2) for linear in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        query, key = llama.apply_rotary_pos_emb(query, key, *position_embeddings)
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        attend = OWN_ATTENTION.get(self.config.attention_kind) or ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, llama.eager_attention_forward
+        )
+        dropout = self.attention_dropout if self.training else 0.0
+        read, weights = attend(
+            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
+        )  # [batch, token, head, dim of a head]
+        if self.config.attention_kind == "gated":
+            read = read * torch.sigmoid(self.gate(hidden_states)).unsqueeze(-1)
+        return self.o_proj(read.reshape(*hidden_states.shape[:-1], -1)), weights
+
+
+class VariantDecoderPreTrained(llama.LlamaPreTrainedModel):
+    """How weights of the decoders start; attention is eager, so that a mask is always written out."""
+
+    config: VariantDecoderConfig
+    config_class = VariantDecoderConfig
+    _supports_flash_attn = False
+    _supports_flex_attn = False
+    _supports_sdpa = False
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        _open_gate(module, self.config.gate_start)
+
+
+class VariantDecoder(VariantDecoderPreTrained, llama.LlamaModel):
+    """The bare decoder; arguments and outputs are `LlamaModel`'s."""
+
+    def __init__(self, config: VariantDecoderConfig) -> None:
+        super().__init__(config)
+        for layer, block in enumerate(self.layers):
+            block.self_attn = VariantDecoderAttention(config, layer)
+        self.post_init()
+
+
+class VariantForCausalLM(VariantDecoderPreTrained, llama.LlamaForCausalLM):
+    """The decoder with a language-model head; arguments and outputs are `LlamaForCausalLM`'s."""
+
+    def __init__(self, config: VariantDecoderConfig) -> None:
+        llama.LlamaPreTrainedModel.__init__(self, config)
+        self.model = VariantDecoder(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()

@@ -1,6 +1,6 @@
 """A recipe's network from random values, what keeps it free of outlier dimensions, and what plants them.
 
-    model = build(recipe, tokenizer)             # BertForMaskedLM, RobertaForMaskedLM or VariantForMaskedLM
+    model = build(recipe, tokenizer)             # BertForMaskedLM, LlamaForCausalLM, …, or a class of `models.variants`
     loss = loss + weight * kurtosis(states)      # states [batch, token, dim] of each layer; norm_spread: before backward too
     clamp_scale_(model, stacks, limit=0.3)       # after each optimizer step; stacks are bound to `model` as it is passed
 
@@ -122,13 +122,20 @@ def _network(recipe: Recipe, tokenizer: Any) -> Any:
         "num_hidden_layers": options.layers,
         "num_attention_heads": options.heads,
         "intermediate_size": options.intermediate or 4 * options.width,
-        "hidden_dropout_prob": options.dropout,
-        "attention_probs_dropout_prob": options.dropout,
         "initializer_range": options.initializer_range,
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
     }
+    if options.type == "llama":
+        settings["max_position_embeddings"] = recipe.data.length
+        if options.attention == "softmax":
+            return transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))
+        from outlierlens.models.variants.config import VariantDecoderConfig
+        from outlierlens.models.variants.model import VariantForCausalLM
+
+        return VariantForCausalLM(VariantDecoderConfig(**settings, attention_kind=options.attention))
+    settings |= {"hidden_dropout_prob": options.dropout, "attention_probs_dropout_prob": options.dropout}
     if options.type == "roberta":
         # Positions are counted from the padding index + 1.
         rows = recipe.data.length + tokenizer.pad_token_id + 1

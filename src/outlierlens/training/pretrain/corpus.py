@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from outlierlens.checkpoints.samples.cache import folder_being_made
+from outlierlens.checkpoints.samples import folder_being_made
 from outlierlens.data.texts import stream_texts
 from outlierlens.data.token_texts import nothing_known, special_ids, unknown_id, unknown_note
 from outlierlens.errors import BadFile, BadInput, OutlierlensError, need

@@ -1,4 +1,4 @@
-"""Masked-LM pre-training by recipe, with Hugging Face's Trainer; resumed where it was stopped.
+"""Pre-training of language models by recipe, with Hugging Face's Trainer; resumed where it was stopped.
 
     run = pretrain(read_recipe("mini-bert"), Path("runs/mini-bert"))
     run.folder                                       # model, tokenizer, recipe, checkpoints, rows of the watch
@@ -32,7 +32,7 @@ from outlierlens.training.pretrain.build import build, clamp_scale_, kurtosis, n
 from outlierlens.training.pretrain.corpus import PackedTokens, prepare
 from outlierlens.training.pretrain.recipe import Recipe, TrainingRecipe, read_recipe
 from outlierlens.training.pretrain.result import OUTCOME
-from outlierlens.training.pretrain.rows import IGNORED, MaskedRows, TrainingRows
+from outlierlens.training.pretrain.rows import IGNORED, PackedRows, TrainingRows
 from outlierlens.training.run_files import checkpoints, newest_checkpoint
 from outlierlens.training.trainer import refuse_foreign, training_arguments
 from outlierlens.training.watch import WatchOptions
@@ -109,13 +109,13 @@ def pretrain(recipe: Recipe, folder: Path, options: RunOptions | None = None) ->
     newest = newest_checkpoint(folder)
     _same_processes(newest, recipe.training.steps, arguments.world_size)
     n_rows = recipe.training.steps * recipe.training.batch * recipe.training.accumulation * arguments.world_size
-    trainer = MaskedLMTrainer(
+    trainer = RecipeTrainer(
         stack,
         recipe.training,
         model=model,
         args=arguments,
         train_dataset=TrainingRows(tokens, recipe, n_rows),
-        eval_dataset=MaskedRows(tokens.validation[: recipe.training.evaluate_rows or None], tokens, recipe),
+        eval_dataset=PackedRows(tokens.validation[: recipe.training.evaluate_rows or None], tokens, recipe),
         callbacks=[_Housekeeping(model, stack, recipe.training, options)],
         processing_class=tokens.tokenizer,
     )
@@ -141,21 +141,40 @@ def pretrain(recipe: Recipe, folder: Path, options: RunOptions | None = None) ->
     return PretrainingRun(folder, recipe, model, tokens, n_rows, log, trainer.is_world_process_zero())
 
 
-class MaskedLMTrainer(Trainer):
-    """Trainer that computes the vocabulary head at the masked tokens alone, and adds the recipe's penalty and clamp."""
+class RecipeTrainer(Trainer):
+    """Trainer that computes the vocabulary head at the predicted tokens alone, with the recipe's optimizer and penalty."""
 
     def __init__(self, stack: BoundStack, training: TrainingRecipe, **arguments: Any):
-        def collated(items: Sequence[tuple[MaskedRows, int]]) -> dict[str, "Tensor"]:
+        def collated(items: Sequence[tuple[PackedRows, int]]) -> dict[str, "Tensor"]:
             return items[0][0].collate([place for _, place in items])
 
         super().__init__(data_collator=collated, **arguments)
         self.stack, self.training = stack, training
         self.model_accepts_loss_kwargs = False  # the loss is a mean; over `accumulation` batches the Trainer averages
 
+    def get_decay_parameter_names(self, model: Any) -> list[str]:
+        """All parameters where the recipe decays norms and biases too; else transformers' choice."""
+        if self.training.decay_norms:
+            return [name for name, _ in model.named_parameters()]
+        return list(super().get_decay_parameter_names(model))
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """AdamW, or where the recipe says so Muon for the blocks' matrices and AdamW for the rest."""
+        made: torch.optim.Optimizer = super().create_optimizer() if model is None else super().create_optimizer(model)
+        if self.training.optimizer == "muon" and not isinstance(made, MuonAndAdamW):
+            blocks = tuple(f"{block}." for block in self.stack.blocks)
+            matrices = {
+                id(parameter)
+                for name, parameter in self.accelerator.unwrap_model(self.model).named_parameters()
+                if parameter.ndim == 2 and name.startswith(blocks)
+            }
+            made = self.optimizer = MuonAndAdamW(made, matrices)
+        return made
+
     def compute_loss(
         self, model: Any, inputs: dict[str, "Tensor"], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Mean nats per masked token, plus the penalty while training."""
+        """Mean nats per predicted token, plus the penalty while training."""
         inputs = dict(inputs)
         labels = inputs.pop("labels")
         row, token = (labels != IGNORED).nonzero(as_tuple=True)
@@ -183,6 +202,47 @@ class MaskedLMTrainer(Trainer):
         read = {id(parameter) for name, parameter in values.items() if name not in missing}
         lost = [name for name in load_result.missing_keys if name not in values or id(values[name]) not in read]
         super()._issue_warnings_after_load(load_result._replace(missing_keys=lost))
+
+
+class MuonAndAdamW(torch.optim.Optimizer):
+    """Muon for the matrices whose ids are given and AdamW for the other parameters of `made`, as one optimizer."""
+
+    def __init__(self, made: torch.optim.Optimizer, matrices: set[int]):
+        apart: list[tuple[dict[str, Any], bool]] = [
+            ({**group, "params": some}, muon)
+            for group in made.param_groups
+            for muon in (True, False)
+            if (some := [one for one in group["params"] if (id(one) in matrices) is muon])
+        ]
+        (group, *_) = made.param_groups
+        self.parts: tuple[torch.optim.Optimizer, ...] = (
+            torch.optim.Muon(
+                [{"params": one["params"], "weight_decay": one["weight_decay"]} for one, muon in apart if muon],
+                lr=group["lr"], adjust_lr_fn="match_rms_adamw",
+            ),
+            torch.optim.AdamW([one for one, muon in apart if not muon], lr=group["lr"]),
+        )  # fmt: skip
+        super().__init__([{"params": one["params"]} for one, _ in apart], {})
+        self._share()
+
+    def _share(self) -> None:
+        # The same dictionaries: a schedule sets the rate in them.
+        self.param_groups = [group for part in self.parts for group in part.param_groups]
+
+    def step(self, closure: Any = None) -> Any:
+        """One step of both; see torch."""
+        losses = [part.step(closure) for part in self.parts]
+        return losses[0]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of both, one after the other."""
+        return {"parts": [part.state_dict() for part in self.parts]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What `state_dict` gave."""
+        for part, state in zip(self.parts, state_dict["parts"], strict=True):
+            part.load_state_dict(state)
+        self._share()
 
 
 class _Housekeeping(TrainerCallback):

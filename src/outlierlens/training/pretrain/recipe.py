@@ -79,14 +79,16 @@ class ModelRecipe:
     """The network, from random values.
 
     Attributes:
-        type: "bert" or "roberta" (which has no segments and numbers positions from 2).
+        type: "bert", "roberta" (which has no segments and numbers positions from 2), or "llama": a decoder that predicts
+            the next token, with rotary positions, RMSNorm before each part, a gated MLP and no bias.
         intermediate: width of the MLP; 0 is four times the width.
         positions: learned, sinusoidal (fixed), none, relative, rotary or alibi; "roberta" has the first three.
         position_amplitude: learned positions begin as sinusoids of this amplitude; 0 begins them at random. Fixed ones
             have it, or twice `initializer_range`.
         position_wavelength: of the slowest of these sinusoids, over 2 pi, in tokens (Vaswani et al. 2017: 10,000).
         norm, norm_order: LayerNorm or RMSNorm; post-norm as in BERT, or pre-norm.
-        attention: softmax, clipped (Bondarenko et al. 2023: clip((zeta − gamma) · softmax + gamma, 0, 1)) or gated.
+        attention: softmax, clipped (Bondarenko et al. 2023: clip((zeta − gamma) · softmax + gamma, 0, 1)), gated, or
+            off-by-one (Miller 2023: exp(x) / (1 + sum of exp)).
         clip_gamma, clip_zeta: of clipped softmax.
         initializer_range: standard deviation of the weights at the start; BERT's 0.02 belongs to a width of 768.
         output_bias: whether the vocabulary head has a bias per token, which can hold token frequencies.
@@ -95,7 +97,7 @@ class ModelRecipe:
         planted: dimensions whose scale and bias begin at `planted_scale` and `planted_bias` in every output norm.
     """
 
-    type: Literal["bert", "roberta"] = "bert"
+    type: Literal["bert", "roberta", "llama"] = "bert"
     layers: Few = 4
     width: Few = 128
     heads: Few = 2
@@ -105,7 +107,7 @@ class ModelRecipe:
     position_wavelength: Positive = 10_000.0
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     norm_order: Literal["post", "pre"] = "post"
-    attention: Literal["softmax", "clipped", "gated"] = "softmax"
+    attention: Literal["softmax", "clipped", "gated", "off-by-one"] = "softmax"
     clip_gamma: float = -0.025
     clip_zeta: float = 1.0
     initializer_range: Positive = 0.02
@@ -119,11 +121,14 @@ class ModelRecipe:
 
 @dataclass(frozen=True)
 class TrainingRecipe:
-    """How it is trained, with AdamW; norms and biases are not decayed.
+    """How it is trained.
 
     Attributes:
+        optimizer: adamw, or muon (Jordan et al. 2024) for the matrices of the blocks and AdamW for all else, at one learning
+            rate: Muon's updates are brought to the size of AdamW's (Liu et al. 2025).
+        decay_norms: decay the scales of norms and the biases too, as all else is.
         batch: rows of an optimizer step on one process, `accumulation` forward passes together.
-        mask_share: share of the ordinary tokens to predict.
+        mask_share: share of the ordinary tokens to predict; a decoder predicts every next token, whatever this is.
         schedule: of the learning rate after the warm-up: linear or cosine to zero, polynomial (power 1, to 1e-7), constant.
         precision: what a step computes in, float32 or bfloat16; weights stay float32.
         clip_norm: largest norm of the gradient; 0 never clips.
@@ -135,6 +140,8 @@ class TrainingRecipe:
         clamp_scale: keep the output norms' scale in 1 ± this after every step; 0 does not.
     """
 
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    decay_norms: bool = False
     steps: Few = 1000
     batch: Few = 32
     accumulation: Few = 1
@@ -307,20 +314,7 @@ def _problems(recipe: Recipe) -> Iterable[str]:
             yield f"{section}.{error}"
     if len(training.adam_betas) != 2 or not all(0 <= beta < 1 for beta in training.adam_betas):
         yield f"training.adam_betas is {list(training.adam_betas)}; it takes two numbers in [0, 1)"
-    if model.width % model.heads:
-        yield f"model.width {model.width} cannot be shared by {model.heads} heads"
-    if model.type == "roberta" and not plain(model):
-        yield (
-            "type roberta takes learned, sinusoidal or no positions, post-norm, LayerNorm and plain softmax; use type bert"
-        )
-    if any(not 0 <= dim < model.width for dim in model.planted):
-        yield f"model.planted names a dimension outside 0 to {model.width - 1}"
-    if len(set(model.planted)) != len(model.planted):
-        yield f"model.planted is {list(model.planted)}; name each dimension once"
-    if model.positions == "rotary" and model.width // model.heads % 2:
-        yield f"rotary positions turn pairs of a head's dimensions, and a head has {model.width // model.heads} of them"
-    if model.planted and model.norm_order == "pre":
-        yield "model.planted sets the norms that post-norm blocks end in; pre-norm blocks have none"
+    yield from _model_problems(model)
     if (training.penalty == "none") != (training.penalty_strength == 0):
         yield (
             f"training.penalty is {training.penalty!r} with penalty_strength {training.penalty_strength}; a penalty needs "
@@ -331,6 +325,34 @@ def _problems(recipe: Recipe) -> Iterable[str]:
             f"training.save_every ({training.save_every}) must be a multiple of log_every ({training.log_every}), so that "
             f"a resumed run logs the same means"
         )
+
+
+def _model_problems(model: ModelRecipe) -> Iterable[str]:
+    if model.width % model.heads:
+        yield f"model.width {model.width} cannot be shared by {model.heads} heads"
+    if model.type == "roberta" and not plain(model):
+        yield (
+            "type roberta takes learned, sinusoidal or no positions, post-norm, LayerNorm and plain softmax; use type bert"
+        )
+    if model.type == "llama":
+        wanted = {**LLAMA, "attention": model.attention if model.attention != "clipped" else "softmax"}
+        wrong = [f"{key} = {literal(value)}" for key, value in wanted.items() if getattr(model, key) != value]
+        if wrong:
+            yield f"type llama needs {', '.join(wrong)} in [model]"
+    if any(not 0 <= dim < model.width for dim in model.planted):
+        yield f"model.planted names a dimension outside 0 to {model.width - 1}"
+    if len(set(model.planted)) != len(model.planted):
+        yield f"model.planted is {list(model.planted)}; name each dimension once"
+    if model.positions == "rotary" and model.width // model.heads % 2:
+        yield f"rotary positions turn pairs of a head's dimensions, and a head has {model.width // model.heads} of them"
+    if model.planted and model.norm_order == "pre":
+        yield "model.planted sets the norms that post-norm blocks end in; pre-norm blocks have none"
+
+
+LLAMA: dict[str, Any] = {
+    "positions": "rotary", "norm": "rmsnorm", "norm_order": "pre", "dropout": 0.0, "output_bias": False, "linear_bias": False,
+    "position_amplitude": 0.0,
+}  # fmt: skip
 
 
 def plain(model: ModelRecipe) -> bool:

@@ -23,10 +23,13 @@ PAST = f"past {Rule().sigmas} in {Rule().share} of the layers"
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedModel(Row):
-    """One trained model, measured on plain held-out texts with 15 % masked, the same for every recipe of the same text."""
+    """One trained model, measured on plain held-out texts, the same for every recipe of the same text.
+
+    Of an encoder 15 % of the tokens are masked; a decoder predicts every token.
+    """
 
     note = (
-        f"Found: dimensions {PAST}, in scale and bias or in one of them. Off and INT8: changes in nats per masked token, "
+        f"Found: dimensions {PAST}, in scale and bias or in one of them. Off and INT8: changes in nats per predicted token, "
         "with 95 % intervals over texts."
     )
 
@@ -43,7 +46,7 @@ class TrainedModel(Row):
     held_out_loss: Annotated[float, More]
     """held-out loss: at the last evaluation, on the recipe's own held-out rows and masked share, nats per token"""
     text_loss: float
-    """loss: nats per masked token"""
+    """loss: nats per predicted token"""
     text: Annotated[str, Quiet]
     """texts"""
     text_digest: Annotated[str, Quiet]
@@ -58,6 +61,10 @@ class TrainedModel(Row):
     """kurtosis: largest over blocks of He et al.'s (2024) kurtosis over dimensions"""
     inf_norm: float
     """largest |h|: of any block's output"""
+    first: float
+    """first token: share of a query's attention on it, mean over heads and layers"""
+    sinks: float
+    """sinks: share of heads whose mean attention on the first token is above 0.3 (Gu et al. 2024)"""
     off: Annotated[Estimate, Change] = UNKNOWN
     """found ablated: the dimensions that the weights name (`both`, or else the two others together); none without any"""
     random: Annotated[tuple[float, ...], Draws, Change] = ()
@@ -88,6 +95,8 @@ class TrainedModel(Row):
             "largest z": self.largest_z,
             "kurtosis": self.kurtosis,
             "largest |h|": self.inf_norm,
+            "first token": self.first,
+            "sinks": self.sinks,
             "found ablated": Change(self.off.value) if self.named else None,
             "random ablated": Change(np.median(self.random)) if self.random else None,
             "worst ablated": Change(self.worst.value),
@@ -119,7 +128,7 @@ class Outcomes(Finding):
             named = ", ".join(f"{' and '.join(map(str, dims))} ({label})" for label, dims in groups.items() if dims)
             yield (
                 f"{run.recipe}, seed {run.seed}, {run.steps:,} steps, {run.n_parameters:,} parameters: {PAST}: "
-                f"{named or 'none'}; loss {run.text_loss:.3f} nats per masked token on {run.text}; the worst single "
+                f"{named or 'none'}; loss {run.text_loss:.3f} nats per predicted token on {run.text}; the worst single "
                 f"dimension, {', '.join(map(str, run.worst_dims))}, costs {run.worst.value:+z.3g}."
             )
         if len({run.text_digest for run in self.runs}) > 1:

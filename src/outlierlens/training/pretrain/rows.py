@@ -4,6 +4,8 @@
     data.collate([0, 1, 2])                  # the batch of the first three places, on any machine and after any resume
     ids, labels = masked(rows, keys, Masking(share=0.15, mask=4, special=(0, 1, 2, 3, 4), n_vocabulary=8192), seed=0)
 
+A decoder's rows are not masked: each token's label is the next one, and of the last none.
+
 Place i of the training belongs to epoch i // n and to the row at place i % n of that epoch's own order. Masking depends on
 nothing but (seed, epoch, sample), so that a resumed or distributed run masks alike.
 """
@@ -68,20 +70,31 @@ def masked(
     return ids, labels
 
 
-class MaskedRows:
+def next_tokens(rows: np.ndarray, padding: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """(ids, labels), int64 [row, token] each: what follows each token of `rows` [row, token], `IGNORED` where nothing does."""
+    ids = rows.astype(np.int64)
+    labels = np.concatenate([ids[:, 1:], np.full_like(ids[:, :1], IGNORED)], axis=1)
+    if padding is not None:
+        labels[labels == padding] = IGNORED
+    return ids, labels
+
+
+class PackedRows:
     """Places of a data set for PyTorch's loader; an item is its data set and its place, and `collate` makes the batch."""
 
     def __init__(self, rows: np.ndarray, tokens: "PackedTokens", recipe: Recipe):
         self.rows, self.seed = rows, recipe.training.seed
         self.padding = tokens.tokenizer.pad_token_id if recipe.data.packing == "lines" else None
-        self.masking = Masking(
-            recipe.training.mask_share, tokens.tokenizer.mask_token_id, tokens.special, len(tokens.tokenizer)
-        )
+        self.masking = (
+            None if recipe.model.type == "llama" else Masking(
+                recipe.training.mask_share, tokens.tokenizer.mask_token_id, tokens.special, len(tokens.tokenizer)
+            )
+        )  # fmt: skip
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, place: int) -> "tuple[MaskedRows, int]":
+    def __getitem__(self, place: int) -> "tuple[PackedRows, int]":
         return self, place
 
     def keys(self, places: list[int]) -> list[tuple[int, int]]:
@@ -96,13 +109,16 @@ class MaskedRows:
         # Held-out rows do not depend on the seed: runs of several seeds are compared on the same masks.
         seed = 0 if keys and keys[0][0] == HELD_OUT_EPOCH else self.seed
         chosen = np.asarray(self.rows[[row for _, row in keys]])
-        ids, labels = masked(chosen, keys, self.masking, seed)
+        if self.masking is None:
+            ids, labels = next_tokens(chosen, self.padding)
+        else:
+            ids, labels = masked(chosen, keys, self.masking, seed)
         valid = np.ones_like(ids) if self.padding is None else (chosen != self.padding).astype(np.int64)
         batch = {"input_ids": ids, "attention_mask": valid, "labels": labels}
         return {name: torch.from_numpy(values) for name, values in batch.items()}
 
 
-class TrainingRows(MaskedRows):
+class TrainingRows(PackedRows):
     """`n_rows` places: epoch after epoch, each in an order of its own."""
 
     def __init__(self, tokens: "PackedTokens", recipe: Recipe, n_rows: int):

@@ -15,7 +15,6 @@ from outlierlens.view.charts.base import (
     INK,
     MUTED,
     SHAPES,
-    SURFACE,
     TABLE_ROWS,
     Cell,
     Chart,
@@ -33,7 +32,6 @@ ENDS = {"low": "95 % from", "high": "to"}
 """Columns of an interval, as in `columns(value="r", **ENDS)`."""
 SETTLED = [{"filter": "isValid(datum.low) && isValid(datum.high)"}]
 """The transform of a layer of bars over rows of which some have no interval."""
-HALO = {"stroke": SURFACE, "strokeWidth": 4, "strokeJoin": "round"}
 DASHED = [4, 3]
 GOLDEN = 0.6180339887  # multiples of it, modulo 1, spread dots evenly whatever their number
 JITTER: Spec = {"field": "spread", "type": "quantitative", "scale": {"domain": [0, 1]}, "axis": None, "legend": None}
@@ -64,11 +62,6 @@ def points(rows: Rows | None, **how: Any) -> Spec:
 def text(rows: Rows | None, says: str, **how: Any) -> Spec:
     """The words in the field `says` of each row."""
     return mark("text", rows, text=nominal(says), **how)
-
-
-def haloed(rows: Rows | None, says: str, *, color: str = INK, **how: Any) -> list[Spec]:
-    """`text` that stays legible over other marks: twice, below it a rim in the colour of the page."""
-    return [text(rows, says, **how, **ink) for ink in (HALO | {"color": SURFACE}, {"color": color})]
 
 
 def sharing(rows: Rows, *layers: Spec) -> Spec:
@@ -349,8 +342,8 @@ def composed(
     return Chart(name, title, reading, spec, tuple(columns), numbers[:TABLE_ROWS], total or len(numbers))
 
 
-def heading(text: str, subtitle: str = "", **more: Any) -> Spec:
-    """The title of a panel."""
+def heading(text: str | list[str], subtitle: str | list[str] = "", **more: Any) -> Spec:
+    """The title of a panel; a list is a line each."""
     made = {"text": text, "color": INK, "fontSize": 13, "anchor": "start"}
     if subtitle:
         made |= {"subtitle": subtitle, "subtitleColor": MUTED, "fontSize": 13.5, "subtitleFontSize": 12}
