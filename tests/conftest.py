@@ -68,7 +68,7 @@ APART = frozenset((
     "test_replicate_luo", "test_probe_redrawn", "test_statistics_subsampling", "test_atlas_build", "test_derived",
     "test_repair_families", "test_offload", "test_foreign_words", "test_repair", "test_repair_elsewhere", "test_watch_alarm",
     "test_report_both", "test_report_sweep", "test_by_block", "test_by_block_findings", "test_sweep", "test_sweep_bulk",
-    "test_sweep_command", "test_sweep_labelled", "test_sweep_runner", "test_memory", "test_results_shapes",
+    "test_sweep_command", "test_sweep_labelled", "test_memory", "test_results_shapes",
     "test_finetune_families", "test_planted", "test_derive", "test_changes_inside", "test_modalities", "test_atlas_hub_lists",
     "test_range_families", "test_atlas_foreign_rows", "test_card", "test_mutants",
     "test_atlas_lookup", "test_atlas_page", "test_trainers", "test_adapter",

@@ -104,9 +104,11 @@ def train(folder: Path, accumulation: int) -> None:
 
 def alarm(folder: Path, accumulation: int) -> None:
     """As `train`, with a dimension that grows and a checkpoint where that is announced."""
+    from outlierlens.training.watch_alarm import Approach
+
     trainer = ordered(folder, gradient_accumulation_steps=accumulation, max_steps=24, learning_rate=1e-6)
     trainer.add_callback(Pushed())
-    watch_in(trainer, folder, every=EVERY, on_alarm="checkpoint")
+    watch_in(trainer, folder, every=EVERY, on_alarm="checkpoint", approach=Approach(near=0.7, records=1, speed=0.0))
     trainer.train()
 
 

@@ -15,83 +15,98 @@ from outlierlens import OutlierCallback
 from outlierlens.commands import watch
 from outlierlens.detection.rules import Rule, zscore
 from outlierlens.options import WatchOptions
-from outlierlens.training.watch_alarm import MEASURED, Alarm, AlarmError, EarlyWarning
+from outlierlens.training.watch_alarm import MEASURED, Alarm, AlarmError, Approach, EarlyWarning
+from script_modules import script
 from watch_training import IDS, Pushed, model_of, trainer_of
 
-LAYERS, WIDTH, RECORDS = 6, 64, 60
-LEAVES = 7
+LAYERS, WIDTH, DIM = 4, 64, 7
+EASY = Approach(near=0.7, records=1, speed=0.0)
 
 
-def walk(seed: int, pushed: float = 0.0) -> np.ndarray:
-    """z [record, layer, dim] of random walks with heavy tails; dimension 7 is pushed in five layers from record 20 on."""
-    steps = np.random.default_rng(seed).standard_t(3, size=(RECORDS, LAYERS, WIDTH))
-    steps[20:, 1:, LEAVES] += pushed
-    return np.stack([zscore(values) for values in np.cumsum(steps, axis=0)])
+def rows_of(strengths: list[float], layers: int = 2, speeds: list[float] | None = None) -> list[np.ndarray]:
+    """Values [layer, dim] in which |z| of dimension 7 is that share of 3 in so many layers, and all move so fast together."""
+    rows, moved = [], 0.0
+    for record, strength in enumerate(strengths):
+        values = np.random.default_rng(0).normal(size=(LAYERS, WIDTH)) * 0.5
+        values[:, DIM] = 0.0
+        for layer in range(layers):
+            low, high = 0.0, 100.0
+            for _ in range(60):
+                values[layer, DIM] = (low + high) / 2
+                low, high = (
+                    (low, values[layer, DIM])
+                    if zscore(values)[layer, DIM] > 3 * strength
+                    else (values[layer, DIM], high)
+                )
+        moved += (speeds or [100.0] * len(strengths))[record]
+        rows.append(values + moved)  # z does not see what all share
+    return rows
 
 
-def past(z: np.ndarray) -> np.ndarray:
-    """Where a dimension has left by the rule, bool [record, dim]."""
-    return np.array([Rule().enough(Rule().layers_past(row), LAYERS) for row in z])
+@pytest.mark.parametrize(
+    ("strengths", "layers", "alarms"),
+    [
+        ([0.5, 0.82, 0.85, 0.9, 0.95], 2, [3]),  # the third record in a row, once
+        ([0.5, 0.82, 0.85, 0.9, 0.95], 1, []),  # half of four layers are two
+        ([0.82, 0.9, 0.88, 0.85], 2, []),  # it falls back
+        ([0.82, 0.85, 0.79, 0.9, 0.91, 0.92], 2, [5]),  # begun again after a break
+        ([0.82, 0.9, 1.02, 0.9, 0.95, 0.97], 2, []),  # it had left before
+        ([0.79] * 9, 2, []),
+    ],
+)
+def test_what_is_near_for_long_enough_is_announced_once(strengths: list[float], layers: int, alarms: list[int]) -> None:
+    for kinds, kind in ((("scale",), "scale"), (("scale", "bias"), "bias")):
+        warning = EarlyWarning(Rule(), Approach(near=0.8, records=3, speed=0.0))
+        flat = np.tile(np.linspace(-1, 1, WIDTH), (LAYERS, 1))
+        seen = [
+            warning.see(10 * record, {name: row if name == kind else flat for name in kinds})
+            for record, row in enumerate(rows_of(strengths, layers))
+        ]
+        found = [alarm for some in seen for alarm in some]
+        assert [(alarm.step, alarm.dim, alarm.kind) for alarm in found] == [(10 * n, DIM, kind) for n in alarms]
+        for alarm, record in zip(found, alarms, strict=True):
+            assert alarm.strength == pytest.approx(3 * strengths[record])
 
 
-def followed(z: np.ndarray, rate: float = 0.1) -> list[Alarm]:
-    warning = EarlyWarning(Rule(), rate)
-    return [alarm for step, row in enumerate(z) for alarm in warning.see(10 * step, {"scale": row})]
+def test_nothing_is_announced_once_the_weights_hardly_move() -> None:
+    strengths = [*[0.5] * 7, 0.81, 0.85, 0.9, 0.91]
+    for last, alarms in ((100.0, 1), (60.0, 1), (40.0, 0)):
+        warning = EarlyWarning(Rule(), Approach(near=0.8, records=3, speed=0.5))
+        # Over three records: 300 at the fastest, and at the end three times the last one.
+        rows = rows_of(strengths, speeds=[0.0, 100.0, 100.0, 100.0, *[last] * 7])
+        found = [alarm for step, row in enumerate(rows) for alarm in warning.see(step, {"scale": row})]
+        assert [alarm.step for alarm in found] == [9] * alarms, last
 
 
-def test_what_leaves_is_announced_before_it_does() -> None:
-    announced = leads = 0
-    for seed in range(20):
-        z = walk(seed, pushed=1.5)
-        left = int(np.flatnonzero(past(z)[:, LEAVES])[0])
-        first = [alarm for alarm in followed(z) if alarm.dim == LEAVES]
-        assert len(first) <= 1
-        announced += bool(first)
-        leads += sum(alarm.step < 10 * left for alarm in first)
-    assert leads == announced  # never at the crossing or behind it
-    assert announced >= 16
+def test_the_benchmark_counts_what_comes_true_and_who_is_left_alone() -> None:
+    benchmark = script("benchmarks/watch_alarm.py")
 
+    def run(strengths: list[float]) -> Any:
+        rows = np.stack(rows_of(strengths))
+        past = np.zeros((len(rows), WIDTH), dtype=bool)
+        past[:, DIM] = np.array(strengths) >= 1
+        return benchmark.Run(10 * np.arange(len(rows)), {"scale": rows}, {"scale": past})
 
-def test_runs_whose_layers_share_nothing_raise_few_alarms() -> None:
-    clean = [walk(seed) for seed in range(100, 160)]
-    alarmed = sum(bool(followed(z)) for z in clean)
-    assert alarmed <= 11  # 60 runs at 10 %: more have probability 2 %
-    # The test and not its other two conditions holds the rate: at ten times the rate, more runs raise one.
-    assert sum(bool(followed(z, rate=0.9)) for z in clean) > alarmed
-
-
-def test_the_boundary_by_brute_force() -> None:
-    z = walk(3)
-    warning = EarlyWarning(Rule(), 0.5)
-    passed: set[int] = set()
-    largest = 0.0
-    for record, row in enumerate(z):
-        warning.see(record, {"scale": row, "bias": -row[::-1]})
-        if record < 2:
-            continue
-        turns = np.random.default_rng(0).integers(0, WIDTH, size=(399, LAYERS))
-        means = []
-        for turn in turns:
-            best = 0.0
-            for kind in (row, -row[::-1]):
-                rolled = np.stack([np.roll(values, -by) for values, by in zip(kind, turn, strict=True)])
-                near = (np.abs(rolled) >= 0.85 * 3).sum(0) >= 3
-                best = max(best, *np.abs(rolled.mean(0))[near], 0.0)
-            means.append(best)
-        room = int(400 * 0.5 * (1 - 0.5 ** ((record - 1) / 20))) - len(passed)
-        waiting = sorted((mean for number, mean in enumerate(means) if number not in passed), reverse=True)
-        expected = waiting[room - 1] if room > 0 else max(largest, *means)
-        largest = max(largest, *means)
-        assert warning.boundary == pytest.approx(expected, rel=1e-5)
-        if room > 0:
-            passed |= {number for number, mean in enumerate(means) if mean > 0 and mean >= expected * (1 - 1e-6)}
+    leaves = run([0.5, 0.82, 0.85, 0.9, 0.95, 0.97, 1.1, 1.2, 1.3, 0.9])  # announced at record 3, past from 6 on
+    jumps = run([0.5, 0.5, 1.1, 1.2, 1.3])  # an emergence that nothing announces
+    touches = run([0.5, 0.82, 0.85, 0.9, 1.1, 0.9])  # comes true, and is no emergence of three records
+    nears, silent = run([0.5, 0.82, 0.85, 0.9, 0.9]), run([0.5, 0.6])  # both clean
+    approach = Approach(near=0.8, records=3, speed=0.0)
+    found = benchmark.counted([leaves, jumps, touches, nears, silent], approach)
+    assert found == benchmark.Count(clean=2, alarmed=1, raised=3, true=2, emerged=2, leads=((30, 3),))
+    far = run([0.5, 0.82, 0.85, 0.9, *[0.8] * benchmark.HORIZON, 1.1])
+    assert benchmark.counted([far], approach)[2:4] == (1, 0)  # one record later than it had to
+    assert not found.trusted
+    assert benchmark.Count(clean=10, alarmed=1, raised=10, true=7).trusted
+    names = {benchmark.recipe_of(number, []).name for number in benchmark.RUNS}
+    assert len(names) == len(benchmark.RUNS) > 40
 
 
 def pushed_loop(path: Path, on_alarm: Any, steps: range, model: Any = None) -> tuple[list[str], Any]:
     """(lines, watcher) of a loop of no training, in which one dimension grows."""
     lines: list[str] = []
     model = model or build(FAMILIES["bert"], "MaskedLM")
-    options = WatchOptions(every=2, probe=IDS, notice=lines.append, on_alarm=on_alarm)
+    options = WatchOptions(every=2, probe=IDS, notice=lines.append, on_alarm=on_alarm, approach=EASY)
     with watch(model, path, options, start=steps.start - 1) as watcher:
         for step in steps:
             Pushed.push_(model)
@@ -113,7 +128,7 @@ def test_a_loop_hears_of_it_and_a_resumed_one_not_again(tmp_path: Path) -> None:
     with pytest.raises(AlarmError, match=rf"^step {alarm.step}: dimension {Pushed.DIM} nears the threshold"):
         pushed_loop(tmp_path / "b.jsonl", "raise", range(1, 41), model)
     assert (tmp_path / "b.jsonl").read_text() == (tmp_path / "a.jsonl").read_text()  # its row is there
-    lines, watcher = pushed_loop(tmp_path / "b.jsonl", "raise", range(alarm.step + 1, alarm.step + 11), model)
+    lines, watcher = pushed_loop(tmp_path / "b.jsonl", "raise", range(alarm.step + 1, alarm.step + 31), model)
     assert not [line for line in lines if "nears" in line]
     assert [line for line in lines if f"dimension {Pushed.DIM} is past" in line]
 
@@ -151,7 +166,7 @@ def test_the_trainer_logs_saves_or_stops(tmp_path: Path) -> None:
         trainer = trainer_of(tmp_path / asked, model_of(), max_steps=24, save_strategy="no", learning_rate=1e-6)
         trainer.add_callback(Pushed())
         trainer.add_callback(Reporter())
-        options = WatchOptions(every=2, probe=IDS, notice=lines.append, on_alarm=asked)
+        options = WatchOptions(every=2, probe=IDS, notice=lines.append, on_alarm=asked, approach=EASY)
         OutlierCallback(tmp_path / f"{asked}.jsonl", options).attach(trainer)
         if asked == "raise":
             with pytest.raises(AlarmError):

@@ -1,13 +1,21 @@
-"""The few words that pictures are made of: columns, dots and scales."""
+"""The few words that pictures are made of: columns, dots and scales.
+
+What a verdict says where there is no interval, for every kind of result that rests on one.
+
+A repair looks the same in every chart that draws it.
+"""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+import embed_results
+from outlierlens.results.rows import Estimate
 from outlierlens.view.charts import draw
-from outlierlens.view.charts.base import field, symmetric
+from outlierlens.view.charts.base import DIM_COLOURS, INK, colours, field, shapes, symmetric
 
 X, Y = field("x", "across"), field("y", "up")
 
@@ -51,3 +59,30 @@ def test_a_scale_says_in_the_last_line_of_a_title_that_it_bends():
     assert even.encoding("v", "change", padding=5) == field(
         "v", "change", scale={"zero": False, "nice": True, "padding": 5}, axis={}
     )
+
+
+def test_sentence_pairs_say_how_many_settle_a_correlation() -> None:
+    found = embed_results.similarity()
+    choices = tuple(
+        replace(one, change=Estimate(one.change.value), says="not settled") if one.fix == "clip" else one
+        for one in found.choices
+    )
+    (section,) = replace(found, choices=choices).sections()
+    said = "sts13, not settled: 28 independent pairs are too few for an interval; read 598 or more."
+    assert any(said in table.note for table in section.tables)
+
+
+USUAL = ("raw", "clip", "standardize", "abtt:3", "whiten")
+
+
+def test_a_fix_keeps_its_look_whatever_stands_beside_it() -> None:
+    looks = dict(zip(USUAL, zip(colours(USUAL), shapes(USUAL), strict=True), strict=True))
+    assert looks["raw"] == (INK, "circle")
+    assert looks["clip"] == (DIM_COLOURS[0], "diamond")
+    for fixes in (("whiten", "raw"), ("raw", "abtt:3"), ("standardize", "whiten", "clip")):
+        assert list(zip(colours(fixes), shapes(fixes), strict=True)) == [looks[fix] for fix in fixes]
+
+
+@pytest.mark.parametrize("fixes", [USUAL, ("raw", "whiten", "whiten:64", "whiten:256", "abtt:1", "abtt:3"), ("x", "y")])
+def test_no_two_look_alike(fixes: tuple[str, ...]) -> None:
+    assert len(set(colours(fixes))) == len(set(shapes(fixes))) == len(fixes)

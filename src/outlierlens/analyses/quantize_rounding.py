@@ -190,12 +190,10 @@ class Rounding:
         return self.weights_kept / self.n_weights
 
 
-def loss_change(
-    loaded: LoadedModel, task: Task, recipe: SchemePair, *, stack: str | None = None
-) -> tuple[float, float, float]:
+def loss_change(loaded: LoadedModel, task: Task, recipe: SchemePair) -> tuple[float, float, float]:
     """(change, low, high) of the task's value by `rounded`, with its 95 % interval over texts."""
     intact, weights = task.per_text()
-    with rounded(loaded, recipe, stack=stack):
+    with rounded(loaded, recipe):
         after, _ = task.per_text()
     low, high = mean_interval(after - intact, weights)
     return weighted_mean(after - intact, weights), low, high

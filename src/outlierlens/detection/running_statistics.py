@@ -2,7 +2,8 @@
 
     layer = LayerStats(dim=768, n_sigma=3.0)
     layer.add(states, ordinary, special)             # [batch, token, dim]; `VectorRows` say which vectors count
-    layer.merged(other).view("all").moments.kurtosis()
+    group, inputs = layer.view("all")                # ordinary and special tokens, merged
+    group.moments.kurtosis()
     histogram = LogHistogram(dim=768)
     histogram.add(values)                            # float32 [row, dim]
     histogram.quantiles([0.5, 0.99])                 # [dim, share], relative error at most `QUANTILE_ERROR`
@@ -521,18 +522,6 @@ class LayerStats:
                 group.histogram = LogHistogram(self.dim, columns, self.device)
             elif columns is not None and columns is not group.histogram.columns:
                 group.histogram = group.histogram.narrowed(columns)
-
-    def merged(self, other: "LayerStats") -> "LayerStats":
-        """Statistics of both, which must come from different texts."""
-        if (self.dim, self.n_sigma) != (other.dim, other.n_sigma):
-            raise BadInput(
-                f"statistics of {self.dim} dimensions at {self.n_sigma} sigma and of {other.dim} at {other.n_sigma} "
-                "cannot be merged"
-            )
-        new = LayerStats(self.dim, self.n_sigma, self.device, self.scratch)
-        new.ordinary, new.special = self.ordinary.merged(other.ordinary), self.special.merged(other.special)
-        new.inputs = {view: counts.merged(other.inputs[view]) for view, counts in self.inputs.items()}
-        return new
 
     def view(self, name: str) -> tuple[GroupStats, InputCounts]:
         """Statistics of "all" or "without_special" tokens."""

@@ -15,21 +15,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge
 
 import outlierlens.architectures as arch
 from outlierlens.ablation.switches import check_dims
 from outlierlens.architectures import live_parameters
 from outlierlens.checkpoints.samples import say
 from outlierlens.data.texts import Texts
-from outlierlens.detection.rules import Rule, zscore
+from outlierlens.detection.rules import Rule
 from outlierlens.detection.weights import Site, live_norms, live_values
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel, config_dict
 from outlierlens.options import check
 from outlierlens.results.row_store import RowStore
 from outlierlens.training.run_files import tracked_site
-from outlierlens.training.watch_alarm import MEASURED, Alarm, AlarmError, Crossings, EarlyWarning, metrics_of
+from outlierlens.training.watch_alarm import (
+    MEASURED,
+    Alarm,
+    AlarmError,
+    Approach,
+    Crossings,
+    EarlyWarning,
+    metrics_of,
+    z_of,
+)
 from outlierlens.training.watch_probe import Probe, bare_model, make_probe
 from outlierlens.training.watch_rows import KIND, StreamRow, log_key, nothing, recorded, step_key, step_of
 
@@ -53,7 +62,7 @@ class WatchOptions:
         dims: dimensions whose numbers are returned and logged one by one; "auto": eight at most, those that
             are past the rule's `n_sigma` now, then those that were. The rows hold every dimension in any case.
         rule: by which a dimension is announced: it has left when |z| >= n_sigma in a share of the layers.
-        false_alarms: probability of any early warning in a run whose layers do not share outliers (`watch_alarm`).
+        approach: when a dimension that has not left is announced early.
         on_alarm: what an early warning does beside its line and the count that is logged. "raise" raises `AlarmError` in
             every process; "checkpoint" has the Trainer save at this step, and in a loop of one's own `watcher.alarmed` says
             so; a function gets the alarms, in the process of rank 0.
@@ -66,7 +75,7 @@ class WatchOptions:
     probe_tokens: Annotated[int, Ge(2)] = 64
     dims: Literal["auto"] | Sequence[int] = "auto"
     rule: Rule = Rule()
-    false_alarms: Annotated[float, Gt(0), Lt(1)] = 0.1
+    approach: Approach = Approach()
     on_alarm: Literal["log", "raise", "checkpoint"] | Callable[[tuple[Alarm, ...]], None] = field(
         default="log", compare=False
     )
@@ -208,7 +217,7 @@ class Watcher:
             if options.dims != "auto":
                 check_dims(options.dims, width, f"stream {name!r}")
             self._crossings[name] = Crossings(options.rule, f"{name}: " * several)
-            self._warnings[name] = EarlyWarning(options.rule, options.false_alarms / len(bound), name * several)
+            self._warnings[name] = EarlyWarning(options.rule, options.approach, name * several)
         self._n_alarms = 0
         identity = {
             "kind": KIND,
@@ -241,9 +250,10 @@ class Watcher:
         for step, value in recorded(rows.done).items():
             for name, seen in value["streams"].items():
                 row = StreamRow.from_json(seen)
-                z = _z(row)
+                kinds = _kinds(row)
+                z = {kind: z_of(values) for kind, values in kinds.items()}
                 self._crossings[name].see(step, z["scale"], z.get("bias"))
-                self._n_alarms += len(self._warnings[name].see(step, z))
+                self._n_alarms += len(self._warnings[name].see(step, kinds))
         rows.done = dict.fromkeys(rows.done)  # the keys suffice; the vectors would fill the memory of a long training
 
     def _check_same(self, name: str, row: StreamRow) -> None:
@@ -305,14 +315,15 @@ class Watcher:
 
     def _look(self, step: int, name: str, row: StreamRow) -> dict[str, float]:
         """Say what crossed the threshold, and sum the row up."""
-        z = _z(row)
+        kinds = _kinds(row)
+        z = {kind: z_of(values) for kind, values in kinds.items()}
         if not self._diverged and not (np.isfinite(row.scale).all() and np.isfinite(row.bias).all()):
             self._diverged = True
             self.options.notice(f"step {step:,}: weights hold NaN or infinity, so the training has diverged")
         crossings = self._crossings[name]
         for line in crossings.see(step, z["scale"], z.get("bias")):
             self.options.notice(line)
-        alarms = self._warnings[name].see(step, z)
+        alarms = self._warnings[name].see(step, kinds)
         for alarm in alarms:
             self.options.notice(str(alarm))
         if alarms and not self._n_alarms:
@@ -347,11 +358,9 @@ def _norms(site: Site, values_of: Callable[[str], "Tensor | None"]) -> dict[str,
     return found
 
 
-def _z(row: StreamRow) -> dict[str, np.ndarray]:
-    """z of scale and, where there is one, bias; 0 in a vector that a diverged training filled with NaN."""
-    kinds = {"scale": row.scale, "bias": row.bias}
-    with np.errstate(invalid="ignore"):
-        return {kind: np.nan_to_num(zscore(values)) for kind, values in kinds.items() if values.size}
+def _kinds(row: StreamRow) -> dict[str, np.ndarray]:
+    """Scale and, where there is one, bias."""
+    return {kind: values for kind in ("scale", "bias") if (values := getattr(row, kind)).size}
 
 
 def rank() -> int:

@@ -77,9 +77,7 @@ def contributions_of(total: np.ndarray, squares: np.ndarray, n: int) -> np.ndarr
     return np.asarray((total**2 - squares) / (n * (n - 1)))
 
 
-def informativity(
-    units: np.ndarray, pairs: np.ndarray, order: Sequence[int], counts: Sequence[int] = (1, 3, 5)
-) -> dict[int, float]:
+def informativity(units: np.ndarray, pairs: np.ndarray, order: Sequence[int]) -> dict[int, float]:
     """{k: r² of the cosines of `pairs` [pair, 2] with all dimensions and without the first k of `order`}, in [0, 1].
 
     Near 1 the k dimensions do not matter, near 0 the cosine says what they say and nothing else (Timkey and van Schijndel
@@ -92,7 +90,7 @@ def informativity(
         part = slice(start, start + step)
         whole[part] = np.einsum("pd,pd->p", units[one[part]], units[other[part]])
     found = {}
-    for k in counts:
+    for k in (1, 3, 5):
         top = units[:, list(order[:k])]
         left = np.maximum((units**2).sum(1) - (top**2).sum(1), 0)
         scale = np.sqrt(left[one] * left[other])
