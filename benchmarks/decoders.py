@@ -64,7 +64,7 @@ def main() -> None:
         for seed, name in itertools.product(range(seeds), recipes):
             recipe = read_recipe(name).changed([*settings, f"training.seed={seed}"])
             run = pretrain(recipe, folder / f"{name}-{seed}", RunOptions(progress=lambda line: None))
-            found[name] += kept(run, OutcomeOptions(n_texts=TEXTS)).runs
+            found[name] += kept(run, OutcomeOptions(n_texts=TEXTS, progress=lambda line: None)).runs
             print(f"{name}, seed {seed}: loss {found[name][-1].text_loss:.3f}", file=sys.stderr, flush=True)
     values = {
         name: {key: [float(run.measures[key] or 0) for run in runs] for key in MEASURES} for name, runs in found.items()

@@ -292,9 +292,9 @@ class PositionRows(Picture):
 
     captioned: bool = False
 
-    def legend(self, found: Finding) -> str:
+    def legend(self, found: Finding) -> list[str]:
         """What band and marks are."""
-        return "band: all dimensions of a row; marks: the named one alone is its smallest or largest entry"
+        return ["band: all dimensions of a row", "marks: the named one alone is its smallest or largest entry"]
 
     def panel(self, found: Finding) -> Spec:
         assert isinstance(found, Origin)

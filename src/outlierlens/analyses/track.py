@@ -201,9 +201,12 @@ class Courses(Picture):
     of: str = ""
     captioned: bool = False
 
-    def legend(self, found: Finding) -> str:
+    def legend(self, found: Finding) -> list[str]:
         """What its upright lines are."""
-        return "dashed: a dimension is an outlier for good; dotted: the loss starts its last steep fall, reaches its plateau"
+        return [
+            "dashed: a dimension is an outlier for good",
+            "dotted: the loss starts its last steep fall, reaches its plateau",
+        ]
 
     def panel(self, found: Finding) -> Spec:
         assert isinstance(found, Track)

@@ -240,7 +240,7 @@ def draw(found: "Finding") -> Chart:
         made, legend = one.panel(found), one.legend(found)
         if legend:
             looks = {} if one.title else {"color": MUTED, "fontWeight": "normal"}
-            made["title"] = heading(*filter(None, (one.title, legend)), **looks)
+            made["title"] = heading(one.title, legend, **looks) if one.title else heading(legend, **looks)
         panels.append(made)
     bars = "Bars are 95 % intervals." if re.search(r'"low": -?\d', json.dumps(panels)) else ""
     said = (*found.sentences(), *(one.caption(found) for one in drawn), bars)

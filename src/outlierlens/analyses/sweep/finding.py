@@ -75,9 +75,9 @@ class EffectDots(Picture):
         named = self.names(found)
         return [*thin([e for e in effects if e.dims[0] not in named]), *(e for e in effects if e.dims[0] in named)]
 
-    def legend(self, found: Finding) -> str:
+    def legend(self, found: Finding) -> list[str]:
         """What its marks are."""
-        return "each dot is one ablation; in colour: named by the weights, or among the strongest"
+        return ["each dot is one ablation", "in colour: named by the weights, or among the strongest"]
 
     def caption(self, found: Any) -> str:
         """Where the ordinary dimensions lie, and how many are drawn."""

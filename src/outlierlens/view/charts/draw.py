@@ -344,7 +344,7 @@ def composed(
 
 def heading(text: str | list[str], subtitle: str | list[str] = "", **more: Any) -> Spec:
     """The title of a panel; a list is a line each."""
-    made = {"text": text, "color": INK, "fontSize": 13, "anchor": "start"}
+    made: Spec = {"text": text, "color": INK, "fontSize": 13, "anchor": "start"}
     if subtitle:
         made |= {"subtitle": subtitle, "subtitleColor": MUTED, "fontSize": 13.5, "subtitleFontSize": 12}
     return made | more
