@@ -141,20 +141,20 @@ def test_what_has_no_such_axis_is_told_in_one_line() -> None:
 
 
 def test_random_neurons_are_of_the_same_layers_and_any_of_them() -> None:
-    plan = {0: (1,), 2: (3, 4)}
-    found = random_neurons(6, plan, avoid={2: (5,)}, n=60, seed=3)
+    plan, pools = {0: (1,), 2: (3, 4)}, {0: range(6), 2: range(6)}
+    found = random_neurons(pools, plan, avoid={2: (5,)}, n=60, seed=3)
     assert len(found["random"]) == 60
     assert all({layer: len(dims) for layer, dims in one.items()} == {0: 1, 2: 2} for one in found["random"])
     assert plan not in found["random"]
     # 6 × 15 sets but the tested one: with so few, all are drawn.
-    every = random_neurons(6, plan, avoid={}, n=1000, seed=3)["random"]
+    every = random_neurons(pools, plan, avoid={}, n=1000, seed=3)["random"]
     assert len(every) == 6 * math.comb(6, 2) - 1
     assert any(one[2] != plan[2] and set(one[2]) & set(plan[2]) for one in every)  # exchangeable: may share some
-    spared = random_neurons(6, plan, avoid={2: (5,)}, n=1000, seed=3)["ordinary"]
+    spared = random_neurons(pools, plan, avoid={2: (5,)}, n=1000, seed=3)["ordinary"]
     assert len(spared) == 5 * math.comb(3, 2)
     assert not any(1 in one[0] or {3, 4, 5} & set(one[2]) for one in spared)
-    with pytest.raises(BadInput, match="no other set of neurons"):
-        random_neurons(1, {0: (0,)}, avoid={}, n=3, seed=0)
+    with pytest.raises(BadInput, match="no other set can be drawn from 1 in"):
+        random_neurons({0: range(1)}, {0: (0,)}, avoid={}, n=3, seed=0)
 
 
 def test_matched_neurons_are_those_of_the_same_layer_that_are_nearest() -> None:

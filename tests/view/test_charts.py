@@ -192,7 +192,7 @@ def test_an_ablation_draws_the_chosen_set_in_every_family_of_controls():
     assert len(grey["data"]["values"]) == 19 + 5
     assert [(row["family"], row["change"]) for row in dots["data"]["values"]] == [("random", 6.9), ("matched", 6.9)]
     assert "(symmetric log scale)" in dots["encoding"]["x"]["title"][-1]
-    assert panel["title"]["text"] == "coloured: 100, 247, 507; grey: control sets"
+    assert panel["title"]["text"] == ["coloured: 100, 247, 507", "grey: control sets"]
     assert chart.title == "smollm2-135m, dimensions 100, 247, 507: ablation"
     assert "changes by +6.9 nats per token" in chart.reading
     assert "rank p = 0.05" in chart.reading

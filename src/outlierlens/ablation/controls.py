@@ -158,34 +158,35 @@ def matched_sets(
 
 
 def random_neurons(
-    width: int, plan: Plan, *, avoid: Mapping[int, Collection[int]], n: int, seed: int
+    pools: Mapping[int, Sequence[int]], plan: Plan, *, avoid: Mapping[int, Collection[int]], n: int, seed: int
 ) -> dict[str, tuple[Plan, ...]]:
-    """`random_families` of neurons: as many in each layer of `plan` as it has there, drawn layer by layer.
+    """`random_families` of neurons, or experts: as many in each layer of `plan` as it has there, drawn from `pools` {layer}.
 
-    A neuron's number means nothing in another layer, so each layer's are drawn for themselves; "random" ones from all neurons
-    of the layer, so that a set drawn at random is exchangeable with them, "ordinary" ones from those neither in the plan nor in
+    A neuron's number means nothing in another layer, so each layer's are drawn for themselves; "random" ones from the
+    whole pool, so that a set drawn at random is exchangeable with them, "ordinary" ones from those neither in the plan nor in
     `avoid` {layer: neurons}. The tested set itself is never among them.
 
     Raises:
-        BadInput: a layer has no other neurons to draw from.
+        BadInput: the layers have no others to draw from.
     """
     found: dict[str, tuple[Plan, ...]] = {}
     for kind in ("random", "ordinary"):
         spared = {
             layer: {*dims, *avoid.get(layer, ())} if kind == "ordinary" else set() for layer, dims in plan.items()
         }
-        pools = {layer: np.setdiff1d(np.arange(width), sorted(spared[layer])) for layer in plan}
-        if kind == "ordinary" and any(len(pools[layer]) < len(dims) for layer, dims in plan.items()):
+        free = {layer: np.setdiff1d(pools[layer], sorted(spared[layer])) for layer in plan}
+        if kind == "ordinary" and any(len(free[layer]) < len(dims) for layer, dims in plan.items()):
             continue
-        n_sets = math.prod(math.comb(len(pools[layer]), len(dims)) for layer, dims in plan.items())
+        n_sets = math.prod(math.comb(len(free[layer]), len(dims)) for layer, dims in plan.items())
         n_sets -= kind == "random"  # the tested one
         if n_sets < 1:
-            raise BadInput(f"no other set of neurons can be drawn from {width} in each layer; ask for 0 random sets")
+            sizes = ", ".join(str(len(pools[layer])) for layer in plan)
+            raise BadInput(f"no other set can be drawn from {sizes} in these layers; ask for 0 random sets")
         random = np.random.default_rng([seed, kind == "ordinary"])
         tested, sets = plan_key(plan), dict[str, Plan]()
         while len(sets) < min(n, n_sets):
             drawn = {
-                layer: tuple(sorted(random.choice(pools[layer], size=len(dims), replace=False).tolist()))
+                layer: tuple(sorted(random.choice(free[layer], size=len(dims), replace=False).tolist()))
                 for layer, dims in plan.items()
             }
             if (key := plan_key(drawn)) != tested:

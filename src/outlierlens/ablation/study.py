@@ -150,8 +150,8 @@ class Study:
         progress: Progress | None = None,
     ):
         self.loaded, self.task, self.texts = loaded, task, texts
-        self.stack = loaded.axis(identity.get("stack"))
-        self.by_neuron = bool(self.stack.reads)
+        self.stack = loaded.axis(identity.get("stack"), experts=True)
+        self.by_layer = self.stack.kind != "dimension"  # a position means something in its own layer only
         self.progress, self.files = progress or (lambda *_: None), ExitStack()
         self.place = rows
         self.fingerprint, self.seed = fingerprint(loaded.model), int(identity.get("seed", 0))
@@ -284,17 +284,17 @@ class Study:
     def about(self, plan: Plan, **more: Any) -> About:
         """What a finding says of what was measured; `plan` are the positions that it is about."""
         task, texts = self.task, self.texts
-        names = map(str, neurons_of(plan)) if self.by_neuron else map(str, dims_of(plan))
+        names = map(str, neurons_of(plan)) if self.by_layer else map(str, dims_of(plan))
         return About(
             data=texts.source, data_digest=texts.digest, inputs=texts.plural, task=task.name, unit=task.unit,
             metric=task.metric, stack=self.stack.name, layers=tuple(sorted(plan)), dims=tuple(names),
-            kind="neuron" if self.by_neuron else "dimension",
+            kind=self.stack.kind,
             **{"n_texts": task.n_texts, "n_tokens": task.n_tokens, **more},
         )  # fmt: skip
 
     def words(self, plan: Plan) -> str:
         """ "308, 381", or layer by layer where layers differ: "0,1: 896; 2: 678"; neurons as "11:1229"."""
-        if self.by_neuron:
+        if self.by_layer:
             return ", ".join(map(str, neurons_of(plan)))
         groups: dict[tuple[int, ...], list[int]] = {}
         for layer, dims in sorted(plan.items()):

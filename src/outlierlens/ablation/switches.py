@@ -50,7 +50,8 @@ def zeroed_weights(
 
     Kovaleva et al. (2021). Post-norm blocks: 2·|D|·L values (48 for two dimensions of BERT-base). Others: the weights
     of the last linear that write to the dimension, and its bias: (d_ff + 1)·|D|·L in GPT-2, d_ff·|D|·L in Llama.
-    Norms that multiply by 1 + weight are set to −1. On an MLP axis ("mlp"): the neurons' columns of the last linear.
+    Norms that multiply by 1 + weight are set to −1. On an MLP axis ("mlp"): the neurons' columns of the last linear. On
+    "experts", {layer: experts}: all of their last linears and its bias, so that they give 0; the router chooses as before.
 
     Raises:
         BadInput: an unknown layer or dimension, or some alone of the layers that run one block (ALBERT).
@@ -119,8 +120,8 @@ def removed_writes(
     """
     module, bound, plan = _planned(model, stack, dims, layers)
     arch.refuse_packed(module, bound.blocks)
-    if bound.reads:
-        raise BadInput(f"stream {bound.name!r}: nothing is declared to write to a neuron; use mode weights")
+    if bound.kind != "dimension":
+        raise BadInput(f"stream {bound.name!r}: nothing is declared to write to {bound.kind}s; use mode weights")
     targets = [(param, off) for layer, off in plan.items() for param in bound.writes[layer]]
     if embeddings:
         everywhere = tuple(sorted({dim for off in plan.values() for dim in off}))
@@ -450,6 +451,8 @@ def plan_dims(
         if not 0 <= layer < bound.n_layers:
             raise BadInput(f"layer {layer} does not exist; stream {bound.name!r} has layers 0 to {bound.n_layers - 1}")
         check_dims(off, width, f"stream {bound.name!r}")
+        if bound.kind == "expert" and not bound.scale[layer]:
+            raise BadInput(f"layer {layer} of stream {bound.name!r} has no experts")
     if not any(plan.values()):
         raise BadInput("no dimension to ablate; give at least one")
     return plan
@@ -472,7 +475,7 @@ def _planned(
     model: "LoadedModel | nn.Module", stack: str | None, dims: Dims, layers: Sequence[int] | None
 ) -> tuple["nn.Module", BoundStack, dict[int, tuple[int, ...]]]:
     """The module, its stream, and what is off in its weights by layer."""
-    module, bound = _resolve(model, stack)
+    module, bound = _resolve(model, stack, experts=True)
     plan = plan_dims(bound, stream_width(module, bound), dims, layers)
     check_shared(bound, plan)
     return module, bound, plan
@@ -489,11 +492,13 @@ def check_dims(dims: Sequence[int], width: int, where: str) -> None:
         raise BadInput(f"a dimension is repeated in {list(dims)}")
 
 
-def _resolve(model: "LoadedModel | nn.Module", stack: str | None) -> tuple["nn.Module", BoundStack]:
+def _resolve(
+    model: "LoadedModel | nn.Module", stack: str | None, *, experts: bool = False
+) -> tuple["nn.Module", BoundStack]:
     if isinstance(model, LoadedModel):
-        return model.model, model.axis(stack)
+        return model.model, model.axis(stack, experts=experts)
     bound = arch.bind_live(arch.stacks_of(config_dict(model), type(model).__name__), model)
-    return model, LoadedModel(type(model).__name__, model, None, "none", bound).axis(stack)
+    return model, LoadedModel(type(model).__name__, model, None, "none", bound).axis(stack, experts=experts)
 
 
 def _last_operation(bound: BoundStack, plan: dict[int, tuple[int, ...]]) -> list[tuple[Param, tuple[int, ...]]]:

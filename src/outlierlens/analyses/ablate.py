@@ -41,7 +41,16 @@ from outlierlens.ablation.modes import (
 )
 from outlierlens.ablation.study import Condition, Control, Measurement, Outcome, Progress, Study, dims_of
 from outlierlens.ablation.switches import Dims, EditSettings, plan_dims
-from outlierlens.analyses.ablate_sets import N_RANDOM, check_neurons, control_sets, found_dims, random_plans, size_alone
+from outlierlens.analyses.ablate_sets import (
+    N_RANDOM,
+    check_neurons,
+    control_kinds,
+    control_sets,
+    found_dims,
+    found_experts,
+    random_plans,
+    size_alone,
+)
 from outlierlens.analyses.predictions import PredictionCall, Predictions, compared
 from outlierlens.data.texts import Data
 from outlierlens.detection.targets import NamedDims
@@ -92,11 +101,6 @@ PLACES: dict[Place, str] = {
     "other tokens": ": the other tokens are where it matters",
     "both": ": the first token and the others both matter",
 }
-CONTROLS = {
-    "random": "sets of the same size, drawn from all {kind}s",
-    "ordinary": "random sets without a {kind} that was ablated or found",
-    "matched": "in every layer other positions, with weights as large",
-}
 
 
 # --- options -----------------------------------------------------------------------------------------------------
@@ -121,7 +125,8 @@ class AblateOptions(Extent):
     layers: Annotated[tuple[int, ...] | None, Flag(read="options:parse_layers")] = None
     """Layers in which to ablate: 0-3,7. Default: all."""
     stack: str | None = None
-    """Which stream, where there are several: encoder, decoder. mlp (encoder.mlp): neurons of the blocks' MLPs."""
+    """Which stream, where there are several: encoder, decoder. mlp (encoder.mlp): neurons of the blocks' MLPs. experts: whole
+    experts, as 11:6; find takes the super experts."""
     embeddings: Annotated[bool, Flag(into="--modes")] = False
     """Mode writes: the embeddings' writes too."""
     each: bool = False
@@ -264,7 +269,9 @@ class Ablation(Finding):
         return "damaging" if control.p is not None and control.p <= SIGNIFICANT + 1e-12 else "unclear"
 
     def advice(self) -> Iterator[Advice]:
-        """What to leave alone, or that nothing needs it."""
+        """What to leave alone, or that nothing needs it; of experts nothing."""
+        if self.about.kind == "expert":
+            return
         change, dims = self.chosen.change.value, sorted(self.dims)
         why = f"{self.chosen.mode}: {change:+.3g} {self.about.of_change}"
         if self.judged == "damaging" and change >= SMALL:
@@ -324,8 +331,7 @@ class Ablation(Finding):
     @property
     def control_kinds(self) -> str:
         """What each family of controls is, in a sentence each."""
-        kinds = [(one.family.capitalize(), CONTROLS[one.family].format(kind=self.about.kind)) for one in self.families]
-        return " ".join(f"{kind}: {means}." for kind, means in kinds)
+        return control_kinds(self.about.kind, [one.family for one in self.families])
 
     def drawn(self) -> tuple[Picture, ...]:
         """Controls beside the chosen set; of several modes each mode, and the scales from 0 (zero) over 1 (nothing done)."""
@@ -443,10 +449,13 @@ def ablate(
             fewer than two usable texts, or a metric that is not a mean over texts.
     """
     options = reaching(loaded, texts, options or AblateOptions())
-    stack = loaded.axis(options.stack)
-    if stack.reads:
+    stack = loaded.axis(options.stack, experts=True)
+    if stack.kind != "dimension":
         check_neurons(stack, dims, options)
-    named = found_dims(loaded, stack, texts, dims, options.task)
+    if stack.kind == "expert" and dims == FIND:
+        dims, named = found_experts(loaded, stack, texts, options)
+    else:
+        named = found_dims(loaded, stack, texts, dims, options.task)
     plan = plan_dims(stack, stream_width(loaded.model, stack), named.dims if dims == FIND else dims, options.layers)
     alone: list[Plan] = [{layer: (dim,) for layer, off in plan.items() if dim in off} for dim in dims_of(plan)]
     work = _Work(loaded, texts, stack, [plan, *(alone if options.each and len(alone) > 1 else [])], options, named)
@@ -519,7 +528,7 @@ def _single(work: _Work, progress: Progress | None, rows: Path | Keep | None) ->
             f"the mean that replaces a value is taken over {tokens_read(length)} of each of these {texts.plural}"
         )
     switch.check(plan)
-    controls, closeness = control_sets(loaded, stack, plan, options)
+    controls, closeness = control_sets(loaded, stack, plan, options, texts)
     wanted = [("chosen", "chosen", plan)]
     wanted += [("alone", f"{dims_of(one)[0]} alone", one) for one in work.plans[1:]] + controls
     with work.study(task, progress, rows, mode=switch.name, tokens=options.tokens) as study:

@@ -1,6 +1,6 @@
 """Which dimensions are switched off, and which controls beside them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,10 @@ from outlierlens.ablation.controls import (
 )
 from outlierlens.ablation.study import Control, dims_of
 from outlierlens.ablation.switches import Dims, plan_dims
-from outlierlens.data.texts import Data
+from outlierlens.analyses.super_experts import Outputs, expert_outputs, like_fed
+from outlierlens.data.texts import Data, Texts
 from outlierlens.detection.activations import ObserveOptions, magnitude
+from outlierlens.detection.rules import super_experts
 from outlierlens.detection.targets import NamedDims, active_dims, named_dims
 from outlierlens.detection.weights import scan_stream
 from outlierlens.errors import BadInput
@@ -35,6 +37,19 @@ UNLIKE = 3.0  # |z| of what a neuron writes, within its layer, from which no ord
 MOST = 4  # dimensions that are taken of those a rule on activations names, the strongest first
 N_RANDOM = 5  # random sets of each of several modes, where no number is given
 CLOSE = 0.8  # matched weights below this share of the wanted magnitude are no match
+
+CONTROLS = {
+    "random": "sets of the same size, drawn from all {kind}s",
+    "ordinary": "random sets without a {kind} that was ablated or found",
+    "matched": "in every layer other positions, with weights as large",
+}
+FED = "sets of the same size, drawn from the experts of the same layers that half to twice the number of tokens reach"
+
+
+def control_kinds(kind: str, families: Sequence[str]) -> str:
+    """What each family of controls of dimensions, neurons or experts is, in a sentence each."""
+    means = {one: CONTROLS[one].format(kind=kind) if kind != "expert" else FED for one in families}
+    return " ".join(f"{one.capitalize()}: {what}." for one, what in means.items())
 
 
 def found_dims(
@@ -69,17 +84,22 @@ def random_plans(loaded: LoadedModel, stack: "BoundStack", plan: Plan, *, n: int
 
 
 def control_sets(
-    loaded: LoadedModel, stack: "BoundStack", plan: Plan, options: "AblateOptions"
+    loaded: LoadedModel, stack: "BoundStack", plan: Plan, options: "AblateOptions", texts: Data
 ) -> tuple[list[tuple[str, str, Plan]], float | None]:
     """(family, label and plan of every control set of `plan`, how near the matched ones came)."""
     width = stream_width(loaded.model, stack)
     n_random, n_matched = options.n_sets
+    if stack.kind == "expert":
+        pools = like_fed(_outputs(loaded, stack, texts, options), plan) if n_random else {}
+        drawn = random_neurons(pools, plan, avoid={}, n=n_random, seed=options.seed) if n_random else {}
+        return [("random", f"random {i + 1}", one) for i, one in enumerate(drawn.get("random", ()))], None
     strength = magnitude(loaded, stack) if stack.reads or n_matched else np.empty(0)
     found: dict[str, list[Plan]] = {}
     if stack.reads:  # neurons: drawn, and matched, among those of the same layers
         avoid = {layer: np.flatnonzero(strength[layer] >= UNLIKE).tolist() for layer in plan}
         if n_random:
-            drawn = random_neurons(width, plan, avoid=avoid, n=n_random, seed=options.seed)
+            pools = dict.fromkeys(plan, range(width))
+            drawn = random_neurons(pools, plan, avoid=avoid, n=n_random, seed=options.seed)
             found |= {kind: list(plans) for kind, plans in drawn.items()}
         matched = matched_neurons(strength, plan, avoid={}, n=n_matched, seed=options.seed) if n_matched else []
     else:
@@ -96,6 +116,30 @@ def control_sets(
     return controls, float(np.median([one.closeness for one in matched])) if matched else None
 
 
+def found_experts(
+    loaded: LoadedModel, stack: "BoundStack", texts: Data, options: "AblateOptions"
+) -> tuple[Plan, NamedDims]:
+    """The super experts on these texts, and how they were named; raises BadInput where the rule names none."""
+    outputs = _outputs(loaded, stack, texts, options)
+    named = super_experts({place: one.size for place, one in outputs.items()}, stack.n_layers)
+    if not named:
+        raise BadInput(f"{loaded.name}: no expert is a super expert on these texts; write --dims 11:6")
+    plan: Plan = {}
+    for layer, expert in sorted(named):
+        plan[layer] = (*plan.get(layer, ()), expert)
+    return plan, NamedDims((), "the rule for super experts, on these texts", ())
+
+
+def _outputs(loaded: LoadedModel, stack: "BoundStack", texts: Data, options: "AblateOptions") -> Outputs:
+    if not isinstance(texts, Texts):
+        raise BadInput(
+            f"--stack {stack.name}: the tokens that reach experts are counted on texts; use --random 0 and --dims"
+        )
+    stream = next(one for one in loaded.stacks if one.blocks == stack.blocks)
+    length = row_limit(loaded, texts, options.task.max_length)
+    return expert_outputs(loaded, stream, texts, max_length=length, batch_size=options.task.batch_size)
+
+
 def size_alone(control: Control, change: float, judged: str) -> str:
     """Whether the size of weights alone may explain a damage, by the matched sets; "" without such sets or damage."""
     if control.family != "matched" or judged != "damaging":
@@ -108,15 +152,21 @@ def size_alone(control: Control, change: float, judged: str) -> str:
 
 
 def check_neurons(stack: "BoundStack", dims: Dims | Find, options: "AblateOptions") -> None:
-    """Raise BadInput where neurons are named without their block, or with options of dimensions."""
-    if dims == FIND:
+    """Raise BadInput where neurons, or experts, are named without their block, or with options of dimensions."""
+    if dims == FIND and stack.kind == "neuron":
         raise BadInput(f"--stack {stack.name}: a neuron is named with its block; write --dims 11:1229")
-    if not isinstance(dims, Mapping) and options.layers is None:
+    if dims != FIND and not isinstance(dims, Mapping) and options.layers is None:
         raise BadInput(
-            f"--stack {stack.name}: a neuron is named with its block; write --dims 11:{dims[0] if dims else 0}"
+            f"--stack {stack.name}: {'an' if stack.kind == 'expert' else 'a'} {stack.kind} is named with its block; write "
+            f"--dims 11:{dims[0] if dims else 0}"
         )
     if options.avoid is not None:
         raise BadInput(f"avoid names dimensions; leave it out with --stack {stack.name}")
+    if stack.kind == "expert":
+        if other := {one.mode for one in options.treatments} - {"weights"}:
+            raise BadInput(f"--modes {min(other)} is not of experts; with --stack {stack.name} use weights")
+        if options.n_matched:
+            raise BadInput(f"matched sets are not of experts; leave --matched out with --stack {stack.name}")
     if wrong := {"norms", "writes"} & {one.mode for one in options.treatments}:
         raise BadInput(
             f"--modes {min(wrong)} is of dimensions; with --stack {stack.name} use weights, zero, mean or scale:F"

@@ -32,8 +32,10 @@ from outlierlens.analyses.definitions_sums import (
     rotation,
     shuffled,
 )
+from outlierlens.analyses.super_experts import SuperExpert, expert_outputs, expert_rows
 from outlierlens.analyses.super_weights import SuperActivations, SuperWeight, WeightTrial, super_weights, trials
 from outlierlens.architectures import (
+    NO_EXPERT,
     BoundStack,
     bound_stacks,
     is_mlp,
@@ -45,7 +47,7 @@ from outlierlens.architectures import (
 from outlierlens.checkpoints import Checkpoint
 from outlierlens.data.texts import Data, Texts
 from outlierlens.detection.activations import ObserveOptions
-from outlierlens.detection.rules import ActivationRules
+from outlierlens.detection.rules import SUPER_EXPERT, ActivationRules
 from outlierlens.detection.weights import ScanOptions, check_size, sites_of
 from outlierlens.errors import BadInput, near, pick
 from outlierlens.models.load import LoadedModel, stream_width
@@ -149,7 +151,7 @@ NOT_OF_NEURONS = {
     "bondarenko-ffn": "measures the output of the last linear, whose entries are dimensions",
 }
 NAMES = tuple(one.name for one in DEFINITIONS)
-LIMITS: dict[str, float] = {
+LIMITS: dict[str, float] = SUPER_EXPERT | {
     name: literal_eval(value) for one in DEFINITIONS for name, value in (t.split("=") for t in one.thresholds.split(", "))
 }  # fmt: skip
 
@@ -329,6 +331,8 @@ class Definitions(Finding):
     """(Numbers of layers)"""
     weights: tuple[SuperWeight, ...] = ()
     """Super weights: in the order in which they were removed, by their spikes on one prompt."""
+    experts: tuple[SuperExpert, ...] = ()
+    """Super experts: The rule of Su et al. 2025 always names the largest expert, under nulls too: compare × median."""
     trials: tuple[WeightTrial, ...] = ()
     """Super weights tested"""
     stopped: str = ""
@@ -364,6 +368,14 @@ class Definitions(Finding):
         for condition in self.conditions[1:]:
             still = [one.definition for one in finding if one.condition == condition]
             yield f"Under the null {condition}, {', '.join(still) or 'none'} still find{'s' * (len(still) < 2)} any."
+        if mine := [one for one in self.experts if one.condition == MODEL]:
+            first, nulls = mine[0], [one.times for one in self.experts if one.condition != MODEL]
+            under = f"; under nulls the largest is {max(nulls):.3g} times" if nulls else ""
+            yield (
+                f"Super experts: {', '.join(f'{one.layer}:{one.expert}' for one in mine[:SHOWN])}"
+                f"{f' and {len(mine) - SHOWN:,} more' if len(mine) > SHOWN else ''}; {first.layer}:{first.expert} writes "
+                f"{first.written:,.3g} to dimension {first.dim}, {first.times:.3g} times the median expert's largest{under}."
+            )
         if self.stopped:
             yield f"The search for super weights removed {len(self.weights)}; {self.stopped}."
         if self.trials:
@@ -442,7 +454,8 @@ def definitions(
         about, notes = replace(about, task=task.name, unit=task.unit, metric=task.metric), [*notes, *task.notes]
     return _finding(
         loaded.provenance(seed=options.seed), about, judges, numbers=tuple(one for judge in judges for one in judge.numbers),
-        weights=model.weights, stopped=model.stopped, trials=tested, notes=tuple(notes),
+        weights=model.weights, stopped=model.stopped, experts=tuple(one for judge in judges for one in judge.experts),
+        trials=tested, notes=tuple(notes),
     )  # fmt: skip
 
 
@@ -474,6 +487,7 @@ class _Judge:
         self.found: dict[str, DefinitionHits] = {}
         self.numbers: list[LayerNumbers] = []
         self.weights: tuple[SuperWeight, ...] = ()
+        self.experts: tuple[SuperExpert, ...] = ()
         self.stopped = ""
 
     def everything(self, loaded: LoadedModel, texts: Data, seen: Basis) -> None:
@@ -488,7 +502,7 @@ class _Judge:
             self.nothing("searched on a prompt, and these data are not texts", "super-weight")
             return
         try:
-            last_linears(stream, live_parameters(loaded.model))
+            mlps = last_linears(stream, live_parameters(loaded.model))
         except BadInput as error:
             self.nothing(str(error), "super-weight")
             return
@@ -499,6 +513,10 @@ class _Judge:
             place = one.column if self.stack.reads else one.row
             pairs.setdefault(str(one.layer), {}).setdefault(place, abs(one.written))
         self.keep("super-weight", pairs)
+        if any(one.expert != NO_EXPERT for one in mlps):
+            size = self.options.batch_size
+            outputs = expert_outputs(loaded, stream, texts, max_length=length, batch_size=size)
+            self.experts = expert_rows(loaded, stream, outputs, self.limits, condition=self.condition)
 
     def nothing(self, why: str, *names: str) -> None:
         """These definitions say nothing here, and why."""

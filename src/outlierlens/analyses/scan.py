@@ -20,7 +20,7 @@ import numpy as np
 import outlierlens.architectures as arch
 from outlierlens.architectures import BoundStack
 from outlierlens.checkpoints import Checkpoint
-from outlierlens.detection.rules import RULES, Outlier, Rule, RuleName
+from outlierlens.detection.rules import RULES, Outlier, Rule, RuleName, super_experts
 from outlierlens.detection.weights import (
     LargeNeuron,
     MlpScan,
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from outlierlens.session import Session
 
 MAX_DOTS = 2500
+EXPERTS = 8  # that a sentence names
 LOWEST_Z = 2.0
 
 
@@ -160,6 +161,18 @@ class Scan(Finding):
                 f"{one.times:g} × the block's median, {one.n_layers} × {experts}{one.n_neurons:,}): "
                 f"{', '.join(named) or f'none (the largest is {one.largest:.3g} × its median)'}{bare}"
             )
+            if bounds := one.bounds:
+                median = float(np.median([*bounds.values()]))
+                found = [f"{layer}:{expert}" for layer, expert in super_experts(bounds, one.n_blocks)]
+                said = [
+                    f"{each} (dimension {one.experts[each][1]}, {one.experts[each][0] / median:.3g} ×)"
+                    for each in found
+                ]
+                yield (
+                    f"Super experts by weights alone, with the dimension of the largest value that one neuron can write and × "
+                    f"the median of all {len(bounds):,} experts: {', '.join(said[:EXPERTS]) or 'none'}"
+                    f"{f' and {len(said) - EXPERTS:,} more' if len(said) > EXPERTS else ''}."
+                )
 
     def counted(self, stack: StackScan) -> tuple[Outlier, ...]:
         """The outliers of a stream that count as found: of a rank rule those that chance does not explain."""

@@ -135,6 +135,7 @@ class BoundStack:
         linears: weights and biases of the linears that write to the stream, by declared parameter name, per layer
             [layer][expert]; empty in a layer without it.
         mlps: the last linears [row] whose inputs the dimensions are; () where they are the blocks' outputs (see `mlp_axes`).
+        kind: what a position is: "dimension", "neuron" of `mlps`, or "expert" (see `expert_axis`).
     """
 
     stack: Stack
@@ -150,6 +151,7 @@ class BoundStack:
     norms: Mapping[str, tuple[tuple[Param, ...], ...]] = field(default_factory=dict)
     linears: Mapping[str, tuple[tuple[Param, ...], ...]] = field(default_factory=dict)
     mlps: tuple[LastLinear, ...] = ()
+    kind: str = "dimension"
 
     @property
     def reads(self) -> tuple[str, ...]:

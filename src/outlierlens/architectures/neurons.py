@@ -21,6 +21,7 @@ from outlierlens.architectures.stack import parameter
 from outlierlens.errors import BadInput
 
 MLP = "mlp"
+EXPERTS = "experts"  # whose positions are whole experts
 SHARED_BLOCKS = "layers share one block, so its MLP has no layer of its own"
 
 
@@ -57,7 +58,13 @@ def neurons_of(plan: Mapping[int, Sequence[int]]) -> tuple[Neuron, ...]:
 
 def is_mlp(name: str | None) -> bool:
     """Whether `name` is an MLP axis: "mlp", or "encoder.mlp" where there are several streams."""
-    return name is not None and name.rpartition(".")[2] == MLP
+    return axis_name(name) == MLP
+
+
+def axis_name(name: str | None) -> str:
+    """ "mlp" of "encoder.mlp", "experts" of "experts", "" of a stream."""
+    last = "" if name is None else name.rpartition(".")[2]
+    return last if last in (MLP, EXPERTS) else ""
 
 
 def streams_of(bound: Sequence[BoundStack], name: str | None, where: str) -> list[BoundStack]:
@@ -66,12 +73,10 @@ def streams_of(bound: Sequence[BoundStack], name: str | None, where: str) -> lis
     Raises:
         BadInput: there is no such stream, or several whose neurons could be meant.
     """
-    names = [one.name for one in bound]
-    wanted = (
-        name.rpartition(".")[0] or (names[0] if len(names) == 1 else "") if name is not None and is_mlp(name) else name
-    )
+    names, axis = [one.name for one in bound], axis_name(name)
+    wanted = name.rpartition(".")[0] or (names[0] if len(names) == 1 else "") if name is not None and axis else name
     if wanted is not None and wanted not in names:
-        choices = [f"{one}.{MLP}" if len(names) > 1 else MLP for one in names] if is_mlp(name) else names
+        choices = [f"{one}.{axis}" if len(names) > 1 else axis for one in names] if axis else names
         raise BadInput(f"{where}: --stack must be one of {', '.join(choices)}, not {name!r}")
     return [one for one in bound if wanted in (None, one.name)]
 
@@ -201,4 +206,37 @@ def _axis(bound: BoundStack, mlps: tuple[LastLinear, ...], path: str, name: str)
         embeddings=(),
         embedding_norm=(),
         mlps=mlps,
+        kind="neuron",
     )
+
+
+# --- experts ---------------------------------------------------------------------------------------------------------
+
+
+def expert_axis(bound: BoundStack, tensors: Mapping[str, Any], name: str = EXPERTS) -> BoundStack:
+    """The experts of a stream's blocks: position e of layer k is expert e of block k, and its last linear is its scale.
+
+    Raises:
+        BadInput: no block has experts, blocks have different numbers of them, or they are modules of their own.
+    """
+    mlps = [one for one in last_linears(bound, tensors) if one.expert != NO_EXPERT]
+    if not mlps:
+        raise BadInput(f"stream {bound.name!r} has no experts; name a stream, or leave --stack out")
+    if apart := [one.path for one in mlps if not one.packed]:
+        raise BadInput(
+            f"{apart[0]} is one expert's module; experts are ablated where one parameter holds all of a block's"
+        )
+    names = {one.layer: one.param.name for one in mlps}
+    if len({tensors[one].shape[0] for one in names.values()}) > 1:
+        raise BadInput(f"stream {bound.name!r}: blocks have different numbers of experts; one number is needed")
+    biases = {layer: f"{one}_bias" for layer, one in names.items() if f"{one}_bias" in tensors}
+    scale, bias = (
+        tuple((Param(some[layer], axis),) if layer in some else () for layer in range(bound.n_layers))
+        for some, axis in ((names, -3), (biases, -2))
+    )
+    nothing: tuple[tuple[Param, ...], ...] = ((),) * bound.n_layers
+    declared = replace(bound.stack, name=name, norm_site="read", last_norm="", write_scales={}, notes=())
+    return BoundStack(
+        stack=declared, prefix=bound.prefix, blocks=bound.blocks, scale=scale, bias=bias, writes=nothing, reading=nothing,
+        embeddings=(), embedding_norm=(), kind="expert",
+    )  # fmt: skip

@@ -184,6 +184,10 @@ def _meant(name: str) -> Sample | None:
 # --- what is told ----------------------------------------------------------------------------------------------------
 
 
+def silent(_message: str) -> None:
+    """A `Progress` that says nothing."""
+
+
 def say(message: str) -> None:
     """A `Progress` that writes one line to stderr."""
     print(message, file=sys.stderr, flush=True)
@@ -268,7 +272,7 @@ def check_space(needed: int, folder: Path, what: str, remedy: str = "set OUTLIER
 # --- fetching --------------------------------------------------------------------------------------------------------
 
 
-def fetch(name: str, progress: Progress = lambda _: None) -> Path:
+def fetch(name: str, progress: Progress = silent) -> Path:
     """Have sample `name` in the cache, verified, and return its folder; does nothing when it is there.
 
     A sample that comes with the package is there already, and its folder is in the package.

@@ -23,6 +23,7 @@ in both are moved together; where each is counted by itself, the larger p (or tw
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Literal, get_args
 
@@ -415,3 +416,23 @@ def massive_neurons(measured: ActivationMeasures, rules: ActivationRules) -> tup
 def _massive(measured: ActivationMeasures, rules: ActivationRules) -> np.ndarray:
     relative = rules.massive_ratio * measured.median_abs[:, None]
     return (measured.abs_max > rules.massive_size) & (measured.abs_max > relative)
+
+
+# Experts whose largest |output| is above this quantile of all, and this share of the largest, in this share of the blocks.
+SUPER_EXPERT = {"super_expert_quantile": 0.995, "super_expert_share": 0.1, "super_expert_layers": 0.75}
+
+
+def super_experts(
+    sizes: Mapping[tuple[int, int], float], n_layers: int, limits: Mapping[str, float] = SUPER_EXPERT
+) -> tuple[tuple[int, int], ...]:
+    """The experts (layer, expert) that a rule names by their `sizes`, the largest first (Su et al. 2025, released code).
+
+    The largest of several is always above the quantile: one at least is named unless all are equal.
+    """
+    first = round(n_layers * limits["super_expert_layers"])
+    early = {place: size for place, size in sizes.items() if place[0] < first}
+    if not early:
+        return ()
+    values = np.array([*early.values()])
+    least = max(np.quantile(values, limits["super_expert_quantile"]), limits["super_expert_share"] * values.max())
+    return tuple(sorted((place for place, size in early.items() if size > least), key=lambda one: (-early[one], one)))

@@ -220,6 +220,16 @@ class MlpScan(Row):
     """largest: that any neuron reaches, over its block's median"""
     normed: bool
     """normed: whether the scale of a norm before the MLP took part; else all that is read counts alike"""
+    n_blocks: Annotated[int, Quiet] = 0
+    """of the stream, those without such an MLP too"""
+    experts: Annotated[dict[str, tuple[float, int]], Quiet] = field(default_factory=dict)
+    """of each expert, by "layer:expert", the largest value that one of its neurons can write, and in which dimension"""
+
+    @property
+    def bounds(self) -> dict[tuple[int, int], float]:
+        """Those values by (layer, expert)."""
+        places = {name: tuple(map(int, name.split(":"))) for name in self.experts}
+        return {(layer, expert): self.experts[name][0] for name, (layer, expert) in places.items()}
 
 
 # --- how it is found -------------------------------------------------------------------------------------------------
@@ -461,10 +471,14 @@ def scan_mlps(
     alternating = any(one.alternating for one in arch.family_of(checkpoint.config).gguf)
     seen, found = list[MlpScan](), list[LargeNeuron]()
     for axis in arch.mlp_axes(stack, checkpoint.tensors, options.stack or MLP):
-        largest = 0.0
+        largest, experts = 0.0, dict[str, tuple[float, int]]()
         for layer, mlps in groupby(axis.mlps, key=lambda one: one.layer):
             inside = _BlockMlps(checkpoint, stack, layer, alternating)
             reaches = [(one, *inside.reach(one, digest)) for one in mlps]
+            for one, values, down in reaches:
+                if one.expert != NO_EXPERT:
+                    written = np.abs(down) * values
+                    experts[one.row] = (float(written.max()), int(written.max(1).argmax()))
             median = float(np.median(np.concatenate([values for _, values, _ in reaches])))
             if not median > 0:
                 continue
@@ -480,7 +494,7 @@ def scan_mlps(
         seen.append(MlpScan(
             stack=axis.name, n_layers=len({one.layer for one in axis.mlps}), n_neurons=len(reaches[0][1]), times=TIMES,
             n_experts=len({one.expert for one in axis.mlps} - {NO_EXPERT}), largest=largest,
-            normed=bool(stack.stack.reading_norms),
+            normed=bool(stack.stack.reading_norms), n_blocks=stack.n_layers, experts=experts,
         ))  # fmt: skip
     return tuple(seen), tuple(sorted(found, key=lambda one: -one.times_median))
 

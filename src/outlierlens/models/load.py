@@ -217,16 +217,21 @@ class LoadedModel:
             raise BadInput(f"{self.name}: which stream? --stack must be one of {', '.join(names)}, not {name!r}")
         return self.stacks[names.index(name)]
 
-    def axis(self, name: str | None = None) -> BoundStack:
+    def axis(self, name: str | None = None, *, experts: bool = False) -> BoundStack:
         """`stack`, or the neurons of its MLPs: "mlp", or "encoder.mlp" where there are several streams.
 
+        With `experts` also whole experts: "experts", "encoder.experts".
+
         Raises:
-            BadInput: there is no such stream, or not each layer has one MLP (experts, shared blocks).
+            BadInput: there is no such stream, not each layer has one MLP (experts, shared blocks), or experts are not taken.
         """
-        if name is None or not arch.is_mlp(name):
+        if name is None or not (axis := arch.axis_name(name)):
             return self.stack(name)
+        if axis != arch.MLP and not experts:
+            raise BadInput(f"--stack {name}: whole experts are ablated by `ablate`, in mode weights, and nowhere else")
         (stream,) = arch.streams_of(self.stacks, name, self.name)
-        return arch.mlp_axis(stream, arch.live_parameters(self.model), name)
+        make = arch.mlp_axis if axis == arch.MLP else arch.expert_axis
+        return make(stream, arch.live_parameters(self.model), name)
 
     def axes(self, name: str) -> tuple[BoundStack, ...]:
         """`axis`, where there are experts a row for each MLP, and an axis for each kind of MLP; raises BadInput likewise."""
@@ -587,5 +592,5 @@ def fingerprint(model: "nn.Module") -> str:
 
 def stream_width(module: "nn.Module", bound: BoundStack) -> int:
     """Number of dimensions of the stream, from the live weights."""
-    param = bound.scale[0][0]
+    param = next(one for layer in bound.scale for one in layer)  # a block may have no experts
     return int(live_parameters(module)[param.name].shape[param.axis])

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from outlierlens.architectures import BoundStack, is_mlp
+from outlierlens.architectures import BoundStack
 from outlierlens.data.media.items import Items
 from outlierlens.data.texts import NO_LIMIT, Batch, Data, batches
 from outlierlens.data.token_texts import token_words
@@ -109,7 +109,7 @@ def read_together(loaded: LoadedModel, read: Callable[[Batch], T], batches: Iter
 
 def stack_read(loaded: LoadedModel, reading: Reading, name: str | None) -> BoundStack:
     """The stream called `name`, or the first that is read; raises BadInput for one that the data do not reach."""
-    stack = reading.stacks[0] if name is None else loaded.axis(name) if is_mlp(name) else loaded.stack(name)
+    stack = reading.stacks[0] if name is None else loaded.axis(name, experts=True)
     if not any(one.blocks == stack.blocks for one in reading.stacks):
         raise BadInput(
             f"{loaded.name}: {reading.inputs} do not reach stream {stack.name!r}, only "

@@ -124,8 +124,8 @@ class Picture(ABC):
                  for axis, head in kinds.items()}  # fmt: skip
         return d.columns(**group, **names, **d.ENDS)
 
-    def legend(self, found: "Finding") -> str:
-        """What its marks are, where no legend says it."""
+    def legend(self, found: "Finding") -> list[str]:
+        """What its marks are, a line each, where no legend says it."""
         rows = self.chosen(found)
         n = max((len(getattr(row, self.draws)) for row in rows), default=0) if self.draws else 0
         several = bool(self.by) and len(self.groups(rows)) > 1
@@ -135,7 +135,7 @@ class Picture(ABC):
             f"coloured: {mine}" if mine and not several else "",
             "grey: " + self.greys.format(n=n, of=of) if n else "",
         )
-        return "; ".join(filter(None, said))
+        return [line for line in said if line]
 
     def caption(self, found: "Finding") -> str:
         """The numbers that it shows, in words; none where the sentences say them."""

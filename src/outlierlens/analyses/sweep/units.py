@@ -245,7 +245,7 @@ def _note(runner: Runner, note: str) -> None:
 def _random(runner: Runner, unit: Unit, named: set[int], n: int) -> Iterator[UnitFamily]:
     seed, drawn = runner.options.seed, dict[str, Sequence[Plan]]()
     if runner.stack.reads:
-        drawn |= random_neurons(runner.width, unit.plan, avoid={}, n=n, seed=seed)
+        drawn |= random_neurons(dict.fromkeys(unit.plan, range(runner.width)), unit.plan, avoid={}, n=n, seed=seed)
     else:
         for kind, sets in random_families(runner.width, unit.dims, avoid=named, n=n, seed=seed).items():
             drawn[kind] = [relabelled(unit.plan, dims) for dims in sets]

@@ -169,7 +169,8 @@ class Chart:
         # Panels side by side have widths of their own.
         made = concrete(self.spec) | ({"width": width} if "layer" in self.spec else {})
         own = made.get("title") or {}  # of a picture of one panel, which becomes the second line
-        lines = [own[key] for key in ("text", "subtitle") if own.get(key)]
+        parts = [own[key] for key in ("text", "subtitle") if own.get(key)]
+        lines = [line for part in parts for line in (part if isinstance(part, list) else [part])]
         below = (
             {"subtitle": lines, "subtitleColor": MUTED, "subtitleFontSize": 12, "subtitlePadding": 6} if lines else {}
         )

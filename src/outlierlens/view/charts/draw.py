@@ -342,8 +342,8 @@ def composed(
     return Chart(name, title, reading, spec, tuple(columns), numbers[:TABLE_ROWS], total or len(numbers))
 
 
-def heading(text: str, subtitle: str = "", **more: Any) -> Spec:
-    """The title of a panel."""
+def heading(text: str | list[str], subtitle: str | list[str] = "", **more: Any) -> Spec:
+    """The title of a panel; a list is a line each."""
     made = {"text": text, "color": INK, "fontSize": 13, "anchor": "start"}
     if subtitle:
         made |= {"subtitle": subtitle, "subtitleColor": MUTED, "fontSize": 13.5, "subtitleFontSize": 12}
