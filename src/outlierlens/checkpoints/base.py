@@ -43,7 +43,7 @@ def is_too_long(name: str) -> bool:
 
 
 def is_plain_name(name: Any) -> bool:
-    """Whether this is the name of a file beside another: no folder, no drive, and such that a file can have it."""
+    """Whether this is the name of a file next to another: no folder, no drive, and such that a file can have it."""
     sound = isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\:\0")
     return sound and not is_too_long(name)
 
