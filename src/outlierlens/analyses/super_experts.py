@@ -11,6 +11,7 @@ it is the largest value that one of its neurons can write, see `detection.weight
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -79,7 +80,7 @@ def expert_outputs(
 
     reading, found = TextReading(loaded, max_length), Outputs()
 
-    def look(one: LastLinear, call: ExpertCall, batch: Batch) -> None:
+    def look(batch: Batch, one: LastLinear, call: ExpertCall) -> None:
         if one.expert == NO_EXPERT or call.tokens is None:
             return
         ids, _, valid = (part.to(call.given.device) for part in reading.sides(batch)[stack.name])
@@ -96,11 +97,12 @@ def expert_outputs(
             float(sizes[row, dim]), dim, batch.texts[text], int(valid[text, :place].sum()), int(ids[text, place]),
             len(rows) + (before.n_tokens if before else 0),
         )  # fmt: skip
-        larger = before is None or here.size > before.size
-        found[one.layer, one.expert] = here if larger else before._replace(n_tokens=here.n_tokens)
+        if before is not None and before.size >= here.size:
+            here = before._replace(n_tokens=here.n_tokens)
+        found[one.layer, one.expert] = here
 
     for batch in in_windows(reading, texts, batch_size, progress, "reading experts"):
-        with torch.inference_mode(), tapped_mlps(loaded, stack, lambda one, call, batch=batch: look(one, call, batch)):
+        with torch.inference_mode(), tapped_mlps(loaded, stack, partial(look, batch)):
             reading(batch)
     if not found:
         raise BadInput(f"{loaded.name}: stream {stack.name!r} has no experts")
