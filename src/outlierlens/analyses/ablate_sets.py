@@ -98,8 +98,7 @@ def control_sets(
     if stack.reads:  # neurons: drawn, and matched, among those of the same layers
         avoid = {layer: np.flatnonzero(strength[layer] >= UNLIKE).tolist() for layer in plan}
         if n_random:
-            pools = {layer: list(range(width)) for layer in plan}
-            drawn = random_neurons(pools, plan, avoid=avoid, n=n_random, seed=options.seed)
+            drawn = random_neurons(dict.fromkeys(plan, range(width)), plan, avoid=avoid, n=n_random, seed=options.seed)
             found |= {kind: list(plans) for kind, plans in drawn.items()}
         matched = matched_neurons(strength, plan, avoid={}, n=n_matched, seed=options.seed) if n_matched else []
     else:

@@ -97,8 +97,9 @@ def expert_outputs(
             float(sizes[row, dim]), dim, batch.texts[text], int(valid[text, :place].sum()), int(ids[text, place]),
             len(rows) + (before.n_tokens if before else 0),
         )  # fmt: skip
-        smaller = before is not None and here.size <= before.size
-        found[one.layer, one.expert] = before._replace(n_tokens=here.n_tokens) if before and smaller else here
+        if before is not None and before.size >= here.size:
+            here = before._replace(n_tokens=here.n_tokens)
+        found[one.layer, one.expert] = here
 
     for batch in in_windows(reading, texts, batch_size, progress, "reading experts"):
         with torch.inference_mode(), tapped_mlps(loaded, stack, partial(look, batch)):
