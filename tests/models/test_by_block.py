@@ -311,6 +311,7 @@ def served(saved: Callable[[str], Path], hub: Any, tmp_path: Path, monkeypatch: 
     where = {"ENDPOINT": hub.endpoint, "HUGGINGFACE_CO_URL_TEMPLATE": address, "HF_HUB_CACHE": str(tmp_path / "cache")}
     for name, value in where.items():
         monkeypatch.setattr(constants, name, value)  # transformers fetches what is small: config and tokenizer
+    monkeypatch.setattr("transformers.utils.hub._hf_api", None)  # it keeps the address of the first hub that it asked
     hub.headers = {"ETag": '"of-the-file"'}
     return hub
 
