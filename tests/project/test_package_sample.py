@@ -28,7 +28,7 @@ def outcome() -> Outcomes:
     run = TrainedModel(
         recipe="mini-bert", about="", toml="", seed=3, steps=6000, n_parameters=1_800_000, tokens=12_288_000,
         held_out_loss=3.9, text_loss=3.456, text="128 held-out texts", text_digest="0" * 64, both=(7,), scale_alone=(4, 9),
-        bias_alone=(), largest_z=5.0, kurtosis=3.0, inf_norm=9.0, off=Estimate(0.25, 0.125, 0.375),
+        bias_alone=(), largest_z=5.0, kurtosis=3.0, inf_norm=9.0, first=0.2, sinks=0.1, off=Estimate(0.25, 0.125, 0.375),
         random=tuple(np.interp(range(21), (0, 10, 19, 20), (0, 0.01, 0.05, 0.06)).tolist()),
         worst=Estimate(0.5, 0.4, 0.6), worst_dims=(11,), dim_median=0.02, dim_high=0.04, int8=Estimate(0.1, 0.0625, 0.14),
     )  # fmt: skip

@@ -151,9 +151,9 @@ NOT_OF_NEURONS = {
     "bondarenko-ffn": "measures the output of the last linear, whose entries are dimensions",
 }
 NAMES = tuple(one.name for one in DEFINITIONS)
-LIMITS: dict[str, float] = SUPER_EXPERT | {
+LIMITS: dict[str, float] = {
     name: literal_eval(value) for one in DEFINITIONS for name, value in (t.split("=") for t in one.thresholds.split(", "))
-}  # fmt: skip
+} | SUPER_EXPERT  # fmt: skip
 
 
 # --- options ---------------------------------------------------------------------------------------------------------
