@@ -35,7 +35,7 @@ from outlierlens.data.token_counts import TokenCounts, read_counts
 from outlierlens.detection.activations import ObserveOptions, Observer
 from outlierlens.models.devices import fast_products, memory_kept
 from outlierlens.models.forward import TextForward
-from outlierlens.models.passes import TextReading
+from outlierlens.models.inputs import TextReading
 from outlierlens.tasks.choice import make_task
 from outlierlens.vectors.read import ReadOptions, text_stack, tokenise
 

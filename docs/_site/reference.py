@@ -24,7 +24,7 @@ from sphinx.util.nodes import make_refnode
 
 import outlierlens.commands
 from outlierlens.architectures import ARCHITECTURES
-from outlierlens.architectures.derived import packaged
+from outlierlens.architectures.rows import packaged
 from outlierlens.checkpoints.trainers import TRAINERS
 from outlierlens.cli.app import program, showing_everything
 from outlierlens.experiments import BY_NAME

@@ -15,8 +15,8 @@ from outlierlens.analyses.ablate import AblateOptions, ablate
 from outlierlens.architectures import Neuron, neurons_of
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
+from outlierlens.models.inputs import TextReading
 from outlierlens.models.load import from_objects, load_model
-from outlierlens.models.passes import TextReading
 from outlierlens.options import parse_dims
 from outlierlens.results.document import from_json, to_json
 from planted import tiny, turning_texts

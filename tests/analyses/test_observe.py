@@ -21,8 +21,8 @@ from outlierlens.detection.activations import ObserveOptions, Observer
 from outlierlens.detection.observed import VIEWS, Statistics
 from outlierlens.detection.rules import ActivationMeasures, ActivationRules, activation_outliers
 from outlierlens.errors import BadInput
+from outlierlens.models.inputs import TextReading
 from outlierlens.models.load import LoadedModel, from_objects, load_model
-from outlierlens.models.passes import TextReading
 from outlierlens.results.document import from_json, to_json
 from planted import TEXT_FAMILIES, Oracle, some_texts, wrap
 
@@ -73,7 +73,7 @@ def test_the_pass_watches_no_function_of_the_statistics(words: Any, monkeypatch:
             seen.add(func)
             return func(*args, **(kwargs or {}))
 
-    monkeypatch.setattr("outlierlens.models.forward.fast_products", Watching)
+    monkeypatch.setattr("outlierlens.models.inputs.fast_products", Watching)
     observe(wrap(FAMILIES["bert"], words()), some_texts(3), ObserveOptions(max_length=10))
     assert torch.nn.functional.linear in seen
     assert torch.bincount not in seen
@@ -97,7 +97,7 @@ def test_many_windows_of_texts_are_one_pass(words: Any, monkeypatch: pytest.Monk
     loaded = wrap(FAMILIES["bert"], words())
     texts = some_texts(25)
     whole = observe(loaded, texts, ObserveOptions(batch_size=4)).stacks[0].view()
-    monkeypatch.setattr("outlierlens.models.passes.TextReading.window", 1)
+    monkeypatch.setattr("outlierlens.models.inputs.TextReading.window", 1)
     steps: list[tuple[str, int, int]] = []
     options = ObserveOptions(batch_size=4, progress=lambda *step: steps.append(step))
     pieces = observe(loaded, texts, options).stacks[0].view()

@@ -21,8 +21,8 @@ from outlierlens.data.media.items import Items, ItemSource
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.models.hooks import tapped
+from outlierlens.models.inputs import reading_of
 from outlierlens.models.load import LoadedModel, LoadOptions, from_objects, load_model
-from outlierlens.models.passes import reading_of
 from outlierlens.results.document import load
 from outlierlens.tasks.base import TaskOptions
 from planted import TEXT_FAMILIES, Oracle, some_texts, tiny

@@ -20,7 +20,7 @@ from outlierlens.architectures import (
     stacks_of,
     to_toml,
 )
-from outlierlens.architectures.derived import packaged_stacks
+from outlierlens.architectures.rows import packaged_stacks
 from outlierlens.architectures.stack import Heads
 from outlierlens.errors import BadFile, BadInput, UnknownArchitecture
 

@@ -14,9 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from architectures import TEXT
 from outlierlens import scan
-from outlierlens.architectures import derived, stacks_of
-from outlierlens.architectures.derived import fits, read_stacks, structure
+from outlierlens.architectures import rows, stacks_of
 from outlierlens.architectures.experiment.derive import derive
+from outlierlens.architectures.rows import fits, read_stacks, structure
 from outlierlens.errors import BadFile, UnknownArchitecture
 
 # The first block is dense, the others have experts beside a shared one.
@@ -32,7 +32,7 @@ DIM = 5
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model of mixed blocks with one dimension planted, as transformers saves it; nothing of its type is kept yet."""
     monkeypatch.setenv("OUTLIERLENS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(derived, "packaged", dict)
+    monkeypatch.setattr(rows, "packaged", dict)
     torch.manual_seed(0)
     values = dict(EXPERTS)
     config = AutoConfig.for_model(values.pop("model_type"), **values)
@@ -112,21 +112,21 @@ def test_a_type_that_transformers_lacks_is_refused_with_what_helps() -> None:
 
 
 # A row is one of the transformers that it was derived with.
-DRAWN = random.Random(0).sample(sorted(derived.packaged()), 30) if derived.version() == transformers.__version__ else []
+DRAWN = random.Random(0).sample(sorted(rows.packaged()), 30) if rows.version() == transformers.__version__ else []
 
 
 @pytest.mark.parametrize("model_type", DRAWN)
 def test_a_row_of_the_package_is_what_the_experiment_finds(model_type: str) -> None:
     found = derive(every_type.config_of(model_type))
-    row = derived.packaged()[model_type][0]  # of its default; others are of common variants
+    row = rows.packaged()[model_type][0]  # of its default; others are of common variants
     assert found.row == row
     assert fits(row["structure"], every_type.config_of(model_type))
 
 
 def test_the_package_has_rows_of_most_types() -> None:
-    rows = derived.packaged()
-    assert len(rows) > 300
-    every = [(model_type, row) for model_type, several in rows.items() for row in several]
+    kept = rows.packaged()
+    assert len(kept) > 300
+    every = [(model_type, row) for model_type, several in kept.items() for row in several]
     assert all(read_stacks(row, model_type) for model_type, row in every)
     named = {stack["name"] for _, row in every for stack in row["stacks"] if "name" in stack}
     assert {"text", "vision", "encoder", "decoder"} <= named

@@ -8,7 +8,7 @@ import pytest
 
 from outlierlens.checkpoints.samples import SAMPLES
 from outlierlens.cli.app import _spelt, program
-from outlierlens.cli.common import resumable
+from outlierlens.cli.experiment import resumable
 from outlierlens.cli.overview import overview
 from outlierlens.errors import BadInput
 from outlierlens.experiments import EXPERIMENTS

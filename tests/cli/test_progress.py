@@ -7,8 +7,8 @@ import pytest
 from tqdm.auto import tqdm
 
 from outlierlens.checkpoints import samples
-from outlierlens.cli import common
-from outlierlens.cli.common import Progress
+from outlierlens.cli import experiment
+from outlierlens.cli.experiment import Progress
 
 
 class Terminal(io.StringIO):
@@ -22,7 +22,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> tuple[Terminal, io.StringIO]:
     monkeypatch.setattr(sys, "stderr", err)
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(common, "WAITS_SECONDS", 1e9)  # nothing comes by itself
+    monkeypatch.setattr(experiment, "WAITS_SECONDS", 1e9)  # nothing comes by itself
     return err, out
 
 
@@ -61,7 +61,7 @@ def test_steps_downloads_and_bars_of_others_are_one_bar_that_goes_before_output(
 
 def test_a_bar_comes_by_itself_where_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     err, _ = streams(monkeypatch)
-    monkeypatch.setattr(common, "WAITS_SECONDS", 0)
+    monkeypatch.setattr(experiment, "WAITS_SECONDS", 0)
     progress = Progress(True)
     progress("scan: reading", 0, 1)  # of what nothing is counted, only the label
     assert "scan: reading" not in shown(err)

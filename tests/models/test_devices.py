@@ -10,8 +10,8 @@ import pytest
 
 from outlierlens.models import devices
 from outlierlens.models.devices import memory_kept
+from outlierlens.models.inputs import TextReading
 from outlierlens.models.load import load_model
-from outlierlens.models.passes import TextReading
 from outlierlens.vectors.read import ReadOptions, token_batches, tokenise
 
 FAULTS = """

@@ -19,7 +19,7 @@ from documented import ROOT, command_of, options_in, options_of
 from gold.commands import spelt
 from outlierlens import errors
 from outlierlens.cli.app import read
-from outlierlens.cli.common import resumable
+from outlierlens.cli.experiment import resumable
 from outlierlens.experiments import BY_NAME
 
 SOURCE = Path(outlierlens.__file__).parent
@@ -64,7 +64,8 @@ def messages(inside: type[ast.AST] | None = None) -> Iterator[tuple[str, str]]:
 
 
 def typed_commands() -> list[tuple[str, str]]:
-    return [(where, line) for where, text in messages() for line in TYPED.findall(text)]
+    tables = ((path.name, path.read_text("utf-8")) for path in sorted((SOURCE / "data_files").glob("*.toml")))
+    return [(where, line) for where, text in (*messages(), *tables) for line in TYPED.findall(text)]
 
 
 def test_every_command_that_a_message_names_parses() -> None:

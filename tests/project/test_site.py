@@ -17,7 +17,7 @@ from gold.commands import spelt
 from moments import HANGS
 from outlierlens.analyses.atlas_lookup import ATLAS
 from outlierlens.analyses.atlas_rows import read_rows
-from outlierlens.architectures.derived import packaged
+from outlierlens.architectures.rows import packaged
 from outlierlens.checkpoints.trainers import TRAINERS
 from outlierlens.experiments import BY_NAME
 from outlierlens.results.document import HOMES

@@ -38,8 +38,8 @@ from outlierlens.ablation.switches import (
 )
 from outlierlens.data.texts import NO_LIMIT, Data, Texts
 from outlierlens.errors import BadInput, near
+from outlierlens.models.inputs import reading_of
 from outlierlens.models.load import LoadedModel, stream_width
-from outlierlens.models.passes import reading_of
 from outlierlens.results.rows import UNKNOWN, Estimate
 from outlierlens.results.safe_files import new_folder
 from outlierlens.statistics.means import ratio_interval

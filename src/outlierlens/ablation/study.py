@@ -21,9 +21,9 @@ import numpy as np
 from outlierlens.ablation.controls import Plan, figures_of, plan_key, times
 from outlierlens.architectures import neurons_of
 from outlierlens.data.texts import Data
+from outlierlens.models.inputs import Progress as Progress  # noqa: PLC0414 -- analyses take it from here
 from outlierlens.models.inputs import reader_digest
 from outlierlens.models.load import LoadedModel, fingerprint
-from outlierlens.models.passes import Progress as Progress  # noqa: PLC0414 -- analyses take it from here
 from outlierlens.results.finding import About
 from outlierlens.results.row_store import Keep, RowStore, UnitCache, kept_rows
 from outlierlens.results.rows import Estimate, More, Quiet, Row

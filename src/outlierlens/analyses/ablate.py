@@ -55,9 +55,8 @@ from outlierlens.analyses.predictions import PredictionCall, Predictions, compar
 from outlierlens.data.texts import Data
 from outlierlens.detection.targets import NamedDims
 from outlierlens.errors import BadInput, pick
-from outlierlens.models.inputs import row_limit
+from outlierlens.models.inputs import reaching, row_limit
 from outlierlens.models.load import LoadedModel, stream_width
-from outlierlens.models.passes import reaching
 from outlierlens.options import FIND, Find, Flag, Flat, check
 from outlierlens.results.document import Advice, about
 from outlierlens.results.finding import Finding

@@ -35,9 +35,8 @@ from outlierlens.data.texts import Data
 from outlierlens.detection.targets import named_dims
 from outlierlens.errors import BadInput, pick
 from outlierlens.models.attention_maps import check_eager, eagerly
-from outlierlens.models.inputs import reader_digest, tokenizer_of
+from outlierlens.models.inputs import Progress, reader_digest, tokenizer_of
 from outlierlens.models.load import LoadedModel, fingerprint, stream_width
-from outlierlens.models.passes import Progress
 from outlierlens.options import FIND, DimsOrFind, Flag, check
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.row_store import Keep, kept_rows

@@ -29,8 +29,8 @@ from outlierlens.data.texts import Batch
 from outlierlens.data.token_texts import token_words
 from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.models.attention_maps import tapped_attention
+from outlierlens.models.inputs import Progress
 from outlierlens.models.load import LoadedModel
-from outlierlens.models.passes import Progress
 from outlierlens.statistics.bootstrap import percentile_interval, poisson_weights
 from outlierlens.vectors.read import ReadOptions, TokenBatch, Tokens, token_batches
 

@@ -33,8 +33,8 @@ from outlierlens.errors import BadInput
 from outlierlens.models.experts import ExpertCall
 from outlierlens.models.forward import check_padding
 from outlierlens.models.hooks import layer_name, tapped, tapped_reads
+from outlierlens.models.inputs import reading_of
 from outlierlens.models.load import LoadedModel
-from outlierlens.models.passes import reading_of
 from outlierlens.statistics.ranks import ratio
 from outlierlens.vectors.cosines import contributions_of
 from outlierlens.vectors.read import final_norm

@@ -37,8 +37,8 @@ from outlierlens.detection.activations import ObserveOptions, Observer, partly
 from outlierlens.detection.observed import LARGE, VIEWS, Passage, Size, StackObservation
 from outlierlens.detection.weights import opened
 from outlierlens.errors import option
+from outlierlens.models.inputs import reading_of
 from outlierlens.models.load import LoadedModel
-from outlierlens.models.passes import reading_of
 from outlierlens.options import Flat, belong, check
 from outlierlens.results.document import Advice, about
 from outlierlens.results.finding import About, Finding

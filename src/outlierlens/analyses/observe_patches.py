@@ -29,8 +29,8 @@ from outlierlens.detection.activations import Observer
 from outlierlens.errors import BadInput
 from outlierlens.models.experts import ExpertCall
 from outlierlens.models.hooks import tapped
+from outlierlens.models.inputs import in_windows
 from outlierlens.models.media import ItemReading
-from outlierlens.models.passes import in_windows
 from outlierlens.results.rows import Row
 from outlierlens.statistics.means import NORMAL_MAD
 from outlierlens.view.section import Count, FineShare, Share

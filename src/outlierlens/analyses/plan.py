@@ -30,9 +30,8 @@ from outlierlens.analyses.quantize_rounding import KeptLinear, Rounding, rounded
 from outlierlens.analyses.quantize_schemes import FINE, parse
 from outlierlens.data.texts import Data
 from outlierlens.errors import BadInput
-from outlierlens.models.inputs import row_limit
+from outlierlens.models.inputs import reaching, row_limit
 from outlierlens.models.load import LoadedModel
-from outlierlens.models.passes import reaching
 from outlierlens.options import Flag, Flat, check, written_for
 from outlierlens.results.document import Advice, fitted
 from outlierlens.results.finding import Finding

@@ -32,8 +32,8 @@ from outlierlens.detection.activations import magnitude as strength_of
 from outlierlens.detection.targets import named_dims
 from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadInput, TooMuchToRead
+from outlierlens.models.inputs import reaching
 from outlierlens.models.load import LoadedModel
-from outlierlens.models.passes import reaching
 from outlierlens.options import FIND, DimsOrFind, Flag, Flat, Options
 from outlierlens.results.document import Provenance
 from outlierlens.results.finding import About, Finding

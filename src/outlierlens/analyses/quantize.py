@@ -27,8 +27,8 @@ from outlierlens.analyses.quantize_settings import ERROR_TEXTS, KEPT, RANDOM, RO
 from outlierlens.data.texts import Data
 from outlierlens.detection.running_statistics import LARGE
 from outlierlens.errors import BadInput, pick
+from outlierlens.models.inputs import reaching
 from outlierlens.models.load import LoadedModel
-from outlierlens.models.passes import reaching
 from outlierlens.options import FIND, DimsOrFind, Flag, Flat, check
 from outlierlens.results.document import Advice, about
 from outlierlens.results.finding import Finding

@@ -22,8 +22,8 @@ from outlierlens.data.texts import Batch, Data
 from outlierlens.errors import BadInput
 from outlierlens.models.changes import hang, temporary
 from outlierlens.models.hooks import refuse_compiled
+from outlierlens.models.inputs import read_together, reading_of
 from outlierlens.models.load import LoadedModel, stream_width
-from outlierlens.models.passes import read_together, reading_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -36,9 +36,8 @@ from outlierlens.detection.targets import named_dims
 from outlierlens.errors import BadInput
 from outlierlens.models.forward import check_padding
 from outlierlens.models.hooks import EMBEDDINGS, tapped
-from outlierlens.models.inputs import row_limit
+from outlierlens.models.inputs import reading_of, row_limit
 from outlierlens.models.load import LoadedModel, stream_width
-from outlierlens.models.passes import reading_of
 from outlierlens.options import FIND
 from outlierlens.tasks.base import Task
 from outlierlens.tasks.choice import make_task, vector_task

@@ -20,13 +20,13 @@ from annotated_types import Ge
 from outlierlens.analyses.plan_exports import TOOLS, Target, Wide, WideModules, wide_export
 from outlierlens.analyses.range_pass import BINS, CacheErrors, Key, RangePass, TensorPeak, below, median_of
 from outlierlens.architectures import NO_EXPERT
-from outlierlens.architectures.derived import gates
+from outlierlens.architectures.rows import gates
 from outlierlens.checkpoints import Checkpoint
 from outlierlens.checkpoints.gguf import ALIKE, NO_ENTRY
 from outlierlens.data.texts import Data
 from outlierlens.detection.weights import opened
 from outlierlens.errors import BadInput
-from outlierlens.models.passes import Progress, in_windows, read_together, reading_of
+from outlierlens.models.inputs import Progress, in_windows, read_together, reading_of
 from outlierlens.options import Flag, check, written_for
 from outlierlens.results.document import Advice, Provenance, about, fitted
 from outlierlens.results.finding import About, Finding

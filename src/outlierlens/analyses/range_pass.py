@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from outlierlens.models.forward import Side
-    from outlierlens.models.passes import Reading
+    from outlierlens.models.inputs import Reading
 
 Key = tuple[str, str, str]  # stream, kind, layer
 FINE = 21  # bits of a float32 below the first two of its fraction: a bin is a quarter of an exponent's range

@@ -38,8 +38,8 @@ from outlierlens.checkpoints.samples import check_space
 from outlierlens.data.texts import EXCERPT, Data, read_texts
 from outlierlens.errors import BadFile, BadInput, markdown
 from outlierlens.models.folder import model_folder
+from outlierlens.models.inputs import Progress
 from outlierlens.models.load import STORED, LoadedModel, LoadOptions, load_model
-from outlierlens.models.passes import Progress
 from outlierlens.options import Flag, check
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.rows import Row

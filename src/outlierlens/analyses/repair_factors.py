@@ -23,9 +23,8 @@ from outlierlens.data.texts import Batch, Data
 from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.models.changes import temporary
 from outlierlens.models.hooks import edited
-from outlierlens.models.inputs import check_known, token_limit
+from outlierlens.models.inputs import Reading, check_known, reading_of, token_limit
 from outlierlens.models.load import LoadedModel
-from outlierlens.models.passes import Reading, reading_of
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -25,8 +25,8 @@ from outlierlens.detection.rules import SUPER_EXPERT, super_experts
 from outlierlens.detection.weights import ScanOptions, scan_mlps
 from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.models.experts import ExpertCall
+from outlierlens.models.inputs import Progress, TextReading, in_windows
 from outlierlens.models.load import LoadedModel
-from outlierlens.models.passes import Progress, TextReading, in_windows
 from outlierlens.results.rows import Row
 from outlierlens.view.section import Count
 

@@ -27,8 +27,8 @@ from outlierlens.errors import BadInput
 from outlierlens.models.changes import SettableParameters, temporary
 from outlierlens.models.experts import ExpertCall, tapped_experts
 from outlierlens.models.hooks import edited_calls, running_masks, valid_tokens
+from outlierlens.models.inputs import TextReading
 from outlierlens.models.load import LoadedModel
-from outlierlens.models.passes import TextReading
 from outlierlens.results.rows import Row
 from outlierlens.tasks.base import Task
 from outlierlens.view.section import Count, Share

@@ -39,8 +39,8 @@ from outlierlens.detection.targets import check_dims
 from outlierlens.errors import BadInput
 from outlierlens.models.attention_maps import check_eager, eagerly
 from outlierlens.models.hooks import EMBEDDINGS, edited_calls, layer_name
+from outlierlens.models.inputs import reading_of, stack_read
 from outlierlens.models.load import LoadedModel, stream_width
-from outlierlens.models.passes import reading_of, stack_read
 from outlierlens.options import Flag, Flat, Options
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.row_store import Keep

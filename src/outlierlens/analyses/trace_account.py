@@ -27,8 +27,8 @@ from outlierlens.data.texts import Batch
 from outlierlens.errors import BadInput
 from outlierlens.models.experts import ExpertCall, tapped_experts, unreached
 from outlierlens.models.hooks import EMBEDDINGS, edited_calls, layer_name, tapped
+from outlierlens.models.inputs import read_together
 from outlierlens.models.load import LoadedModel
-from outlierlens.models.passes import read_together
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

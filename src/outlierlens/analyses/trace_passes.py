@@ -32,8 +32,8 @@ from outlierlens.models.attention_maps import tapped_attention
 from outlierlens.models.changes import SettableParameters, temporary
 from outlierlens.models.forward import check_padding
 from outlierlens.models.hooks import EMBEDDINGS, edited, tapped, valid_tokens
+from outlierlens.models.inputs import Reading, read_together
 from outlierlens.models.load import LoadedModel
-from outlierlens.models.passes import Reading, read_together
 from outlierlens.tasks.base import Task, values_of
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@
 
 `names` may be a checkpoint's keys or a live model's parameter names: one row serves both, and ablation too.
 Rows are data (`data_files/families.toml`); they are declared and tested, never guessed from names. For a type without one,
-`derived` has the row of an experiment on a small random model.
+`rows` has the row of an experiment on a small random model, too.
 """
 
 from outlierlens.architectures.bind import (

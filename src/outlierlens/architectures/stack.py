@@ -1,6 +1,6 @@
 """What is declared of a model family: its residual streams (`Stack`), its attention (`Heads`), and the rest (`Family`).
 
-    Family(causal="is_decoder", prefix="bert")                                # the streams are derived (derived.py)
+    Family(causal="is_decoder", prefix="bert")                                # the streams are derived (rows.py)
     Heads(output="self_attn.o_proj", value=("self_attn.v_proj",), key=("self_attn.k_proj",), query=("self_attn.q_proj",))
     heads("self_attn", "q_proj k_proj v_proj o_proj", rotary="halves")         # the same, and keys that are turned
     Heads(output="attn.c_proj", value=("attn.c_attn[2/3]",), …)                # the last third of a fused linear

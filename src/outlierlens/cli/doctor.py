@@ -20,7 +20,7 @@ from outlierlens import __version__
 from outlierlens.checkpoints import formats
 from outlierlens.checkpoints import samples as of_samples
 from outlierlens.checkpoints.samples import SAMPLES, folder_of, is_complete, network_is_off
-from outlierlens.cli.common import say
+from outlierlens.cli.experiment import say
 from outlierlens.errors import BadInput, install
 from outlierlens.experiments import EXPERIMENTS
 from outlierlens.models.devices import cores

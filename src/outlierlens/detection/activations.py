@@ -55,9 +55,8 @@ from outlierlens.errors import BadInput
 from outlierlens.models.experts import ExpertCall, tapped_experts, unreached
 from outlierlens.models.forward import check_padding
 from outlierlens.models.hooks import EMBEDDINGS, layer_name, tapped, tapped_reads
-from outlierlens.models.inputs import reader_digest
+from outlierlens.models.inputs import Reading, TextReading, in_windows, read_together, reader_digest, reading_of
 from outlierlens.models.load import LoadedModel, fingerprint
-from outlierlens.models.passes import Reading, TextReading, in_windows, read_together, reading_of
 from outlierlens.options import check
 from outlierlens.results.row_store import UnitCache
 from outlierlens.results.safe_files import replacing

@@ -30,9 +30,8 @@ from outlierlens.errors import BadInput, operand, option, pick, shell
 from outlierlens.explore.state import EXAMPLES, VIEWS, Selection, parse_views
 from outlierlens.models.attention_maps import tapped_attention
 from outlierlens.models.hooks import layer_name, tapped
-from outlierlens.models.inputs import token_limit, tokenizer_of
+from outlierlens.models.inputs import TextReading, token_limit, tokenizer_of
 from outlierlens.models.load import LoadedModel, LoadOptions, fingerprint, load_model, stream_width
-from outlierlens.models.passes import TextReading
 from outlierlens.results.finding import About, Finding
 from outlierlens.results.rows import Estimate, More, Pivot, Quiet, Row
 from outlierlens.session import MODEL_ARGS

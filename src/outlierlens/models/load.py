@@ -8,6 +8,7 @@ loaded.stacks                                        # residual streams, bound t
 import contextlib
 import difflib
 import hashlib
+import importlib
 import itertools
 import pickle
 from collections import Counter
@@ -34,7 +35,6 @@ from outlierlens.errors import (
     UnknownModel,
     need,
 )
-from outlierlens.models import variants
 from outlierlens.models.changes import BY_BLOCK, NEEDS_WHOLE, evaluating
 from outlierlens.models.devices import free_memory, ordered_weights, pick_device, whole_float32
 from outlierlens.models.folder import guard_rows, model_folder, processor_beside, row_count, tokenizer_beside
@@ -469,7 +469,9 @@ def _explaining(name: str, source: str, options: LoadOptions) -> Iterator[None]:
     """Load inside: without the network where that is asked for, and with errors of ours for those of other libraries."""
     with _no_network() if options.offline else contextlib.nullcontext():
         try:
-            variants.register_configs()
+            importlib.import_module(
+                "outlierlens.models.variants.config"
+            )  # with it AutoConfig knows the house's own families
             yield
         except (OutlierlensError, MemoryError):
             raise

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from outlierlens.analyses.scan import scan_live
-from outlierlens.cli.common import resumable, say
-from outlierlens.cli.experiment import tell, with_command
+from outlierlens.cli.experiment import resumable, say, tell, with_command
 from outlierlens.replicate.glue import REPLICATION, GlueOptions, replicate, sweeps_of
 from outlierlens.replicate.luo import LuoOptions, replicate_luo
 from outlierlens.replicate.papers import PaperData

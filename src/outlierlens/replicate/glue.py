@@ -38,8 +38,8 @@ from outlierlens.architectures import own_parameters
 from outlierlens.data.labelled import TASKS, Examples, LabelledTask, find_task, label_order
 from outlierlens.detection.targets import named_dims
 from outlierlens.errors import BadInput, pick
+from outlierlens.models.inputs import Progress
 from outlierlens.models.load import LoadedModel, LoadOptions, load_config, load_model
-from outlierlens.models.passes import Progress
 from outlierlens.options import FIND, DimsOrFind, Flag, Flat, check
 from outlierlens.replicate.papers import (
     PaperData,

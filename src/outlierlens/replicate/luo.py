@@ -31,8 +31,8 @@ from outlierlens.data.texts import Texts
 from outlierlens.detection.activations import ObserveOptions
 from outlierlens.detection.observed import StackObservation
 from outlierlens.detection.weights import scan_stream
+from outlierlens.models.inputs import Progress
 from outlierlens.models.load import LoadedModel
-from outlierlens.models.passes import Progress
 from outlierlens.options import Flag
 from outlierlens.replicate.papers import PAIRS, PaperData, PublishedNumber, published_extremes, published_for
 from outlierlens.replicate.runner import PaperFinding, PaperOptions, PaperPart, PaperRun

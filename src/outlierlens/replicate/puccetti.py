@@ -36,8 +36,8 @@ from outlierlens.data.texts import Texts
 from outlierlens.detection.targets import named_dims
 from outlierlens.errors import BadInput, pick
 from outlierlens.models.attention_maps import eager_attention
+from outlierlens.models.inputs import Progress
 from outlierlens.models.load import LoadedModel
-from outlierlens.models.passes import Progress
 from outlierlens.options import FIND, DimsOrFind, Flag
 from outlierlens.replicate.papers import facts
 from outlierlens.replicate.runner import PaperFinding, PaperOptions, PaperPart, PaperRun

@@ -19,8 +19,8 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Ge
 
 from outlierlens.errors import BadInput, pick
+from outlierlens.models.inputs import Progress
 from outlierlens.models.load import LoadedModel
-from outlierlens.models.passes import Progress
 from outlierlens.options import Flag, check
 from outlierlens.replicate.papers import checkpoint_of
 from outlierlens.results.document import Result, save

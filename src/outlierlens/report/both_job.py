@@ -13,8 +13,8 @@ from typing import Any
 from outlierlens.analyses.scan import Scan
 from outlierlens.data.texts import read_texts
 from outlierlens.errors import BadInput, OutlierlensError
+from outlierlens.models.inputs import Progress
 from outlierlens.models.load import LoadOptions
-from outlierlens.models.passes import Progress
 from outlierlens.report.both import ReportPair
 from outlierlens.report.files import write_both
 from outlierlens.report.job import Job, is_finished, refuse_finished, run, suited

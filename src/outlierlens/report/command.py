@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from outlierlens.cli.common import resumable, say
+from outlierlens.cli.experiment import resumable, say
 from outlierlens.errors import BadInput
 from outlierlens.options import FIND
 from outlierlens.report.files import CHARTS, refuse_others

@@ -21,8 +21,8 @@ from outlierlens.data.texts import EXCERPT, Texts, read_texts
 from outlierlens.detection.activations import ObserveOptions
 from outlierlens.detection.weights import ScanOptions
 from outlierlens.errors import BadInput, OutlierlensError, showing
+from outlierlens.models.inputs import Progress
 from outlierlens.models.load import LoadedModel, LoadOptions, load_model
-from outlierlens.models.passes import Progress
 from outlierlens.options import FIND
 from outlierlens.replicate.luo import LuoReplication
 from outlierlens.replicate.puccetti import PuccettiReplication

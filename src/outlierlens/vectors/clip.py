@@ -105,7 +105,7 @@ def kept_clipping(
 
 def _observed(loaded: LoadedModel, bound: BoundStack, texts: Data | None) -> Clipping:
     from outlierlens.detection.activations import ObserveOptions, Observer
-    from outlierlens.models.passes import reading_of
+    from outlierlens.models.inputs import reading_of
 
     if texts is None or not len(texts):
         raise BadInput(

@@ -34,10 +34,9 @@ from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.models.devices import memory_kept
 from outlierlens.models.forward import TextForward, check_padding
 from outlierlens.models.hooks import EMBEDDINGS, layer_name, tapped
-from outlierlens.models.inputs import check_known, check_readable, token_limit
+from outlierlens.models.inputs import check_known, check_readable, reading_of, stack_read, token_limit
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.models.media import ItemReading, ItemRows
-from outlierlens.models.passes import reading_of, stack_read
 from outlierlens.options import Flag
 
 if TYPE_CHECKING:

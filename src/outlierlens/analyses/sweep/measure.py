@@ -44,9 +44,8 @@ from outlierlens.architectures import neurons_of
 from outlierlens.data.texts import Data
 from outlierlens.detection.weights import scan_stream
 from outlierlens.models.devices import memory_kept
-from outlierlens.models.inputs import row_limit
+from outlierlens.models.inputs import reaching, row_limit
 from outlierlens.models.load import LoadedModel, fingerprint
-from outlierlens.models.passes import reaching
 from outlierlens.options import FIND
 from outlierlens.results.finding import About
 from outlierlens.results.row_store import Keep, UnitCache, kept_rows, nine_digits

@@ -12,23 +12,15 @@ same weights. Importing this package imports neither torch nor transformers; its
 MODEL_TYPES = ("outlierlens-bert", "outlierlens-llama")
 
 
-def register_configs() -> None:
-    """Have transformers' AutoConfig know the families; harmless when repeated."""
-    from transformers import AutoConfig
-
-    from outlierlens.models.variants import config
-
-    for name, kind in zip(MODEL_TYPES, (config.VariantConfig, config.VariantDecoderConfig), strict=True):
-        AutoConfig.register(name, kind, exist_ok=True)
-
-
 def register() -> None:
-    """Have transformers' AutoConfig, AutoModel and the automatic language models know the families; likewise."""
+    """Have transformers' AutoModel and the automatic language models know the families; harmless when repeated.
+
+    AutoConfig knows them since `config` was imported.
+    """
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
     from outlierlens.models.variants import config, model
 
-    register_configs()
     AutoModel.register(config.VariantConfig, model.VariantModel, exist_ok=True)
     AutoModel.register(config.VariantDecoderConfig, model.VariantDecoder, exist_ok=True)
     AutoModelForMaskedLM.register(config.VariantConfig, model.VariantForMaskedLM, exist_ok=True)

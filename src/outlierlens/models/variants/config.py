@@ -7,7 +7,7 @@ VariantDecoderConfig(hidden_size=128, attention_kind="off-by-one")
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from transformers import BertConfig, LlamaConfig
+from transformers import AutoConfig, BertConfig, LlamaConfig
 
 from outlierlens.errors import BadInput
 
@@ -128,3 +128,7 @@ def _check_choices(config: Any, choices: dict[str, tuple[str, ...]]) -> None:
 
 def _gate_start(value: float) -> tuple[bool, str]:
     return 0 < value < 1, f"gate_start is {value}; use a value between 0 and 1"
+
+
+for _family in (VariantConfig, VariantDecoderConfig):
+    AutoConfig.register(_family.model_type, _family, exist_ok=True)
