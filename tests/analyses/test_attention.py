@@ -76,6 +76,20 @@ def test_the_tap_sees_the_weights_that_transformers_gives(name: str) -> None:
     assert hooks(model) == before
 
 
+def test_heads_that_stand_in_one_axis_with_the_texts_are_seen_apart() -> None:
+    from transformers import XGLMConfig, XGLMForCausalLM
+
+    sizes = {"vocab_size": 40, "d_model": 16, "ffn_dim": 24, "num_layers": 2, "attention_heads": 2}
+    model = XGLMForCausalLM._from_config(XGLMConfig(**sizes), attn_implementation="eager").eval()
+    loaded, inputs, seen = from_objects(model), batch(FAMILIES["llama"]), dict[int, Any]()
+    with torch.no_grad():
+        with tapped_attention(loaded, loaded.stack(), lambda layer, weights, _: seen.update({layer: weights})):
+            model(**inputs)
+        theirs = model(**inputs, output_attentions=True).attentions
+    assert seen[0].shape == (2, 2, 7, 7)
+    assert all(torch.equal(seen[layer], one) for layer, one in enumerate(theirs))
+
+
 def masks(loaded: Any, name: str) -> list[Any]:
     shown: list[Any] = []
     with torch.no_grad(), tapped_attention(loaded, loaded.stacks[0], lambda _, __, visible: shown.append(visible)):

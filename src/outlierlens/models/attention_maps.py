@@ -135,6 +135,12 @@ def _apart(values: "Tensor", shape: tuple[int, ...]) -> "Tensor":
     return values.reshape(*shape[:2], *values.shape[1:]) if together else values
 
 
+def _by_head(values: "Tensor", n_texts: int) -> "Tensor | None":
+    """[batch, head, query, key] of what stands so, or has batch and heads in one axis; None for anything else."""
+    several = values.ndim == 3 and 0 < n_texts < len(values) and len(values) % n_texts == 0
+    return values.unflatten(0, (n_texts, -1)) if several else values if values.ndim == 4 else None
+
+
 def _once(heads: "Tensor") -> "Tensor":
     """[batch, head, …] without the copies of a head that stand behind it for the queries that share it."""
     import torch
@@ -219,6 +225,7 @@ class _Block:
 
     runs: Counter[str] = field(default_factory=Counter)
     layer: int | None = None
+    n_texts: int = 0
     shape: tuple[int, ...] = ()  # of what softmax gave
     visible: "Tensor | None" = None
 
@@ -244,8 +251,10 @@ def tapped_attention(loaded: LoadedModel, stack: BoundStack, look: Look) -> Iter
     def restart(*_: Any) -> None:
         block().runs.clear()
 
-    def begin(path: str, *_: Any) -> None:
+    def begin(path: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         now = block()
+        states = args[0] if args else kwargs.get("hidden_states")
+        now.n_texts = 0 if states is None else len(states)
         now.layer, now.shape = layers[path][now.runs[path] % len(layers[path])], ()
         now.runs[path] += 1
 
@@ -262,10 +271,11 @@ def tapped_attention(loaded: LoadedModel, stack: BoundStack, look: Look) -> Iter
         made = func(*args, **kwargs)
         if now.layer is None:
             return made
-        if func in _softmaxes() and args and args[0].ndim == 4:
+        logits = _by_head(args[0], now.n_texts) if func in _softmaxes() and args else None
+        if logits is not None:
             # What hides is the type's smallest number; heads may differ in a bias by position.
-            seen = args[0][:, :1] > torch.finfo(args[0].dtype).min / 2
-            now.shape, now.visible = tuple(args[0].shape), None if bool(seen.all()) else seen
+            seen = logits[:, :1] > torch.finfo(logits.dtype).min / 2
+            now.shape, now.visible = tuple(logits.shape), None if bool(seen.all()) else seen
         elif now.shape and func in (*_products(), torch.einsum):
             weights = _apart(args[int(func is torch.einsum)], now.shape)
             if _fits(weights, now.shape):
@@ -283,7 +293,7 @@ def tapped_attention(loaded: LoadedModel, stack: BoundStack, look: Look) -> Iter
                 hang(hooks, module.register_forward_pre_hook, restart)
         for path in layers:
             module = loaded.model.get_submodule(path)
-            hang(hooks, module.register_forward_pre_hook, functools.partial(begin, path))
+            hang(hooks, module.register_forward_pre_hook, functools.partial(begin, path), with_kwargs=True)
             hang(hooks, module.register_forward_hook, functools.partial(end, path))
         yield
 
