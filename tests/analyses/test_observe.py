@@ -73,7 +73,7 @@ def test_the_pass_watches_no_function_of_the_statistics(words: Any, monkeypatch:
             seen.add(func)
             return func(*args, **(kwargs or {}))
 
-    monkeypatch.setattr("outlierlens.models.inputs.fast_products", Watching)
+    monkeypatch.setattr("outlierlens.models.forward.fast_products", Watching)
     observe(wrap(FAMILIES["bert"], words()), some_texts(3), ObserveOptions(max_length=10))
     assert torch.nn.functional.linear in seen
     assert torch.bincount not in seen
