@@ -9,6 +9,7 @@ of the two norms after the sums, and the encoder ends in `encoder.LayerNorm`.
 """
 
 import math
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -112,14 +113,12 @@ def clipped_attention(
     Bondarenko 2023, eq. 4; the signature is that of transformers' attention functions. A key that the mask hides has
     weight 0, since gamma <= 0; the weights of a query need not sum to 1.
     """
-    scores = torch.matmul(query, key.transpose(-1, -2)) * options["scaling"]
-    if attention_mask is not None:
-        scores = scores + with_bias(attention_mask, scores.new_zeros(()).expand_as(scores))
-    config = module.config
-    weights = torch.softmax(scores, dim=-1)
-    weights = ((config.clip_zeta - config.clip_gamma) * weights + config.clip_gamma).clamp(0.0, 1.0)
-    weights = functional.dropout(weights, p=options.get("dropout", 0.0), training=module.training)
-    return torch.matmul(weights, value).transpose(1, 2), weights
+    gamma, zeta = module.config.clip_gamma, module.config.clip_zeta
+
+    def weigh(scores: "Tensor") -> "Tensor":
+        return ((zeta - gamma) * torch.softmax(scores, dim=-1) + gamma).clamp(0.0, 1.0)
+
+    return _written_out(module, (query, key, value), attention_mask, weigh, options)
 
 
 def off_by_one_attention(
@@ -135,16 +134,53 @@ def off_by_one_attention(
     That is a softmax with one more key, whose score and value are 0; the weights of a query sum to less than 1.
     """
     groups = getattr(module, "num_key_value_groups", 1)
-    key, value = llama.repeat_kv(key, groups), llama.repeat_kv(value, groups)
+    heads = (query, llama.repeat_kv(key, groups), llama.repeat_kv(value, groups))
+
+    def weigh(scores: "Tensor") -> "Tensor":
+        return torch.softmax(functional.pad(scores, (0, 1)), dim=-1)[..., :-1]
+
+    return _written_out(module, heads, attention_mask, weigh, options)
+
+
+def _written_out(
+    module: Any,
+    heads: tuple["Tensor", "Tensor", "Tensor"],
+    mask: "Tensor | None",
+    weigh: Callable[["Tensor"], "Tensor"],
+    options: Mapping[str, Any],
+) -> tuple["Tensor", "Tensor"]:
+    """Attention whose weights `weigh` makes of the masked scores [batch, head, query, key], and these weights."""
+    query, key, value = heads
     scores = torch.matmul(query, key.transpose(-1, -2)) * options["scaling"]
-    if attention_mask is not None:
-        scores = scores + with_bias(attention_mask, scores.new_zeros(()).expand_as(scores))
-    weights = torch.softmax(functional.pad(scores, (0, 1)), dim=-1)[..., :-1]
-    weights = functional.dropout(weights, p=options.get("dropout", 0.0), training=module.training)
+    if mask is not None:
+        scores = scores + with_bias(mask, scores.new_zeros(()).expand_as(scores))
+    weights = functional.dropout(weigh(scores), p=options.get("dropout", 0.0), training=module.training)
     return torch.matmul(weights, value).transpose(1, 2), weights
 
 
 OWN_ATTENTION = {"clipped": clipped_attention, "off-by-one": off_by_one_attention}
+
+
+def attended(
+    module: Any,
+    hidden_states: "Tensor",
+    heads: tuple["Tensor", ...],
+    mask: "Tensor | None",
+    eager: Any,
+    **options: Any,
+) -> tuple["Tensor", "Tensor"]:
+    """What the heads of `module` read [batch, token, head, dim of a head], by the kind that its config names, and the weights.
+
+    `heads` are queries, keys and values [batch, head, token, dim of a head]; `eager` is the family's own eager attention.
+    """
+    config = module.config
+    attend: Any = OWN_ATTENTION.get(config.attention_kind) or ALL_ATTENTION_FUNCTIONS.get_interface(
+        config._attn_implementation, eager
+    )
+    read, weights = attend(module, *heads, mask, scaling=module.scaling, **options)
+    if config.attention_kind == "gated":
+        read = read * torch.sigmoid(module.gate(hidden_states)).unsqueeze(-1)
+    return read, weights
 
 
 # --- modules -----------------------------------------------------------------------------------------------------------
@@ -229,15 +265,11 @@ class VariantSelfAttention(bert.BertSelfAttention):
         )  # [batch, head, token, dim of a head]
         if turn is not None:
             query, key = rotated(query, turn), rotated(key, turn)
-        attend = OWN_ATTENTION.get(self.config.attention_kind) or ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, bert.eager_attention_forward
-        )
         dropout = self.dropout.p if self.training else 0.0
-        read, weights = attend(
-            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
-        )  # [batch, token, head, dim of a head]
-        if self.config.attention_kind == "gated":
-            read = read * torch.sigmoid(self.gate(hidden_states)).unsqueeze(-1)
+        heads = (query, key, value)
+        read, weights = attended(
+            self, hidden_states, heads, attention_mask, bert.eager_attention_forward, dropout=dropout, **kwargs
+        )
         return read.flatten(2), weights
 
 
@@ -429,15 +461,11 @@ class VariantDecoderAttention(llama.LlamaAttention):
         query, key = llama.apply_rotary_pos_emb(query, key, *position_embeddings)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
-        attend = OWN_ATTENTION.get(self.config.attention_kind) or ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, llama.eager_attention_forward
-        )
         dropout = self.attention_dropout if self.training else 0.0
-        read, weights = attend(
-            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
-        )  # [batch, token, head, dim of a head]
-        if self.config.attention_kind == "gated":
-            read = read * torch.sigmoid(self.gate(hidden_states)).unsqueeze(-1)
+        heads = (query, key, value)
+        read, weights = attended(
+            self, hidden_states, heads, attention_mask, llama.eager_attention_forward, dropout=dropout, **kwargs
+        )
         return self.o_proj(read.reshape(*hidden_states.shape[:-1], -1)), weights
 
 
