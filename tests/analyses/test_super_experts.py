@@ -150,13 +150,21 @@ def test_a_llama_as_a_mixture_computes_the_same_and_its_super_expert_is_known(wo
     assert (found.layer, found.expert, found.dim, found.rank) == (LAYER, 1, DIM, 1)
 
 
-def test_find_takes_the_super_experts(words: Any) -> None:
+def test_find_takes_the_super_experts(words: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[int] = []
+
+    def counted(*given: Any, **named: Any) -> Any:
+        passes.append(1)
+        return expert_outputs(*given, **named)
+
+    monkeypatch.setattr("outlierlens.analyses.ablate_sets.expert_outputs", counted)
     found = ablate(loaded(words), TEXTS, options=AblateOptions(stack="experts", n_random=1))
     assert isinstance(found, Ablation)
     assert (found.chosen.plan, found.about.named_by) == (
         {LAYER: (EXPERT,)},
         "the rule for super experts, on these texts",
     )
+    assert len(passes) == 1, "the rule and the controls read one pass"
 
 
 @pytest.mark.parametrize(

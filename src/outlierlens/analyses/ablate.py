@@ -9,9 +9,9 @@ found.verdict("507")                         # "fixed", "by position", "informat
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -43,11 +43,12 @@ from outlierlens.ablation.study import Condition, Control, Measurement, Outcome,
 from outlierlens.ablation.switches import Dims, EditSettings, plan_dims
 from outlierlens.analyses.ablate_sets import (
     N_RANDOM,
+    Outputs,
+    asked_dims,
     check_neurons,
     control_kinds,
     control_sets,
-    found_dims,
-    found_experts,
+    expert_reach,
     random_plans,
     size_alone,
 )
@@ -449,15 +450,14 @@ def ablate(
     """
     options = reaching(loaded, texts, options or AblateOptions())
     stack = loaded.axis(options.stack, experts=True)
-    if stack.kind != "dimension":
-        check_neurons(stack, dims, options)
-    if stack.kind == "expert" and dims == FIND:
-        dims, named = found_experts(loaded, stack, texts, options)
-    else:
-        named = found_dims(loaded, stack, texts, dims, options.task)
-    plan = plan_dims(stack, stream_width(loaded.model, stack), named.dims if dims == FIND else dims, options.layers)
+    check_neurons(stack, dims, options)
+    reached = cache(partial(expert_reach, loaded, stack, texts, options))  # read once, by whoever asks
+    asked, named = asked_dims(loaded, stack, texts, dims, options, reached)
+    plan = plan_dims(stack, stream_width(loaded.model, stack), asked, options.layers)
     alone: list[Plan] = [{layer: (dim,) for layer, off in plan.items() if dim in off} for dim in dims_of(plan)]
-    work = _Work(loaded, texts, stack, [plan, *(alone if options.each and len(alone) > 1 else [])], options, named)
+    work = _Work(
+        loaded, texts, stack, [plan, *(alone if options.each and len(alone) > 1 else [])], options, named, reached
+    )
     return (_several if options.several else _single)(work, progress, rows)
 
 
@@ -495,6 +495,7 @@ class _Work:
     plans: list[Plan]
     options: AblateOptions
     named: NamedDims
+    reached: Callable[[], Outputs]
 
     def study(self, task: Task, progress: Progress | None, rows: Path | Keep | None, **more: Any) -> Study:
         options = self.options
@@ -527,7 +528,7 @@ def _single(work: _Work, progress: Progress | None, rows: Path | Keep | None) ->
             f"the mean that replaces a value is taken over {tokens_read(length)} of each of these {texts.plural}"
         )
     switch.check(plan)
-    controls, closeness = control_sets(loaded, stack, plan, options, texts)
+    controls, closeness = control_sets(loaded, stack, plan, options, work.reached)
     wanted = [("chosen", "chosen", plan)]
     wanted += [("alone", f"{dims_of(one)[0]} alone", one) for one in work.plans[1:]] + controls
     with work.study(task, progress, rows, mode=switch.name, tokens=options.tokens) as study:

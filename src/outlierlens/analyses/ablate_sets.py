@@ -1,6 +1,6 @@
 """Which dimensions are switched off, and which controls beside them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -84,13 +84,13 @@ def random_plans(loaded: LoadedModel, stack: "BoundStack", plan: Plan, *, n: int
 
 
 def control_sets(
-    loaded: LoadedModel, stack: "BoundStack", plan: Plan, options: "AblateOptions", texts: Data
+    loaded: LoadedModel, stack: "BoundStack", plan: Plan, options: "AblateOptions", reached: Callable[[], Outputs]
 ) -> tuple[list[tuple[str, str, Plan]], float | None]:
     """(family, label and plan of every control set of `plan`, how near the matched ones came)."""
     width = stream_width(loaded.model, stack)
     n_random, n_matched = options.n_sets
     if stack.kind == "expert":
-        pools = like_fed(_outputs(loaded, stack, texts, options), plan) if n_random else {}
+        pools = like_fed(reached(), plan) if n_random else {}
         drawn = random_neurons(pools, plan, avoid={}, n=n_random, seed=options.seed) if n_random else {}
         return [("random", f"random {i + 1}", one) for i, one in enumerate(drawn.get("random", ()))], None
     strength = magnitude(loaded, stack) if stack.reads or n_matched else np.empty(0)
@@ -115,11 +115,19 @@ def control_sets(
     return controls, float(np.median([one.closeness for one in matched])) if matched else None
 
 
-def found_experts(
-    loaded: LoadedModel, stack: "BoundStack", texts: Data, options: "AblateOptions"
-) -> tuple[Plan, NamedDims]:
+def asked_dims(
+    loaded: LoadedModel, stack: "BoundStack", texts: Data, dims: Dims | Find, options: "AblateOptions",
+    reached: Callable[[], Outputs],
+) -> tuple[Dims, NamedDims]:  # fmt: skip
+    """What to ablate, and how it was named: `dims`, or what is found; raises BadInput as these searches do."""
+    if stack.kind == "expert" and dims == FIND:
+        return _super_experts(loaded, stack, reached())
+    named = found_dims(loaded, stack, texts, dims, options.task)
+    return (named.dims if dims == FIND else dims), named
+
+
+def _super_experts(loaded: LoadedModel, stack: "BoundStack", outputs: Outputs) -> tuple[Plan, NamedDims]:
     """The super experts on these texts, and how they were named; raises BadInput where the rule names none."""
-    outputs = _outputs(loaded, stack, texts, options)
     named = super_experts({place: one.size for place, one in outputs.items()}, stack.n_layers)
     if not named:
         raise BadInput(f"{loaded.name}: no expert is a super expert on these texts; write --dims 11:6")
@@ -129,7 +137,8 @@ def found_experts(
     return plan, NamedDims((), "the rule for super experts, on these texts", ())
 
 
-def _outputs(loaded: LoadedModel, stack: "BoundStack", texts: Data, options: "AblateOptions") -> Outputs:
+def expert_reach(loaded: LoadedModel, stack: "BoundStack", texts: Data, options: "AblateOptions") -> Outputs:
+    """What each expert gives on the texts, and how many tokens reach it; raises BadInput for pictures and recordings."""
     if not isinstance(texts, Texts):
         raise BadInput(
             f"--stack {stack.name}: the tokens that reach experts are counted on texts; use --random 0 and --dims"
@@ -152,6 +161,8 @@ def size_alone(control: Control, change: float, judged: str) -> str:
 
 def check_neurons(stack: "BoundStack", dims: Dims | Find, options: "AblateOptions") -> None:
     """Raise BadInput where neurons, or experts, are named without their block, or with options of dimensions."""
+    if stack.kind == "dimension":
+        return
     if dims == FIND and stack.kind == "neuron":
         raise BadInput(f"--stack {stack.name}: a neuron is named with its block; write --dims 11:1229")
     if dims != FIND and not isinstance(dims, Mapping) and options.layers is None:
