@@ -7,7 +7,7 @@
 
 In parts, the texts of each get the means of the others.
 
-The ablations' names, as options take them; `modes.Switch` is what they do.
+Their names, as options take them, stand first; `Switch` is what they do.
 """
 
 import math
